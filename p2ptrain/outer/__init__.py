@@ -1,0 +1,55 @@
+"""The outer optimizer, one half of the numeric core: tensors in, tensors out.
+
+No peers, no clock, no I/O, no thread, no random number. A model is one flat vector [P] (``flat``), cut into fixed
+fragments (``fragments``), the unit of exchange. Per fragment there is one immutable ``OuterState``: the slow weights x
+and the momentum b. A round, as the trainer lives it::
+
+    theta  = flatten_module(model)                    the model's own memory: inner steps write here
+    states = [initial_state(theta[f]) for f in slices(P, F)]
+
+    H inner steps move theta                          meanwhile, when an exchange is complete:
+                                                          dx = displacement(difference, share(w_i, w_j), radius)
+                                                          state = displaced(state, dx) ; theta[f] += dx
+    state = outer_step(state, theta[f], rule)         or hand_over(state, theta[f]) in recipe ``local``
+    theta[f] = state.slow
+
+Algorithm: DiLoCo's Nesterov step (arXiv 2311.08105) taken locally, then pairwise mixing of the slow weights, in the
+spirit of AD-PSGD (arXiv 1710.06952) and NoLoCo (arXiv 2506.10911). The order matters: momentum first, mixing after.
+
+Invariants, held by ``tests/outer``: one peer alone equals ``torch.optim.SGD`` bitwise; a displacement leaves the
+pseudo-gradient alone; two displacements of one exchange cancel, so the swarm's weighted mean moves only by outer steps.
+"""
+
+from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.outer.fragments import FRAGMENT_ALIGNMENT, slices
+from p2ptrain.outer.mixing import displaced, displacement, l2_norm, late_pseudo_gradient, share
+from p2ptrain.outer.step import (
+    NORM_HISTORY,
+    OuterRule,
+    OuterState,
+    hand_over,
+    initial_state,
+    outer_step,
+    pseudo_gradient,
+    pseudo_gradient_fault,
+)
+
+__all__ = [
+    "FRAGMENT_ALIGNMENT",
+    "NORM_HISTORY",
+    "FlatLayout",
+    "OuterRule",
+    "OuterState",
+    "displaced",
+    "displacement",
+    "flatten_module",
+    "hand_over",
+    "initial_state",
+    "l2_norm",
+    "late_pseudo_gradient",
+    "outer_step",
+    "pseudo_gradient",
+    "pseudo_gradient_fault",
+    "share",
+    "slices",
+]

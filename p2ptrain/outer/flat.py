@@ -1,0 +1,85 @@
+"""All parameters of a module as views of ONE flat vector.
+
+The outer optimizer, the codecs and the checkpoints see a model as one vector [P]; the inner optimizer and the module
+see the same memory as named parameters. Nothing is ever gathered or scattered.
+
+Each parameter begins on a 64-byte boundary, as a separately allocated tensor does: vectorized kernels and BLAS choose
+their paths by alignment, so a flattened module computes bitwise what the untouched one computes. The gaps hold zeros
+and stay zero under every rule of this package (their pseudo-gradient is zero).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+PARAMETER_ALIGNMENT = 16
+"""fp32 elements, 64 bytes: what torch's CPU allocator aligns to."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLayout:
+    """Where each parameter lies in the flat vector: a function of names and shapes, so equal on all peers of a run."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    offsets: tuple[int, ...]
+    """Elements from the start of the flat vector, multiples of ``PARAMETER_ALIGNMENT``."""
+    total: int
+    """P: elements of the flat vector, padding included."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> FlatLayout:
+        """Lay out ``module.named_parameters()`` in order. Tied parameters count once, under their first name."""
+        names, shapes, offsets, total = [], [], [], 0
+        for name, parameter in module.named_parameters():
+            names.append(name)
+            shapes.append(tuple(parameter.shape))
+            offsets.append(total)
+            total += -(-parameter.numel() // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
+        return cls(tuple(names), tuple(shapes), tuple(offsets), total)
+
+    @property
+    def parameter_count(self) -> int:
+        """Elements that belong to parameters: P less the padding."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    def views(
+        self,
+        flat: Tensor,  # [P] any dtype and device
+    ) -> dict[str, Tensor]:
+        """Each parameter's name -> a view of its piece of ``flat`` in the parameter's shape; no copy.
+
+        Of the weights, this is the module's state (without the second names of tied parameters, which
+        ``load_state_dict(..., strict=False)`` or the tying itself restores); of a moment or a gradient, its pieces.
+        """
+        if flat.shape != (self.total,):
+            raise ValueError(f"the layout describes [{self.total}], not {list(flat.shape)}")
+        return {
+            name: flat[offset : offset + math.prod(shape)].view(shape)
+            for name, shape, offset in zip(self.names, self.shapes, self.offsets, strict=True)
+        }
+
+
+def flatten_module(module: nn.Module) -> Tensor:
+    """Move the module's parameters into one flat fp32 vector [P] on their device, and return it.
+
+    Values, names and ties stay; ``parameter.data`` of every parameter becomes a view of the result, so that writing
+    to either moves the other. Buffers are left alone. Call it after ``module.to(device)`` (which would re-allocate
+    the parameters) and before the optimizer is built; ``FlatLayout.of(module)`` describes the result.
+    """
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise ValueError("the module has no parameters")
+    kinds = {(parameter.dtype, parameter.device) for parameter in parameters.values()}
+    if len(kinds) != 1 or next(iter(kinds))[0] != torch.float32:
+        raise ValueError(f"all parameters must be fp32 on one device, found {sorted(map(str, kinds))}")
+    layout = FlatLayout.of(module)
+    flat = torch.zeros(layout.total, dtype=torch.float32, device=next(iter(kinds))[1])
+    for name, view in layout.views(flat).items():
+        view.copy_(parameters[name].detach())
+        parameters[name].data = view
+    return flat

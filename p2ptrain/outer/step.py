@@ -1,0 +1,123 @@
+"""The outer optimizer: how H inner steps become one step of the slow weights.
+
+Sign convention, everywhere: the pseudo-gradient ``g = x - theta`` points where gradients point (descent is ``-g``)::
+
+    b <- mu b + g
+    x <- x - eta (g + mu b)      Nesterov          x <- x - eta b      heavy ball (nesterov=False)
+
+This is ``torch.optim.SGD`` fed with g, operation by operation, hence bitwise; from DiLoCo (arXiv 2311.08105), which
+uses eta .7 and mu .9. In exact arithmetic it equals the look-ahead form ``z' = x - eta g ; x' = z' + mu (z' - z)``.
+
+A state is never mutated: a step returns new tensors, so that holding a reference IS taking a snapshot, and another
+thread may encode it while training goes on.
+
+Legend: F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+NORM_HISTORY = 32
+"""Outer steps that a peer remembers for ``pseudo_gradient_fault``. A guess."""
+
+NORM_HISTORY_MINIMUM = 8
+"""Below this many remembered norms only finiteness is judged: the first phases of a run shrink fast. A guess."""
+
+NORM_FACTOR_LIMIT = 10.0
+"""A norm above this multiple of the median of its own history is a fault. A guess, on the safe side of noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class OuterRule:
+    """The numbers of the outer step."""
+
+    learning_rate: float
+    """eta > 0."""
+    momentum: float
+    """0 <= mu < 1."""
+    nesterov: bool = True
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0 and 0 <= self.momentum < 1):
+            raise ValueError(f"outer rule out of range: {self}")
+
+    @property
+    def gain(self) -> float:
+        """What one unit of g moves x by at once, in units of eta: ``1 + mu`` for Nesterov, 1 for heavy ball."""
+        return 1.0 + self.momentum if self.nesterov else 1.0
+
+
+class OuterState(NamedTuple):
+    """One fragment's outer state. Both tensors are immutable by agreement: replaced, never written to."""
+
+    slow: Tensor  # [F] fp32: x
+    momentum: Tensor  # [F] fp32: b; never sent to anyone
+
+
+def initial_state(
+    slow: Tensor,  # [F] fp32
+) -> OuterState:
+    """The state before the first outer step: no momentum. Copies ``slow``, which the trainer may go on writing to."""
+    return OuterState(slow.clone(), torch.zeros_like(slow))
+
+
+def pseudo_gradient(
+    state: OuterState,
+    theta: Tensor,  # [F] fp32: the fast weights after the inner phase
+) -> Tensor:
+    """[F] ``g = x - theta``: the direction from which the inner phase came."""
+    return state.slow - theta
+
+
+def outer_step(
+    state: OuterState,
+    theta: Tensor,  # [F] fp32: the fast weights after the inner phase
+    rule: OuterRule,
+) -> OuterState:
+    """Fold one inner phase into the slow weights. The caller then sets theta to the new ``slow``."""
+    g = pseudo_gradient(state, theta)
+    momentum = state.momentum.mul(rule.momentum).add_(g)
+    update = g.add_(momentum, alpha=rule.momentum) if rule.nesterov else momentum
+    return OuterState(state.slow.add(update, alpha=-rule.learning_rate), momentum)
+
+
+def hand_over(
+    state: OuterState,
+    theta: Tensor,  # [F] fp32: the fast weights after the inner phase
+) -> OuterState:
+    """The rule of recipe ``local``: x becomes theta itself.
+
+    Handed over, never subtracted: ``x - (x - theta)`` would round, this is plain inner training to the last bit.
+    """
+    return OuterState(theta.clone(), state.momentum)
+
+
+def pseudo_gradient_fault(norm: float, history: Sequence[float]) -> str | None:
+    """Why this pseudo-gradient must not enter the outer step, or None when it may.
+
+    A broken inner phase (diverged, bit flips) shows as a pseudo-gradient that is not finite or far longer than this
+    peer's own before; other peers' norms are no measure, since data, H and speed differ.
+
+    The caller appends every finite norm to the history, faulty ones too, and keeps the last ``NORM_HISTORY``: a
+    lasting change of scale is then accepted after half a window instead of being refused for ever.
+
+    Args:
+        norm: L2 norm of g over all fragments; NaN or infinite when any element is.
+        history: norms of this peer's latest outer steps, in any order.
+    """
+    if not math.isfinite(norm):
+        return f"pseudo-gradient is not finite (norm {norm})"
+    if len(history) < NORM_HISTORY_MINIMUM:
+        return None
+    usual = statistics.median(history)
+    if usual > 0 and norm > NORM_FACTOR_LIMIT * usual:
+        return f"pseudo-gradient norm {norm:.3g} is {norm / usual:.0f} times its usual {usual:.3g}"
+    return None
