@@ -1,0 +1,38 @@
+"""The protocol core: who exchanges what with whom, and what happens when they do not answer.
+
+Events in, effects out, time and randomness as arguments. No tensor, no socket, no clock. In reading order:
+
+=============  ======================================================================================
+messages       what peers say to each other
+events         what can happen to a peer, and what it can ask its shell to do
+rules          the numbers
+membership     who is here and how they behaved
+deadlines      how long to wait, learnt from completed exchanges
+matching       whether to exchange, with whom, on which terms (pure decisions)
+exchange       one exchange as a table of states, and the book of all
+exchanging     offers, swaps, commits
+catchup        newcomers pull weights, donors give them
+peer           ``Peer.handle(event, now) -> effects``: the door
+=============  ======================================================================================
+
+Three rules keep asynchronous mixing stable: a fragment is engaged from its snapshot until its displacement is
+applied; crossing offers are settled by the smaller peer id; a newcomer pulls before it pushes. ``docs/PROTOCOL.md`` has
+the tables.
+"""
+
+from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Presence, Terms
+from p2ptrain.swarm.peer import Peer
+from p2ptrain.swarm.rules import PRESENCE_LIFETIME_S, SwarmRules
+from p2ptrain.swarm.standing import Counters
+
+__all__ = [
+    "PRESENCE_LIFETIME_S",
+    "Counters",
+    "DeclineReason",
+    "Offer",
+    "Peer",
+    "PeerState",
+    "Presence",
+    "SwarmRules",
+    "Terms",
+]

@@ -1,0 +1,190 @@
+"""Catching up: a peer that was never in step pulls a donor's weights; a donor gives them, one newcomer at a time.
+
+::
+
+    newcomer   Open(WeightsRequest) -> WeightsReply -> Pull -> Pulled -> Adopt -> Adopted: settled
+                                    -> Decline, failure or deadline: another donor, or wait and look again
+    donor      WeightsRequest -> Send(WeightsReply), Donate -> Donated | failure
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.ids import LinkId
+from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send
+from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up
+from p2ptrain.swarm.membership import Known
+from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
+from p2ptrain.swarm.rules import MAX_DONATIONS
+from p2ptrain.swarm.standing import Standing
+
+
+@dataclass(frozen=True, slots=True)
+class PullUnderWay:
+    """Our own pull. ``adopting``: the weights are here and handed to the trainer."""
+
+    link: LinkId
+    deadline: float
+    replied: bool = False
+    adopting: bool = False
+
+
+class CatchUp:
+    """Pulling and donating of one peer."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self.pull: PullUnderWay | None = None
+        self._donations: dict[LinkId, float] = {}  # link -> deadline
+
+    def donor_exists(self, now: float) -> bool:
+        """Somebody live is so far ahead that we must not exchange but pull."""
+        return bool(self._ahead(now))
+
+    def begin(self, now: float) -> bool:
+        """Ask a donor for its weights if we must catch up and one is free. True when a pull is under way."""
+        standing = self._standing
+        if self.pull is not None:
+            return True
+        ready = [known for known in self._ahead(now) if known.not_before <= now]
+        furthest = max((known.progress for known in ready), default=0.0)
+        newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
+        donor = choose_partner(newest, standing.random)
+        if donor is None:
+            return False
+        link = standing.new_link(donor.peer)
+        self.pull = PullUnderWay(link, now + standing.deadlines.reply_s())
+        request = WeightsRequest(standing.rules.run, standing.rules.protocol, standing.progress)
+        standing.emit(Open(link, donor.addresses, request))
+        standing.note("catching up", donor.peer, f"it is {donor.progress - standing.progress:.0f} tokens ahead")
+        return True
+
+    def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
+        """The donor agreed: receive."""
+        standing = self._standing
+        if self.pull is None or self.pull.link != link:
+            standing.emit(Close(link))
+            return
+        why = implausible_progress(reply.progress, standing.progress, False, standing.rules)
+        if self.pull.replied or why:
+            self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
+            return
+        deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes)
+        self.pull = PullUnderWay(link, deadline, replied=True)
+        standing.emit(Pull(link, reply))
+
+    def declined(self, link: LinkId, decline: Decline, now: float) -> None:
+        """The donor would not: leave it alone for a moment."""
+        standing = self._standing
+        standing.emit(Close(link))
+        if self.pull is not None and self.pull.link == link:
+            self.pull = None
+            standing.members.pause(link.peer, now + standing.random.uniform(0.5, 1.5))
+            standing.note("skipped", link.peer, decline.reason.value)
+
+    def pulled(self, link: LinkId, received_bytes: int) -> None:
+        """The weights are here: let the trainer adopt them. No deadline any more, the rest is local."""
+        standing = self._standing
+        if self.pull is None or self.pull.link != link:
+            return
+        standing.counters.received_bytes += received_bytes
+        self.pull = PullUnderWay(link, float("inf"), replied=True, adopting=True)
+        standing.emit(Adopt(link))
+        standing.emit(Close(link))
+
+    def adopted(self, link: LinkId) -> None:
+        """Our weights are the donor's now: we are in step."""
+        self.pull = None
+        self._standing.settled = True
+        self._standing.counters.pulls += 1
+        self._standing.members.praise(link.peer)
+        self._standing.note("caught up", link.peer)
+
+    def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
+        """Somebody wants our weights."""
+        standing = self._standing
+        refusal = self._refusal(request)
+        if refusal is not None:
+            standing.emit(Send(link, Decline(refusal, standing.state, standing.step, standing.progress)))
+            standing.emit(Close(link))
+            return
+        self._donations[link] = now + standing.deadlines.payload_s(standing.rules.weights_bytes)
+        known = standing.known_to_pass_on(now, link.peer)
+        standing.emit(Send(link, WeightsReply(standing.step, standing.progress, known)))
+        standing.emit(Donate(link))
+
+    def donated(self, link: LinkId, sent_bytes: int) -> None:
+        """The newcomer has taken everything."""
+        if self._donations.pop(link, None) is not None:
+            self._standing.counters.donations += 1
+            self._standing.counters.sent_bytes += sent_bytes
+            self._standing.emit(Close(link))
+            self._standing.note("gave weights", link.peer)
+
+    def failed(self, event: LinkFailed, now: float) -> bool:
+        """A link of ours ended early. True when it was one of these."""
+        standing = self._standing
+        ours = False
+        if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
+            self.pull = None
+            ours = True
+        if self._donations.pop(event.link, None) is not None:
+            ours = True
+        if ours:
+            standing.emit(Close(event.link))
+            standing.counters.offences += int(event.their_fault)
+            standing.members.blame(event.link.peer, now, event.their_fault)
+            standing.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why)
+        return ours
+
+    def expire(self, now: float) -> None:
+        """Give up on donors and newcomers whose deadline has passed."""
+        waiting = dict(self._donations)
+        if self.pull is not None:
+            waiting[self.pull.link] = self.pull.deadline
+        for link, deadline in waiting.items():
+            if deadline <= now:
+                self._standing.deadlines.missed()
+                self.failed(LinkFailed(link, "weights did not pass within the deadline"), now)
+
+    def next_deadline(self) -> float:
+        own = self.pull.deadline if self.pull is not None else float("inf")
+        return min(own, min(self._donations.values(), default=float("inf")))
+
+    def holds(self, link: LinkId) -> bool:
+        return link in self._donations or (self.pull is not None and self.pull.link == link)
+
+    def drop(self) -> None:
+        """We are leaving: close everything."""
+        links = list(self._donations)
+        if self.pull is not None and not self.pull.adopting:
+            links.append(self.pull.link)
+            self.pull = None
+        self._donations.clear()
+        for link in links:
+            self._standing.emit(Close(link))
+
+    def _ahead(self, now: float) -> list[Known]:
+        standing = self._standing
+        return [
+            known
+            for known in standing.members.live(now)
+            if known.state is not PeerState.JOINING
+            and must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
+            and not implausible_progress(known.progress, standing.progress, False, standing.rules)
+        ]
+
+    def _refusal(self, request: WeightsRequest) -> DeclineReason | None:
+        standing = self._standing
+        if request.run != standing.rules.run:
+            return DeclineReason.OTHER_RUN
+        if request.protocol != standing.rules.protocol:
+            return DeclineReason.OTHER_PROTOCOL
+        if standing.state is PeerState.LEAVING:
+            return DeclineReason.LEAVING
+        if standing.state is PeerState.JOINING or self.pull is not None:
+            return DeclineReason.NO_WEIGHTS
+        if len(self._donations) >= MAX_DONATIONS:
+            return DeclineReason.BUSY
+        return None

@@ -1,0 +1,69 @@
+"""How long to wait for a partner: learnt from completed exchanges, never asked of a user.
+
+A deadline is ``median + 8 MAD`` of what completed attempts took (median absolute deviation; outliers do not move it),
+for payloads per byte. Before anything completed a sane start value counts. A missed deadline doubles all that follow
+until something completes again: otherwise a network that became slow would fail every exchange for ever.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+REMEMBERED = 64  # guess: an hour of exchanges at one a minute
+SPREADS = 8.0  # MADs above the median; exchange times have heavy tails. Guess
+FIRST_REPLY_S = 10.0  # before anything is measured
+REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine was seen to answer after 1 s
+PROMPT_BOUNDS_S = (0.2, 1.0)  # a round trip across the world, and a busy machine
+FIRST_RATE = 125_000.0  # bytes/s before anything is measured: 1 Mbit/s, the slowest home upload we care about
+PAYLOAD_BOUNDS_S = (5.0, 900.0)
+MAX_PATIENCE = 16.0  # largest multiple after missed deadlines
+
+
+class Deadlines:
+    """Measured reply times and transfer rates of one peer's exchanges with all partners."""
+
+    def __init__(self) -> None:
+        self._replies: deque[float] = deque(maxlen=REMEMBERED)
+        self._per_byte: deque[float] = deque(maxlen=REMEMBERED)
+        self._patience = 1.0
+
+    def replied(self, seconds: float) -> None:
+        """A partner answered an offer after this long."""
+        self._replies.append(seconds)
+
+    def transferred(self, size_bytes: int, seconds: float) -> None:
+        """A payload exchange of this size completed."""
+        self._per_byte.append(seconds / max(size_bytes, 1))
+        self._patience = 1.0
+
+    def missed(self) -> None:
+        """A deadline passed."""
+        self._patience = min(2 * self._patience, MAX_PATIENCE)
+
+    def reply_s(self) -> float:
+        """How long to wait for an answer to an offer."""
+        estimate = _bound(self._replies) if self._replies else FIRST_REPLY_S
+        return _clamp(self._patience * estimate, *REPLY_BOUNDS_S)
+
+    def prompt_reply_s(self) -> float:
+        """An answer that takes longer than this is unusually late."""
+        return _clamp(4 * median(self._replies), *PROMPT_BOUNDS_S) if self._replies else PROMPT_BOUNDS_S[1]
+
+    def payload_s(self, size_bytes: int) -> float:
+        """How long to wait for a payload of this size both ways, acknowledgements included."""
+        per_byte = _bound(self._per_byte) if self._per_byte else 1.0 / FIRST_RATE
+        return _clamp(self._patience * per_byte * size_bytes, *PAYLOAD_BOUNDS_S)
+
+    def typical_payload_s(self, size_bytes: int) -> float | None:
+        """The median time of a payload of this size, None before any was measured."""
+        return median(self._per_byte) * size_bytes if self._per_byte else None
+
+
+def _bound(samples: deque[float]) -> float:
+    middle = median(samples)
+    return middle + SPREADS * median(abs(sample - middle) for sample in samples)
+
+
+def _clamp(value: float, low: float, high: float) -> float:
+    return min(max(value, low), high)

@@ -1,0 +1,131 @@
+"""One exchange's state machine, and the book of all exchanges under way.
+
+::
+
+    state      on                      -> state      what the peer does
+    ---------  ----------------------  -----------   ----------------------------------------------
+    (none)     due, partner free       OFFERED       Open(Offer)
+    (none)     their Offer, we accept  SWAPPING      Send(Accept), Swap
+    (none)     their Offer, we do not  (none)        Send(Decline), Close
+    OFFERED    Accept                  SWAPPING      Swap
+    OFFERED    we accept another's     (none)        Close: the offer is withdrawn
+    OFFERED    Decline                 (none)        Close, try another
+    SWAPPING   SwapDone                CONFIRMING    Send(Acknowledge)
+    CONFIRMING their Acknowledge       COMMITTED     Commit, Close
+    COMMITTED  Applied                 (none)        fragments are free
+    OFFERED    failure or deadline     (none)        Close, blame, try another
+    SWAPPING   failure or deadline     (none)        Close, blame, try another      (dx = 0 on both sides)
+    CONFIRMING failure or deadline     (none)        Close, blame, count a possible half-commit
+    COMMITTED  failure                 COMMITTED     nothing: the displacement is already ours
+    any other message                  (none)        Close, blame: they broke the protocol
+
+A fragment is engaged from SWAPPING (its snapshot) until Applied. An offer engages nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.messages import Terms
+
+
+class ExchangeState(Enum):
+    OFFERED = "offered"
+    SWAPPING = "swapping"
+    CONFIRMING = "confirming"
+    COMMITTED = "committed"
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One exchange under way."""
+
+    link: LinkId
+    state: ExchangeState
+    fragments: tuple[int, ...]
+    mine: Terms
+    started_at: float
+    deadline: float
+    theirs: Terms | None = None
+    swap_started_at: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    distance: float = 0.0
+
+    def swapping(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> Exchange:
+        return replace(
+            self,
+            state=ExchangeState.SWAPPING,
+            fragments=fragments,
+            theirs=theirs,
+            swap_started_at=now,
+            deadline=deadline,
+        )
+
+    def confirming(self, sent_bytes: int, received_bytes: int, distance: float) -> Exchange:
+        return replace(
+            self,
+            state=ExchangeState.CONFIRMING,
+            sent_bytes=sent_bytes,
+            received_bytes=received_bytes,
+            distance=distance,
+        )
+
+    def committed(self) -> Exchange:
+        return replace(self, state=ExchangeState.COMMITTED, deadline=float("inf"))
+
+
+class ExchangeBook:
+    """All exchanges under way, by link; answers which fragments are free."""
+
+    def __init__(self, fragments: int) -> None:
+        self._exchanges: dict[LinkId, Exchange] = {}
+        self._last_exchanged = [-1] * fragments  # a counter, not a time: orders fragments by how long they waited
+        self._commits = 0
+
+    def __iter__(self) -> Iterator[Exchange]:
+        return iter(list(self._exchanges.values()))
+
+    def __len__(self) -> int:
+        return len(self._exchanges)
+
+    def get(self, link: LinkId) -> Exchange | None:
+        return self._exchanges.get(link)
+
+    def put(self, exchange: Exchange) -> None:
+        self._exchanges[exchange.link] = exchange
+        if exchange.state is ExchangeState.COMMITTED:
+            self._commits += 1
+            for fragment in exchange.fragments:
+                self._last_exchanged[fragment] = self._commits
+
+    def remove(self, link: LinkId) -> Exchange | None:
+        return self._exchanges.pop(link, None)
+
+    def in_state(self, state: ExchangeState) -> list[Exchange]:
+        return [exchange for exchange in self._exchanges.values() if exchange.state is state]
+
+    def engaged(self) -> set[int]:
+        """Fragments between snapshot and application; must not be snapshot again."""
+        return {
+            fragment
+            for exchange in self._exchanges.values()
+            if exchange.state is not ExchangeState.OFFERED
+            for fragment in exchange.fragments
+        }
+
+    def free_fragments(self) -> list[int]:
+        """Fragments that may enter an exchange, those that waited longest first."""
+        engaged = self.engaged()
+        free = [fragment for fragment in range(len(self._last_exchanged)) if fragment not in engaged]
+        return sorted(free, key=lambda fragment: (self._last_exchanged[fragment], fragment))
+
+    def offer_to(self, peer: PeerId) -> Exchange | None:
+        """Our unanswered offer to this peer."""
+        return next((exchange for exchange in self.in_state(ExchangeState.OFFERED) if exchange.link.peer == peer), None)
+
+    def partners(self) -> set[PeerId]:
+        return {exchange.link.peer for exchange in self._exchanges.values()}

@@ -1,0 +1,276 @@
+"""Exchanges from offer to application: drives the state machine of ``p2ptrain.swarm.exchange``."""
+
+from __future__ import annotations
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
+from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
+from p2ptrain.swarm.matching import (
+    answer,
+    choose_partner,
+    implausible_growth,
+    implausible_progress,
+    progress_displacement,
+)
+from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.rules import MAX_EXCHANGES
+from p2ptrain.swarm.standing import Standing
+
+BUSY_PAUSE_S = (0.05, 5.0)
+"""Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
+itself is random: peers that collide must not collide in step."""
+
+
+class Exchanging:
+    """All exchanges of one peer, ours and others'."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self.book = ExchangeBook(len(standing.rules.fragment_bytes))
+        self._due = 0  # exchanges we still owe this outer step
+        self._committed_since_step = True
+        self.last_commit_at = 0.0
+        self.distances: list[float] = []  # of the last commits, newest last
+
+    # --- what the peer calls ------------------------------------------------------------------------------------
+
+    def step_done(self, now: float) -> None:
+        """New snapshots are there: the exchanges of this outer step are due. Those of the last one lapse."""
+        if not self._committed_since_step:
+            self._standing.counters.solo_steps += 1
+        self._committed_since_step = False
+        self._due = self._standing.rules.exchanges_per_step
+        self.seek(now)
+
+    def make_due(self, now: float) -> None:
+        """One exchange is due without an outer step: the final gossip."""
+        if self._due == 0 and not len(self.book):
+            self._due = 1
+            self.seek(now)
+
+    def seek(self, now: float) -> None:
+        """Offer what is due to a random free partner, one offer at a time."""
+        standing = self._standing
+        if self._due == 0 or standing.state not in (PeerState.TRAINING, PeerState.FINISHING):
+            return
+        if self.book.in_state(ExchangeState.OFFERED) or len(self.book) >= MAX_EXCHANGES:
+            return
+        free = self.book.free_fragments()[: standing.rules.fragments_per_exchange]
+        if not free:
+            return
+        partner = choose_partner(standing.members.partners(now, excluding=self.book.partners()), standing.random)
+        if partner is None:
+            return
+        exchange = Exchange(
+            link=standing.new_link(partner.peer),
+            state=ExchangeState.OFFERED,
+            fragments=tuple(sorted(free)),
+            mine=self._terms(),
+            started_at=now,
+            deadline=now + standing.deadlines.reply_s(),
+        )
+        self.book.put(exchange)
+        offer = Offer(
+            run=standing.rules.run,
+            protocol=standing.rules.protocol,
+            fragments=exchange.fragments,
+            terms=exchange.mine,
+            known=standing.known_to_pass_on(now, partner.peer),
+        )
+        standing.emit(Open(exchange.link, partner.addresses, offer))
+
+    # --- messages and completions ---------------------------------------------------------------------------------
+
+    def offered(self, link: LinkId, offer: Offer, now: float) -> None:
+        """Somebody wants to exchange: accept, or say why not."""
+        standing = self._standing
+        crossing = self.book.offer_to(link.peer)
+        offers = self.book.in_state(ExchangeState.OFFERED)
+        prompt = standing.deadlines.prompt_reply_s()
+        reply = answer(
+            offer,
+            link.peer,
+            me=standing.me,
+            state=standing.state,
+            settled=standing.settled,
+            progress=standing.progress,
+            quarantined=standing.members.is_quarantined(link.peer, now),
+            implausible=self._implausible(link.peer, offer.terms, now),
+            crossing=crossing is not None,
+            offering=any(now - offer.started_at < prompt for offer in offers),
+            free=self.book.free_fragments(),
+            under_way=len(self.book) - len(offers),
+            rules=standing.rules,
+        )
+        if isinstance(reply, DeclineReason):
+            standing.counters.offers_refused += 1
+            standing.note("refused", link.peer, reply.value)
+            standing.emit(Send(link, Decline(reply, standing.state, standing.step, standing.progress, known=())))
+            standing.emit(Close(link))
+            return
+        for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered
+            self.book.remove(withdrawn.link)
+            standing.emit(Close(withdrawn.link))
+        mine = self._terms()
+        exchange = Exchange(link, ExchangeState.OFFERED, reply, mine, now, now)
+        standing.emit(Send(link, Accept(reply, mine, known=standing.known_to_pass_on(now, link.peer))))
+        self._swap(exchange, reply, offer.terms, now)
+
+    def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
+        """Our offer was accepted: swap. Its fragments are still free: accepting another's offer withdraws our own."""
+        standing = self._standing
+        exchange = self.book.get(link)
+        if exchange is None:  # dropped meanwhile
+            standing.emit(Close(link))
+            return
+        if exchange.state is not ExchangeState.OFFERED or not set(accept.fragments) <= set(exchange.fragments):
+            self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
+            return
+        standing.deadlines.replied(now - exchange.started_at)
+        if implausible := self._implausible(link.peer, accept.terms, now):
+            self.failed(LinkFailed(link, implausible, their_fault=True), now)
+            return
+        self._due = max(self._due - 1, 0)
+        self._swap(exchange, accept.fragments, accept.terms, now)
+
+    def declined(self, link: LinkId, decline: Decline, now: float) -> None:
+        """Our offer was declined: leave that peer alone for a moment and try another."""
+        standing = self._standing
+        exchange = self.book.remove(link)
+        standing.emit(Close(link))
+        if exchange is None:
+            return
+        standing.counters.offers_declined += 1
+        standing.deadlines.replied(now - exchange.started_at)
+        standing.note("skipped", link.peer, decline.reason.value)
+        standing.members.pause(link.peer, now + self._busy_pause(exchange))
+        self.seek(now)
+
+    def swapped(self, done: SwapDone, now: float) -> None:
+        """Both payloads are through on our side: say so."""
+        standing = self._standing
+        exchange = self.book.get(done.link)
+        if exchange is None or exchange.state is not ExchangeState.SWAPPING:
+            return
+        standing.counters.sent_bytes += done.sent_bytes
+        standing.counters.received_bytes += done.received_bytes
+        self.book.put(exchange.confirming(done.sent_bytes, done.received_bytes, done.distance))
+        standing.emit(Send(done.link, Acknowledge()))
+
+    def acknowledged(self, link: LinkId, now: float) -> None:
+        """Both sides have everything: commit."""
+        standing = self._standing
+        exchange = self.book.get(link)
+        if exchange is None:
+            standing.emit(Close(link))
+            return
+        if exchange.state is not ExchangeState.CONFIRMING or exchange.theirs is None:
+            self.failed(LinkFailed(link, "it acknowledged too early", their_fault=True), now)
+            return
+        seconds = now - exchange.swap_started_at
+        standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
+        standing.members.praise(link.peer)
+        standing.counters.exchanges_ok += 1
+        standing.settled = True
+        self._committed_since_step = True
+        self.last_commit_at = now
+        self.distances = [*self.distances[-15:], exchange.distance]
+        self.book.put(exchange.committed())
+        moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
+        standing.emit(Commit(link, moved))
+        standing.emit(Close(link))
+        standing.emit(
+            Note(
+                kind="exchanged",
+                peer=link.peer,
+                seconds=seconds,
+                sent_bytes=exchange.sent_bytes,
+                received_bytes=exchange.received_bytes,
+                distance=exchange.distance,
+            )
+        )
+
+    def applied(self, link: LinkId, now: float) -> None:
+        """The displacement is in the weights: its fragments are free again."""
+        if self.book.remove(link) is not None:
+            self.seek(now)
+
+    def failed(self, event: LinkFailed, now: float) -> None:
+        """A link ended early, or we end it: discard, remember, try another."""
+        standing = self._standing
+        exchange = self.book.get(event.link)
+        if exchange is None or exchange.state is ExchangeState.COMMITTED:
+            return
+        self.book.remove(event.link)
+        standing.emit(Close(event.link))
+        if exchange.state is ExchangeState.OFFERED:
+            standing.counters.offers_unanswered += 1
+        else:
+            standing.counters.exchanges_failed += 1
+        if exchange.state is ExchangeState.CONFIRMING:
+            standing.counters.half_commits += 1
+        standing.counters.offences += int(event.their_fault)
+        standing.members.blame(event.link.peer, now, event.their_fault)
+        standing.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why)
+        self.seek(now)
+
+    def expire(self, now: float) -> None:
+        """Give up on partners whose deadline has passed."""
+        for exchange in self.book:
+            if exchange.deadline <= now:
+                self._standing.deadlines.missed()
+                waited = now - (exchange.swap_started_at or exchange.started_at)
+                self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
+
+    def drop_unsettled(self) -> None:
+        """We are leaving or about to replace our weights: close what no partner can have committed yet."""
+        for exchange in self.book:
+            if exchange.state in (ExchangeState.OFFERED, ExchangeState.SWAPPING):
+                self.book.remove(exchange.link)
+                self._standing.emit(Close(exchange.link))
+
+    def next_deadline(self) -> float:
+        """When ``expire`` has something to do."""
+        return min((exchange.deadline for exchange in self.book), default=float("inf"))
+
+    @property
+    def is_due(self) -> bool:
+        return self._due > 0
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
+        standing = self._standing
+        size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
+        self.book.put(exchange.swapping(fragments, theirs, now, now + standing.deadlines.payload_s(size)))
+        standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))
+
+    def _terms(self) -> Terms:
+        standing = self._standing
+        return Terms(
+            step=standing.step,
+            progress=standing.progress,
+            weight=1.0,
+            clip_radius=float("inf"),
+            settled=standing.settled,
+            state=standing.state,
+        )
+
+    def _implausible(self, peer: PeerId, terms: Terms, now: float) -> str:
+        standing = self._standing
+        settled = standing.settled and terms.settled
+        if why := implausible_progress(terms.progress, standing.progress, settled, standing.rules):
+            return why
+        known = standing.members.get(peer)
+        if known is None or known.heard_at is None:
+            return ""
+        return implausible_growth(
+            terms.progress, known.heard_progress, now - known.heard_at, standing.rate, standing.rules
+        )
+
+    def _busy_pause(self, exchange: Exchange) -> float:
+        standing = self._standing
+        size = sum(standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
+        typical = standing.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
+        shortest, longest = BUSY_PAUSE_S
+        return min(max(0.5 * typical, shortest), longest) * standing.random.uniform(0.5, 1.5)

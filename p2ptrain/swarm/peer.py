@@ -1,0 +1,390 @@
+"""The door into the protocol core: ``Peer.handle(event, now) -> effects``.
+
+::
+
+    state       entered when                                  leaves when
+    ----------  --------------------------------------------  ---------------------------------------------------------
+    JOINING     started; or a pull is under way               nobody is ahead, the pull is adopted, or patience ends
+    TRAINING    the trainer may run                           the trainer reaches the end; we must catch up (JOINING)
+    FINISHING   the trainer reached the run's end             recent exchanges agree, nobody is left, or patience ends
+    LEAVING     finished, or the owner asked                  exchanges that may be committed elsewhere are resolved
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import assert_never
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.catchup import CatchUp
+from p2ptrain.swarm.events import (
+    Adopted,
+    Announce,
+    Applied,
+    BeginTraining,
+    Close,
+    Donated,
+    Effect,
+    Event,
+    Finished,
+    LeaveRequested,
+    LinkFailed,
+    Lookup,
+    LookupFailed,
+    OuterStepDone,
+    PeersSeen,
+    Pulled,
+    Received,
+    Started,
+    SwapDone,
+    TrainingEnded,
+    WakeAt,
+    Woke,
+)
+from p2ptrain.swarm.exchanging import Exchanging
+from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.messages import (
+    Accept,
+    Acknowledge,
+    Decline,
+    Message,
+    Offer,
+    PeerState,
+    Presence,
+    WeightsReply,
+    WeightsRequest,
+)
+from p2ptrain.swarm.rules import (
+    ANNOUNCE_PERIOD_S,
+    FINAL_PACE_S,
+    GOODBYE_S,
+    LONELY_LOOKUP_PERIOD_S,
+    LOOKUP_PERIOD_S,
+    SEARCH_PATIENCE_S,
+    SwarmRules,
+)
+from p2ptrain.swarm.standing import Counters, Standing
+
+NEVER = float("inf")
+
+AGREEMENTS = 3
+"""So many exchanges in a row must measure no more than the final disagreement."""
+
+LONELY_S = 5.0
+"""A finished peer that could not exchange for this long, and knows nobody who still trains, has nobody left."""
+
+
+class Peer:
+    """One peer's protocol state. Holds no tensor, opens no socket, reads no clock.
+
+    Args:
+        me: our own peer id.
+        rules: the run's numbers.
+        random: the only source of randomness; a seed decides everything.
+        step, progress: where a resumed peer stands.
+    """
+
+    def __init__(self, me: PeerId, rules: SwarmRules, random: Random, step: int = 0, progress: float = 0.0) -> None:
+        self._standing = Standing(me, rules, random, Membership(me), step=step, progress=progress)
+        self._exchanging = Exchanging(self._standing)
+        self._catch_up = CatchUp(self._standing)
+        self._training = False  # BeginTraining was emitted
+        self._ended = False  # the trainer reached the run's end
+        self._announce_at = NEVER
+        self._lookup_at = NEVER
+        self._search_until = NEVER
+        self._finish_by = NEVER
+        self._gossip_at = NEVER
+        self._leave_by = NEVER
+        self._stopped = False
+        self._last_step_at: float | None = None
+        self._wake_at = NEVER
+
+    # --- what shells may read ---------------------------------------------------------------------------------------
+
+    @property
+    def counters(self) -> Counters:
+        return self._standing.counters
+
+    @property
+    def state(self) -> PeerState:
+        return self._standing.state
+
+    @property
+    def settled(self) -> bool:
+        return self._standing.settled
+
+    def live_peers(self, now: float) -> list[PeerId]:
+        """Who is here besides us."""
+        return [known.peer for known in self._standing.members.live(now)]
+
+    def live_records(self, now: float) -> list[Presence]:
+        """Their records, for the cache on disk."""
+        return self._standing.members.records(now)
+
+    # --- the door ---------------------------------------------------------------------------------------------------
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take in one event; return what the shell must do, in order.
+
+        Args:
+            event: what happened.
+            now: seconds on a monotonic clock.
+        """
+        if self._stopped:
+            return [Close(event.link)] if isinstance(event, Received) else []
+        self._dispatch(event, now)
+        self._run_timers(now)
+        self._sleep(now)
+        effects = self._standing.effects
+        self._standing.effects = []
+        return effects
+
+    def _dispatch(self, event: Event, now: float) -> None:
+        match event:
+            case Started():
+                self._started(now)
+            case PeersSeen():
+                self._peers_seen(event, now)
+            case LookupFailed():
+                self._standing.note("lonely", why="nobody could be asked for peers")
+            case OuterStepDone():
+                self._outer_step_done(event, now)
+            case TrainingEnded():
+                self._training_ended(event, now)
+            case Received():
+                self._received(event.link, event.message, now)
+            case SwapDone():
+                self._exchanging.swapped(event, now)
+            case Applied():
+                self._standing.progress = event.progress
+                self._exchanging.applied(event.link, now)
+            case Pulled():
+                self._catch_up.pulled(event.link, event.received_bytes)
+            case Adopted():
+                self._adopted(event, now)
+            case Donated():
+                self._catch_up.donated(event.link, event.sent_bytes)
+            case LinkFailed():
+                if not self._catch_up.failed(event, now):
+                    self._exchanging.failed(event, now)
+                self._resume_after_pull(now)
+            case Woke():
+                self._wake_at = NEVER
+            case LeaveRequested():
+                self._leave(now)
+            case _:
+                assert_never(event)
+
+    # --- messages ---------------------------------------------------------------------------------------------------
+
+    def _received(self, link: LinkId, message: Message, now: float) -> None:
+        match message:
+            case Offer() | WeightsRequest() if self._exchanging.book.get(link) or self._catch_up.holds(link):
+                self._violation(link, "a second opening message on one link", now)
+            case Offer() | WeightsRequest() if link.outbound:
+                self._violation(link, "an opening message in reply to ours", now)
+            case Offer():
+                self._exchanging.offered(link, message, now)
+                self._hear(link.peer, message.terms.state, message.terms.step, message.terms.progress, now)
+                self._pull_if_behind(now)
+            case WeightsRequest():
+                self._catch_up.requested(link, message, now)
+            case Accept():
+                self._exchanging.accepted(link, message, now)
+                self._hear(link.peer, message.terms.state, message.terms.step, message.terms.progress, now)
+            case Decline():
+                self._hear(link.peer, message.state, message.step, message.progress, now)
+                if self._catch_up.holds(link):
+                    self._catch_up.declined(link, message, now)
+                    self._resume_after_pull(now)
+                else:
+                    self._exchanging.declined(link, message, now)
+                    self._pull_if_behind(now)
+            case Acknowledge():
+                self._exchanging.acknowledged(link, now)
+                self._gossip_at = now + FINAL_PACE_S if self._ended else NEVER
+            case WeightsReply():
+                self._catch_up.replied(link, message, now)
+            case _:
+                assert_never(message)
+
+    def _hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
+        """Believe what a peer says of itself only as far as it can be true."""
+        ceiling = self._standing.rules.progress_ceiling
+        if 0 <= progress <= ceiling:  # False for NaN
+            self._standing.members.hear(peer, state, step, progress, now)
+
+    def _violation(self, link: LinkId, why: str, now: float) -> None:
+        event = LinkFailed(link, why, their_fault=True)
+        self._exchanging.failed(event, now)
+        self._catch_up.failed(event, now)
+        self._standing.emit(Close(link))
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+
+    def _started(self, now: float) -> None:
+        self._search_until = now + SEARCH_PATIENCE_S
+        self._announce(now)
+        self._lookup(now)
+
+    def _peers_seen(self, event: PeersSeen, now: float) -> None:
+        members = self._standing.members
+        for presence, live_until in event.records:
+            if presence.run == self._standing.rules.run and members.see(presence, live_until):
+                self._standing.note("found", presence.peer)
+        self._pull_if_behind(now)
+        if not self._training and self._catch_up.pull is None:
+            if self._catch_up.donor_exists(now):
+                return  # they are busy or paused: the timer asks again
+            if event.from_lookup:
+                self._begin(now)
+        self._exchanging.seek(now)
+
+    def _pull_if_behind(self, now: float) -> None:
+        if self._ended or self._standing.state is PeerState.LEAVING or self._standing.settled:
+            return
+        if self._catch_up.begin(now) and self._standing.state is PeerState.TRAINING:
+            self._exchanging.drop_unsettled()
+            self._enter(PeerState.JOINING, now)
+
+    def _resume_after_pull(self, now: float) -> None:
+        """A pull came to nothing: try another donor; while none is free go on as before."""
+        if self._standing.state is not PeerState.JOINING or self._catch_up.pull is not None:
+            return
+        self._pull_if_behind(now)
+        if self._catch_up.pull is None and self._training:
+            self._enter(PeerState.TRAINING, now)
+
+    def _adopted(self, event: Adopted, now: float) -> None:
+        self._standing.step = event.step
+        self._standing.progress = event.progress
+        self._catch_up.adopted(event.link)
+        self._begin(now)
+
+    def _begin(self, now: float) -> None:
+        if not self._training:
+            self._training = True
+            self._standing.emit(BeginTraining())
+        self._enter(PeerState.TRAINING, now)
+
+    # --- training and its end ---------------------------------------------------------------------------------------
+
+    def _outer_step_done(self, event: OuterStepDone, now: float) -> None:
+        standing = self._standing
+        standing.step, standing.progress = event.step, event.progress
+        standing.counters.outer_steps += 1
+        if self._last_step_at is not None and now > self._last_step_at:
+            standing.rate = standing.rules.tokens_per_outer_step / (now - self._last_step_at)
+        self._last_step_at = now
+        self._exchanging.step_done(now)
+
+    def _training_ended(self, event: TrainingEnded, now: float) -> None:
+        self._standing.step, self._standing.progress = event.step, event.progress
+        self._ended = True
+        self._standing.settled = True  # whatever is ahead of us now is no further than the end
+        self._catch_up.drop()
+        self._enter(PeerState.FINISHING, now)
+        self._finish_by = now + self._standing.rules.final_gossip_s
+        self._exchanging.last_commit_at = now
+        self._exchanging.distances = []
+        self._gossip_at = now
+
+    def _finished_why(self, now: float) -> str:
+        """Why the final gossip is over; empty while it is not."""
+        standing, exchanging = self._standing, self._exchanging
+        if standing.rules.exchanges_per_step == 0:
+            return "this recipe exchanges nothing"
+        still_training = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
+        recent = exchanging.distances[-AGREEMENTS:]
+        agreed = len(recent) == AGREEMENTS and max(recent) <= standing.rules.final_disagreement
+        if agreed and not still_training:
+            return "the swarm agrees"
+        if not len(exchanging.book) and not still_training and now >= exchanging.last_commit_at + LONELY_S:
+            return "nobody is left to exchange with"
+        if now >= self._finish_by:
+            return "waited long enough for the others"
+        return ""
+
+    def _leave(self, now: float) -> None:
+        if self._leave_by < NEVER:
+            return
+        self._enter(PeerState.LEAVING, now)
+        self._catch_up.drop()
+        self._exchanging.drop_unsettled()
+        self._leave_by = now + GOODBYE_S
+
+    # --- timers -----------------------------------------------------------------------------------------------------
+
+    def _run_timers(self, now: float) -> None:
+        self._exchanging.expire(now)
+        self._catch_up.expire(now)
+        for peer in self._standing.members.expire(now):
+            self._standing.note("lost", peer, "no sign of life")
+        if now >= self._leave_by:
+            self._stop("left")
+            return
+        if self._standing.state is PeerState.LEAVING:
+            if not len(self._exchanging.book) and not self._catch_up.pull:
+                self._stop("left")
+            return
+        if now >= self._announce_at:
+            self._announce(now)
+        if now >= self._lookup_at:
+            self._lookup(now)
+        if now >= self._search_until:
+            self._search_until = NEVER
+            if not self._training and self._catch_up.pull is None:
+                self._standing.note("alone", why="nobody answered; training starts alone and goes on searching")
+                self._begin(now)
+        self._resume_after_pull(now)
+        if self._ended:
+            if why := self._finished_why(now):
+                self._standing.note("finished", why=why)
+                self._leave(now)
+                return
+            if now >= self._gossip_at:
+                self._gossip_at = now + FINAL_PACE_S
+                self._exchanging.make_due(now)
+        self._exchanging.seek(now)
+
+    def _sleep(self, now: float) -> None:
+        """Ask to be woken when the next timer is due."""
+        if self._stopped:
+            return
+        times = [
+            self._announce_at,
+            self._lookup_at,
+            self._search_until if not self._training else NEVER,
+            self._exchanging.next_deadline(),
+            self._catch_up.next_deadline(),
+            self._gossip_at,
+            self._finish_by,
+            self._leave_by,
+        ]
+        if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
+            times.append(self._standing.members.next_change(now) or NEVER)
+        wake_at = min(times)
+        if wake_at != self._wake_at and wake_at < NEVER:
+            self._wake_at = wake_at
+            self._standing.emit(WakeAt(wake_at))
+
+    def _announce(self, now: float) -> None:
+        self._announce_at = now + ANNOUNCE_PERIOD_S
+        standing = self._standing
+        standing.emit(Announce(standing.state, standing.step, standing.progress))
+
+    def _lookup(self, now: float) -> None:
+        lonely = not self._standing.members.live(now)
+        period = LONELY_LOOKUP_PERIOD_S if lonely else LOOKUP_PERIOD_S
+        self._lookup_at = now + period * self._standing.random.uniform(0.75, 1.25)
+        self._standing.emit(Lookup())
+
+    def _enter(self, state: PeerState, now: float) -> None:
+        if self._standing.state is not state:
+            self._standing.state = state
+            self._announce(now)
+
+    def _stop(self, why: str) -> None:
+        self._stopped = True
+        self._standing.emit(Finished(why))

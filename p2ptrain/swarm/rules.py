@@ -1,0 +1,84 @@
+"""The numbers the protocol core works by: some from the manifest, the others constants with their reasons."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.ids import PROTOCOL_VERSION, RunId
+
+
+@dataclass(frozen=True, slots=True)
+class SwarmRules:
+    """What one run, its codec and its model size mean for the protocol. Every peer of a run has the same."""
+
+    run: RunId
+    fragment_bytes: tuple[int, ...]
+    """Encoded size of each fragment; its length is the number of fragments."""
+    weights_bytes: int
+    """Size of all fragments in fp32: what a donor sends to a newcomer."""
+    tokens_per_peer: float
+    """The run ends at this progress."""
+    tokens_per_outer_step: float
+    """H inner steps' tokens of one peer."""
+    exchanges_per_step: int = 1
+    """Exchanges a peer initiates per outer step. It serves about as many."""
+    fragments_per_exchange: int = 1
+    catch_up_outer_steps: float = 8.0
+    """A peer that never was in step and is further behind than this pulls weights instead of exchanging."""
+    final_disagreement: float = 0.005
+    """The final gossip ends when recent exchanges measured at most this distance."""
+    final_gossip_s: float = 60.0
+    """... or after this long without anybody to wait for."""
+    protocol: int = PROTOCOL_VERSION
+
+    @property
+    def catch_up_tokens(self) -> float:
+        """The bound of ``catch_up_outer_steps`` in progress."""
+        return self.catch_up_outer_steps * self.tokens_per_outer_step
+
+    @property
+    def implausible_distance(self) -> float:
+        """Progress further than this from ours is a lie: a quarter of the run, at least 32 outer steps. A guess."""
+        return max(0.25 * self.tokens_per_peer, 32 * self.tokens_per_outer_step)
+
+    @property
+    def progress_ceiling(self) -> float:
+        """No honest peer is further than the end, one outer step and a little averaging beyond it."""
+        return self.tokens_per_peer + 4 * self.tokens_per_outer_step
+
+
+ANNOUNCE_PERIOD_S = 20.0
+"""Presence is renewed this often: three times within its lifetime, so that two lost stores do not hide a peer."""
+
+PRESENCE_LIFETIME_S = 75.0
+"""How long a presence record counts: between the 60 and 90 s that hivemind's DHT was measured to serve well."""
+
+LOOKUP_PERIOD_S = 20.0
+"""The directory is asked this often once peers are known ..."""
+
+LONELY_LOOKUP_PERIOD_S = 2.0
+"""... and this often while none is."""
+
+SEARCH_PATIENCE_S = 20.0
+"""A starting peer whose directory does not answer trains alone after this long (it goes on searching)."""
+
+HEARD_LIFETIME_S = 60.0
+"""A peer we talked with counts as live for this long even when its record is not renewed."""
+
+MAX_KNOWN = 512
+"""Memory bound on membership; the directory's bound on one lookup is lower."""
+
+PASS_ON = 4
+"""Known peers passed on in an offer or accept (under 1 KB each)."""
+
+MAX_EXCHANGES = 4
+"""Exchanges under way at once, ours and others' together (they hold disjoint fragments)."""
+
+MAX_DONATIONS = 1
+"""Newcomers served at once. A guess; a donor's upload is shared by its exchanges."""
+
+FINAL_PACE_S = 0.25
+"""Pause between two exchanges of the final gossip, so that finished peers leave the others some time to train."""
+
+GOODBYE_S = 2.0
+"""How long a leaving peer waits for exchanges that may already be committed on the other side."""

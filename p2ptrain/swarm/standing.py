@@ -1,0 +1,72 @@
+"""What the parts of the protocol core share: who we are, where we stand, whom we know, the effects collected so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.deadlines import Deadlines
+from p2ptrain.swarm.events import Effect, Note
+from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.rules import PASS_ON, SwarmRules
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Read by the terminal, the summary and the tests; written only by the core."""
+
+    exchanges_ok: int = 0
+    exchanges_failed: int = 0
+    """Ended after the partner had agreed, without a commit."""
+    half_commits: int = 0
+    """Of these: the partner may have committed (two generals); each moves the swarm's mean by |dx| / n."""
+    offers_unanswered: int = 0
+    offers_declined: int = 0
+    """By partners."""
+    offers_refused: int = 0
+    """By us."""
+    solo_steps: int = 0
+    """Outer steps after which nothing was committed before the next one ended."""
+    outer_steps: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    pulls: int = 0
+    donations: int = 0
+    offences: int = 0
+    """Times a partner broke the protocol."""
+
+
+@dataclass(slots=True)
+class Standing:
+    """The mutable state of one peer that exchanges and catching up both read."""
+
+    me: PeerId
+    rules: SwarmRules
+    random: Random
+    members: Membership
+    step: int = 0
+    progress: float = 0.0
+    rate: float = 0.0
+    """Our own tokens per second, 0 until two outer steps are done."""
+    settled: bool = False
+    """True once we have been in step with the swarm; never False again in this process."""
+    state: PeerState = PeerState.JOINING
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    counters: Counters = field(default_factory=Counters)
+    effects: list[Effect] = field(default_factory=list)
+    serial: int = 0
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def note(self, kind: str, peer: PeerId | None = None, why: str = "") -> None:
+        self.emit(Note(kind=kind, peer=peer, why=why))
+
+    def new_link(self, peer: PeerId) -> LinkId:
+        self.serial += 1
+        return LinkId(peer=peer, serial=self.serial, outbound=True)
+
+    def known_to_pass_on(self, now: float, to: PeerId) -> tuple[Presence, ...]:
+        return self.members.sample(self.random, PASS_ON, now, excluding=to)

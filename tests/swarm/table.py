@@ -1,0 +1,273 @@
+"""Protocol cores around one table: a heap, latencies, and a finger that can hold any message back. No torch, no I/O."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from p2ptrain.ids import LinkId, PeerId, RunId
+from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
+from p2ptrain.swarm.events import (
+    Adopt,
+    Adopted,
+    Announce,
+    Applied,
+    BeginTraining,
+    Close,
+    Commit,
+    Donate,
+    Donated,
+    Effect,
+    Event,
+    Finished,
+    LinkFailed,
+    Lookup,
+    LookupFailed,
+    Note,
+    Open,
+    OuterStepDone,
+    PeersSeen,
+    Pull,
+    Pulled,
+    Received,
+    Send,
+    Started,
+    Swap,
+    SwapDone,
+    TrainingEnded,
+    WakeAt,
+    Woke,
+)
+from p2ptrain.swarm.messages import Message
+
+RUN = RunId("ab" * 32)
+RULES = SwarmRules(
+    run=RUN,
+    fragment_bytes=(1000,),
+    weights_bytes=4000,
+    tokens_per_peer=1000.0,
+    tokens_per_outer_step=10.0,
+    final_gossip_s=20.0,
+)
+
+
+def presence(peer: str, progress: float = 0.0, state: PeerState = PeerState.TRAINING, at: float = 1.0) -> Presence:
+    return Presence(PeerId(peer), RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, "", at, 75.0)
+
+
+@dataclass
+class Seat:
+    """One peer: its core, what its trainer would hold, and its link ends."""
+
+    core: Peer
+    progress: float = 0.0
+    step: int = 0
+    begun: bool = False
+    finished: str = ""
+    frozen: bool = False
+    dead: bool = False
+    wake: int = 0
+    inbound: int = 0
+    ends: dict[LinkId, tuple[PeerId, LinkId]] = field(default_factory=dict)
+    swaps: dict[LinkId, Swap] = field(default_factory=dict)
+    arrived: set[LinkId] = field(default_factory=set)
+    snapshots: list[tuple[int, ...]] = field(default_factory=list)
+    """Fragments engaged now, one entry an unfinished swap or unapplied displacement."""
+
+
+class Table:
+    """Performs effects with fixed latencies. ``trace`` holds a readable line for every message and note."""
+
+    def __init__(self, *names: str, rules: SwarmRules = RULES, seed: int = 0, latency: float = 0.01) -> None:
+        self.now = 0.0
+        self.latency = latency
+        self.apply_s = 0.02
+        self.swap_s = 0.05
+        self.rules = rules
+        self.trace: list[str] = []
+        self.records: dict[PeerId, Presence] = {}
+        self.directory_answers = True
+        self.holds_back: Callable[[PeerId, PeerId, object], bool] = lambda sender, receiver, what: False
+        self._heap: list = []
+        self._serial = 0
+        self.seats: dict[PeerId, Seat] = {}
+        for name in names:
+            self.seat(name, seed=seed)
+
+    def seat(self, name: str, seed: int = 0, **standing) -> Seat:
+        peer = PeerId(name)
+        seat = Seat(Peer(peer, self.rules, Random(f"{seed}/{name}"), **standing), **standing)
+        self.seats[peer] = seat
+        return seat
+
+    def __getitem__(self, name: str) -> Seat:
+        return self.seats[PeerId(name)]
+
+    # --- driving ----------------------------------------------------------------------------------------------------
+
+    def start(self, *names: str) -> None:
+        for name in names or tuple(self.seats):
+            self.handle(PeerId(name), Started())
+
+    def step(self, *names: str, tokens: float = 10.0) -> None:
+        """These peers end an outer step now."""
+        for name in names or tuple(self.seats):
+            seat = self[name]
+            seat.step += 1
+            seat.progress += tokens
+            self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress))
+
+    def end_training(self, *names: str) -> None:
+        for name in names or tuple(self.seats):
+            seat = self[name]
+            self.handle(PeerId(name), TrainingEnded(seat.step, seat.progress))
+
+    def run(self, seconds: float) -> None:
+        until = self.now + seconds
+        while self._heap and self._heap[0][0] <= until:
+            self.now, _, callback, arguments = heapq.heappop(self._heap)
+            callback(*arguments)
+        self.now = until
+
+    def after(self, delay: float, callback: Callable, *arguments) -> None:
+        self._serial += 1
+        heapq.heappush(self._heap, (self.now + delay, self._serial, callback, arguments))
+
+    def kill(self, name: str) -> None:
+        """The process is gone: its links break at the other ends."""
+        seat = self[name]
+        seat.dead = True
+        for link in list(seat.ends):
+            other, their_link = seat.ends.pop(link)
+            self.after(self.latency, self._break, other, their_link, "connection reset")
+
+    def handle(self, peer: PeerId, event: Event) -> None:
+        seat = self.seats[peer]
+        if seat.dead or seat.frozen:
+            return
+        for effect in seat.core.handle(event, self.now):
+            self._perform(peer, seat, effect)
+
+    # --- effects ----------------------------------------------------------------------------------------------------
+
+    def _perform(self, peer: PeerId, seat: Seat, effect: Effect) -> None:
+        match effect:
+            case Open():
+                other = self.seats.get(effect.link.peer)
+                if other is None or other.dead:
+                    self.after(self.latency, self.handle, peer, LinkFailed(effect.link, "unreachable"))
+                    return
+                other.inbound += 1
+                their_link = LinkId(peer, other.inbound, outbound=False)
+                seat.ends[effect.link] = (effect.link.peer, their_link)
+                other.ends[their_link] = (peer, effect.link)
+                self._send(peer, seat, effect.link, effect.message)
+            case Send():
+                self._send(peer, seat, effect.link, effect.message)
+            case Swap():
+                seat.swaps[effect.link] = effect
+                seat.snapshots.append(effect.fragments)
+                if effect.link in seat.ends:
+                    other, their_link = seat.ends[effect.link]
+                    if not self.holds_back(peer, other, effect):
+                        self.after(self.latency + self.swap_s, self._arrive, other, their_link)
+                self._complete(peer, effect.link)
+            case Commit():
+                self.after(self.apply_s, self._apply, peer, effect)
+            case Pull():
+                pass
+            case Adopt():
+                self.after(self.apply_s, self._adopt, peer, effect)
+            case Donate():
+                if effect.link in seat.ends:
+                    other, their_link = seat.ends[effect.link]
+                    if not self.holds_back(peer, other, effect):
+                        self.after(self.latency + self.swap_s, self.handle, other, Pulled(their_link, 4000))
+                        self._donor_progress = seat.progress, seat.step
+                        self.after(self.latency + self.swap_s, self.handle, peer, Donated(effect.link, 4000))
+            case Close():
+                swap = seat.swaps.get(effect.link)
+                if swap is not None and seat.core._exchanging.book.get(effect.link) is None:
+                    seat.swaps.pop(effect.link)
+                    seat.snapshots.remove(swap.fragments)
+                if effect.link in seat.ends:
+                    other, their_link = seat.ends.pop(effect.link)
+                    self.after(self.latency, self._break, other, their_link, "it closed")
+            case Announce():
+                self.records[peer] = replace(
+                    presence(peer, effect.progress, PeerState(effect.state), at=1.0 + self.now), step=effect.step
+                )
+            case Lookup():
+                self.after(0.03, self._looked_up, peer)
+            case WakeAt():
+                seat.wake += 1
+                self.after(effect.time - self.now, self._woke, peer, seat.wake)
+            case BeginTraining():
+                seat.begun = True
+                self._log(peer, "begins")
+            case Finished():
+                seat.finished = effect.why
+                self._log(peer, f"finished: {effect.why}")
+            case Note():
+                self._log(peer, " ".join(filter(None, [effect.kind, effect.peer or "", effect.why])))
+
+    def _send(self, peer: PeerId, seat: Seat, link: LinkId, message: Message) -> None:
+        if link not in seat.ends:
+            return
+        other, their_link = seat.ends[link]
+        self._log(peer, f"-> {other}: {type(message).__name__}")
+        if not self.holds_back(peer, other, message):
+            self.after(self.latency, self._deliver, other, their_link, message)
+
+    def _deliver(self, peer: PeerId, link: LinkId, message: Message) -> None:
+        if link in self.seats[peer].ends:
+            self.handle(peer, Received(link, message))
+
+    def _arrive(self, peer: PeerId, link: LinkId) -> None:
+        self.seats[peer].arrived.add(link)
+        self._complete(peer, link)
+
+    def _complete(self, peer: PeerId, link: LinkId) -> None:
+        seat = self.seats[peer]
+        if link in seat.arrived and link in seat.swaps and link in seat.ends:
+            self.handle(peer, SwapDone(link, 1000, 1000, distance=0.001))
+
+    def _apply(self, peer: PeerId, commit: Commit) -> None:
+        seat = self.seats[peer]
+        if seat.dead or seat.frozen:
+            return
+        seat.progress += commit.progress_displacement
+        seat.snapshots.remove(seat.swaps.pop(commit.link).fragments)
+        self.handle(peer, Applied(commit.link, seat.progress))
+
+    def _adopt(self, peer: PeerId, effect: Adopt) -> None:
+        seat = self.seats[peer]
+        seat.progress, seat.step = self._donor_progress
+        self.handle(peer, Adopted(effect.link, seat.step, seat.progress))
+
+    def _break(self, peer: PeerId, link: LinkId, why: str) -> None:
+        if self.seats[peer].ends.pop(link, None):
+            seat = self.seats[peer]
+            if link in seat.swaps and not self._is_committed(seat, link):
+                seat.snapshots.remove(seat.swaps.pop(link).fragments)
+            self.handle(peer, LinkFailed(link, why))
+
+    def _is_committed(self, seat: Seat, link: LinkId) -> bool:
+        exchange = seat.core._exchanging.book.get(link)
+        return exchange is not None and exchange.state.value == "committed"
+
+    def _looked_up(self, peer: PeerId) -> None:
+        if not self.directory_answers:
+            self.handle(peer, LookupFailed())
+            return
+        live = [(r, r.issued_at - 1.0 + r.lifetime_s) for r in self.records.values()]
+        self.handle(peer, PeersSeen(tuple((r, until) for r, until in live if until > self.now)))
+
+    def _woke(self, peer: PeerId, serial: int) -> None:
+        if serial == self.seats[peer].wake:
+            self.handle(peer, Woke())
+
+    def _log(self, peer: PeerId, what: str) -> None:
+        self.trace.append(f"{self.now:.3f} {peer} {what}")

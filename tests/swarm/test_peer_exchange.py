@@ -1,0 +1,296 @@
+"""Two and more protocol cores back to back: exchanges, their failures at each step, and the rules of stability."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from table import RULES, Table
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm import Offer, PeerState, Terms
+from p2ptrain.swarm.events import Close, LeaveRequested, LinkFailed, Received, Send, Swap, SwapDone
+from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason
+
+
+def in_step(*names: str, **options) -> Table:
+    """Peers that know each other and train."""
+    table = Table(*names, **options)
+    table.start()
+    table.run(3.0)
+    assert all(seat.begun for seat in table.seats.values())
+    return table
+
+
+def counts(table: Table, name: str):
+    return table[name].core.counters
+
+
+def test_golden_trace_of_one_exchange():
+    table = in_step("amber", "birch")
+    table.trace.clear()
+    table.step("amber")
+    table.run(1.0)
+    assert [line.split(" ", 1)[1] for line in table.trace] == [
+        "amber -> birch: Offer",
+        "birch -> amber: Accept",
+        "amber -> birch: Acknowledge",
+        "birch -> amber: Acknowledge",
+        "birch exchanged amber",
+        "amber exchanged birch",
+    ]
+    assert counts(table, "amber").exchanges_ok == counts(table, "birch").exchanges_ok == 1
+    assert not table["amber"].core._exchanging.book.engaged()
+
+
+def test_progress_is_averaged_and_its_sum_kept():
+    table = in_step("amber", "birch")
+    table.step("amber", tokens=30)
+    table.run(1.0)
+    assert table["amber"].progress == table["birch"].progress == 15.0
+
+
+def test_crossing_offers_are_settled_by_the_smaller_peer_id():
+    table = in_step("amber", "birch")
+    table.step("amber", "birch")
+    table.run(0.3)
+    crossed = [line for line in table.trace if "our offers crossed" in line]
+    assert len(crossed) <= 1
+    assert "0 birch -> amber: Accept" in " ".join(table.trace) or counts(table, "birch").exchanges_ok >= 1
+    assert counts(table, "amber").exchanges_ok == counts(table, "birch").exchanges_ok >= 1
+
+
+def test_crossing_answers():
+    """The larger id accepts and withdraws its own offer; the smaller one declines."""
+    table = in_step("amber", "birch")
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    table.latency = 1000.0  # offers stay under way
+    table.step("amber", "birch")
+    for me, other, expected in (("amber", "birch", Decline), ("birch", "amber", Accept)):
+        link = LinkId(PeerId(other), 99, outbound=False)
+        offer = Offer(RULES.run, RULES.protocol, (0,), terms)
+        sent = [e.message for e in table[me].core.handle(Received(link, offer), table.now) if isinstance(e, Send)]
+        assert isinstance(sent[0], expected)
+
+
+def test_a_fragment_is_engaged_from_its_snapshot_until_applied():
+    table = in_step("amber", "birch", "cedar")
+    table.apply_s = 5.0
+    table.step("amber")
+    table.run(1.0)
+    partner = next(name for name in ("birch", "cedar") if counts(table, name).exchanges_ok)
+    third = ({"birch", "cedar"} - {partner}).pop()
+    assert table["amber"].core._exchanging.book.engaged() == {0}
+    table.step("amber", third)
+    table.run(1.0)
+    assert counts(table, third).exchanges_ok == 0  # both others are engaged; it was told so
+    assert counts(table, third).offers_declined > 0
+    table.run(10.0)
+    assert counts(table, third).exchanges_ok > 0  # ... and is served once they are free
+
+
+def test_an_unanswered_offer_does_not_make_a_peer_busy():
+    table = in_step("amber", "birch", "cedar")
+    table.holds_back = lambda sender, receiver, what: sender == "amber" and isinstance(what, Offer)
+    table.step("amber")
+    silent = next(iter(table["amber"].ends)).peer
+    third = ({"birch", "cedar"} - {silent}).pop()
+    table.run(1.5)
+    for _ in range(6):  # a random partner each time
+        table.step(third)
+        table.run(0.5)
+    assert counts(table, "amber").exchanges_ok > 0
+
+
+@pytest.mark.parametrize("lost", [Offer, Accept, Swap, Acknowledge])
+@pytest.mark.parametrize("loser", ["amber", "birch"])
+def test_a_message_lost_at_any_step_costs_one_exchange_and_nothing_else(lost, loser):
+    """A frozen partner looks like this: no error, nothing comes. The deadline ends it and both go on."""
+    table = in_step("amber", "birch")
+    table.holds_back = lambda sender, receiver, what: sender == loser and isinstance(what, lost)
+    table.step("amber", "birch")
+    table.run(0.01)
+    table.run(60.0)
+    if lost is Swap:
+        assert counts(table, "amber").exchanges_ok == counts(table, "birch").exchanges_ok == 0
+        assert counts(table, "amber").exchanges_failed == counts(table, "birch").exchanges_failed > 0
+    table.holds_back = lambda sender, receiver, what: False
+    table.run(60.0)
+    assert not table["amber"].core._exchanging.book.engaged()
+    assert not table["birch"].core._exchanging.book.engaged()
+    before = counts(table, "amber").exchanges_ok
+    for _ in range(4):
+        table.step("amber", "birch")
+        table.run(60.0)
+    assert counts(table, "amber").exchanges_ok > before
+
+
+def test_a_lost_acknowledgement_is_counted_as_a_possible_half_commit():
+    table = in_step("amber", "birch")
+    table.holds_back = lambda sender, receiver, what: sender == "amber" and isinstance(what, Acknowledge)
+    table.step("amber")
+    table.run(60.0)
+    assert counts(table, "amber").exchanges_ok == 1  # it has both
+    assert counts(table, "birch").exchanges_failed == counts(table, "birch").half_commits == 1
+
+
+@pytest.mark.parametrize("seconds", [0.001, 0.012, 0.025, 0.04, 0.075, 0.085, 0.095])
+@pytest.mark.parametrize("victim", ["amber", "birch"])
+def test_a_partner_killed_at_any_moment_leaves_the_survivor_free(seconds, victim):
+    table = in_step("amber", "birch", "cedar")
+    table.step("amber")
+    table.run(seconds)
+    table.kill(victim)
+    survivors = [name for name in ("amber", "birch", "cedar") if name != victim]
+    for _ in range(6):
+        table.run(30.0)
+        table.step(*survivors)
+    table.run(30.0)
+    for name in survivors:
+        assert not table[name].core._exchanging.book.engaged()
+        assert counts(table, name).exchanges_ok > 0
+        assert table[name].core.live_peers(table.now) == [other for other in survivors if other != name]
+
+
+def test_solo_steps_are_counted():
+    table = in_step("amber", "birch")
+    table.kill("birch")
+    for _ in range(3):
+        table.step("amber")
+        table.run(1.0)
+    assert counts(table, "amber").solo_steps >= 2
+
+
+def test_a_peer_alone_trains_and_says_so():
+    table = Table("amber")
+    table.directory_answers = False
+    table.start()
+    table.run(5.0)
+    assert not table["amber"].begun
+    table.run(30.0)
+    assert table["amber"].begun
+    assert any("alone" in line for line in table.trace)
+
+
+def protocol_breakers():
+    link = LinkId(PeerId("birch"), 77, outbound=False)
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    far = Terms(1, 1e9, 1.0, float("inf"), True, PeerState.TRAINING)
+    yield "another run", Offer("cd" * 32, RULES.protocol, (0,), terms), DeclineReason.OTHER_RUN
+    yield "another protocol", Offer(RULES.run, 999, (0,), terms), DeclineReason.OTHER_PROTOCOL
+    yield "progress beyond the end", Offer(RULES.run, RULES.protocol, (0,), far), DeclineReason.IMPLAUSIBLE_PROGRESS
+    nan = Terms(1, float("nan"), 1.0, float("inf"), True, PeerState.TRAINING)
+    yield "progress NaN", Offer(RULES.run, RULES.protocol, (0,), nan), DeclineReason.IMPLAUSIBLE_PROGRESS
+    yield "an unknown fragment", Offer(RULES.run, RULES.protocol, (7,), terms), DeclineReason.BUSY
+    assert link
+
+
+@pytest.mark.parametrize(("name", "offer", "reason"), list(protocol_breakers()), ids=lambda value: str(value)[:20])
+def test_bad_offers_are_declined_with_the_reason(name, offer, reason):
+    table = in_step("amber", "birch")
+    link = LinkId(PeerId("birch"), 77, outbound=False)
+    effects = table["amber"].core.handle(Received(link, offer), table.now)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [reason]
+    assert Close(link) in effects
+    assert not any(isinstance(effect, Swap) for effect in effects)
+
+
+def test_growth_of_progress_beyond_reason_is_declined():
+    table = in_step("amber", "birch")
+    for _ in range(4):
+        table.step("amber", "birch")
+        table.run(1.0)
+    known = table["amber"].core._standing.members.get(PeerId("birch"))
+    terms = Terms(9, known.heard_progress + 600.0, 1.0, float("inf"), False, PeerState.TRAINING)
+    link = LinkId(PeerId("birch"), 78, outbound=False)
+    effects = table["amber"].core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now + 0.1)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.IMPLAUSIBLE_PROGRESS]
+
+
+def test_broken_protocol_costs_trust_for_a_while():
+    table = in_step("amber", "birch")
+    table.step("amber")
+    link = next(iter(table["amber"].ends))
+    table.handle(PeerId("amber"), LinkFailed(link, "garbage", their_fault=True))
+    offer = Offer(RULES.run, RULES.protocol, (0,), Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING))
+    inbound = LinkId(PeerId("birch"), 79, outbound=False)
+    effects = table["amber"].core.handle(Received(inbound, offer), table.now)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.QUARANTINED]
+    effects = table["amber"].core.handle(Received(LinkId(PeerId("birch"), 80, outbound=False), offer), table.now + 31.0)
+    assert any(isinstance(effect, Swap) for effect in effects)
+
+
+def test_messages_out_of_turn_end_the_link_and_are_remembered():
+    table = in_step("amber", "birch")
+    table.step("amber")
+    link = next(iter(table["amber"].ends))
+    effects = table["amber"].core.handle(Received(link, Acknowledge()), table.now)
+    assert Close(link) in effects
+    assert counts(table, "amber").offences == 1
+    effects = table["amber"].core.handle(SwapDone(link, 1, 1, 0.0), table.now)
+    assert not any(isinstance(effect, Send) for effect in effects)
+
+
+def test_an_accept_of_what_was_not_offered_is_an_offence():
+    table = in_step("amber", "birch")
+    table.step("amber")
+    link = next(iter(table["amber"].ends))
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    effects = table["amber"].core.handle(Received(link, Accept((0, 1), terms)), table.now)
+    assert Close(link) in effects
+    assert counts(table, "amber").offences == 1
+
+
+def test_leaving_drops_offers_says_goodbye_and_stops():
+    table = in_step("amber", "birch")
+    table.step("amber")
+    table.handle(PeerId("amber"), LeaveRequested())
+    table.run(3.0)
+    assert table["amber"].finished == "left"
+    assert table.records[PeerId("amber")].state is PeerState.LEAVING
+    table.step("birch")
+    table.run(25.0)
+    assert table["birch"].core.live_peers(table.now) == []
+
+
+def test_offers_in_a_circle_do_not_go_on_for_ever():
+    """Equal latencies, peers that step together: whoever waits for an answer is busy, and a random pause follows."""
+    table = in_step("amber", "birch", "cedar")
+    for _ in range(20):
+        table.step()
+        table.run(2.0)
+    for name in ("amber", "birch", "cedar"):
+        assert counts(table, name).exchanges_ok >= 20
+        assert counts(table, name).exchanges_failed == 0
+
+
+@settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+@given(
+    seed=st.integers(0, 10_000),
+    peers=st.integers(2, 6),
+    steps=st.lists(st.tuples(st.integers(0, 5), st.floats(0.0, 0.4)), min_size=10, max_size=60),
+    lossiness=st.floats(0.0, 0.3),
+)
+def test_any_schedule_keeps_fragments_engaged_once_and_progress_conserved(seed, peers, steps, lossiness):
+    """Random outer steps, random payload losses: no fragment is ever in two exchanges, and progress moves only by
+    tokens (payloads are lost before anybody commits, and nobody is far enough behind to pull)."""
+    names = [f"peer{n}" for n in range(peers)]
+    table = in_step(*names, seed=seed, rules=replace(RULES, catch_up_outer_steps=1000.0))
+    random = Random(seed)
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Swap) and random.random() < lossiness
+    trained = 0.0
+    for who, pause in steps:
+        table.step(names[who % peers])
+        trained += 10.0
+        table.run(pause)
+        for seat in table.seats.values():
+            engaged = [fragment for fragments in seat.snapshots for fragment in fragments]
+            assert len(engaged) == len(set(engaged))
+    table.run(120.0)
+    assert sum(seat.progress for seat in table.seats.values()) == pytest.approx(trained)
+    for seat in table.seats.values():
+        assert not seat.snapshots
+        assert not len(seat.core._exchanging.book)

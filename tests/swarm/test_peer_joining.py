@@ -1,0 +1,180 @@
+"""Catching up, resuming, and the run's end."""
+
+from __future__ import annotations
+
+import pytest
+from table import Table, presence
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm import PeerState
+from p2ptrain.swarm.events import Donate, LinkFailed, Received, Send
+from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
+
+
+def under_way(steps: int = 30) -> Table:
+    table = Table("amber", "birch")
+    table.start()
+    table.run(3.0)
+    for _ in range(steps):
+        table.step("amber", "birch")
+        table.run(0.5)
+    return table
+
+
+def test_the_first_peers_start_from_the_seed_without_pulling():
+    table = Table("amber", "birch", "cedar")
+    table.start()
+    table.run(3.0)
+    assert all(seat.begun for seat in table.seats.values())
+    assert all(seat.core.counters.pulls == 0 for seat in table.seats.values())
+
+
+def test_a_newcomer_pulls_before_it_trains_or_pushes():
+    table = under_way()
+    table.run(21.0)  # records are renewed
+    newcomer = table.seat("cedar")
+    table.start("cedar")
+    table.run(0.05)
+    assert not newcomer.begun
+    table.run(2.0)
+    assert newcomer.begun
+    assert newcomer.core.settled
+    assert newcomer.core.counters.pulls == 1
+    assert newcomer.progress == pytest.approx(300.0, abs=20)
+    assert newcomer.core.counters.exchanges_ok == 0  # it pushed nothing before it was in step
+    for _ in range(5):
+        table.step()
+        table.run(0.5)
+    assert newcomer.core.counters.exchanges_ok > 0
+    assert newcomer.core.counters.pulls == 1  # once, irreversibly
+
+
+def test_a_donor_that_dies_is_replaced_by_another():
+    table = under_way()
+    table.run(21.0)
+    newcomer = table.seat("cedar")
+    table.start("cedar")
+    table.run(0.045)
+    asked = [name for name in ("amber", "birch") if f"cedar -> {name}: WeightsRequest" in " ".join(table.trace)]
+    assert len(asked) == 1
+    table.kill(asked[0])
+    table.run(30.0)
+    assert newcomer.core.counters.pulls == 1
+
+
+def test_a_frozen_donor_is_given_up_at_the_deadline():
+    table = under_way()
+    table.run(21.0)
+    newcomer = table.seat("cedar")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
+    table.start("cedar")
+    table.run(10.0)
+    assert newcomer.core.counters.pulls == 0
+    table.holds_back = lambda sender, receiver, what: False
+    table.run(60.0)
+    assert newcomer.core.counters.pulls == 1
+
+
+def test_an_offer_from_a_newcomer_is_declined_until_it_caught_up():
+    table = under_way()
+    table.seat("cedar")
+    newcomer = table["cedar"].core
+    link = LinkId(PeerId("cedar"), 50, outbound=False)
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), newcomer._exchanging._terms())
+    effects = table["amber"].core.handle(Received(link, offer), table.now)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.CATCH_UP_FIRST]
+
+
+def test_a_slow_peer_that_was_in_step_is_no_newcomer():
+    table = under_way()
+    for _ in range(30):
+        table.step("amber")
+        table.run(0.05)
+    table.run(5.0)
+    assert table["birch"].core.counters.pulls == 0
+    assert table["birch"].core.counters.exchanges_ok > 0
+
+
+def test_a_lone_starter_that_meets_a_run_under_way_pulls_while_it_trains():
+    table = under_way()
+    table.run(21.0)
+    table.seat("cedar")
+    table.directory_answers = False
+    table.start("cedar")
+    table.run(25.0)
+    assert table["cedar"].begun
+    table.step("cedar")
+    table.directory_answers = True
+    table.run(30.0)
+    assert table["cedar"].core.counters.pulls == 1
+    assert table["cedar"].core.state is PeerState.TRAINING
+
+
+def test_a_resumed_peer_within_the_bound_goes_on_with_its_own_weights():
+    table = under_way()
+    table.run(21.0)
+    resumed = table.seat("cedar", progress=280.0, step=28)
+    table.start("cedar")
+    table.run(3.0)
+    assert resumed.begun
+    assert resumed.core.counters.pulls == 0
+
+
+def test_a_donor_gives_to_one_newcomer_at_a_time():
+    table = under_way()
+    request = WeightsRequest(table.rules.run, table.rules.protocol, 0.0)
+    core = table["amber"].core
+    first = core.handle(Received(LinkId(PeerId("x"), 1, outbound=False), request), table.now)
+    second = core.handle(Received(LinkId(PeerId("y"), 2, outbound=False), request), table.now)
+    assert [type(e.message) for e in first if isinstance(e, Send)] == [WeightsReply]
+    assert [e.message.reason for e in second if isinstance(e, Send)] == [DeclineReason.BUSY]
+    core.handle(LinkFailed(LinkId(PeerId("x"), 1, outbound=False), "reset"), table.now)
+    third = core.handle(Received(LinkId(PeerId("y"), 3, outbound=False), request), table.now)
+    assert [type(e.message) for e in third if isinstance(e, Send)] == [WeightsReply]
+
+
+def test_a_lying_donor_progress_is_refused():
+    table = Table("amber", "birch")
+    table.records[PeerId("birch")] = presence("birch", progress=500.0)
+    table.start("amber")
+    table.run(0.035)
+    link = next(iter(table["amber"].ends))
+    table.handle(PeerId("amber"), Received(link, WeightsReply(1, 1e12)))
+    assert table["amber"].core.counters.offences == 1
+
+
+def test_the_run_ends_with_agreement_and_everybody_leaves():
+    table = under_way()
+    table.end_training()
+    table.run(30.0)
+    assert {seat.finished for seat in table.seats.values()} <= {"left"}
+    assert all(seat.finished for seat in table.seats.values())
+    assert any("the swarm agrees" in line for line in table.trace)
+
+
+def test_a_finisher_waits_for_those_who_train_but_not_for_ever():
+    table = under_way()
+    table.end_training("amber")
+    for _ in range(10):
+        table.step("birch")
+        table.run(1.0)
+    assert not table["amber"].finished
+    table.run(table.rules.final_gossip_s)
+    assert table["amber"].finished
+
+
+def test_a_peer_left_alone_at_the_end_stops_soon():
+    table = under_way()
+    table.kill("birch")
+    table.end_training("amber")
+    table.run(table.rules.final_gossip_s + 5)
+    assert table["amber"].finished
+
+
+def test_a_finished_core_answers_nothing_but_close():
+    table = under_way()
+    table.end_training()
+    table.run(40.0)
+    link = LinkId(PeerId("birch"), 1000, outbound=False)
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), table["birch"].core._exchanging._terms())
+    assert [type(e).__name__ for e in table["amber"].core.handle(Received(link, offer), table.now)] == ["Close"]
