@@ -1,0 +1,153 @@
+"""The command line ``p2ptrain``, and the one place where errors meet a person.
+
+Commands that train or talk to the network live in ``peer`` and ``bootstrap`` and are imported when they are called, so
+that ``p2ptrain --help`` answers at once and a wrong Python or platform is reported before any heavy import fails on it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+import p2ptrain
+from p2ptrain.errors import UserError
+
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # As python_requires in setup.cfg says, and why.
+
+EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """A command that another package provides."""
+
+    module: str
+    attribute: str
+    help: str
+    """What ``p2ptrain --help`` shows without importing the module."""
+
+
+LAZY_COMMANDS = {
+    "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Be a run's well-known entry point; prints the join link."),
+    "peer": LazyCommand("peer.cli", "peer", "Join a run by its link and train."),
+    "invite": LazyCommand("peer.cli", "invite", "Print a join link from a peer's home."),
+    "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
+    "generate": LazyCommand("peer.cli", "generate", "Let a peer's model continue a text."),
+    "testnet": LazyCommand("peer.testnet", "testnet", "Run a whole swarm on this machine and compare it to one peer."),
+}
+
+
+class LazyGroup(click.Group):
+    """A group some of whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*self.commands, *LAZY_COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in LAZY_COMMANDS:
+            return super().get_command(ctx, cmd_name)
+        lazy = LAZY_COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(lazy.module), lazy.attribute)
+        if not isinstance(command, click.Command):
+            raise TypeError(f"{lazy.module}.{lazy.attribute} is no click command")
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        own = [(name, command.get_short_help_str(limit=100)) for name, command in self.commands.items()]
+        with formatter.section("Commands"):
+            formatter.write_dl([*own, *((name, lazy.help) for name, lazy in LAZY_COMMANDS.items())])
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
+@click.version_option(p2ptrain.__version__, prog_name="p2ptrain")
+def cli() -> None:
+    """Many strangers' computers pre-train one language model together.
+
+    Start a run with init, sign and bootstrap; join one with peer; try it all on one machine with testnet.
+    """
+
+
+@cli.command(short_help="Begin a run: write its manifest and signing key.")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--preset", default="demo", show_default=True, help="What to begin with: demo, llama-15m or llama-135m.")
+def init(run: Path, preset: str) -> None:
+    """Write a commented manifest and the run's signing key into the directory RUN."""
+    from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, create_run, parameter_count
+
+    manifest = create_run(run, preset)
+    click.echo(
+        f"{run / MANIFEST_FILE}: preset {preset}, {parameter_count(manifest.model):,} parameters; edit it freely."
+    )
+    click.echo(f"{run / KEY_FILE}: signs this run; keep it secret and keep a copy.")
+    click.echo(f"Next: p2ptrain sign {run}")
+
+
+@cli.command(short_help="Freeze a run's manifest.")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+def sign(run: Path) -> None:
+    """Freeze the manifest in the directory RUN: from then on it is one run, named by its digest."""
+    from p2ptrain.manifest import sign_run
+
+    signing = sign_run(run)
+    match signing.previous:
+        case None:
+            click.echo(f"Signed: run {signing.signed.run_id}")
+        case signing.signed.run_id:
+            click.echo(f"Nothing changed since it was signed: run {signing.signed.run_id}")
+        case _:
+            click.echo(f"Signed: run {signing.signed.run_id}")
+            click.echo(f"This is another run than before; peers of run {signing.previous} go on with that one.")
+    click.echo(f"Next: p2ptrain bootstrap {run}")
+
+
+def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
+    """Why this Python (major, minor) or ``sys.platform`` cannot run us, if so."""
+    if not MIN_PYTHON <= python < END_PYTHON:
+        found, lowest, end = (".".join(map(str, version)) for version in (python, MIN_PYTHON, END_PYTHON))
+        return UserError(
+            f"This is Python {found}; p2ptrain needs {lowest} or newer, and below {end}.",
+            f"Install Python {lowest} and make the environment again: python{lowest} -m venv .venv",
+        )
+    if platform not in ("linux", "darwin"):
+        return UserError(
+            f"p2ptrain runs on Linux and macOS, and this is {platform}.",
+            "On Windows use WSL 2: its Linux is a Linux to p2ptrain.",
+        )
+    return None
+
+
+def run_command(command: click.Command, arguments: list[str] | None = None, name: str | None = None) -> NoReturn:
+    """Run a click command as a process: every entry point goes through this error boundary.
+
+    A command's return value becomes the exit status when it is an integer. A UserError prints its problem and remedy
+    and exits 2; Ctrl+C exits 130; a fault of our own keeps its traceback.
+    """
+    try:
+        fault = platform_fault(sys.version_info[:2], sys.platform)
+        if fault is not None:
+            raise fault
+        result = command.main(arguments, prog_name=name, standalone_mode=False)
+    except UserError as error:
+        click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
+        sys.exit(EXIT_USER_ERROR)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (KeyboardInterrupt, click.Abort):
+        sys.exit(EXIT_INTERRUPTED)
+    sys.exit(result if isinstance(result, int) else 0)
+
+
+def main() -> NoReturn:
+    """Entry point of ``p2ptrain``."""
+    run_command(cli, name="p2ptrain")
+
+
+if __name__ == "__main__":
+    main()

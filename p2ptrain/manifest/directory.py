@@ -1,0 +1,169 @@
+"""A run's directory, as its author keeps it: written by ``init``, frozen by ``sign``, read by the bootstrap.
+
+::
+
+    RUN/manifest.toml     commented, for people to edit
+    RUN/run.key           the author's Ed25519 key, PKCS #8 PEM, mode 0600; never leaves the machine
+    RUN/manifest.signed   canonical JSON, what the network sees
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.ids import RunId
+from p2ptrain.manifest.document import differences, parse_toml, render_toml, with_changes
+from p2ptrain.manifest.presets import preset
+from p2ptrain.manifest.schema import Manifest
+from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
+
+MANIFEST_FILE = "manifest.toml"
+KEY_FILE = "run.key"
+SIGNED_FILE = "manifest.signed"
+
+
+@dataclass(frozen=True, slots=True)
+class Signing:
+    """What ``sign_run`` did."""
+
+    signed: SignedManifest
+    previous: RunId | None
+    """The run that the directory described before, when it was signed already; the same one when nothing changed."""
+
+
+def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | None = None) -> Manifest:
+    """Write ``manifest.toml`` and a new ``run.key`` into a directory that holds no run yet.
+
+    ``changes`` replaces fields of the preset, named by dotted paths. Raises ManifestError.
+    """
+    for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE):
+        if (directory / name).exists():
+            raise ManifestError(
+                f"{directory} already holds a run: {directory / name} exists.",
+                "Choose another directory; to change this run, edit its manifest.toml and sign it.",
+            )
+    key = Ed25519PrivateKey.generate()
+    manifest = with_changes(preset(preset_name, public_key_of(key)), changes or {})
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        _write_new(directory / KEY_FILE, pem, mode=0o600)
+        _write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    return manifest
+
+
+def sign_run(directory: Path) -> Signing:
+    """Freeze ``manifest.toml`` into ``manifest.signed``. Signing twice changes nothing. Raises ManifestError."""
+    manifest = parse_toml(_read_manifest(directory))
+    signed = sign(manifest, _read_key(directory))
+    path = directory / SIGNED_FILE
+    previous = _previous_run(path)
+    if previous != signed.run_id:
+        try:
+            _replace(path, signed.to_bytes())
+        except OSError as error:
+            raise _unwritable(directory, error) from error
+    return Signing(signed, previous)
+
+
+def load_run(directory: Path) -> SignedManifest:
+    """The directory's signed manifest. Raises ManifestError when there is none, or ``manifest.toml`` says otherwise.
+
+    A directory without ``manifest.toml`` is fine: a bootstrap on another machine needs the signed file alone.
+    """
+    path = directory / SIGNED_FILE
+    try:
+        signed = SignedManifest.from_bytes(path.read_bytes())
+    except FileNotFoundError:
+        raise ManifestError(
+            f"{directory} holds no {SIGNED_FILE}.", f"Freeze the manifest with `p2ptrain sign {directory}`."
+        ) from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    if (directory / MANIFEST_FILE).exists():
+        changed = differences(signed.manifest, parse_toml(_read_manifest(directory)))
+        if changed:
+            raise ManifestError(
+                "\n".join([f"{directory / MANIFEST_FILE} was edited after signing (signed -> now):", *changed]),
+                f"Undo the edit to go on with this run, or start another run with `p2ptrain sign {directory}`.",
+            )
+    return signed
+
+
+def _previous_run(path: Path) -> RunId | None:
+    """The run that was signed here before; a file that is no longer readable counts as none and is replaced."""
+    try:
+        return SignedManifest.from_bytes(path.read_bytes()).run_id
+    except (FileNotFoundError, ManifestError):
+        return None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_manifest(directory: Path) -> str:
+    path = directory / MANIFEST_FILE
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ManifestError(
+            f"{directory} holds no {MANIFEST_FILE}.", f"Make a run with `p2ptrain init {directory}`."
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _read_key(directory: Path) -> Ed25519PrivateKey:
+    path = directory / KEY_FILE
+    bring_back = "Bring back the key that `p2ptrain init` made for this run; only it can sign."
+    try:
+        key = load_pem_private_key(path.read_bytes(), password=None)
+    except FileNotFoundError:
+        raise ManifestError(f"{directory} holds no {KEY_FILE}.", bring_back) from None
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key is encrypted.
+        raise ManifestError(f"{path} is not a plain PEM private key.", bring_back) from None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise ManifestError(f"{path} holds a key of another kind than Ed25519.", bring_back)
+    return key
+
+
+def _write_new(path: Path, data: bytes, mode: int) -> None:
+    """Create with the final permissions from the start; never overwrite."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Old content or new, never half of it."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        _write_new(temporary, data, mode=0o644)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _unreadable(path: Path, error: Exception) -> ManifestError:
+    return ManifestError(f"Cannot read {path}: {error}.", "Check that it is a readable file of your own.")
+
+
+def _unwritable(directory: Path, error: OSError) -> ManifestError:
+    return ManifestError(
+        f"Cannot write into {directory}: {error}.", "Choose a directory you may write, with free space."
+    )

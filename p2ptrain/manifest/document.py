@@ -1,0 +1,135 @@
+"""A manifest's two written forms: commented TOML for people, canonical JSON for digests and signatures.
+
+Canonical means that equal manifests have equal bytes everywhere: sorted keys, no white space, ASCII, every field
+present, integers as integers and floats as Python's shortest repr that reads back to the same value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import textwrap
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.manifest.faults import shown, validated
+from p2ptrain.manifest.schema import Manifest
+from p2ptrain.manifest.section import Section
+
+MAX_MANIFEST_BYTES = 64 * 1024
+"""Guess: a generated manifest is about 8 kB of TOML and 2 kB of JSON."""
+
+_HEADER = """\
+# The manifest of a p2ptrain run. All peers of the run share it, byte for byte.
+# Change what you like, then freeze it with `p2ptrain sign`. A manifest changed after that is another run.
+"""
+
+_COMMENT_WIDTH = 110
+
+
+def canonical_json(data: Mapping[str, Any]) -> bytes:
+    """The one byte string that stands for ``data``."""
+    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
+
+
+def canonical_bytes(manifest: Manifest) -> bytes:
+    """The bytes that are digested and signed."""
+    return canonical_json(manifest.model_dump())
+
+
+def run_id(manifest: Manifest) -> RunId:
+    """SHA-256 of the canonical bytes, in hexadecimal."""
+    return RunId(hashlib.sha256(canonical_bytes(manifest)).hexdigest())
+
+
+def parse_toml(text: str) -> Manifest:
+    """Read a manifest as its author writes it. Raises ManifestError with one line per problem."""
+    if len(text) > MAX_MANIFEST_BYTES:
+        raise ManifestError(
+            f"manifest.toml has {len(text):,} characters, and at most {MAX_MANIFEST_BYTES:,} are read.",
+            "Is this the right file? `p2ptrain init` writes one of about 8,000.",
+        )
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ManifestError(f"manifest.toml is no valid TOML: {error}.", "Mend that line.") from None
+    return parse_data(data)
+
+
+def parse_data(data: Mapping[str, Any]) -> Manifest:
+    """Check plain data against the protocol version, then the schema. Raises ManifestError."""
+    _refuse_other_protocol(data)
+    return validated(data)
+
+
+def with_changes(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
+    """The manifest with some fields replaced, named by dotted paths: ``{"outer.inner_steps": 20}``; checked anew."""
+    data = manifest.model_dump()
+    for path, value in changes.items():
+        table = data
+        *parents, field = path.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[field] = value
+    return parse_data(data)
+
+
+def differences(before: Manifest, after: Manifest) -> list[str]:
+    """One line for each field that differs, with both values."""
+    old, new = (dict(_flat(manifest.model_dump())) for manifest in (before, after))
+    return [
+        f"{path}: {shown(old[path]) if path in old else 'absent'} -> {shown(new[path]) if path in new else 'absent'}"
+        for path in sorted(old.keys() | new.keys())
+        if path not in old or path not in new or old[path] != new[path]
+    ]
+
+
+def render_toml(manifest: Manifest) -> str:
+    """The manifest as TOML with every field's description above it; ``parse_toml`` reads it back."""
+    return _HEADER + "".join(_table(name, getattr(manifest, name)) for name in Manifest.model_fields)
+
+
+def _refuse_other_protocol(data: Mapping[str, Any]) -> None:
+    """Before the schema, since another version's manifest may well have other fields."""
+    run = data.get("run")
+    protocol = run.get("protocol") if isinstance(run, Mapping) else None
+    if type(protocol) is int and protocol != PROTOCOL_VERSION:
+        raise ManifestError(
+            f"run.protocol: the run speaks protocol version {protocol}, this p2ptrain speaks {PROTOCOL_VERSION}.",
+            "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange.",
+        )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def _table(path: str, section: Section) -> str:
+    """One TOML table, its nested tables after it."""
+    lines = ["", *_comment(type(section).__doc__ or ""), f"[{path}]"]
+    nested = ""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            nested += _table(f"{path}.{name}", value)
+        else:
+            lines += [*_comment(field.description or ""), f"{name} = {_toml_value(value)}"]
+    return "\n".join(lines) + "\n" + nested
+
+
+def _comment(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(" ".join(text.split()), _COMMENT_WIDTH)]
+
+
+def _toml_value(value: bool | int | float | str) -> str:
+    """Strings of a manifest are short ASCII, for which JSON and TOML agree; long integers get digit groups."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:_}" if value >= 10_000 else str(value)
+    return json.dumps(value)

@@ -1,0 +1,110 @@
+"""Schema errors in the owner's words: one line per problem, naming the field, the value and the nearest valid name.
+
+pydantic reports a location, a type and a message for each error; this module turns the whole report into a single
+``ManifestError``. Names and values may come from a stranger, so they are shortened and made printable.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any, get_args
+
+from pydantic import ValidationError
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.manifest.schema import Manifest
+from p2ptrain.manifest.section import Section
+
+_MAX_LINES = 20  # Guess: what fits on a screen. Also bounds the work that a hostile manifest can cause.
+_MAX_SHOWN = 60  # Characters of a name or value; guess: what fits beside the rest of the line.
+_TAGGED_SECTIONS = ("model", "tokenizer", "corpus")  # pydantic puts the chosen variant after these in a location.
+
+
+def validated(data: Mapping[str, Any]) -> Manifest:
+    """The manifest that the plain data describe. Raises ManifestError that lists everything wrong with them."""
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        entries = error.errors(include_url=False)
+        lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry)]
+        if len(entries) > _MAX_LINES:
+            lines.append(f"and {len(entries) - _MAX_LINES} more")
+        remedy = "Mend these fields; `p2ptrain init` writes a manifest that is valid."
+        raise ManifestError("\n".join(lines), remedy) from None
+
+
+def _lines(entry: Mapping[str, Any]) -> list[str]:
+    """The lines for one pydantic error."""
+    if not entry["loc"] and entry["type"] == "value_error":  # A rule between fields: its message names them.
+        return str(entry["ctx"]["error"]).split("\n")
+    location = [str(part) for part in entry["loc"]] or ["manifest"]  # The latter when it is no table of strings at all.
+    tag = location.pop(1) if location[0] in _TAGGED_SECTIONS and len(location) > 1 else None
+    path = ".".join(printable(part) for part in location)
+    match entry["type"]:
+        case "extra_forbidden":
+            return [f"{path}: unknown {_unit(location)}{_suggestion(path, tag)}"]
+        case "missing":
+            return [f"{path}: missing"]
+        case "union_tag_not_found":
+            return [f"{path}.{_discriminator(entry)}: missing"]
+        case "union_tag_invalid":
+            tags = [name.strip().strip("'") for name in entry["ctx"]["expected_tags"].split(",")]
+            found = str(entry["ctx"]["tag"])
+            nearest = difflib.get_close_matches(found, tags, n=1)
+            hint = f"; did you mean {nearest[0]}?" if nearest else f"; it may be {', '.join(tags)}"
+            return [f"{path}.{_discriminator(entry)}: {shown(found)} is not known{hint}"]
+        case "string_pattern_mismatch":
+            return [f"{path}: found {shown(entry['input'])}; wanted: {dict(_fields(Manifest, tag)).get(path)}"]
+        case "value_error":
+            return [f"{path}: found {shown(entry['input'])}: {entry['ctx']['error']}"]
+    return [f"{path}: {entry['msg'][0].lower()}{entry['msg'][1:]}, found {shown(entry['input'])}"]
+
+
+def _discriminator(entry: Mapping[str, Any]) -> str:
+    return str(entry["ctx"]["discriminator"]).strip("'")
+
+
+def _unit(location: list[str]) -> str:
+    return "section" if len(location) == 1 else "field"
+
+
+def _suggestion(path: str, tag: str | None) -> str:
+    """The valid name most likely meant: the same word in another table, or the nearest word in the same one."""
+    table, _, word = path.rpartition(".")
+    valid = [(*name.rpartition("."), name) for name, _ in _fields(Manifest, tag)]
+    siblings = [sibling for home, _, sibling, _ in valid if home == table]
+    nearest = difflib.get_close_matches(word, siblings, n=1)
+    meant = [name for home, _, sibling, name in valid if sibling == word or (home == table and sibling in nearest)]
+    return f"; did you mean {meant[0]}?" if meant else ""
+
+
+def _fields(section: type[Section], tag: str | None, prefix: str = "") -> Iterator[tuple[str, str | None]]:
+    """Dotted name and description of every field; among variants, only the one that ``tag`` chooses if it is one."""
+    for name, field in section.model_fields.items():
+        yield prefix + name, field.description
+        variants = _sections(field.annotation)
+        chosen = [variant for variant in variants if _answers_to(variant, tag)] if len(variants) > 1 else variants
+        for variant in chosen or variants:
+            yield from _fields(variant, tag, f"{prefix}{name}.")
+
+
+def _sections(annotation: Any) -> list[type[Section]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in _sections(argument)]
+
+
+def _answers_to(variant: type[Section], tag: str | None) -> bool:
+    return any(tag in get_args(field.annotation) for field in variant.model_fields.values())
+
+
+def printable(name: str) -> str:
+    """A field name as it is when it looks like one, otherwise quoted, escaped and shortened."""
+    return name if name.isascii() and name.isidentifier() and len(name) <= _MAX_SHOWN else shown(name)
+
+
+def shown(value: object) -> str:
+    """A value as one short line of printable ASCII."""
+    text = ascii(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

@@ -1,0 +1,178 @@
+"""Three runs to begin with: ``demo`` for minutes on a laptop, ``llama-15m`` for hours, ``llama-135m`` for GPUs.
+
+The first two read the shipped Shakespeare as bytes and need no internet. Every number here is a "guess" unless its
+comment says where it comes from.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.manifest.faults import shown, validated
+from p2ptrain.manifest.schema import Manifest
+
+_ADAMW = {
+    "beta1": 0.9,
+    "beta2": 0.95,  # GPT-3 (arXiv 2005.14165, appendix B), as most language models since.
+    "epsilon": 1e-8,  # Adam's own (arXiv 1412.6980).
+    "weight_decay": 0.1,  # GPT-3.
+    "gradient_clip": 1.0,  # GPT-3.
+}
+_NESTEROV = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo (arXiv 2311.08105, section 3).
+_INT8 = {"name": "int8", "block_size": 1024}  # 1024: a scale costs .4 % of the bytes.
+_LLAMA = {"hidden_act": "silu", "initializer_range": 0.02, "norm_epsilon": 1e-5, "rope_theta": 10_000.0}
+_SHAKESPEARE = {"kind": "builtin", "name": "shakespeare", "validation_fraction": 0.05}
+
+_DEMO: dict[str, Any] = {
+    "run": {"name": "demo", "seed": 1, "tokens_per_peer": 1_200_000},
+    "model": {
+        "architecture": "LlamaForCausalLM",
+        "config": {
+            **_LLAMA,
+            "vocab_size": 256,
+            "hidden_size": 96,
+            "intermediate_size": 256,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 128,
+            "tie_word_embeddings": True,
+        },
+    },
+    "tokenizer": {"kind": "bytes"},
+    "corpus": _SHAKESPEARE,
+    "training": {
+        **_ADAMW,
+        "sequence_length": 128,
+        "sequences_per_step": 2,  # Better than 4 at equal tokens, for a swarm and for one peer; our measurement.
+        "learning_rate": 3e-3,  # Best for one peer alone among 1e-3, 2e-3, 3e-3 and 6e-3; our measurement.
+        "warmup_tokens": 60_000,
+        "schedule": "cosine",
+        "final_learning_rate_fraction": 0.05,
+    },
+    "outer": {
+        **_NESTEROV,
+        "momentum": 0.5,  # 235 outer steps are too few for .9: it lost to no communication at 75; our measurement.
+        "recipe": "swarm",
+        "inner_steps": 20,  # Half the traffic of 10, better when an exchange takes several steps; our measurement.
+        "exchanges_per_step": 1,
+        "fragments": 1,
+        "fragments_per_exchange": 1,
+    },
+    "codec": _INT8,
+    # int8 alone leaves two peers that agree 1.2 % apart (our measurement); less than that is never measured.
+    "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 20.0},
+}
+
+# 15.5M parameters, the size of llama2.c's stories15M, with the embedding of 256 bytes in place of 32,000 pieces.
+_LLAMA_15M: dict[str, Any] = {
+    "run": {"name": "llama-15m", "seed": 1, "tokens_per_peer": 50_000_000},
+    "model": {
+        "architecture": "LlamaForCausalLM",
+        "config": {
+            **_LLAMA,
+            "vocab_size": 256,
+            "hidden_size": 384,
+            "intermediate_size": 1152,
+            "num_hidden_layers": 8,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 6,
+            "max_position_embeddings": 256,
+            "tie_word_embeddings": False,
+        },
+    },
+    "tokenizer": {"kind": "bytes"},
+    "corpus": _SHAKESPEARE,
+    "training": {
+        **_ADAMW,
+        "sequence_length": 256,  # stories15M.
+        "sequences_per_step": 16,
+        "learning_rate": 1e-3,
+        "warmup_tokens": 1_000_000,
+        "schedule": "cosine",
+        "final_learning_rate_fraction": 0.1,
+    },
+    "outer": {
+        **_NESTEROV,
+        "recipe": "swarm",
+        "inner_steps": 30,
+        "exchanges_per_step": 2,
+        "fragments": 4,
+        "fragments_per_exchange": 4,
+    },
+    "codec": _INT8,
+    "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 120.0},
+}
+
+# SmolLM-135M: shape, tokenizer and peak learning rate as published with it (huggingface.co/HuggingFaceTB/SmolLM-135M).
+_LLAMA_135M: dict[str, Any] = {
+    "run": {"name": "llama-135m", "seed": 1, "tokens_per_peer": 1_000_000_000},
+    "model": {
+        "architecture": "LlamaForCausalLM",
+        "config": {
+            **_LLAMA,
+            "vocab_size": 49_152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 2048,
+            "tie_word_embeddings": True,
+        },
+    },
+    "tokenizer": {
+        "kind": "hub",
+        "name": "HuggingFaceTB/SmolLM-135M",
+        "revision": "1d461723eec654e65efdc40cf49301c89c0c92f4",
+    },
+    "corpus": {
+        "kind": "hub",
+        "name": "HuggingFaceFW/fineweb-edu",
+        "revision": "87f09149ef4734204d70ed1d046ddc9ca3f2b8f9",
+        "config": "sample-10BT",
+        "split": "train",
+        "text_field": "text",
+        "max_tokens": 200_000_000,
+        "validation_fraction": 0.005,
+    },
+    "training": {
+        **_ADAMW,
+        "sequence_length": 2048,
+        "sequences_per_step": 32,
+        "learning_rate": 3e-3,
+        "warmup_tokens": 20_000_000,
+        "schedule": "cosine",
+        "final_learning_rate_fraction": 0.1,
+    },
+    "outer": {
+        **_NESTEROV,
+        "recipe": "swarm",
+        "inner_steps": 50,
+        "exchanges_per_step": 2,
+        "fragments": 16,
+        "fragments_per_exchange": 16,
+    },
+    "codec": _INT8,
+    "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 1800.0},
+}
+
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"demo": _DEMO, "llama-15m": _LLAMA_15M, "llama-135m": _LLAMA_135M}
+)
+"""Everything of a manifest but the protocol version and the author's key."""
+
+
+def preset(name: str, public_key: str) -> Manifest:
+    """The preset's manifest for the author with that key (64 hexadecimal digits). Raises ManifestError."""
+    if name not in PRESETS:
+        nearest = difflib.get_close_matches(name, PRESETS, n=1)
+        hint = f"Did you mean {nearest[0]}? " if nearest else ""
+        raise ManifestError(f"There is no preset {shown(name)}.", f"{hint}Presets: {', '.join(PRESETS)}.")
+    data = PRESETS[name]
+    return validated({**data, "run": {**data["run"], "protocol": PROTOCOL_VERSION, "public_key": public_key}})

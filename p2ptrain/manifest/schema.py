@@ -1,0 +1,224 @@
+"""The manifest as a whole: its sections, and the rules that tie fields of different sections together.
+
+Every field has a unit in its name or docstring; the docstrings are the comments of a generated ``manifest.toml``.
+"Inner step" is one AdamW step, "outer step" the fold of inner_steps of them into the slow weights.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
+from p2ptrain.manifest.section import Digest, Section, Title
+from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
+from p2ptrain.recipes import RECIPES, RecipeName
+
+FRAGMENT_ALIGNMENT = 1024
+"""Elements. Fragments begin at multiples of it, so that codec blocks never straddle two fragments."""
+
+MAX_STEP_TOKENS = 2**24
+"""Guess: four times the batch of the largest published runs; more is a typing mistake."""
+
+
+class Run(Section):
+    """What the run is called, who started it and when it ends."""
+
+    name: Title
+    """What people call the run: letters, digits, blanks, dots, dashes."""
+
+    protocol: int = Field(ge=1, le=1_000_000)
+    """Version of the protocol; peers of different versions never exchange."""
+
+    public_key: Digest
+    """Ed25519 key (hexadecimal) that signs this manifest; its secret half is run.key."""
+
+    seed: int = Field(ge=0, le=2**63 - 1)
+    """Fixes the initial weights and, with a peer's id, the order in which that peer reads the corpus."""
+
+    tokens_per_peer: int = Field(ge=1, le=10**15)
+    """Training tokens per peer at which the run ends."""
+
+
+class Training(Section):
+    """The inner optimization, AdamW (arXiv 1711.05101). Schedules run over tokens per peer."""
+
+    sequence_length: int = Field(ge=8, le=131_072)
+    """Tokens per training sequence."""
+
+    sequences_per_step: int = Field(ge=1, le=65_536)
+    """Sequences per inner step; small devices reach it by accumulation."""
+
+    learning_rate: float = Field(gt=0, le=1)
+    """Peak learning rate of AdamW."""
+
+    warmup_tokens: int = Field(ge=0, le=10**15)
+    """Tokens per peer over which the learning rate rises linearly from zero."""
+
+    schedule: Literal["cosine", "constant", "wsd"]
+    """After the warm-up: cosine, constant, or wsd (constant, then a straight fall over the last fifth of the run)."""
+
+    final_learning_rate_fraction: float = Field(ge=0, le=1)
+    """Learning rate at the run's end as a fraction of the peak; schedule constant does not read it."""
+
+    beta1: float = Field(ge=0, lt=1)
+    """Decay of AdamW's first moment, per inner step."""
+
+    beta2: float = Field(ge=0, lt=1)
+    """Decay of AdamW's second moment, per inner step."""
+
+    epsilon: float = Field(gt=0, le=0.1)
+    """Added to the root of AdamW's second moment."""
+
+    weight_decay: float = Field(ge=0, le=10)
+    """AdamW's decoupled weight decay."""
+
+    gradient_clip: float = Field(gt=0, le=1e6)
+    """Largest L2 norm of an inner step's gradient; longer ones are scaled down to it."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one inner step."""
+        return self.sequence_length * self.sequences_per_step
+
+
+class Outer(Section):
+    """How an inner phase enters the slow weights, and how often peers meet."""
+
+    recipe: RecipeName
+    """local (plain AdamW, no exchanges) or swarm (local outer step, then pairwise averaging in the background)."""
+
+    inner_steps: int = Field(ge=1, le=100_000)
+    """Inner steps between two outer steps, H."""
+
+    learning_rate: float = Field(gt=0, le=2)
+    """Outer learning rate eta; recipe local does not read it."""
+
+    momentum: float = Field(ge=0, lt=1)
+    """Outer momentum mu; .9 pays only in runs of hundreds of outer steps. Recipe local does not read it."""
+
+    nesterov: bool
+    """Whether the outer momentum looks ahead."""
+
+    exchanges_per_step: int = Field(ge=0, le=64)
+    """Exchanges a peer initiates per outer step; it answers about as many more. 0 in recipe local."""
+
+    fragments: int = Field(ge=1, le=4_096)
+    """Number of near-equal slices of the parameters, the units of exchange."""
+
+    fragments_per_exchange: int = Field(ge=1, le=4_096)
+    """Slices sent in one exchange; at most fragments."""
+
+
+class Codec(Section):
+    """The form in which weights travel."""
+
+    name: Literal["fp32", "bf16", "int8"]
+    """fp32 (32 bits per parameter, exact), bf16 (16 bits) or int8 (8 bits and a scale per block)."""
+
+    block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
+    """Elements that share one scale in int8; divides 1024. The other codecs do not read it."""
+
+
+class Swarm(Section):
+    """Joining late, and ending together."""
+
+    catch_up_outer_steps: int = Field(ge=1, le=100_000)
+    """A peer further behind than the tokens of this many outer steps is a newcomer and takes a live peer's weights."""
+
+    final_disagreement: float = Field(gt=0, le=1)
+    """At the run's end peers go on averaging until their relative distance falls below this."""
+
+    final_gossip_s: float = Field(ge=0, le=86_400)
+    """Seconds after which a peer stops waiting for that."""
+
+
+class Manifest(Section):
+    """The one frozen description that all peers of a run share."""
+
+    run: Run
+    model: Model
+    tokenizer: Tokenizer
+    corpus: Corpus
+    training: Training
+    outer: Outer
+    codec: Codec
+    swarm: Swarm
+
+    @model_validator(mode="after")
+    def _fields_agree(self) -> Self:
+        faults = [*_model_faults(self), *_training_faults(self), *_outer_faults(self)]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+    @property
+    def tokens_per_outer_step(self) -> int:
+        """Tokens one peer trains on between two outer steps."""
+        return self.training.tokens_per_step * self.outer.inner_steps
+
+
+def _model_faults(manifest: Manifest) -> list[str]:
+    model = manifest.model
+    faults = model.shape_faults()
+    parameters = parameter_count(model)
+    if parameters > MAX_PARAMETERS:
+        faults.append(f"model.config: {parameters:,} parameters, and at most {MAX_PARAMETERS:,} are allowed")
+    vocabulary = model.config.vocab_size
+    if isinstance(manifest.tokenizer, BytesTokenizer) and vocabulary < BYTE_VOCABULARY:
+        faults.append(f"model.config.vocab_size: {vocabulary} is below the {BYTE_VOCABULARY} ids of tokenizer bytes")
+    return faults
+
+
+def _training_faults(manifest: Manifest) -> list[str]:
+    training, config = manifest.training, manifest.model.config
+    faults = []
+    if training.sequence_length > config.max_position_embeddings:
+        faults.append(
+            f"training.sequence_length: {training.sequence_length} exceeds "
+            f"model.config.max_position_embeddings, {config.max_position_embeddings}"
+        )
+    if training.sequence_length * config.vocab_size > MAX_LOGITS:
+        faults.append(
+            f"training.sequence_length: {training.sequence_length} x vocab_size {config.vocab_size} "
+            f"exceeds {MAX_LOGITS:,} logits for a single sequence"
+        )
+    if training.tokens_per_step > MAX_STEP_TOKENS:
+        faults.append(
+            f"training.sequences_per_step: {training.tokens_per_step:,} tokens per inner step, "
+            f"and at most {MAX_STEP_TOKENS:,} are allowed"
+        )
+    if training.warmup_tokens > manifest.run.tokens_per_peer:
+        faults.append(
+            f"training.warmup_tokens: {training.warmup_tokens} exceeds run.tokens_per_peer, "
+            f"{manifest.run.tokens_per_peer}"
+        )
+    return faults
+
+
+def _outer_faults(manifest: Manifest) -> list[str]:
+    outer, block_size = manifest.outer, manifest.codec.block_size
+    faults = []
+    exchanges = outer.exchanges_per_step
+    if RECIPES[outer.recipe].exchanges and exchanges == 0:
+        faults.append(f"outer.exchanges_per_step: 0, and recipe {outer.recipe} would train every peer alone")
+    if not RECIPES[outer.recipe].exchanges and exchanges > 0:
+        faults.append(
+            f"outer.exchanges_per_step: {exchanges}, and recipe {outer.recipe} exchanges nothing; set it to 0"
+        )
+    if outer.fragments_per_exchange > outer.fragments:
+        faults.append(
+            f"outer.fragments_per_exchange: {outer.fragments_per_exchange} exceeds outer.fragments, {outer.fragments}"
+        )
+    most_fragments = max(1, parameter_count(manifest.model) // FRAGMENT_ALIGNMENT)
+    if outer.fragments > most_fragments:
+        faults.append(f"outer.fragments: {outer.fragments} is too many for this model; at most {most_fragments}")
+    if FRAGMENT_ALIGNMENT % block_size:
+        faults.append(f"codec.block_size: {block_size} does not divide {FRAGMENT_ALIGNMENT}")
+    if manifest.tokens_per_outer_step > manifest.run.tokens_per_peer:
+        faults.append(
+            f"run.tokens_per_peer: {manifest.run.tokens_per_peer} ends the run before its first outer step, "
+            f"which takes {manifest.tokens_per_outer_step} tokens"
+        )
+    return faults

@@ -1,0 +1,102 @@
+"""The signed form of a manifest: what bootstraps and peers serve, and what a joiner checks before it believes a word.
+
+A joiner knows the RunId from its link. The RunId is a digest of the manifest, so bytes from any peer, however
+untrusted, are either the manifest that the link means or refused. The Ed25519 signature (RFC 8032) shows besides that
+whoever holds run.key froze it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.ids import RunId
+from p2ptrain.manifest.document import MAX_MANIFEST_BYTES, canonical_bytes, canonical_json, parse_data, run_id
+from p2ptrain.manifest.faults import shown
+from p2ptrain.manifest.schema import Manifest
+
+_DOMAIN = (
+    b"p2ptrain manifest\0"  # What is signed begins with its purpose: no other signature of the key can pass for it.
+)
+_ASK_AGAIN = "Ask the run's author for a fresh manifest or link."
+
+
+@dataclass(frozen=True, slots=True)
+class SignedManifest:
+    """A manifest and its author's signature. Made by ``sign`` or ``from_bytes``, which leave no bad one behind."""
+
+    manifest: Manifest
+    signature: str
+    """Ed25519 over the domain and the canonical bytes: 128 hexadecimal digits."""
+
+    @property
+    def run_id(self) -> RunId:
+        """The digest that names the run."""
+        return run_id(self.manifest)
+
+    def to_bytes(self) -> bytes:
+        """Canonical JSON ``{"manifest": …, "signature": …}``."""
+        return canonical_json({"manifest": self.manifest.model_dump(), "signature": self.signature})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Inverse of ``to_bytes``, for bytes from anyone.
+
+        Raises ManifestError when they are too many, not canonical, of another protocol version, against the schema, or
+        when the signature does not hold.
+        """
+        if len(data) > MAX_MANIFEST_BYTES:
+            raise ManifestError(
+                f"The signed manifest has {len(data):,} bytes, and at most {MAX_MANIFEST_BYTES:,} are read.", _ASK_AGAIN
+            )
+        try:
+            document = json.loads(data)
+        except (ValueError, RecursionError):  # ValueError covers bad UTF-8, bad JSON and integers beyond all reason.
+            document = None
+        match document:
+            case {"manifest": dict() as fields, "signature": str() as signature} if len(document) == 2:
+                signed = cls(parse_data(fields), signature)
+            case _:
+                raise ManifestError(f"The signed manifest is damaged; it begins with {shown(data[:16])}.", _ASK_AGAIN)
+        if signed.to_bytes() != data:
+            raise ManifestError("The signed manifest is not in canonical form.", _ASK_AGAIN)
+        signed._check_signature()
+        return signed
+
+    def verify(self, expected_run_id: RunId) -> None:
+        """Raise ManifestError unless this is the manifest of the expected run."""
+        if self.run_id != expected_run_id:
+            raise ManifestError(
+                f"The manifest is of run {self.run_id}, and {expected_run_id} was asked for.", _ASK_AGAIN
+            )
+
+    def _check_signature(self) -> None:
+        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.manifest.run.public_key))
+        try:
+            key.verify(bytes.fromhex(self.signature), _DOMAIN + canonical_bytes(self.manifest))
+        except (InvalidSignature, ValueError):  # ValueError: the signature is no hexadecimal.
+            raise ManifestError(
+                f"The signature does not fit the manifest and run.public_key {self.manifest.run.public_key}.",
+                _ASK_AGAIN,
+            ) from None
+
+
+def public_key_of(key: Ed25519PrivateKey) -> str:
+    """What ``run.public_key`` says for this key."""
+    return key.public_key().public_bytes_raw().hex()
+
+
+def sign(manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
+    """Sign; the same manifest and key give the same bytes. Raises ManifestError when the key is another's."""
+    own = public_key_of(key)
+    if own != manifest.run.public_key:
+        raise ManifestError(
+            f"run.public_key is {manifest.run.public_key}, and run.key is the secret half of {own}.",
+            "Put that second value into run.public_key, or bring back the run.key that belongs to the first.",
+        )
+    return SignedManifest(manifest, key.sign(_DOMAIN + canonical_bytes(manifest)).hex())

@@ -1,0 +1,136 @@
+"""Join links as people mangle them."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p2ptrain.errors import JoinLinkError
+from p2ptrain.ids import RunId
+from p2ptrain.manifest import JoinLink, check_address, is_peer_id
+
+few = settings(max_examples=50, deadline=None)
+RUN = RunId(hashlib.sha256(b"a run").hexdigest())
+ED25519 = "12D3KooWSHj3RRbBjD15g6wekV8y3mm57Pobmps2g2WJm6F67Lay"
+RSA = "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"
+ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{ED25519}"
+GOOD_ADDRESSES = [
+    ADDRESS,
+    f"/ip4/127.0.0.1/tcp/1/p2p/{RSA}",
+    f"/ip6/2001:db8::1/tcp/65535/p2p/{ED25519}",
+    f"/dns/example.org/tcp/443/p2p/{ED25519}",
+    f"/dns4/a-b.example.org/tcp/443/p2p/{ED25519}",
+    f"/dns6/example.org/tcp/443/p2p/{ED25519}",
+    f"/ip4/203.0.113.7/tcp/31337/p2p/{RSA}/p2p-circuit/p2p/{ED25519}",
+]
+
+
+def problem(text: str) -> str:
+    with pytest.raises(JoinLinkError) as caught:
+        JoinLink.parse(text)
+    assert caught.value.problem.isprintable()
+    assert len(caught.value.problem) < 400
+    return caught.value.problem
+
+
+@pytest.mark.parametrize("address", GOOD_ADDRESSES)
+def test_addresses_that_can_be_dialled(address: str) -> None:
+    check_address(address)
+
+
+@few
+@given(st.lists(st.sampled_from(GOOD_ADDRESSES), min_size=1, max_size=16))
+def test_round_trip(addresses: list[str]) -> None:
+    link = JoinLink(RUN, tuple(addresses))
+    assert JoinLink.parse(str(link)) == link
+    assert JoinLink.parse(f"  {link}\n") == link
+
+
+def test_the_written_form() -> None:
+    assert str(JoinLink(RUN, (ADDRESS, ADDRESS))) == f"p2ptrain://{RUN}@{ADDRESS},{ADDRESS}"
+
+
+LINK = f"p2ptrain://{RUN}@{ADDRESS}"
+
+
+@few
+@given(st.integers(0, len(LINK) - 1))
+def test_a_link_cut_anywhere_is_refused(length: int) -> None:
+    assert problem(LINK[:length])
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (LINK[: len("p2ptrain://") + 20], "seems cut off: its run has 20 of 64 digits"),
+        (LINK[: LINK.index("@")], "seems cut off: no address follows"),
+        (LINK[: LINK.index("@") + 1], "seems cut off: no address follows"),
+        (LINK[: LINK.index("/p2p/")], "seems cut off"),
+        (LINK[:-3], "was the link cut off"),
+        (LINK + ",", "an address is empty"),
+        ("", "begins with p2ptrain://"),
+        (f"http://{RUN}@{ADDRESS}", "begins with p2ptrain://"),
+        (f"p2ptrain:/{RUN}@{ADDRESS}", "begins with p2ptrain://"),
+        (f"p2ptrain://{RUN.upper()}@{ADDRESS}", "64 digits 0-9 a-f"),
+        (f"p2ptrain://{RUN}0@{ADDRESS}", "64 digits 0-9 a-f"),
+        ("p2ptrain://" + "\x1b[2J" * 20 + f"@{ADDRESS}", "64 digits 0-9 a-f"),
+        (f"p2ptrain://{RUN}@{','.join([ADDRESS] * 17)}", "17 addresses, and at most 16"),
+        (LINK + "x" * 5000, "at most 4,096"),
+    ],
+)
+def test_each_way_of_breaking_a_link_has_its_message(text: str, said: str) -> None:
+    assert said in problem(text)
+
+
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        (ADDRESS[1:], "begins with a slash"),
+        (ADDRESS.replace("203.0.113.7", "203.0.113.777"), "'203.0.113.777' is no ip4 host"),
+        (ADDRESS.replace("203.0.113.7", "2001:db8::1"), "'2001:db8::1' is no ip4 host"),
+        (f"/ip6/fe80::1%eth0/tcp/1/p2p/{ED25519}", "is no ip6 host"),
+        (f"/dns4/ex ample.org/tcp/1/p2p/{ED25519}", "is no dns4 host"),
+        (f"/dns4/{'a' * 64}/tcp/1/p2p/{ED25519}", "is no dns4 host"),
+        (f"/dns4/-a.org/tcp/1/p2p/{ED25519}", "is no dns4 host"),
+        (f"/unix/tmp/tcp/1/p2p/{ED25519}", "'unix' is none of ip4"),
+        (f"/ip4/1.2.3.4/udp/1/p2p/{ED25519}", "'udp' stands where tcp belongs"),
+        (ADDRESS.replace("31337", "0"), "'0' is no port"),
+        (ADDRESS.replace("31337", "65536"), "'65536' is no port"),
+        (ADDRESS.replace("31337", "\N{ARABIC-INDIC DIGIT ONE}"), "is no port"),
+        (ADDRESS.replace("/p2p/", "/ipfs/"), "'ipfs' stands where p2p belongs"),
+        (ADDRESS[:-1] + "0", "is no peer id"),
+        (f"/ip4/1.2.3.4/tcp/1/p2p/{RSA}/p2p-circuit", "ends before its peer id"),
+        (f"{ADDRESS}/p2p-circuit/p2p/{RSA}/p2p-circuit", "follows the peer id"),
+        (f"{ADDRESS}/", "stands where p2p-circuit belongs"),
+    ],
+)
+def test_each_way_of_breaking_an_address_has_its_message(address: str, said: str) -> None:
+    with pytest.raises(JoinLinkError) as caught:
+        check_address(address)
+    assert said in caught.value.problem
+
+
+@few
+@given(st.text(max_size=200))
+def test_any_text_is_a_link_or_refused(text: str) -> None:
+    assert problem(text)
+    assert problem(f"p2ptrain://{RUN}@{text}")
+    assert problem(f"p2ptrain://{RUN}@/ip4/{text}")
+
+
+@pytest.mark.parametrize("identifier", ["", "1", "0OIl", ED25519[:-1], ED25519 + "a", "1" * 64, "z" * 64, "z" * 5000])
+def test_what_is_no_peer_id(identifier: str) -> None:
+    assert not is_peer_id(identifier)
+
+
+def test_peer_ids_agree_with_a_reference_encoder() -> None:
+    base58 = pytest.importorskip("base58")
+    for seed in range(20):
+        digest = hashlib.sha256(bytes([seed])).digest()
+        assert is_peer_id(base58.b58encode(b"\x00\x24\x08\x01\x12\x20" + digest).decode())
+        assert is_peer_id(base58.b58encode(b"\x12\x20" + digest).decode())
+        assert not is_peer_id(base58.b58encode(b"\x12\x20" + digest[:-1]).decode())
+        assert not is_peer_id(base58.b58encode(b"\x13\x20" + digest).decode())

@@ -1,0 +1,162 @@
+"""The command line: its commands, their errors and exit statuses."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+import p2ptrain
+from p2ptrain import cli as cli_module
+from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, run_command
+from p2ptrain.errors import UserError
+from p2ptrain.manifest import PRESETS, load_run
+
+
+def run(command: click.Command, *arguments: str) -> int:
+    """Run through the error boundary; the exit status."""
+    with pytest.raises(SystemExit) as caught:
+        run_command(command, list(arguments), name="p2ptrain")
+    return caught.value.code
+
+
+def test_the_commands_are_frozen() -> None:
+    """No flag changes the algorithm: options of init and sign are listed here so that a new one is seen."""
+    assert list(cli.commands) == ["init", "sign"]
+    assert list(LAZY_COMMANDS) == ["bootstrap", "peer", "invite", "export", "generate", "testnet"]
+    assert {name: [parameter.name for parameter in command.params] for name, command in cli.commands.items()} == {
+        "init": ["run", "preset"],
+        "sign": ["run"],
+    }
+
+
+def test_help_lists_every_command_with_a_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "--help") == 0
+    listing = capsys.readouterr().out
+    for name, lazy in LAZY_COMMANDS.items():
+        assert name in listing
+        assert lazy.help[:30] in listing
+
+
+def test_help_of_init_names_all_presets(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "init", "--help") == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert all(name in text for name in PRESETS)
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "--version") == 0
+    assert p2ptrain.__version__ in capsys.readouterr().out
+
+
+def test_init_then_sign(tmp_path: Path) -> None:
+    directory = str(tmp_path / "run")
+    init = CliRunner().invoke(cli, ["init", directory])
+    assert init.exit_code == 0
+    assert f"p2ptrain sign {directory}" in init.output
+    sign = CliRunner().invoke(cli, ["sign", directory])
+    assert sign.exit_code == 0
+    signed = load_run(tmp_path / "run")
+    assert signed.manifest.run.name == "demo"
+    assert signed.run_id in sign.output
+    assert "Nothing changed" in CliRunner().invoke(cli, ["sign", directory]).output
+    path = tmp_path / "run" / "manifest.toml"
+    path.write_text(path.read_text().replace("seed = 1", "seed = 2"))
+    assert "another run" in CliRunner().invoke(cli, ["sign", directory]).output
+
+
+def test_a_user_error_prints_problem_and_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "init", str(tmp_path), "--preset", "dem") == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "error: There is no preset 'dem'.\n  Did you mean demo? Presets: demo, llama-15m, llama-135m.\n"
+    )
+
+
+def test_a_typo_in_the_manifest_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "init", str(tmp_path)) == 0
+    path = tmp_path / "manifest.toml"
+    path.write_text(path.read_text().replace("weight_decay", "wieght_decay"))
+    assert run(cli, "sign", str(tmp_path)) == 2
+    assert "did you mean training.weight_decay?" in capsys.readouterr().err
+
+
+def test_unknown_commands_and_options_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(cli, "initt") == 2
+    assert run(cli, "init", "--learning-rate", "1") == 2
+    assert run(cli, "init") == 2
+    assert "Usage" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("result", "status"), [(None, 0), (0, 0), (3, 3), ("text", 0)])
+def test_an_integer_result_is_the_exit_status(result: object, status: int) -> None:
+    assert run(click.Command("stub", callback=lambda: result)) == status
+
+
+def test_ctrl_c_exits_130() -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    assert run(click.Command("stub", callback=interrupted)) == 130
+
+
+def test_a_fault_of_our_own_keeps_its_traceback() -> None:
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_command(click.Command("stub", callback=broken), [])
+
+
+def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    called = []
+    module = types.ModuleType("a_lazy_module")
+    module.command = click.Command("later", callback=lambda: called.append(True))
+    module.nonsense = 5
+    monkeypatch.setitem(sys.modules, "a_lazy_module", module)
+    monkeypatch.setitem(LAZY_COMMANDS, "later", LazyCommand("a_lazy_module", "command", "help"))
+    monkeypatch.setitem(LAZY_COMMANDS, "wrong", LazyCommand("a_lazy_module", "nonsense", "help"))
+    assert run(cli, "later") == 0
+    assert called == [True]
+    with pytest.raises(TypeError, match="is no click command"):
+        run_command(cli, ["wrong"])
+
+
+@pytest.mark.parametrize("python", [(3, 11), (3, 13)])
+@pytest.mark.parametrize("platform", ["linux", "darwin"])
+def test_supported_platforms(python: tuple[int, int], platform: str) -> None:
+    assert platform_fault(python, platform) is None
+
+
+@pytest.mark.parametrize(
+    ("python", "platform", "said"),
+    [
+        ((3, 10), "linux", "This is Python 3.10; p2ptrain needs 3.11 or newer"),
+        ((3, 14), "linux", "This is Python 3.14"),
+        ((3, 12), "win32", "and this is win32"),
+    ],
+)
+def test_unsupported_platforms(python: tuple[int, int], platform: str, said: str) -> None:
+    fault = platform_fault(python, platform)
+    assert isinstance(fault, UserError)
+    assert said in fault.problem
+
+
+def test_the_platform_is_checked_first(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(cli_module, "END_PYTHON", (3, 11))
+    monkeypatch.setattr(sys, "argv", ["p2ptrain", "--help"])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    assert caught.value.code == 2
+    assert "error: This is Python" in capsys.readouterr().err
+
+
+def test_python_versions_agree_with_the_package_metadata() -> None:
+    setup = (Path(__file__).parent.parent / "setup.cfg").read_text()
+    lowest, end = (".".join(map(str, version)) for version in (cli_module.MIN_PYTHON, cli_module.END_PYTHON))
+    assert f"python_requires = >={lowest},<{end}" in setup
