@@ -1,0 +1,177 @@
+"""Where a corpus's text comes from: the package itself, the Hugging Face hub at a revision, or a file by its digest.
+
+Everything here is an iterator of pieces of at most about a megabyte, so that a corpus of any size passes through a
+bounded amount of memory. Rows of the hub and of jsonl or parquet files are read by the ``datasets`` library, streaming;
+plain text needs nothing but Python. The manifest, a stranger's text, never names a path: a file is named by its owner
+and used only when its digest is the one the run asks for.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import io
+import lzma
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
+
+from p2ptrain.errors import CorpusError
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Corpus as CorpusSpec
+    from p2ptrain.manifest import HubCorpus
+
+PIECE_CHARACTERS = 1 << 20
+"""Characters read at once. Part of the token stream's definition: a tokenizer may join words differently at a cut."""
+
+BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2ebb9d47c2aacb56f92e44"}
+"""SHA-256 of the unpacked text of every corpus in ``corpora/``."""
+
+INSTALL_DATASETS = "Install it: pip install 'p2ptrain[data]'."
+
+
+class Piece(NamedTuple):
+    """Some consecutive text of one document."""
+
+    text: str
+    ends_document: bool
+
+
+def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[Piece]:
+    """The whole text of a corpus, in order.
+
+    Args:
+        spec: the manifest's section.
+        data: the file the owner named, for kind "file".
+
+    Raises:
+        CorpusError: at once or while iterating; says what was tried.
+    """
+    if spec.kind == "builtin":
+        return _builtin_pieces(spec.name)
+    if spec.kind == "hub":
+        return _hub_pieces(spec)
+    if data is None:
+        raise CorpusError(
+            f"this run's corpus is a {spec.format} file with sha256 {spec.sha256}, and none was named",
+            "Get that file from whoever started the run and name it with --data FILE.",
+        )
+    check_digest(data, spec.sha256, "corpus")
+    if spec.format == "text":
+        return _text_file_pieces(data)
+    return _row_file_pieces(data, spec.format, spec.text_field)
+
+
+def check_digest(path: Path, expected: str, what: str) -> None:
+    """Raises CorpusError unless ``path`` is a readable file with the SHA-256 ``expected``."""
+    try:
+        with path.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CorpusError(
+            f"the {what} file {path} cannot be read: {error.strerror}",
+            "Check its name and permissions.",
+        ) from error
+    if found != expected:
+        raise CorpusError(
+            f"{path} is not this run's {what}: its sha256 is {found}, the run names {expected}",
+            "Get the very file this run was started with, unchanged and uncompressed.",
+        )
+
+
+def _builtin_pieces(name: str) -> Iterator[Piece]:
+    if name not in BUILTIN_DIGESTS:
+        raise CorpusError(
+            f"there is no built-in corpus {name!r}",
+            f"This version ships {', '.join(BUILTIN_DIGESTS)}; update p2ptrain if the run was made with a newer one.",
+        )
+    packed = resources.files("p2ptrain.data").joinpath("corpora", f"{name}.txt.xz").read_bytes()
+    try:
+        text = lzma.decompress(packed)
+    except lzma.LZMAError:
+        text = b""
+    if hashlib.sha256(text).hexdigest() != BUILTIN_DIGESTS[name]:
+        raise CorpusError(f"the built-in corpus {name} is damaged", "Install p2ptrain again.")
+    return _text_pieces(io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline=""))
+
+
+def _text_file_pieces(path: Path) -> Iterator[Piece]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from _text_pieces(file)
+    except UnicodeDecodeError as error:
+        raise CorpusError(
+            f"{path} is not UTF-8 text: {error.reason} (byte 0x{error.object[error.start]:02x})",
+            "The run needs a text file in UTF-8.",
+        ) from error
+    except OSError as error:
+        raise CorpusError(f"{path} cannot be read: {error.strerror}", "Check its disk and permissions.") from error
+
+
+def _text_pieces(file: TextIO) -> Iterator[Piece]:
+    """One document in pieces that end at line ends, or anywhere where lines are longer than a piece."""
+    while text := file.read(PIECE_CHARACTERS):
+        yield Piece(text + file.readline(PIECE_CHARACTERS), ends_document=False)
+
+
+def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[Piece]:
+    datasets = _import_datasets(f"a corpus in {file_format} form")
+    builder = {"jsonl": "json", "parquet": "parquet"}[file_format]
+    try:
+        rows = datasets.load_dataset(
+            builder, data_files=glob.escape(str(path.resolve())), split="train", streaming=True
+        )
+        yield from _row_pieces(rows, text_field, str(path))
+    except StopIteration:  # how datasets answers a file without rows
+        return
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise CorpusError(
+            f"{path} cannot be read as {file_format}: {error}",
+            f"The run needs a {file_format} file whose rows have the field {text_field!r}.",
+        ) from error
+
+
+def _hub_pieces(spec: HubCorpus) -> Iterator[Piece]:
+    datasets = _import_datasets(f"the hub corpus {spec.name}")
+    where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
+    try:
+        rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)
+        yield from _row_pieces(rows, spec.text_field, where)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise CorpusError(
+            f"the corpus {where} could not be streamed from the Hugging Face hub: {error}",
+            "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
+            " or `hf auth login` was done; then start again.",
+        ) from error
+
+
+def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) -> Iterator[Piece]:
+    """One document a row; a long one in several pieces. Rows without text are passed over."""
+    for row in rows:
+        if text_field not in row:
+            raise CorpusError(
+                f"the rows of {where} have no field {text_field!r}; they have {', '.join(map(repr, row))}",
+                "The run's corpus.text_field names the wrong one: ask whoever started the run.",
+            )
+        text = row[text_field]
+        if text is None or text == "":
+            continue
+        if not isinstance(text, str):
+            raise CorpusError(
+                f"the field {text_field!r} of {where} holds {type(text).__name__}, not text",
+                "The run's corpus.text_field names the wrong one: ask whoever started the run.",
+            )
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            end = start + PIECE_CHARACTERS
+            yield Piece(text[start:end], ends_document=end >= len(text))
+
+
+def _import_datasets(purpose: str) -> Any:
+    """The ``datasets`` library, an optional dependency. Imported late: it takes seconds."""
+    try:
+        import datasets
+    except ImportError as error:
+        raise CorpusError(f"{purpose} needs the package datasets, which is not installed", INSTALL_DATASETS) from error
+    return datasets

@@ -1,0 +1,83 @@
+"""How a token stream is cut into training and held-out sequences: pure arithmetic, the same on every machine.
+
+The stream is cut into up to 64 equal regions and the last part of every region is held out. A corpus is seldom the same
+from end to end (the built-in one is 42 works in alphabetical order: its last twentieth is one comedy), so evenly spaced
+blocks measure the whole text where the tail of the stream would measure its last chapter. Blocks are long (eight
+sequences or more), so that little held-out text stands next to training text.
+
+A sequence is T+1 tokens, T of which are predicted; neighbours share one token, so every token of a block but its first
+is predicted exactly once. No sequence crosses a border::
+
+    region 0                         region 1
+    [train train train ... | held ]  [train train train ... | held ]  ...
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from p2ptrain.errors import CorpusError
+
+MOST_REGIONS = 64
+"""More would only shorten the held-out blocks: a guess."""
+
+BLOCK_SEQUENCES = 8
+"""A held-out block is at least this many sequences long, where the stream suffices: a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Where the sequences of a token stream begin. All sizes in tokens, all counts per region."""
+
+    sequence_length: int
+    regions: int
+    region_tokens: int
+    train_per_region: int
+    held_out_per_region: int
+    held_out_offset: int  # of a region's held-out block from the region's start
+
+    @property
+    def train_sequences(self) -> int:
+        return self.regions * self.train_per_region
+
+    @property
+    def held_out_sequences(self) -> int:
+        return self.regions * self.held_out_per_region
+
+    def train_start(self, index: int) -> int:
+        """The first token of training sequence ``index``; the sequence ends ``sequence_length + 1`` tokens later."""
+        if not 0 <= index < self.train_sequences:
+            raise IndexError(f"training sequence {index} of {self.train_sequences}")
+        region, place = divmod(index, self.train_per_region)
+        return region * self.region_tokens + place * self.sequence_length
+
+    def held_out_start(self, index: int) -> int:
+        """The first token of held-out sequence ``index``."""
+        if not 0 <= index < self.held_out_sequences:
+            raise IndexError(f"held-out sequence {index} of {self.held_out_sequences}")
+        region, place = divmod(index, self.held_out_per_region)
+        return region * self.region_tokens + self.held_out_offset + place * self.sequence_length
+
+
+def split_stream(tokens: int, sequence_length: int, validation_fraction: float) -> Split:
+    """Cut a stream of ``tokens`` tokens. Raises CorpusError where it does not hold one sequence of either kind."""
+    span = sequence_length + 1
+    held_out_wanted = int(tokens * validation_fraction)
+    regions = min(MOST_REGIONS, max(1, held_out_wanted // (BLOCK_SEQUENCES * span)))
+    region_tokens = tokens // regions
+    held_out_tokens = max(span, int(region_tokens * validation_fraction))
+    train_tokens = region_tokens - held_out_tokens
+    if train_tokens < span:
+        raise CorpusError(
+            f"the corpus is too short: {tokens} tokens do not hold one training and one held-out sequence of"
+            f" {sequence_length} tokens each",
+            f"The run needs a corpus of at least {2 * span} tokens, or a smaller training.sequence_length.",
+        )
+    return Split(
+        sequence_length=sequence_length,
+        regions=regions,
+        region_tokens=region_tokens,
+        train_per_region=(train_tokens - 1) // sequence_length,
+        held_out_per_region=(held_out_tokens - 1) // sequence_length,
+        held_out_offset=train_tokens,
+    )

@@ -1,0 +1,147 @@
+"""A corpus as one long array of token ids, on disk and memory-mapped.
+
+The stream is built once per (corpus, tokenizer) and machine: pieces of text go in, ids go out to a ``.npy`` file in the
+narrowest unsigned type that holds the vocabulary, and memory stays bounded by a few megabytes of text however large the
+corpus. The file gets its name only when it is whole and on the disk (temporary name, fsync, rename), and the header
+says how long it must be, so a torn one is recognized and built again. A lock beside it keeps two peers of one machine
+from building the same stream twice.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+from filelock import FileLock
+
+from p2ptrain.data.sources import PIECE_CHARACTERS, Piece
+from p2ptrain.data.tokenizer import Tokenizer
+from p2ptrain.errors import CorpusError, HomeError
+
+logger = logging.getLogger(__name__)
+
+
+def open_stream(
+    directory: Path,  # the cache, shared by all peers of this machine
+    key: str,  # names corpus and tokenizer: another key is another stream
+    vocabulary_size: int,
+    build: Callable[[], Iterator[np.ndarray]],  # called only where the cache does not have the stream
+) -> np.ndarray:
+    """The token stream ``key``: [tokens] ids, memory-mapped, read-only. Built when it is not in the cache.
+
+    Raises:
+        CorpusError: from ``build``, or when it yields nothing.
+        HomeError: the cache directory cannot be written or is full.
+    """
+    path = directory / f"{key}.npy"
+    dtype = token_type(vocabulary_size)
+    try:
+        tokens = _map(path, dtype)
+        if tokens is not None:
+            return tokens
+        directory.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock")):  # released by the system when its holder dies
+            tokens = _map(path, dtype)  # another peer may have built it while we waited
+            if tokens is None:
+                logger.info("building the token stream %s", path)
+                _write(path, build(), dtype)
+                tokens = _map(path, dtype)
+    except OSError as error:
+        full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
+        raise HomeError(
+            f"the disk of the token cache {directory} {full}",
+            "Free some space or name another home; nothing was lost, building starts again.",
+        ) from error
+    if tokens is None:
+        raise HomeError(f"the token cache {path} vanished while it was opened", "Start again.")
+    return tokens
+
+
+def token_type(vocabulary_size: int) -> np.dtype:
+    """The narrowest unsigned integer type that holds every id."""
+    return np.min_scalar_type(vocabulary_size - 1)
+
+
+def tokenize(pieces: Iterable[Piece], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[np.ndarray]:
+    """Ids of all pieces in order, with the separator after each document, at most ``most_tokens`` of them."""
+    left = most_tokens
+    for batch in _batches(pieces):
+        for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
+            if piece.ends_document and tokenizer.separator is not None:
+                ids = np.append(ids, np.asarray(tokenizer.separator, dtype=ids.dtype))
+            if left is not None:
+                ids = ids[:left]
+                left -= len(ids)
+            yield ids
+            if left == 0:
+                return
+
+
+def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+    """Pieces gathered to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
+    batch: list[Piece] = []
+    characters = 0
+    for piece in pieces:
+        batch.append(piece)
+        characters += len(piece.text)
+        if characters >= PIECE_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+def _map(path: Path, dtype: np.dtype) -> np.ndarray | None:
+    """The stream in ``path``, or None where there is none or it is torn."""
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        return None
+    except (ValueError, EOFError):  # shorter than its header says, or no header
+        logger.warning("the token stream %s is torn", path)
+        return None
+    return tokens if tokens.ndim == 1 and tokens.dtype == dtype and len(tokens) else None
+
+
+def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
+    """Write the stream to a temporary file, make sure of it, give it its name."""
+    temporary = path.with_suffix(".part")
+    try:
+        with temporary.open("wb") as file:
+            _write_header(file, 0, dtype)
+            start = file.tell()
+            count = 0
+            for ids in chunks:
+                file.write(ids.astype(dtype, copy=False).tobytes())
+                count += len(ids)
+            if count == 0:
+                raise CorpusError("the corpus is empty", "The run needs a corpus with text in it.")
+            file.seek(0)
+            _write_header(file, count, dtype)
+            if file.tell() != start:
+                raise AssertionError("the header grew: numpy no longer pads it for a longer array")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_directory(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_header(file: BinaryIO, count: int, dtype: np.dtype) -> None:
+    """numpy pads the header so that the array may grow in place; its length does not depend on ``count``."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
+    np.lib.format.write_array_header_1_0(file, header)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

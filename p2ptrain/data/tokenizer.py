@@ -1,0 +1,163 @@
+"""Text to token ids and back: plain bytes, or a ``tokenizer.json`` from the hub or from a file of the owner's.
+
+Only the ``tokenizers`` library reads a foreign tokenizer: its format is data, no code comes with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from p2ptrain.data.sources import check_digest
+from p2ptrain.errors import CorpusError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as HubTokenizer
+
+    from p2ptrain.manifest import Tokenizer as TokenizerSpec
+
+MOST_TOKENIZER_BYTES = 64 << 20
+"""A larger tokenizer.json is refused unread. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
+
+SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>", "<|im_end|>")
+"""Tokens that stand between documents, most wanted first. A tokenizer.json does not say which one it means."""
+
+
+class Tokenizer(Protocol):
+    """What the data pipeline and text generation ask of a tokenizer."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Every id is below this."""
+
+    @property
+    def separator(self) -> int | None:
+        """The id that stands between documents, if there is one."""
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """One array of ids a text."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of some ids; what is no text becomes a replacement character."""
+
+    def save(self, directory: Path) -> None:
+        """Write it so that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads it."""
+
+
+class ByteTokenizer:
+    """256 ids, one a byte of UTF-8. Documents are parted by byte 0, which text does not contain."""
+
+    vocabulary_size = 256
+    separator = 0
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        return [np.frombuffer(text.encode("utf-8", errors="replace"), dtype=np.uint8) for text in texts]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(ids).decode("utf-8", errors="replace")
+
+    def save(self, directory: Path) -> None:
+        """As a byte-level BPE without merges: its alphabet names every byte, so ids and bytes stay the same."""
+        from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+        vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+        tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        _save(tokenizer, directory, separator=None)
+
+
+class JsonTokenizer:
+    """A tokenizer of the ``tokenizers`` library."""
+
+    def __init__(self, tokenizer: HubTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self.vocabulary_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+        ids = map(tokenizer.token_to_id, SEPARATORS)
+        self.separator = next((identifier for identifier in ids if identifier is not None), None)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._tokenizer.decode(list(ids))
+
+    def save(self, directory: Path) -> None:
+        _save(self._tokenizer, directory, separator=self.separator)
+
+
+def load_tokenizer(
+    spec: TokenizerSpec,  # the manifest's section
+    tokenizer_file: Path | None = None,  # what the owner points to, for kind "file"
+) -> Tokenizer:
+    """The run's tokenizer. Raises CorpusError where it cannot be had or is not the one the run names."""
+    if spec.kind == "bytes":
+        return ByteTokenizer()
+    if spec.kind == "hub":
+        return JsonTokenizer(_parse(_download(spec.name, spec.revision)))
+    if tokenizer_file is None:
+        raise CorpusError(
+            f"this run's tokenizer is a file with sha256 {spec.sha256}, and none was named",
+            "Get that tokenizer.json from whoever started the run and name it with --tokenizer FILE.",
+        )
+    check_digest(tokenizer_file, spec.sha256, "tokenizer")
+    return JsonTokenizer(_parse(tokenizer_file))
+
+
+def _download(name: str, revision: str) -> Path:
+    """tokenizer.json of a hub model at a revision, from the hub's own cache on this machine when it is there."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
+    except (OSError, ValueError) as error:  # the hub's HTTP, offline and not-found errors are all OSErrors
+        raise CorpusError(
+            f"the tokenizer {name} at revision {revision} could not be had from the Hugging Face hub: {error}",
+            "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
+        ) from error
+
+
+def _parse(path: Path) -> HubTokenizer:
+    """A tokenizer.json, after a look at its size and outline: the library reports a bad one as a bare Exception."""
+    from tokenizers import Tokenizer
+
+    try:
+        if path.stat().st_size > MOST_TOKENIZER_BYTES:
+            raise ValueError(f"larger than {MOST_TOKENIZER_BYTES} bytes")
+        text = path.read_text(encoding="utf-8")
+        outline = json.loads(text)
+        if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
+            raise ValueError("no model.vocab in it")
+    except (OSError, ValueError) as error:
+        raise CorpusError(
+            f"{path} is no tokenizer: {error}",
+            "The run needs a tokenizer.json as the tokenizers library writes it.",
+        ) from error
+    return Tokenizer.from_str(text)
+
+
+def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> None:
+    tokenizer.save(str(directory / "tokenizer.json"))
+    config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    if separator is not None:
+        config["eos_token"] = tokenizer.id_to_token(separator)
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+
+
+def _byte_letters() -> list[str]:
+    """GPT-2's printable stand-in for every byte: itself where it prints, the next free letter from 256 on elsewhere."""
+    printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    letters: list[str] = []
+    free = 256
+    for byte in range(256):
+        if byte in printable:
+            letters.append(chr(byte))
+        else:
+            letters.append(chr(free))
+            free += 1
+    return letters

@@ -1,0 +1,213 @@
+"""From text to batches, and every way a corpus can be bad."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from p2ptrain.data import open_corpus, sources
+from p2ptrain.errors import CorpusError, HomeError
+
+TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT, encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def rows_file(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    rows = [{"text": f"document {number} " * 20, "other": number} for number in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def file_corpus(path: Path, **fields: object) -> dict[str, object]:
+    return {"kind": "file", "sha256": digest(path), **fields}
+
+
+def test_shakespeare_ships_with_the_package(manifest_with, tmp_path):
+    corpus = open_corpus(manifest_with({"kind": "builtin", "name": "shakespeare"}), tmp_path)
+    assert len(corpus.tokens) == 5_055_611
+    assert corpus.tokens.dtype == np.uint8
+    assert corpus.tokenizer.decode(corpus.tokens[:26].tolist()) == "ALL'S WELL THAT ENDS WELL\n"
+
+
+def test_a_batch_holds_the_text_at_its_place(manifest_with, text_file, tmp_path):
+    corpus = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file)
+    batch = corpus.batch([3, 0])
+    assert batch.shape == (2, 17)
+    assert batch.dtype == torch.int64
+    assert bytes(batch[1].tolist()) == TEXT.encode()[:17]
+    assert bytes(batch[0].tolist()) == TEXT.encode()[48:65]
+
+
+def test_a_cached_stream_needs_the_file_no_more(manifest_with, text_file, tmp_path):
+    manifest = manifest_with(file_corpus(text_file))
+    first = open_corpus(manifest, tmp_path / "cache", text_file)
+    text_file.unlink()
+    again = open_corpus(manifest, tmp_path / "cache")
+    assert np.array_equal(first.tokens, again.tokens)
+
+
+def test_held_out_batches_are_the_same_each_time_and_keep_the_bound(manifest_with, text_file, tmp_path):
+    corpus = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file)
+    few = list(corpus.validation_batches(most_tokens=5 * 16 + 3, batch_sequences=2))
+    assert [len(batch) for batch in few] == [2, 2, 1]
+    again = list(corpus.validation_batches(most_tokens=5 * 16 + 3, batch_sequences=2))
+    assert all(torch.equal(one, other) for one, other in zip(few, again, strict=True))
+    every = list(corpus.validation_batches(most_tokens=10**9, batch_sequences=4))
+    assert sum(batch[:, 1:].numel() for batch in every) == corpus.held_out_tokens
+    assert sum(map(len, corpus.validation_batches(most_tokens=1, batch_sequences=4))) == 1
+
+
+@pytest.mark.parametrize("form", ["jsonl", "parquet"])
+def test_rows_become_documents_with_separators(manifest_with, rows_file, tmp_path, form):
+    path = rows_file
+    if form == "parquet":
+        pandas = pytest.importorskip("pandas")
+        path = tmp_path / "rows.parquet"
+        pandas.read_json(rows_file, lines=True).to_parquet(path)
+    manifest = manifest_with(file_corpus(path, format=form))
+    tokens = open_corpus(manifest, tmp_path / "cache", path).tokens
+    documents = bytes(tokens).split(b"\0")
+    assert documents[:2] == [b"document 0 " * 20, b"document 1 " * 20]
+    assert len(documents) == 41
+    assert documents[-1] == b""
+
+
+def test_a_files_name_is_no_pattern(manifest_with, rows_file, tmp_path):
+    strange = rows_file.rename(tmp_path / "rows [1] *.jsonl")
+    manifest = manifest_with(file_corpus(strange, format="jsonl"))
+    assert len(open_corpus(manifest, tmp_path / "cache", strange).tokens) > 0
+
+
+def test_at_most_max_tokens_are_read(manifest_with, text_file, tmp_path):
+    manifest = manifest_with(file_corpus(text_file, max_tokens=1000))
+    assert len(open_corpus(manifest, tmp_path / "cache", text_file).tokens) == 1000
+
+
+def test_large_texts_pass_in_pieces(manifest_with, text_file, tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "PIECE_CHARACTERS", 100)
+    assert all(len(piece.text) <= 200 for piece in sources._text_file_pieces(text_file))
+    tokens = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file).tokens
+    assert bytes(tokens) == TEXT.encode()
+
+
+def test_an_unnamed_file_is_asked_for(manifest_with, text_file, tmp_path):
+    with pytest.raises(CorpusError, match="none was named") as caught:
+        open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache")
+    assert "--data" in caught.value.remedy
+
+
+def test_another_file_than_the_runs_is_refused(manifest_with, text_file, tmp_path):
+    manifest = manifest_with(file_corpus(text_file))
+    text_file.write_text(TEXT + "!")
+    with pytest.raises(CorpusError, match=r"not this run's corpus: its sha256 is [0-9a-f]{64}"):
+        open_corpus(manifest, tmp_path / "cache", text_file)
+    assert not list((tmp_path / "cache").glob("*.npy"))
+
+
+def test_a_missing_file_and_a_directory_are_named(manifest_with, text_file, tmp_path):
+    manifest = manifest_with(file_corpus(text_file))
+    with pytest.raises(CorpusError, match=r"absent\.txt cannot be read: No such file"):
+        open_corpus(manifest, tmp_path / "cache", tmp_path / "absent.txt")
+    with pytest.raises(CorpusError, match="cannot be read: Is a directory"):
+        open_corpus(manifest, tmp_path / "cache", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [(b"", "empty"), (b"a few words", "too short: 11 tokens"), (b"caf\xe9 " * 100, "not UTF-8.*0xe9")],
+)
+def test_bad_texts_are_refused(manifest_with, tmp_path, content, problem):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(content)
+    with pytest.raises(CorpusError, match=problem):
+        open_corpus(manifest_with(file_corpus(path)), tmp_path / "cache", path)
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "problem"),
+    [
+        (b'{"body": "x"}\n', {}, "no field 'text'; they have 'body'"),
+        (b'{"text": 3}\n', {}, "holds int, not text"),
+        (b'{"text": ""}\n', {}, "empty"),
+        (b"", {}, "empty"),
+        (b"\n\n", {}, "empty"),
+        (b"", {"format": "parquet"}, "cannot be read as parquet"),
+        (b"this is no json\n", {}, "cannot be read as jsonl"),
+        (b"this is no parquet\n", {"format": "parquet"}, "cannot be read as parquet"),
+    ],
+)
+def test_bad_rows_are_refused(manifest_with, tmp_path, content, fields, problem):
+    path = tmp_path / "bad.rows"
+    path.write_bytes(content)
+    manifest = manifest_with(file_corpus(path, **{"format": "jsonl", **fields}))
+    with pytest.raises(CorpusError, match=problem):
+        open_corpus(manifest, tmp_path / "cache", path)
+
+
+def test_missing_datasets_library_is_explained(manifest_with, rows_file, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(CorpusError, match="needs the package datasets") as caught:
+        open_corpus(manifest_with(file_corpus(rows_file, format="jsonl")), tmp_path / "cache", rows_file)
+    assert "pip install" in caught.value.remedy
+
+
+HUB = {"kind": "hub", "name": "someone/texts", "revision": "0" * 40}
+
+
+def test_a_hub_corpus_is_streamed_at_its_revision(manifest_with, tmp_path, monkeypatch):
+    import datasets
+
+    asked = []
+
+    def load(*names, **options):
+        asked.append((names, options))
+        return iter([{"text": "from the hub "}] * 100)
+
+    monkeypatch.setattr(datasets, "load_dataset", load)
+    tokens = open_corpus(manifest_with(HUB), tmp_path).tokens
+    assert bytes(tokens[:14]) == b"from the hub \0"
+    assert asked == [
+        (("someone/texts", "default"), {"split": "train", "revision": "0" * 40, "streaming": True}),
+    ]
+
+
+def test_an_unreachable_hub_says_what_was_tried(manifest_with, tmp_path, monkeypatch):
+    import datasets
+
+    def fail(*_, **__):
+        yield {"text": "the first row "}
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(CorpusError, match=r"someone/texts .*revision 0{40}.*Name or service not known") as caught:
+        open_corpus(manifest_with(HUB), tmp_path)
+    assert "internet" in caught.value.remedy
+    assert not list(tmp_path.glob("*.npy"))
+    assert not list(tmp_path.glob("*.part"))
+
+
+def test_a_damaged_installation_is_recognized(manifest_with, tmp_path, monkeypatch):
+    monkeypatch.setitem(sources.BUILTIN_DIGESTS, "shakespeare", "0" * 64)
+    with pytest.raises(CorpusError, match="damaged"):
+        open_corpus(manifest_with({"kind": "builtin", "name": "shakespeare"}), tmp_path)
+
+
+def test_a_cache_that_cannot_be_made_is_the_homes_fault(manifest_with, text_file):
+    with pytest.raises(HomeError, match="token cache"):
+        open_corpus(manifest_with(file_corpus(text_file)), text_file / "cache", text_file)

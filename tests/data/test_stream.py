@@ -1,0 +1,104 @@
+"""The cache of token streams: built once, whole or rebuilt, bounded, locked."""
+
+import errno
+import os
+import threading
+
+import numpy as np
+import pytest
+from filelock import FileLock
+
+from p2ptrain.data import ByteTokenizer
+from p2ptrain.data.sources import Piece
+from p2ptrain.data.stream import open_stream, token_type, tokenize
+from p2ptrain.errors import CorpusError, HomeError
+
+IDS = np.arange(100, dtype=np.uint8)
+
+
+def builder(calls: list[int]):
+    def build():
+        calls.append(1)
+        yield IDS[:60]
+        yield IDS[60:]
+
+    return build
+
+
+def test_a_stream_is_built_once(tmp_path):
+    calls: list[int] = []
+    for _ in range(2):
+        tokens = open_stream(tmp_path, "key", 256, builder(calls))
+        assert np.array_equal(tokens, IDS)
+        assert isinstance(tokens, np.memmap)
+        assert not tokens.flags.writeable
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("kept_bytes", [0, 5, 64, 127, 128, 150, 227])
+def test_a_torn_stream_is_built_again(tmp_path, kept_bytes):
+    calls: list[int] = []
+    open_stream(tmp_path, "key", 256, builder(calls))
+    os.truncate(tmp_path / "key.npy", kept_bytes)
+    assert np.array_equal(open_stream(tmp_path, "key", 256, builder(calls)), IDS)
+    assert len(calls) == 2
+
+
+def test_a_stream_of_another_type_is_built_again(tmp_path):
+    np.save(tmp_path / "key.npy", np.array([["pickled"]], dtype=object), allow_pickle=True)
+    assert np.array_equal(open_stream(tmp_path, "key", 256, builder([])), IDS)
+
+
+def test_nothing_is_left_of_a_build_that_failed(tmp_path):
+    def build():
+        yield IDS
+        raise CorpusError("the line went dead", "try again")
+
+    with pytest.raises(CorpusError):
+        open_stream(tmp_path, "key", 256, build)
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
+
+
+def test_a_full_disk_is_the_homes_fault(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(HomeError, match="is full"):
+        open_stream(tmp_path, "key", 256, builder([]))
+    assert {path.suffix for path in tmp_path.iterdir()} <= {".lock"}
+
+
+def test_an_empty_stream_is_refused(tmp_path):
+    with pytest.raises(CorpusError, match="empty"):
+        open_stream(tmp_path, "key", 256, lambda: iter([IDS[:0]]))
+
+
+def test_two_peers_do_not_build_twice(tmp_path):
+    calls: list[int] = []
+    opened: list[np.ndarray] = []
+    waiting = threading.Thread(target=lambda: opened.append(open_stream(tmp_path, "key", 256, builder(calls))))
+    with FileLock(tmp_path / "key.lock"):
+        waiting.start()
+        np.save(tmp_path / "other.npy", IDS)
+        (tmp_path / "other.npy").rename(tmp_path / "key.npy")  # what the peer that holds the lock would leave
+    waiting.join(timeout=30)
+    assert np.array_equal(opened[0], IDS)
+    assert not calls
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "dtype"),
+    [(2, "u1"), (256, "u1"), (257, "u2"), (65_536, "u2"), (65_537, "u4"), (262_144, "u4")],
+)
+def test_ids_take_the_narrowest_type(vocabulary, dtype):
+    assert token_type(vocabulary) == np.dtype(dtype)
+
+
+def test_separators_follow_documents_and_the_limit_holds():
+    pieces = [Piece("ab", False), Piece("c", True), Piece("de", True)]
+    whole = b"abc\0de\0"
+    for limit in range(1, 9):
+        ids = np.concatenate(list(tokenize(pieces, ByteTokenizer(), limit)))
+        assert bytes(ids) == whole[:limit]
+    assert bytes(np.concatenate(list(tokenize(pieces, ByteTokenizer(), None)))) == whole

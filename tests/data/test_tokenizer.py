@@ -1,0 +1,121 @@
+"""Bytes, a tokenizer.json, and what is neither."""
+
+import hashlib
+import json
+
+import huggingface_hub
+import pytest
+
+from p2ptrain.data import ByteTokenizer, JsonTokenizer, load_tokenizer, tokenizer
+from p2ptrain.errors import CorpusError
+
+TEXT = "Où est la bibliothèque? \x00\x7f 日本語\n"
+
+
+@pytest.fixture(scope="session")
+def json_file(tmp_path_factory):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE(unk_token=None))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=["<|endoftext|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    made.train_from_iterator(["the cat sat on the mat"] * 10, trainer)
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    made.save(str(path))
+    return path
+
+
+def spec(manifest_with, table):
+    return manifest_with({"kind": "builtin", "name": "shakespeare"}, table).tokenizer
+
+
+def test_bytes_are_their_own_ids():
+    ids = ByteTokenizer().encode_batch([TEXT, ""])
+    assert ids[0].tolist() == list(TEXT.encode())
+    assert len(ids[1]) == 0
+    assert ByteTokenizer().decode(ids[0].tolist()) == TEXT
+
+
+def test_what_is_no_text_does_not_stop_bytes():
+    assert bytes(ByteTokenizer().encode_batch(["\ud800"])[0]) == b"?"
+    assert ByteTokenizer().decode([0xC3]) == "\ufffd"
+
+
+def test_saved_bytes_load_in_transformers_with_the_same_ids(tmp_path):
+    from transformers import AutoTokenizer
+
+    ByteTokenizer().save(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    assert loaded(TEXT)["input_ids"] == list(TEXT.encode())
+    assert loaded.decode(list(TEXT.encode())) == TEXT
+
+
+def test_a_file_by_digest(manifest_with, json_file, tmp_path):
+    sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
+    loaded = load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), json_file)
+    ids = loaded.encode_batch(["the cat"])[0]
+    assert loaded.decode(ids.tolist()) == "the cat"
+    assert len(ids) < 7
+    assert loaded.separator == 0
+    assert loaded.vocabulary_size > 256
+    loaded.save(tmp_path)
+    from transformers import AutoTokenizer
+
+    assert AutoTokenizer.from_pretrained(tmp_path)("the cat")["input_ids"] == ids.tolist()
+
+
+def test_the_wrong_file_and_no_file_are_refused(manifest_with, json_file):
+    wanted = spec(manifest_with, {"kind": "file", "sha256": "0" * 64})
+    with pytest.raises(CorpusError, match="not this run's tokenizer"):
+        load_tokenizer(wanted, json_file)
+    with pytest.raises(CorpusError, match="none was named"):
+        load_tokenizer(wanted)
+
+
+@pytest.mark.parametrize("content", ["", "no json", "[]", "{}", '{"model": 3}', '{"model": {"vocab": {}}}'])
+def test_what_is_no_tokenizer_is_refused(manifest_with, tmp_path, content):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(content)
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    with pytest.raises(CorpusError, match="is no tokenizer"):
+        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), path)
+
+
+def test_an_oversized_tokenizer_is_refused_unread(manifest_with, json_file, monkeypatch):
+    monkeypatch.setattr(tokenizer, "MOST_TOKENIZER_BYTES", 10)
+    sha256 = hashlib.sha256(json_file.read_bytes()).hexdigest()
+    with pytest.raises(CorpusError, match="larger than 10 bytes"):
+        load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), json_file)
+
+
+HUB = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
+
+
+def test_a_hub_tokenizer_is_taken_at_its_revision(manifest_with, json_file, monkeypatch):
+    asked = []
+
+    def download(name, filename, revision):
+        asked.append((name, filename, revision))
+        return str(json_file)
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    assert isinstance(load_tokenizer(spec(manifest_with, HUB)), JsonTokenizer)
+    assert asked == [("someone/model", "tokenizer.json", "1" * 40)]
+
+
+def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch):
+    def fail(*_, **__):
+        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
+    with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection"):
+        load_tokenizer(spec(manifest_with, HUB))
+
+
+def test_saved_json_is_readable(tmp_path):
+    ByteTokenizer().save(tmp_path)
+    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
