@@ -1,0 +1,80 @@
+"""Noteworthy things, once: the terminal, the JSONL log and the tests all read the same notes.
+
+A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home, bounded:
+past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begun. A full disk costs lines, never
+training.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+MAX_LOG_BYTES = 64 << 20
+"""At most two files of this size: weeks of exchanges at one a second."""
+
+Listener = Callable[[str, dict[str, Any]], None]
+
+
+class MemoryLog:
+    """Keeps the last notes in memory."""
+
+    def __init__(self, length: int = 10_000) -> None:
+        self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=length)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self.notes.append((kind, fields))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.notes]
+
+
+class EventLog:
+    """A JSONL file, and listeners that see every note too. Safe from any thread.
+
+    Owns the file: ``close`` it. Survives a full or vanished disk: the note still reaches the listeners, and
+    ``write_error`` says what happened.
+    """
+
+    def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
+        self.write_error: str | None = None
+        self._path = path
+        self._wall = wall
+        self._listeners: list[Listener] = []
+        self._lock = threading.Lock()
+        self._file: IO[str] | None = None
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener(kind, fields)`` for every note from now on, in the noting thread."""
+        self._listeners.append(listener)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"time": round(self._wall(), 3), "kind": kind, **fields}, default=str)
+        with self._lock:
+            self._write(line + "\n")
+        for listener in self._listeners:
+            listener(kind, fields)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _write(self, line: str) -> None:
+        try:
+            if self._file is None:
+                self._file = self._path.open("a", encoding="utf-8", buffering=1)
+            self._file.write(line)
+            if self._file.tell() > MAX_LOG_BYTES:
+                self._file.close()
+                self._file = None
+                self._path.replace(self._path.with_suffix(".1.jsonl"))
+        except OSError as error:
+            self.write_error = str(error)
+            self._file = None

@@ -1,0 +1,153 @@
+"""What a machine can do, found out instead of asked: device, autocast type, sequences per micro-batch.
+
+None of it changes the algorithm: tokens per inner step are the manifest's, reached by accumulation.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from p2ptrain.errors import DeviceError
+from p2ptrain.train.model import FlatModel, summed_loss
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Decoder, Training
+
+CUDA_MEMORY_FRACTION = 0.8
+"""Of what is free on the card at the start: the rest is for its owner's other programs. A guess."""
+
+CPU_ACTIVATION_BYTES = 1 << 30
+"""Activations on the CPU: a volunteer's computer is in use for other things too. A guess."""
+
+ACTIVATIONS_PER_LAYER = 17
+"""Values kept for the backward pass, per token, layer and unit of width: Korthikanti et al. (arXiv 2205.05198) count 34
+bytes at 16 bits, attention scores aside, which the fused kernel does not keep."""
+
+LOGIT_COPIES = 3
+"""Logits, their log-softmax, their gradient."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """How to compute on this machine."""
+
+    autocast: torch.dtype | None  # None: fp32 throughout
+    micro_batch: int  # sequences at once
+
+
+def choose_device(wish: str) -> torch.device:
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` as a device that is there. Raises DeviceError where it is not."""
+    if wish == "auto":
+        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    if wish == "cpu":
+        return torch.device("cpu")
+    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
+    if named is None:
+        raise DeviceError(f"there is no device {wish!r}", "Take auto, cpu, cuda or cuda:<number>.")
+    if not torch.cuda.is_available():
+        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Mend that, or take --device cpu.")
+    index, count = int(named[1] or 0), torch.cuda.device_count()
+    if index >= count:
+        raise DeviceError(
+            f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
+            f"Take one of {', '.join(f'cuda:{i}' for i in range(count))}.",
+        )
+    return torch.device("cuda", index)
+
+
+def place(model: FlatModel, description: Decoder, training: Training) -> Placement:
+    """Autocast type and micro-batch for a model on its device. On CUDA it runs a few trial passes.
+
+    Raises:
+        DeviceError: not even one sequence fits.
+    """
+    device = model.theta.device
+    if device.type != "cuda":
+        return Placement(None, cpu_micro_batch(description, training))
+    with torch.cuda.device(device):
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        autocast = torch.bfloat16 if bf16 else None
+        free, _ = torch.cuda.mem_get_info()
+        # Two moments and a gradient are still to come; what torch has reserved and does not use counts as free.
+        spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        budget = int(CUDA_MEMORY_FRACTION * (free + spare)) - 3 * model.theta.nbytes
+        micro_batch = search_micro_batch(
+            training.sequences_per_step,
+            budget,
+            lambda sequences: _activation_bytes(model, sequences, training.sequence_length, autocast),
+        )
+        torch.cuda.empty_cache()
+    return Placement(autocast, micro_batch)
+
+
+def search_micro_batch(
+    most: int,  # sequences per inner step
+    budget_bytes: int,
+    cost: Callable[[int], int],  # bytes that a trial with so many sequences took; may raise OutOfMemoryError
+) -> int:
+    """The largest power of two (or ``most``) that a trial showed to fit.
+
+    Sizes double while the next one, extrapolated from the last, stays within the budget: on a card that someone else
+    uses too, running into its end is not a measurement but an accident.
+
+    Raises:
+        DeviceError: one sequence does not fit.
+    """
+    fits = 0
+    size = 1
+    while True:
+        try:
+            used = cost(size)
+        except torch.OutOfMemoryError:
+            break
+        if used > budget_bytes:
+            break
+        fits = size
+        size = min(2 * size, most)
+        if fits == most or used * size / fits > budget_bytes:
+            break
+    if fits == 0:
+        raise DeviceError(
+            "the model does not fit this device: one sequence takes more memory than is free",
+            "Close other programs that use the device, or take another one with --device.",
+        )
+    return fits
+
+
+def cpu_micro_batch(description: Decoder, training: Training) -> int:
+    """As many sequences as keep the estimated activations within ``CPU_ACTIVATION_BYTES``, one at least.
+
+    As many as fit, because fewer were slower: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at
+    once (our measurement, one thread; larger models were not measured).
+    """
+    config = description.config
+    values = LOGIT_COPIES * config.vocab_size
+    values += ACTIVATIONS_PER_LAYER * config.hidden_size * config.num_hidden_layers
+    sequence_bytes = 4 * values * training.sequence_length
+    return max(1, min(training.sequences_per_step, CPU_ACTIVATION_BYTES // sequence_bytes))
+
+
+def _activation_bytes(model: FlatModel, sequences: int, sequence_length: int, autocast: torch.dtype | None) -> int:
+    """What a forward and backward pass takes at its peak beyond weights and gradients. Leaves no gradients."""
+    device = model.theta.device
+    batch = torch.zeros(sequences, sequence_length + 1, dtype=torch.int64)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    try:
+        torch.autograd.backward(summed_loss(model.module, batch, autocast))
+        return max(0, torch.cuda.max_memory_allocated(device) - before - model.theta.nbytes)
+    finally:
+        model.module.zero_grad(set_to_none=True)
+
+
+def _why_no_cuda() -> str:
+    if torch.version.cuda is None:
+        return (
+            "this torch was built without CUDA (https://pytorch.org/get-started prints the install line for one with)"
+        )
+    return "torch finds no CUDA device (is the driver installed? nvidia-smi should list the card)"

@@ -1,0 +1,93 @@
+"""Text from a model, for people to look at: the same seed and weights give the same text.
+
+A short loop of its own, so that sampling draws from its own generator and training's random state stays untouched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from p2ptrain.data import Tokenizer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn."""
+
+    temperature: float = 0.8
+    """0 takes the likeliest token. (.8: usual for samples of small models; a guess.)"""
+    top_k: int | None = 50
+    """Draw from so many likeliest tokens; None: from all. (50: the default of transformers.)"""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0 or (self.top_k is not None and self.top_k < 1):
+            raise ValueError(f"cannot sample with temperature {self.temperature} and top_k {self.top_k}")
+
+
+def generate_text(
+    module: PreTrainedModel,
+    tokenizer: Tokenizer,
+    prompt: str,
+    new_tokens: int,
+    sampling: Sampling,
+) -> str:
+    """The prompt and up to ``new_tokens`` tokens more; ends early where the model ends the document."""
+    prompt_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist()
+    return tokenizer.decode(prompt_ids + generate_tokens(module, prompt_ids, new_tokens, sampling, tokenizer.separator))
+
+
+def generate_tokens(
+    module: PreTrainedModel,
+    prompt: Sequence[int],  # one id at least
+    new_tokens: int,
+    sampling: Sampling,
+    stop: int | None = None,  # an id that ends the text; not part of the result
+) -> list[int]:
+    """The ids that follow a prompt.
+
+    Keys and values of past tokens are cached. When the model's window is full, generation goes on from its latter half.
+    """
+    window = module.config.max_position_embeddings
+    generator = torch.Generator().manual_seed(sampling.seed)
+    was_training = module.training
+    module.train(False)
+    tokens = list(prompt)
+    unread, cache, cached = tokens[-window:], None, 0
+    try:
+        with torch.no_grad():
+            while len(tokens) < len(prompt) + new_tokens:
+                if cached + len(unread) > window:
+                    unread, cache, cached = tokens[-max(1, window // 2) :], None, 0
+                ids = torch.tensor([unread], device=module.device)
+                output = module(input_ids=ids, past_key_values=cache, use_cache=True)
+                cache, cached = output.past_key_values, cached + len(unread)
+                token = _draw(output.logits[0, -1].float().cpu(), sampling, generator)
+                if token == stop:
+                    break
+                tokens.append(token)
+                unread = [token]
+    finally:
+        module.train(was_training)
+    return tokens[len(prompt) :]
+
+
+def _draw(
+    logits: Tensor,  # [V] fp32
+    sampling: Sampling,
+    generator: torch.Generator,
+) -> int:
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    if sampling.top_k is not None and sampling.top_k < len(logits):
+        logits = logits.masked_fill(logits < logits.topk(sampling.top_k).values[-1], float("-inf"))
+    chances = torch.softmax(logits / sampling.temperature, dim=0)
+    return int(torch.multinomial(chances, 1, generator=generator))

@@ -1,0 +1,346 @@
+"""One learner: the inner task, the slow weights, and the exchange's numeric half.
+
+Two threads meet here and share no lock. The trainer thread calls ``advance`` and ``settle``, and is the only one that
+writes. Any thread calls ``encode``, ``difference`` and ``weights``: they read the published snapshot, a tuple of
+immutable tensors that the trainer replaces as a whole. What the network has for the trainer goes through a queue and is
+applied between two inner steps. So the trainer never waits for the network.
+
+Legend: P parameters (padded), F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2ptrain import codec as codecs
+from p2ptrain.codec import Codec, CodecTerms
+from p2ptrain.errors import RemoteError
+from p2ptrain.ids import LinkId
+from p2ptrain.outer import (
+    NORM_HISTORY,
+    OuterRule,
+    OuterState,
+    displaced,
+    displacement,
+    hand_over,
+    initial_state,
+    l2_norm,
+    outer_step,
+    pseudo_gradient,
+    pseudo_gradient_fault,
+    share,
+)
+from p2ptrain.ports import Clock, InnerTask, Notebook
+from p2ptrain.swarm import Terms
+from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, TrainingEnded
+
+REWARM_STEPS = 20
+"""Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
+moment (beta2 .95 to .999) needs tens to hundreds of steps; the step size is bounded from the first by its bias
+correction."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRules:
+    """What the manifest says about one outer step."""
+
+    inner_steps: int
+    """H."""
+    tokens_per_peer: float
+    """Training ends at the first outer step whose progress reaches this."""
+    outer: OuterRule | None
+    """None hands theta over unchanged: recipe ``local``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Some fragments of one snapshot, as bytes."""
+
+    fragments: tuple[int, ...]
+    parts: tuple[bytes, ...]
+    norm: float
+    """L2 norm of the snapshot's fragments."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a swap yields: theirs - mine, finite."""
+
+    fragments: tuple[int, ...]
+    parts: tuple[Tensor, ...]  # [F] fp32 each
+    distance: float
+    """||theirs - mine|| / ||mine||."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Displacement:
+    link: LinkId
+    difference: Difference
+    share: float
+    clip_radius: float
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Adoption:
+    link: LinkId
+    step: int
+    progress: float
+    weights: tuple[Tensor, ...]  # [F] fp32 each
+
+
+class Learner:
+    """Trains by the outer algorithm and takes in what exchanges yield.
+
+    Args:
+        task: the inner optimization; its ``theta`` [P] becomes the initial slow weights.
+        rules: H, the end, the outer rule.
+        fragments: slices of [0, P), one a fragment.
+        codec: for exchanges.
+        notebook: told of discarded inner phases.
+        clock: measures what the network costs the trainer.
+    """
+
+    def __init__(
+        self,
+        task: InnerTask,
+        rules: LearnerRules,
+        fragments: Sequence[slice],
+        codec: Codec,
+        notebook: Notebook,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.task = task
+        self.step = 0
+        self.progress = 0.0
+        self.tokens = 0
+        """Tokens this peer itself trained on."""
+        self.loss = float("nan")
+        """Mean training loss of the last complete inner phase."""
+        self.ended = False
+        self.blocked_s = 0.0
+        """Seconds the trainer spent on what exchanges brought, and on nothing else."""
+        self._rules = rules
+        self._slices = tuple(fragments)
+        self._codec = codec
+        self._notebook = notebook
+        self._clock = clock
+        self._inner = 0
+        self._losses = 0.0
+        self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
+        self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
+        self._published = self._snapshot()
+        self._inbox: SimpleQueue[_Displacement | _Adoption | None] = SimpleQueue()  # None only wakes the trainer
+
+    # --- the trainer thread -----------------------------------------------------------------------------------------
+
+    def advance(self) -> list[Event]:
+        """Apply what is ready, then one inner step; after H of them the outer step. What the core must hear of it."""
+        events = self.settle()
+        if self.ended:
+            return events
+        result = self.task.inner_step(self.progress)
+        self.tokens += result.tokens
+        self.progress += result.tokens
+        self._losses += result.loss
+        self._inner += 1
+        if self._inner == self._rules.inner_steps:
+            self._outer_step()
+            events.append(OuterStepDone(self.step, self.progress))
+            if self.progress >= self._rules.tokens_per_peer:
+                self.ended = True
+                events.append(TrainingEnded(self.step, self.progress))
+        return events
+
+    def settle(self, wait_s: float = 0.0) -> list[Event]:
+        """Apply what is ready; with ``wait_s``, wait that long for the first of it, or for ``wake``."""
+        events: list[Event] = []
+        try:
+            ready = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            while True:
+                started = self._clock()
+                if isinstance(ready, _Adoption):
+                    events.extend(self._adopt(ready))
+                elif ready is not None:
+                    events.append(self._apply(ready))
+                self.blocked_s += self._clock() - started
+                ready = self._inbox.get_nowait()
+        except Empty:
+            return events
+
+    def wake(self) -> None:
+        """End a waiting ``settle``. From any thread, and from a signal handler."""
+        self._inbox.put(None)
+
+    def _outer_step(self) -> None:
+        self.loss = self._losses / self._inner
+        self._inner, self._losses = 0, 0.0
+        self.step += 1
+        theta = self.task.theta
+        if self._rules.outer is None:
+            self._states = tuple(
+                hand_over(state, theta[piece].cpu()) for state, piece in zip(self._states, self._slices, strict=True)
+            )
+        elif not self._is_faulty():
+            self._states = tuple(
+                outer_step(state, theta[piece].cpu(), self._rules.outer)
+                for state, piece in zip(self._states, self._slices, strict=True)
+            )
+        self._restart_from_slow()
+
+    def _is_faulty(self) -> bool:
+        """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
+        theta = self.task.theta
+        norms = [
+            l2_norm(pseudo_gradient(state, theta[piece].cpu()))
+            for state, piece in zip(self._states, self._slices, strict=True)
+        ]
+        norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
+        fault = pseudo_gradient_fault(norm, self._norms)
+        if norm < float("inf"):  # False for NaN
+            self._norms.append(norm)
+        if fault is not None:
+            self._notebook.note("discarded", step=self.step, why=fault)
+        return fault is not None
+
+    def _restart_from_slow(self) -> None:
+        if self._rules.outer is not None:
+            for state, piece in zip(self._states, self._slices, strict=True):
+                self.task.theta[piece].copy_(state.slow)
+        self._published = self._snapshot()
+
+    def _apply(self, ready: _Displacement) -> Applied:
+        states = list(self._states)
+        for fragment, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
+            dx = displacement(part, ready.share, ready.clip_radius)
+            states[fragment] = displaced(states[fragment], dx)
+            theta = self.task.theta[self._slices[fragment]]
+            theta.add_(dx.to(theta.device))
+        self._states = tuple(states)
+        self._published = self._snapshot()
+        self.progress += ready.progress
+        return Applied(ready.link, self.progress)
+
+    def _adopt(self, ready: _Adoption) -> list[Event]:
+        """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
+        self._states = tuple(initial_state(weights) for weights in ready.weights)
+        self._norms.clear()
+        self.step, self.progress = ready.step, ready.progress
+        self._inner, self._losses = 0, 0.0
+        for state, piece in zip(self._states, self._slices, strict=True):
+            self.task.theta[piece].copy_(state.slow)
+        self._published = self._snapshot()
+        self.task.reset(REWARM_STEPS)
+        events: list[Event] = []
+        while not self._inbox.empty():
+            stale = self._inbox.get_nowait()
+            if isinstance(stale, _Displacement):
+                events.append(Applied(stale.link, self.progress))
+        return [*events, Adopted(ready.link, self.step, self.progress)]
+
+    def _snapshot(self) -> tuple[Tensor, ...]:
+        return tuple(state.slow for state in self._states)
+
+    # --- any thread -------------------------------------------------------------------------------------------------
+
+    def encode(self, fragments: Sequence[int]) -> Encoded:
+        """These fragments of the present snapshot as bytes."""
+        snapshot = self._published
+        parts = tuple(
+            self._codec.encode(snapshot[fragment], CodecTerms(snapshot[fragment].numel())) for fragment in fragments
+        )
+        norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(snapshot[f]) for f in fragments])))
+        return Encoded(tuple(fragments), parts, norm)
+
+    def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
+        """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
+        parts = tuple(
+            self._codec.difference(my_part, their_part, CodecTerms(self._length(fragment)))
+            for fragment, my_part, their_part in zip(mine.fragments, mine.parts, theirs, strict=True)
+        )
+        norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(part) for part in parts])))
+        if not norm < float("inf"):
+            raise RemoteError("its weights are not finite")
+        return Difference(mine.fragments, parts, norm / max(mine.norm, torch.finfo(torch.float32).tiny))
+
+    def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
+        """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
+        clip_radius = min(mine.clip_radius, theirs.clip_radius)
+        self._inbox.put(_Displacement(link, difference, share(mine.weight, theirs.weight), clip_radius, progress))
+
+    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
+        return [self._codec.encoded_size(CodecTerms(self._length(fragment))) for fragment in fragments]
+
+    def weights(self) -> list[bytes]:
+        """All fragments of the present snapshot, fp32: what a newcomer gets."""
+        fp32 = codecs.get("fp32")
+        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self._published]
+
+    def weight_sizes(self) -> list[int]:
+        """Bytes of each fragment in fp32."""
+        return [4 * self._length(fragment) for fragment in range(len(self._slices))]
+
+    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
+        """Queue a donor's weights, as ``check_weights`` passed them, for the trainer to replace its own."""
+        self._inbox.put(_Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
+
+    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
+        """Raises RemoteError unless a donor's weights have our shapes and are finite."""
+        if [len(part) for part in parts] != self.weight_sizes():
+            raise RemoteError("its weights have other shapes than ours")
+        for part in parts:
+            if not bool(torch.isfinite(torch.frombuffer(part, dtype=torch.float32)).all()):
+                raise RemoteError("its weights are not finite")
+
+    def _length(self, fragment: int) -> int:
+        piece = self._slices[fragment]
+        return int(piece.stop - piece.start)
+
+    # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
+
+    def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a resumed peer goes on from: tensors, and readable numbers."""
+        tensors = {
+            "slow": torch.cat([state.slow for state in self._states]),
+            "momentum": torch.cat([state.momentum for state in self._states]),
+            "theta": self.task.theta.detach().cpu().clone(),
+            **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
+        }
+        numbers = {
+            "step": self.step,
+            "inner_step": self._inner,
+            "inner_losses": self._losses,
+            "progress": self.progress,
+            "tokens": self.tokens,
+            "norms": list(self._norms),
+            "ended": self.ended,
+        }
+        return tensors, numbers
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
+        """Inverse of ``state_dict``. Raises KeyError or ValueError where it does not fit."""
+        slow, momentum, theta = tensors["slow"], tensors["momentum"], tensors["theta"]
+        if not slow.shape == momentum.shape == theta.shape == self.task.theta.shape:
+            raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self.task.theta.shape)}")
+        self._states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
+        self._published = self._snapshot()
+        self.task.theta.copy_(theta)
+        self.task.load_state_dict(
+            {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}
+        )
+        self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
+        self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
+        self._norms = deque(numbers["norms"], maxlen=NORM_HISTORY)

@@ -1,0 +1,94 @@
+"""A causal language model from its description alone, laid out as one flat vector.
+
+transformers builds the module from a configuration; no weights, files or code are fetched. The manifest's model section
+is an allow-list with caps, checked when it was parsed; here the finished model's size is checked once more. Initial
+weights are a function of (model, seed), drawn on the CPU in fp32 whatever the device, so that the peers of a run start
+from the same point. (Between processor families the last bits may differ: the samplers are vectorized differently.
+Peers that exchange pull such differences together.)
+
+Dimension letters: P parameters, B sequences, T tokens a sequence, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.nn import Module, functional
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.manifest import MAX_PARAMETERS
+from p2ptrain.outer import FlatLayout, flatten_module
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from p2ptrain.manifest import Decoder
+
+
+@dataclass(frozen=True, slots=True)
+class FlatModel:
+    """A module whose parameters are views of ``theta``: writing to either moves the other."""
+
+    module: PreTrainedModel
+    theta: Tensor  # [P] fp32 on the module's device
+    layout: FlatLayout
+
+
+def flat_model(description: Decoder, seed: int, device: torch.device) -> FlatModel:
+    """The run's model with its initial weights, on ``device``."""
+    module = build_module(description, seed)
+    Module.to(module, device)  # in place; the plain method, because transformers' wrapper hides its signature
+    layout = FlatLayout.of(module)
+    return FlatModel(module, flatten_module(module), layout)
+
+
+def build_module(description: Decoder, seed: int) -> PreTrainedModel:
+    """The run's model with its initial weights: fp32, on the CPU. Leaves the global random state as it was.
+
+    Raises:
+        ManifestError: it has more parameters than any run may have.
+    """
+    import transformers
+
+    architecture = getattr(transformers, description.architecture)
+    config = architecture.config_class(
+        **description.config_arguments(),
+        use_cache=False,
+        bos_token_id=None,  # the defaults name ids of other tokenizers
+        eos_token_id=None,
+        dtype="float32",
+        attn_implementation="sdpa",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        module: PreTrainedModel = architecture(config)
+    count = module.num_parameters()
+    if count > MAX_PARAMETERS:
+        raise ManifestError(
+            f"the run's model has {count:,} parameters, and at most {MAX_PARAMETERS:,} are allowed",
+            "Start a run with a smaller model.",
+        )
+    module.train()
+    return module
+
+
+def summed_loss(
+    module: PreTrainedModel,
+    batch: Tensor,  # [B, T+1] int64, any device
+    autocast: torch.dtype | None,  # compute type of matrix products; None: the weights' own
+) -> Tensor:
+    """Cross entropy in nats, summed over the B*T predicted tokens: a scalar with a graph."""
+    device = module.device
+    batch = batch.to(device)
+    with autocast_to(device, autocast):
+        logits = module(input_ids=batch[:, :-1], use_cache=False).logits  # [B, T, V]
+        return functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten(), reduction="sum")
+
+
+def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
+    """torch.autocast, or nothing."""
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

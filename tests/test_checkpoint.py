@@ -1,0 +1,213 @@
+"""Checkpoints: whole or not there, the last two, recognized when torn."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import signal
+
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from p2ptrain import checkpoint
+from p2ptrain.errors import HomeError
+
+
+def tensors(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    flat = torch.randn(1000, generator=generator)
+    return {"theta": flat, "piece": flat[10:20], "across": flat.view(10, 100).T, "count": torch.tensor(seed)}
+
+
+def state(step):
+    return {"step": step, "run": "ab" * 32, "peer": "12D3KooWAlice", "progress": 0.1 + 0.2, "nested": {"tokens": 7}}
+
+
+def save(directory, step):
+    return checkpoint.save(directory, tensors(step), state(step))
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_what_was_saved_is_loaded_exactly(tmp_path):
+    path = save(tmp_path / "new" / "folder", 120)
+    assert path.name == "step-00000120"
+    found = checkpoint.load_latest(tmp_path / "new" / "folder")
+    assert found.passed_over == ()
+    assert found.checkpoint is not None
+    assert found.checkpoint.path == path
+    assert found.checkpoint.step == 120
+    assert found.checkpoint.tensors.keys() == tensors().keys()
+    for name, tensor in tensors(120).items():
+        assert torch.equal(found.checkpoint.tensors[name], tensor)
+    for name, value in state(120).items():
+        assert found.checkpoint.state[name] == value
+
+
+def test_its_state_is_readable(tmp_path):
+    document = json.loads((save(tmp_path, 1) / "state.json").read_text())
+    assert document["peer"] == "12D3KooWAlice"
+    assert document["versions"]["torch"]
+    assert len(document["files"]["tensors.safetensors"]) == 64
+
+
+def test_no_checkpoint_is_no_error(tmp_path):
+    assert checkpoint.load_latest(tmp_path) == (None, ())
+    assert checkpoint.load_latest(tmp_path / "absent") == (None, ())
+
+
+def test_the_last_two_are_kept(tmp_path):
+    for step in (10, 20, 30, 40):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["step-00000030", "step-00000040"]
+
+
+def test_foreign_files_are_left_alone(tmp_path):
+    (tmp_path / "step-notes").mkdir()
+    (tmp_path / "readme").write_text("mine")
+    for step in (1, 2, 3):
+        save(tmp_path, step)
+    assert names(tmp_path) == ["readme", "step-00000002", "step-00000003", "step-notes"]
+
+
+def flip_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGE = {
+    "tensors cut": lambda path: os.truncate(path / "tensors.safetensors", 100),
+    "tensors empty": lambda path: os.truncate(path / "tensors.safetensors", 0),
+    "tensors rotten": lambda path: flip_bit(path / "tensors.safetensors"),
+    "tensors gone": lambda path: (path / "tensors.safetensors").unlink(),
+    "state cut": lambda path: os.truncate(path / "state.json", 50),
+    "state rotten": lambda path: flip_bit(path / "state.json"),
+    "state gone": lambda path: (path / "state.json").unlink(),
+    "state of another kind": lambda path: (path / "state.json").write_text("[]"),
+    "state not text": lambda path: (path / "state.json").write_bytes(b"\xff\xfe"),
+    "both gone": lambda path: shutil.rmtree(path) or path.mkdir(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE.keys())
+def test_a_torn_one_is_recognized_and_the_previous_used(tmp_path, damage):
+    save(tmp_path, 10)
+    torn = save(tmp_path, 20)
+    damage(torn)
+    found = checkpoint.load_latest(tmp_path)
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 10
+    assert [passed.path for passed in found.passed_over] == [torn]
+    assert found.passed_over[0].reason
+
+
+def test_when_all_are_torn_each_is_reported(tmp_path):
+    for step in (10, 20):
+        os.truncate(save(tmp_path, step) / "state.json", 5)
+    found = checkpoint.load_latest(tmp_path)
+    assert found.checkpoint is None
+    assert [passed.path.name for passed in found.passed_over] == ["step-00000020", "step-00000010"]
+
+
+def test_a_torn_later_one_does_not_crowd_out_the_good(tmp_path):
+    save(tmp_path, 10)
+    os.truncate(save(tmp_path, 20) / "state.json", 5)
+    save(tmp_path, 15)
+    assert names(tmp_path) == ["step-00000010", "step-00000015"]
+
+
+def test_a_later_format_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    save(tmp_path, 10)
+    monkeypatch.setattr(checkpoint, "FORMAT", 1)
+    found = checkpoint.load_latest(tmp_path)
+    assert "format 2" in found.passed_over[0].reason
+
+
+def test_a_step_saved_again_is_replaced(tmp_path):
+    save(tmp_path, 10)
+    checkpoint.save(tmp_path, {"theta": torch.ones(3)}, state(10))
+    found = checkpoint.load_latest(tmp_path)
+    assert found.checkpoint is not None
+    assert found.checkpoint.tensors.keys() == {"theta"}
+    assert names(tmp_path) == ["step-00000010"]
+
+
+def fail_with(error):
+    def fail(*_, **__):
+        raise error
+
+    return fail
+
+
+FULL = OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        ("p2ptrain.checkpoint.save_file", FULL),
+        ("p2ptrain.checkpoint.save_file", SafetensorError("I/O error: No space left on device (os error 28)")),
+        ("os.fsync", FULL),
+        ("pathlib.Path.write_text", FULL),
+        ("pathlib.Path.rename", FULL),
+    ],
+)
+def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path, monkeypatch, target, error):
+    for step in (10, 20):
+        save(tmp_path, step)
+    with monkeypatch.context() as patch:
+        patch.setattr(target, fail_with(error))
+        with pytest.raises(HomeError, match="the disk is full") as caught:
+            save(tmp_path, 30)
+    assert "untouched" in caught.value.remedy
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
+    found = checkpoint.load_latest(tmp_path)
+    assert found.checkpoint is not None
+    assert found.checkpoint.step == 20
+    save(tmp_path, 30)
+    assert names(tmp_path) == ["step-00000020", "step-00000030"]
+
+
+def test_a_real_write_that_fails_midway_leaves_nothing(tmp_path):
+    save(tmp_path, 10)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
+        with pytest.raises(HomeError, match="no checkpoint could be saved"):
+            save(tmp_path, 20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+    assert names(tmp_path) == ["step-00000010"]
+
+
+def test_a_directory_that_cannot_be_made_is_the_homes_fault(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError, match="Not a directory"):
+        save(tmp_path / "file" / "checkpoints", 1)
+
+
+@pytest.mark.parametrize("moment", ["p2ptrain.checkpoint.save_file", "p2ptrain.checkpoint._prune"])
+def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch, moment):
+    save(tmp_path, 10)
+    with monkeypatch.context() as patch:
+        patch.setattr(moment, fail_with(KeyboardInterrupt))  # passes every handler, as a kill would
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, 20)
+    found = checkpoint.load_latest(tmp_path)
+    assert found.checkpoint is not None
+    assert found.passed_over == ()
+    save(tmp_path, 30)
+    assert not [name for name in names(tmp_path) if not name.startswith("step-")]
+
+
+def test_our_own_names_are_not_overwritten(tmp_path):
+    with pytest.raises(ValueError, match=r"may not hold \['digest', 'files'\]"):
+        checkpoint.save(tmp_path, {}, {"step": 1, "files": {}, "digest": ""})

@@ -1,0 +1,66 @@
+"""A tiny run: a model of 14 thousand weights on a text of four thousand bytes."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from p2ptrain.data import ByteTokenizer, Corpus, split_stream
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.train import FlatModel, LanguageModelTask, Placement, Reader, flat_model
+
+CPU = torch.device("cpu")
+TINY = {
+    "model.config.hidden_size": 16,
+    "model.config.intermediate_size": 32,
+    "model.config.num_hidden_layers": 2,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "model.config.max_position_embeddings": 32,
+    "training.sequence_length": 16,
+    "training.sequences_per_step": 4,
+    "training.warmup_tokens": 128,
+    "outer.inner_steps": 2,
+    "run.tokens_per_peer": 6400,
+}
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    manifest: Manifest
+    corpus: Corpus
+
+    def model(self) -> FlatModel:
+        return flat_model(self.manifest.model, self.manifest.run.seed, CPU)
+
+    def task(self, peer: str = "alice", micro_batch: int = 4, autocast: torch.dtype | None = None) -> LanguageModelTask:
+        return LanguageModelTask(
+            self.model(),
+            self.corpus,
+            self.manifest.training,
+            self.manifest.run.tokens_per_peer,
+            Reader(self.manifest.run.seed, PeerId(peer)),
+            Placement(autocast, micro_batch),
+        )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tiny_run():
+    """``tiny_run(**changes)``; dots of a field's path are written as double underscores."""
+
+    def build(**changes: object) -> TinyRun:
+        dotted = {path.replace("__", "."): value for path, value in changes.items()}
+        manifest = with_changes(preset("demo", "ab" * 32), TINY | dotted)
+        text = "".join(f"{number} times {number} is {number * number}.\n" for number in range(200)).encode()
+        tokens = np.frombuffer(text, dtype=np.uint8)
+        split = split_stream(len(tokens), manifest.training.sequence_length, 0.1)
+        return TinyRun(manifest, Corpus(tokens, split, ByteTokenizer()))
+
+    return build

@@ -1,0 +1,99 @@
+"""Devices that are there and that are not; how many sequences fit."""
+
+import pytest
+import torch
+
+from p2ptrain.errors import DeviceError
+from p2ptrain.manifest import preset
+from p2ptrain.train import Placement, choose_device, place
+from p2ptrain.train.autofit import cpu_micro_batch, search_micro_batch
+
+
+@pytest.fixture
+def no_cuda(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+
+
+@pytest.fixture
+def two_cards(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+
+
+def test_without_a_card_auto_is_the_cpu(no_cuda):
+    assert choose_device("auto") == choose_device("cpu") == torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    ("wish", "index"),
+    [("auto", 0), ("cuda", 0), ("cuda:1", 1)],
+)
+def test_with_cards(two_cards, wish, index):
+    assert choose_device(wish) == torch.device("cuda", index)
+    assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_an_absent_card_is_explained(no_cuda, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(DeviceError, match="built without CUDA"):
+        choose_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    with pytest.raises(DeviceError, match="driver installed") as caught:
+        choose_device("cuda:0")
+    assert "--device cpu" in caught.value.remedy
+
+
+def test_a_card_too_many_is_explained(two_cards):
+    with pytest.raises(DeviceError, match=r"cuda:2 was asked for, but this machine has 2") as caught:
+        choose_device("cuda:2")
+    assert "cuda:0, cuda:1" in caught.value.remedy
+
+
+@pytest.mark.parametrize("wish", ["gpu", "cuda:", "cuda:-1", "cuda:x", "", "mps"])
+def test_a_device_of_no_known_kind_is_refused(no_cuda, wish):
+    with pytest.raises(DeviceError, match="there is no device"):
+        choose_device(wish)
+
+
+@pytest.mark.parametrize(
+    ("most", "budget", "tried", "found"),
+    [
+        (16, 1000, [1, 2, 4, 8], 8),  # 16 would take 1600
+        (16, 10_000, [1, 2, 4, 8, 16], 16),
+        (6, 10_000, [1, 2, 4, 6], 6),
+        (1, 10_000, [1], 1),
+        (16, 100, [1], 1),
+    ],
+)
+def test_the_search_doubles_and_stops_short_of_the_budget(most, budget, tried, found):
+    trials = []
+
+    def cost(sequences):
+        trials.append(sequences)
+        return 100 * sequences
+
+    assert search_micro_batch(most, budget, cost) == found
+    assert trials == tried
+
+
+def test_the_search_survives_running_out_of_memory():
+    def cost(sequences):
+        if sequences > 4:
+            raise torch.OutOfMemoryError("simulated")
+        return sequences
+
+    assert search_micro_batch(64, 10**9, cost) == 4
+
+
+@pytest.mark.parametrize("budget", [50, -1])
+def test_nothing_fits(budget):
+    with pytest.raises(DeviceError, match="does not fit"):
+        search_micro_batch(4, budget, lambda sequences: 100 * sequences)
+
+
+def test_on_the_cpu_the_demo_is_computed_at_once_and_a_large_model_by_the_sequence(tiny_run):
+    demo, large = preset("demo", "ab" * 32), preset("llama-135m", "ab" * 32)
+    assert cpu_micro_batch(demo.model, demo.training) == demo.training.sequences_per_step
+    assert cpu_micro_batch(large.model, large.training) == 1
+    tiny = tiny_run()
+    assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training) == Placement(None, 4)

@@ -1,0 +1,59 @@
+"""Text from weights: repeatable, bounded, past the window, and equal to the uncached computation."""
+
+import pytest
+import torch
+
+from p2ptrain.data import ByteTokenizer
+from p2ptrain.train import Sampling, generate_text, generate_tokens
+
+PROMPT = list(b"12 times ")
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_run):
+    task = tiny_run().task()
+    for step in range(30):
+        task.inner_step(64.0 * step)
+    return task.model.module
+
+
+def test_the_same_seed_gives_the_same_text(trained):
+    before = torch.get_rng_state()
+    one, other = (generate_tokens(trained, PROMPT, 20, Sampling(seed=3)) for _ in range(2))
+    assert one == other
+    assert len(one) == 20
+    assert generate_tokens(trained, PROMPT, 20, Sampling(seed=4)) != one
+    assert torch.equal(torch.get_rng_state(), before)
+    assert trained.training
+
+
+def test_greedy_text_equals_the_uncached_computation(trained):
+    tokens = list(PROMPT)
+    with torch.no_grad():
+        for _ in range(20):
+            tokens.append(int(trained(torch.tensor([tokens])).logits[0, -1].argmax()))
+    assert generate_tokens(trained, PROMPT, 20, Sampling(temperature=0)) == tokens[len(PROMPT) :]
+    assert generate_tokens(trained, PROMPT, 20, Sampling(top_k=1)) == tokens[len(PROMPT) :]
+
+
+def test_text_goes_on_past_the_models_window(trained):
+    assert trained.config.max_position_embeddings == 32
+    assert len(generate_tokens(trained, PROMPT * 8, 100, Sampling())) == 100
+
+
+def test_it_ends_at_the_separator(trained):
+    first, second, *_ = generate_tokens(trained, PROMPT, 20, Sampling(temperature=0))
+    assert generate_tokens(trained, PROMPT, 20, Sampling(temperature=0), stop=first) == []
+    if second != first:
+        assert generate_tokens(trained, PROMPT, 20, Sampling(temperature=0), stop=second) == [first]
+
+
+def test_text_begins_with_the_prompt(trained):
+    assert generate_text(trained, ByteTokenizer(), "12 times ", 10, Sampling()).startswith("12 times ")
+    assert generate_text(trained, ByteTokenizer(), "", 5, Sampling()).startswith("\n")
+
+
+@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": 0}])
+def test_nonsense_is_refused(bad):
+    with pytest.raises(ValueError, match="cannot sample"):
+        Sampling(**bad)

@@ -1,0 +1,258 @@
+"""The inner optimization: plain AdamW to the last bit, resumable to the token, backing off when memory runs out."""
+
+import math
+
+import pytest
+import torch
+from torch.nn import functional
+
+from p2ptrain.data import assign
+from p2ptrain.errors import DeviceError, ManifestError
+from p2ptrain.train import LanguageModelTask, Placement, Reader, build_module, inner, learning_rate
+
+
+def run(task, steps, start=0):
+    tokens = task._training.tokens_per_step
+    return [task.inner_step((start + step) * tokens).loss for step in range(steps)]
+
+
+def plain_loop(tiny, steps, peer="alice"):
+    """What anyone would write: a module with its own tensors, torch's AdamW, torch's mean loss."""
+    manifest = tiny.manifest
+    training = manifest.training
+    module = build_module(manifest.model, manifest.run.seed)
+    parameters = list(module.parameters())
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
+            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
+        ],
+        betas=(training.beta1, training.beta2),
+        eps=training.epsilon,
+        fused=True,
+    )
+    losses = []
+    for step in range(steps):
+        indices = assign.sequences(
+            manifest.run.seed, peer, step, training.sequences_per_step, tiny.corpus.train_sequences
+        )
+        batch = tiny.corpus.batch(indices)
+        loss = functional.cross_entropy(module(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(parameters, training.gradient_clip)
+        for group in optimizer.param_groups:
+            group["lr"] = learning_rate((step + 1) * training.tokens_per_step, training, manifest.run.tokens_per_peer)
+        optimizer.step()
+        losses.append(loss.item())
+    return module, losses
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_one_peer_alone_is_plain_adamw_to_the_last_bit(tiny_run, tied):
+    tiny = tiny_run(model__config__tie_word_embeddings=tied)
+    task = tiny.task()
+    losses = run(task, 12)
+    module, expected_losses = plain_loop(tiny, 12)
+    assert losses == expected_losses
+    views = task.model.layout.views(task.theta)
+    for name, parameter in module.named_parameters():
+        assert torch.equal(views[name], parameter), name
+
+
+def test_it_learns(tiny_run):
+    losses = run(tiny_run().task(), 60)
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_accumulation_changes_rounding_only(tiny_run):
+    tiny = tiny_run()
+    whole, parts = tiny.task(micro_batch=4), tiny.task(micro_batch=3)
+    for one, other in zip(run(whole, 5), run(parts, 5), strict=True):
+        assert one == pytest.approx(other, rel=1e-5)
+    assert torch.allclose(whole.theta, parts.theta, atol=1e-3)
+
+
+def test_a_step_reports_the_tokens_of_the_manifest(tiny_run):
+    assert tiny_run().task(micro_batch=1).inner_step(0.0).tokens == 64
+
+
+def test_a_resumed_task_goes_on_as_if_never_stopped(tiny_run):
+    tiny = tiny_run()
+    steady = tiny.task()
+    run(steady, 3)
+    steady.reset(4)  # so that a re-warming is under way, too
+    run(steady, 2, start=3)
+    saved = {name: tensor.clone() for name, tensor in steady.state_dict().items()}
+    theta = steady.theta.clone()
+    resumed = tiny.task()
+    resumed.theta.copy_(theta)
+    resumed.load_state_dict(saved)
+    assert run(resumed, 4, start=5) == run(steady, 4, start=5)
+    assert torch.equal(resumed.theta, steady.theta)
+    assert resumed.step == steady.step == 9
+
+
+@pytest.mark.parametrize("missing", ["first_moment", "second_moment", "counters"])
+def test_a_state_that_does_not_fit_changes_nothing(tiny_run, missing):
+    task = tiny_run().task()
+    run(task, 2)
+    state = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    with pytest.raises(KeyError):
+        task.load_state_dict({name: tensor for name, tensor in state.items() if name != missing})
+    with pytest.raises(ValueError, match="belong"):
+        task.load_state_dict({**state, missing: torch.zeros(3, dtype=state[missing].dtype)})
+    assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
+
+
+def test_peers_read_different_sequences(tiny_run):
+    tiny = tiny_run()
+    assert run(tiny.task("alice"), 1) != run(tiny.task("bob"), 1)
+
+
+def test_coverage_is_counted(tiny_run):
+    task = tiny_run().task()
+    run(task, 3)
+    assert task.coverage == pytest.approx(12 / task._corpus.train_sequences)
+
+
+def test_after_a_reset_the_rate_rises_again_and_the_data_go_on(tiny_run):
+    task = tiny_run(training__schedule="constant", training__warmup_tokens=0).task()
+    run(task, 3)
+    task.reset(4)
+    assert not task.state_dict()["first_moment"].any()
+    rates = []
+    for _ in range(6):
+        task.inner_step(0.0)
+        rates.append(task._optimizer.param_groups[0]["lr"] / task._training.learning_rate)
+    assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
+    assert task.step == 9
+    assert task._adam_steps.tolist() == [6.0] * len(task._parameters)
+
+
+def test_a_reset_task_equals_a_new_one_on_the_same_weights(tiny_run):
+    tiny = tiny_run(training__schedule="constant", training__warmup_tokens=0)
+    used, new = tiny.task(), tiny.task()
+    run(used, 3)
+    used.reset(0)
+    new.theta.copy_(used.theta)
+    new.step = used.step
+    assert run(used, 3) == run(new, 3)
+    assert torch.equal(used.theta, new.theta)
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing(tiny_run):
+    task = tiny_run().task()
+    run(task, 2)
+    theta, moment = task.theta.clone(), task.state_dict()["first_moment"].clone()
+    scale = task.model.layout.views(task.theta)["model.norm.weight"]
+    kept = scale[0].item()
+    scale[0] = float("nan")
+    assert math.isnan(task.inner_step(0.0).loss)
+    scale[0] = kept
+    assert torch.equal(task.theta, theta)
+    assert torch.equal(task.state_dict()["first_moment"], moment)
+    assert task.step == 3
+    assert math.isfinite(task.inner_step(0.0).loss)
+
+
+def out_of_memory_above(limit, monkeypatch):
+    """Let the device hold no more than ``limit`` sequences; every batch tried is recorded."""
+    real, tried = inner.summed_loss, []
+
+    def loss(module, batch, autocast):
+        tried.append(batch.clone())
+        if len(batch) > limit:
+            raise torch.OutOfMemoryError("simulated")
+        return real(module, batch, autocast)
+
+    monkeypatch.setattr(inner, "summed_loss", loss)
+    return tried
+
+
+def test_out_of_memory_halves_the_micro_batch_and_loses_no_token(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    reference = tiny.task(micro_batch=1)
+    expected = run(reference, 3)
+    tried = out_of_memory_above(1, monkeypatch)
+    task = tiny.task(micro_batch=4)
+    assert run(task, 3) == expected
+    assert torch.equal(task.theta, reference.theta)
+    assert task.micro_batch == 1
+    assert [len(batch) for batch in tried] == [4, 2] + [1] * 12
+
+
+def test_out_of_memory_in_the_middle_of_a_step_leaves_no_half_gradient(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    reference = tiny.task(micro_batch=1)
+    run(reference, 1)
+    real, calls = inner.summed_loss, []
+
+    def loss(module, batch, autocast):
+        calls.append(len(batch))
+        if calls == [2, 2]:
+            raise torch.OutOfMemoryError("simulated")
+        return real(module, batch, autocast)
+
+    monkeypatch.setattr(inner, "summed_loss", loss)
+    task = tiny.task(micro_batch=2)
+    run(task, 1)
+    assert calls == [2, 2, 1, 1, 1, 1]
+    assert torch.equal(task.theta, reference.theta)
+
+
+def test_a_model_that_does_not_fit_is_the_devices_fault(tiny_run, monkeypatch):
+    out_of_memory_above(0, monkeypatch)
+    task = tiny_run().task()
+    with pytest.raises(DeviceError, match="does not fit cpu: one sequence of 16 tokens"):
+        task.inner_step(0.0)
+    assert task.step == 0
+    assert all(parameter.grad is None for parameter in task.model.module.parameters())
+
+
+def test_autocast_leaves_weights_and_moments_in_fp32(tiny_run):
+    tiny = tiny_run()
+    plain, mixed = tiny.task(), tiny.task(autocast=torch.bfloat16)
+    plain_losses, mixed_losses = run(plain, 3), run(mixed, 3)
+    assert mixed_losses != plain_losses
+    assert mixed_losses == pytest.approx(plain_losses, rel=0.02)
+    assert mixed.theta.dtype == mixed.state_dict()["second_moment"].dtype == torch.float32
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(tiny_run):
+    tiny = tiny_run()
+
+    class Wide:
+        vocabulary_size = 300
+
+    corpus = type(tiny.corpus)(tiny.corpus.tokens, tiny.corpus.split, Wide())
+    with pytest.raises(ManifestError, match="the tokenizer has 300 ids, the model only 256"):
+        LanguageModelTask(tiny.model(), corpus, tiny.manifest.training, 6400, Reader(1, "alice"), Placement(None, 1))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "points"),
+    [
+        ("cosine", {0: 0.0, 50: 0.5, 100: 1.0, 550: 0.55, 1000: 0.1, 2000: 0.1}),
+        ("constant", {0: 0.0, 50: 0.5, 100: 1.0, 550: 1.0, 1000: 1.0}),
+        ("wsd", {0: 0.0, 100: 1.0, 800: 1.0, 900: 0.55, 1000: 0.1, 2000: 0.1}),
+    ],
+)
+def test_schedules(tiny_run, schedule, points):
+    changes = {
+        "training__schedule": schedule,
+        "training__warmup_tokens": 100,
+        "training__learning_rate": 1.0,
+        "training__final_learning_rate_fraction": 0.1,
+    }
+    training = tiny_run(**changes).manifest.training
+    for progress, expected in points.items():
+        assert learning_rate(progress, training, 1000) == pytest.approx(expected)
+
+
+def test_schedules_survive_their_edges(tiny_run):
+    for schedule in ("cosine", "constant", "wsd"):
+        none = tiny_run(training__schedule=schedule, training__warmup_tokens=0).manifest.training
+        assert learning_rate(0, none, 6400) == none.learning_rate
+        all_warm = tiny_run(training__schedule=schedule, training__warmup_tokens=6400).manifest.training
+        assert math.isfinite(learning_rate(6400, all_warm, 6400))

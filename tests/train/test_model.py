@@ -1,0 +1,83 @@
+"""The model: from the description alone, the same everywhere, one flat vector."""
+
+import pytest
+import torch
+
+from p2ptrain.errors import ManifestError
+from p2ptrain.manifest import parameter_count, preset, with_changes
+from p2ptrain.train import build_module, model
+
+PLAIN = {
+    "vocab_size": 64,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.02,
+    "norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+GROUPED = {**PLAIN, "hidden_act": "silu", "rope_theta": 10_000.0, "num_key_value_heads": 1}
+DESCRIPTIONS = {
+    "LlamaForCausalLM": GROUPED,
+    "MistralForCausalLM": GROUPED,
+    "Qwen2ForCausalLM": GROUPED,
+    "GPT2LMHeadModel": {**PLAIN, "hidden_act": "gelu_new"},
+    "GPTNeoXForCausalLM": {**PLAIN, "hidden_act": "gelu", "rope_theta": 10_000.0, "hidden_size": 32},
+}
+
+
+def description(architecture):
+    changes = {
+        "model": {"architecture": architecture, "config": {**DESCRIPTIONS[architecture], "vocab_size": 256}},
+        "training.sequence_length": 16,
+    }
+    return with_changes(preset("demo", "ab" * 32), changes).model
+
+
+@pytest.mark.parametrize("architecture", DESCRIPTIONS)
+def test_every_allowed_architecture_builds_and_learns_without_dropout(architecture):
+    described = description(architecture)
+    built = model.flat_model(described, seed=5, device=torch.device("cpu"))
+    assert type(built.module).__name__ == architecture
+    assert built.theta.dtype == torch.float32
+    assert built.layout.parameter_count == pytest.approx(parameter_count(described), rel=0.02)
+    assert built.module.config._attn_implementation == "sdpa"
+    batch = torch.arange(34).reshape(2, 17)
+    one, other = (model.summed_loss(built.module, batch, None) for _ in range(2))
+    assert torch.equal(one, other)
+    torch.autograd.backward(one)
+    assert all(parameter.grad is not None for parameter in built.module.parameters())
+
+
+def test_initial_weights_are_a_function_of_the_seed_alone(tiny_run):
+    described = tiny_run().manifest.model
+    torch.manual_seed(1)
+    first = build_module(described, 7).state_dict()
+    torch.manual_seed(2)
+    torch.rand(3)
+    second = build_module(described, 7).state_dict()
+    other = build_module(described, 8).state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert not all(torch.equal(first[name], other[name]) for name in first)
+
+
+def test_the_global_random_state_is_left_alone(tiny_run):
+    before = torch.get_rng_state()
+    build_module(tiny_run().manifest.model, 7)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_theta_and_the_module_are_one(tiny_run):
+    built = tiny_run().model()
+    batch = torch.arange(17).reshape(1, 17)
+    before = model.summed_loss(built.module, batch, None)
+    built.theta.mul_(2)
+    assert not torch.equal(model.summed_loss(built.module, batch, None), before)
+
+
+def test_a_model_past_the_cap_is_refused(tiny_run, monkeypatch):
+    monkeypatch.setattr(model, "MAX_PARAMETERS", 1000)
+    with pytest.raises(ManifestError, match="at most 1,000 are allowed"):
+        build_module(tiny_run().manifest.model, 7)
