@@ -1,0 +1,18 @@
+"""The network shell: everything that touches a socket, and the fakes that stand in for it.
+
+================  ======================================================================================================
+driver            performs the protocol core's effects and feeds back events; knows links only as ``ports.Link``
+payload           bulk data over any link: chunks, lengths, digests
+memory            links, transport and directory in memory; virtual_time: the clock that tests run them on
+identity          the peer's Ed25519 key file; signs and verifies presence records
+address           multiaddresses: which to announce, how to print them, how p2pd wants them
+daemon            one p2pd child process: its sockets, its death, dialing and streams
+node              one place in the network: the daemon, the DHT in this process, and the keeper that (re)joins the swarm
+links             ``ports.Link`` and ``ports.Transport`` over streams of the daemon
+directory         ``ports.Directory`` over the DHT, the validator that every node runs, and the peer cache on disk
+manifest_service  any node hands out the run's signed manifest
+================  ======================================================================================================
+
+hivemind, whose import costs seconds and brings torch along, is met only in ``daemon``, ``node`` and ``directory``. That
+is why this package re-exports nothing: import from its modules, and the fakes come without it.
+"""

@@ -1,0 +1,183 @@
+"""Multiaddresses: the handful of forms we use, which of a machine's addresses others can use, and p2pd's binary form.
+
+    /ip4/203.0.113.7/tcp/31337                        dial TCP; also ip6, dns, dns4, dns6
+    /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo…           the same, and who must answer
+    /ip4/…/tcp/…/p2p/12D3KooR…/p2p-circuit            through the relay 12D3KooR…
+
+hivemind 1.1.12 writes ``/p2p/`` components in a form that p2pd rejects; ``packed`` writes the one that go-libp2p wants.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+import struct
+import sys
+from collections.abc import Iterable, Sequence
+
+from p2ptrain.ids import PeerId
+from p2ptrain.net.identity import peer_id_bytes
+
+_HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}
+_TCP_CODE, _P2P_CODE, _CIRCUIT_CODE = 6, 421, 290  # github.com/multiformats/multiaddr, protocols.csv
+_HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
+_DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
+_BRIDGES = ("docker", "br-", "virbr", "veth")
+_SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
+
+
+def packed(address: str) -> bytes:
+    """The binary form that p2pd dials. ValueError when the address is none of the forms above."""
+    parts = address.split("/")
+    if parts[0] != "" or len(parts) < 5:
+        raise ValueError(f"{address!r} is no multiaddress such as /ip4/203.0.113.7/tcp/31337")
+    head = _packed_host(parts[1], parts[2]) + _packed_port(parts[3], parts[4])
+    return head + _packed_route(address, parts[5:])
+
+
+def is_dialable(address: str) -> bool:
+    """Whether p2pd can be asked to dial it."""
+    try:
+        return bool(packed(address))
+    except ValueError:
+        return False
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can dial it."""
+    parts = address.split("/")
+    return len(parts) > 2 and parts[1] in ("ip4", "ip6") and ipaddress.ip_address(parts[2]).is_loopback
+
+
+def split_peer(address: str) -> tuple[str, PeerId | None]:
+    """The address without the peer it ends in, and that peer."""
+    head, _, peer = address.rpartition("/p2p/")
+    return (head, PeerId(peer)) if head and "/" not in peer else (address, None)
+
+
+def with_peer(address: str, peer: PeerId) -> str:
+    """The address as it stands in a join link."""
+    return f"{split_peer(address)[0]}/p2p/{peer}"
+
+
+def host_port(address: str) -> str:
+    """``203.0.113.7:31337`` for people; the address itself when it has no such form."""
+    parts = address.split("/")
+    if len(parts) < 5:
+        return address
+    return f"[{parts[2]}]:{parts[4]}" if parts[1] == "ip6" else f"{parts[2]}:{parts[4]}"
+
+
+def multiaddress(host: str, port: int) -> str:
+    """The TCP multiaddress of a host (IP address or name) and a port."""
+    try:
+        version = ipaddress.ip_address(host).version
+    except ValueError:
+        return f"/dns/{host}/tcp/{port}"
+    return f"/ip{version}/{host}/tcp/{port}"
+
+
+def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
+    """Of a node's own addresses, those that others can use, best first.
+
+    Args:
+        addresses: what the node listens on.
+        local: a swarm on this machine alone: loopback addresses count, and come first.
+        bridges: IP addresses of bridges to containers and virtual machines; None: ask the operating system.
+
+    Public addresses come before private ones. Loopback, unspecified and link-local addresses, port 0 and the bridges
+    that only this machine's containers see are left out. Docker's default range counts when there is nothing else (the
+    node itself is in a container).
+    """
+    bridge_hosts = set(bridge_addresses() if bridges is None else bridges)
+    ranked: list[tuple[int, str]] = []
+    for address in dict.fromkeys(addresses):
+        rank = _rank(address, local, bridge_hosts)
+        if rank is not None:
+            ranked.append((rank, address))
+    best = sorted(ranked, key=lambda entry: entry[0])
+    return [address for rank, address in best if rank < 3] or [address for _, address in best]
+
+
+def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
+    """The one address to print in a join link; None when no other machine can reach any."""
+    return next(iter(announceable(addresses, local)), None)
+
+
+def bridge_addresses() -> list[str]:
+    """IPv4 addresses of this machine's bridges to containers and virtual machines (Linux; empty elsewhere)."""
+    if sys.platform != "linux":
+        return []
+    import fcntl
+
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            if not name.startswith(_BRIDGES):
+                continue
+            try:
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue  # the interface has no IPv4 address
+            found.append(socket.inet_ntoa(answer[20:24]))
+    return found
+
+
+def _rank(address: str, local: bool, bridges: set[str]) -> int | None:
+    """0: loopback where that is wanted; 1: public or a name; 2: private; 3: Docker's range; None: of no use."""
+    parts = address.split("/")
+    if not is_dialable(address) or parts[4] == "0":
+        return None
+    if parts[1] not in ("ip4", "ip6"):
+        return 1
+    host = ipaddress.ip_address(parts[2])
+    if host.is_loopback:
+        return 0 if local else None
+    if host.is_unspecified or host.is_link_local or host.is_multicast or parts[2] in bridges:
+        return None
+    if host in _DOCKER_DEFAULT:
+        return 3
+    return 1 if host.is_global else 2
+
+
+def _packed_host(protocol: str, host: str) -> bytes:
+    code = _HOST_CODES.get(protocol)
+    if code is None:
+        raise ValueError(f"{protocol!r} is none of {', '.join(_HOST_CODES)}")
+    if protocol == "ip4":
+        return _varint(code) + ipaddress.IPv4Address(host).packed
+    if protocol == "ip6":
+        return _varint(code) + ipaddress.IPv6Address(host).packed
+    if not _HOSTNAME.fullmatch(host):
+        raise ValueError(f"{host!r} is no host name")
+    return _varint(code) + _varint(len(host)) + host.encode()
+
+
+def _packed_port(protocol: str, port: str) -> bytes:
+    if protocol != "tcp" or not (port.isascii() and port.isdigit() and int(port) < 2**16):
+        raise ValueError(f"/{protocol}/{port} is no TCP port")
+    return _varint(_TCP_CODE) + int(port).to_bytes(2, "big")
+
+
+def _packed_route(address: str, parts: list[str]) -> bytes:
+    """What follows the port: nothing, a peer, or a relay and perhaps the peer behind it."""
+    if len(parts) not in (0, 2, 3, 5) or parts[2:3] not in ([], ["p2p-circuit"]):
+        raise ValueError(f"{address!r} goes on in a way we do not know")
+    peers = [_packed_peer(*parts[start : start + 2]) for start in (0, 3) if parts[start:]]
+    return _varint(_CIRCUIT_CODE).join(peers) + (_varint(_CIRCUIT_CODE) if len(parts) == 3 else b"")
+
+
+def _packed_peer(protocol: str, peer: str) -> bytes:
+    raw = peer_id_bytes(PeerId(peer))
+    if protocol != "p2p" or raw is None:
+        raise ValueError(f"/{protocol}/{peer} is no peer")
+    return _varint(_P2P_CODE) + _varint(len(raw)) + raw
+
+
+def _varint(number: int) -> bytes:
+    raw = b""
+    while number >= 0x80:
+        raw += bytes([number & 0x7F | 0x80])
+        number >>= 7
+    return raw + bytes([number])

@@ -1,0 +1,265 @@
+"""One p2pd: go-libp2p in a child process, spoken to through Unix sockets in a private folder.
+
+``hivemind.p2p.P2P`` starts it and speaks its control protocol; this module adds what a volunteer's machine needs:
+
+- It runs in a session of its own, so that Ctrl+C in the terminal reaches us and not it: we say goodbye through it.
+- It dies with us, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when its control connection does).
+- Its sockets lie in one folder for this process, locked while we live. ``sweep`` removes the folders of the dead.
+- Dialing and opening streams close their control connection whatever happens, and pass addresses in a form it takes.
+
+Everything here runs on one loop, in one thread, and that thread must outlive the daemon (the parent whose death counts
+is the thread).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from hivemind.p2p import P2P, PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+
+from p2ptrain.errors import DeviceError, NetworkError, UserError
+from p2ptrain.ids import PeerId, short
+from p2ptrain.net import address
+
+STARTUP_TIMEOUT_S = 30.0
+"""A guess: it takes 0.1 s here, and a busy machine must not fail."""
+READ_BUFFER_BYTES = 1 << 20
+"""Per stream: four of our frames. With asyncio's 64 KiB the reader stops and goes several times a frame."""
+LONGEST_PARENT = 50
+"""A socket's path may have 104 bytes (macOS), and our folder and file names take up to 50."""
+_FOLDER_PREFIX = "p2ptrain-"
+_LOCK_NAME = "lock"
+_UNLOCKED_GRACE_S = 60.0
+"""A folder without a lock may be about to get one; after a minute it is debris."""
+
+_LAUNCHER = """
+import os, sys
+os.setsid()
+if sys.platform == "linux":
+    import ctypes, signal
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG survives the exec
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("our parent is gone")
+os.environ["LIBP2P_TCP_REUSEPORT"] = "false"
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+# Without reuse of the listening port for dialing, two peers that dial each other at the same instant get two
+# connections. With it they may get one, opened from both ends, on which both play the initiator: both dials fail.
+
+
+class _Daemon(P2P):
+    """hivemind's P2P with our launcher around the process and our flags behind its own."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        # Nobody's relay unless asked: hivemind's default serves 128 reservations for strangers.
+        arguments = P2P._make_process_args(*args, **kwargs, relayService=0)
+        return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments]
+
+
+class Daemon:
+    """A running p2pd. ``close`` ends it; nothing of it stays."""
+
+    def __init__(self, p2p: P2P, folder: SocketFolder) -> None:
+        self.p2p = p2p
+        self._folder = folder
+
+    @classmethod
+    async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
+        """Start p2pd. Raises DeviceError when this platform cannot run it, UserError when it cannot listen."""
+        _check_binary()
+        folder = SocketFolder.create()
+        # P2P takes the folder of its sockets from the class.
+        kind: Any = type("_Daemon", (_Daemon,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
+        try:
+            async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
+                p2p = await kind.create(
+                    identity_path=str(identity_path),
+                    host_maddrs=list(listen),
+                    announce_maddrs=list(announce) or None,
+                    check_if_identity_free=False,  # it starts another daemon, and can meet our own ghost
+                    startup_timeout=STARTUP_TIMEOUT_S,
+                    dht_mode="server",  # libp2p's own: how a peer known by id alone is dialed
+                    use_relay=False,
+                    auto_nat=False,
+                    nat_port_map=not all(map(address.is_loopback, listen)),
+                )
+        except (P2PDaemonError, TimeoutError) as error:
+            folder.remove()
+            raise _explained(str(error), listen) from error
+        except BaseException:
+            folder.remove()
+            raise
+        return cls(p2p, folder)
+
+    @property
+    def pid(self) -> int:
+        return int(self.p2p._child.pid)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs. hivemind's ``is_alive`` stays true when it was killed."""
+        return self.p2p._child.returncode is None
+
+    async def died(self) -> int:
+        """Wait for the process to end; its return code."""
+        return int(await self.p2p._child.wait())
+
+    async def own_addresses(self) -> list[str]:
+        """The multiaddresses it listens on, every interface's, without ``/p2p/``."""
+        _, addresses = await self.p2p._client.identify()
+        return [str(each) for each in addresses]
+
+    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Have a connection to the peer, dialing these addresses if there is none. Raises NetworkError; no deadline."""
+        dialable = [address.packed(each) for each in addresses if address.is_dialable(each)]
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.CONNECT,
+            connect=p2pd_pb2.ConnectRequest(peer=_raw(peer), addrs=dialable),
+        )
+        _, _, writer = await self._ask(request)
+        writer.close()
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new stream to the peer's handler of that protocol. Raises NetworkError; no deadline."""
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_OPEN,
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[protocol]),
+        )
+        _, reader, writer = await self._ask(request)
+        return reader, writer
+
+    async def close(self) -> None:
+        await self.p2p.shutdown()
+        self._folder.remove()
+
+    async def _ask(
+        self, request: p2pd_pb2.Request
+    ) -> tuple[p2pd_pb2.Response, asyncio.StreamReader, asyncio.StreamWriter]:
+        """One request on a control connection of its own; an opened stream goes on in the same connection."""
+        if not self.alive:
+            raise NetworkError(f"p2pd ended with code {self.p2p._child.returncode}")
+        writer = None
+        try:
+            socket_path = self.p2p._daemon_listen_maddr["unix"]
+            reader, writer = await asyncio.open_unix_connection(socket_path, limit=READ_BUFFER_BYTES)
+            await write_pbmsg(writer, request)
+            response = p2pd_pb2.Response()
+            await read_pbmsg_safe(reader, response)
+            if response.type == p2pd_pb2.Response.ERROR:
+                raise NetworkError(" ".join(response.error.msg.split()))
+        except (OSError, EOFError) as error:
+            _close(writer)
+            raise NetworkError(f"p2pd does not answer: {error}") from error
+        except BaseException:
+            _close(writer)
+            raise
+        return response, reader, writer
+
+
+class SocketFolder:
+    """A private folder for Unix sockets, marked as in use by a lock that the kernel drops when we die."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def create(cls) -> SocketFolder:
+        """Sweep what the dead left behind, then make ours."""
+        parent = Path(tempfile.gettempdir())
+        if len(str(parent)) > LONGEST_PARENT:
+            parent = Path("/tmp")
+        sweep(parent)
+        path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return cls(path, lock)
+
+    def remove(self) -> None:
+        """Safe to call twice."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove our socket folders whose owner is gone; return them."""
+    return [folder for folder in parent.glob(f"{_FOLDER_PREFIX}*") if _is_abandoned(folder) and _removed(folder)]
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+        if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():
+            return False
+        lock = os.open(folder / _LOCK_NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return folder.exists() and time.time() - status.st_mtime > _UNLOCKED_GRACE_S and _holds_only_sockets(folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return _holds_only_sockets(folder)
+
+
+def _holds_only_sockets(folder: Path) -> bool:
+    return all(entry.name == _LOCK_NAME or entry.is_socket() for entry in folder.iterdir())
+
+
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()
+
+
+def _close(writer: asyncio.StreamWriter | None) -> None:
+    if writer is not None:
+        writer.close()
+
+
+def _raw(peer: PeerId) -> bytes:
+    try:
+        return bytes(PeerID.from_base58(peer).to_bytes())
+    except ValueError:
+        raise NetworkError(f"{short(peer)} is no peer id") from None
+
+
+def _check_binary() -> None:
+    remedy = "p2ptrain runs on Linux and macOS, x86-64 and ARM64; reinstall hivemind with pip on one of these."
+    with as_file(files("hivemind.hivemind_cli") / "p2pd") as path:
+        if not path.exists():
+            raise DeviceError(f"There is no libp2p daemon for this platform ({sys.platform}): {path}.", remedy)
+        if not os.access(path, os.X_OK):
+            raise DeviceError(f"The libp2p daemon {path} is not executable.", f"Run: chmod +x {path}")
+
+
+def _explained(reason: str, listen: Sequence[str]) -> UserError:
+    """What p2pd's last words mean to the owner."""
+    places = ", ".join(map(address.host_port, listen))
+    if "address already in use" in reason:
+        return UserError(f"{places} is in use by another program.", "Stop it, or choose another port with --listen.")
+    if "cannot assign requested address" in reason:
+        return UserError(f"{places} is not an address of this machine.", "Choose one of its own with --listen.")
+    if "permission denied" in reason and "listen" in reason:
+        return UserError(f"Listening on {places} is not permitted.", "Choose a port above 1023 with --listen.")
+    return DeviceError(
+        f"The libp2p daemon did not start: {reason}", "If the text does not say why, reinstall hivemind."
+    )

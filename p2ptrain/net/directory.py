@@ -1,0 +1,204 @@
+"""``ports.Directory`` over the DHT: where live peers of the run are found, and the cache that outlives a restart.
+
+One DHT key per run; under it one subkey per peer id holding its encoded, signed presence until it expires. A lookup is
+one ``get`` of that key. Every node, the bootstrap too, runs ``PresenceValidator``: it stores and returns nothing but
+presence records of this run whose signatures hold, so the DHT can neither be filled with other things nor forged. Since
+a node may be modified, lookups verify again what comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+import os
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+import msgpack
+from hivemind.dht.node import DHTNode
+from hivemind.dht.routing import DHTID
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+
+from p2ptrain import wire
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net.identity import verify
+from p2ptrain.swarm.messages import PeerState, Presence
+
+logger = logging.getLogger(__name__)
+
+DEADLINE_S = 15.0
+"""For one store or lookup. A guess: 34 ms were measured with 24 nodes, and each dead node on the way costs 3 s."""
+MAX_RECORDS = 256
+"""Presences that one lookup returns, latest first. A guess: more than a peer can exchange with in their lifetime."""
+MAX_STORED_PEERS = 2048
+"""Peers that a node stores records of: beyond it a get's answer would near the 4 MiB that break unary calls."""
+CLOCK_SKEW_S = 300.0
+"""How far ahead of ours an issuer's clock may be. A guess."""
+MAX_CACHED = 64
+
+
+def presence_key(run: RunId) -> str:
+    """The DHT key of a run's presence records."""
+    return f"p2ptrain.{run}.presence"
+
+
+class PresenceValidator(RecordValidatorBase):
+    """Lets pass presence records of one run that their owners signed, and nothing else. Runs on every node."""
+
+    def __init__(self, run: RunId) -> None:
+        self._run = run
+        self._key = DHTID.generate(source=presence_key(run)).to_bytes()
+        self._expirations: dict[PeerId, float] = {}
+
+    def validate(self, record: DHTRecord) -> bool:
+        presence = _unwrapped(record.value)
+        return (
+            record.key == self._key
+            and presence is not None
+            and presence.run == self._run
+            and record.subkey == MSGPackSerializer.dumps(presence.peer)
+            and self._is_timely(presence, record.expiration_time)
+            and _is_signed(presence)
+            and self._has_room(presence.peer, record.expiration_time)
+        )
+
+    def _is_timely(self, presence: Presence, expiration: float) -> bool:
+        until = presence.issued_at + presence.lifetime_s
+        return expiration <= until + 1.0 and presence.issued_at <= get_dht_time() + CLOCK_SKEW_S
+
+    def _has_room(self, peer: PeerId, expiration: float) -> bool:
+        if peer not in self._expirations and len(self._expirations) >= MAX_STORED_PEERS:
+            now = get_dht_time()
+            self._expirations = {known: until for known, until in self._expirations.items() if until > now}
+            if len(self._expirations) >= MAX_STORED_PEERS:
+                return False
+        self._expirations[peer] = max(expiration, self._expirations.get(peer, 0.0))
+        return True
+
+
+class DhtDirectory:
+    """See the module. A presence's lifetime must not shrink from one announcement to the next: the DHT keeps whichever
+    record expires later."""
+
+    def __init__(self, dht: DHTNode, run: RunId) -> None:
+        self._dht = dht
+        self._run = run
+
+    async def announce(self, presence: Presence) -> None:
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                stored = await self._dht.store(
+                    presence_key(self._run),
+                    wire.encode_presence(presence),
+                    presence.issued_at + presence.lifetime_s,
+                    subkey=presence.peer,
+                )
+        except TimeoutError:
+            raise NetworkError(f"storing our record took more than {DEADLINE_S:.0f} s") from None
+        if not stored:
+            raise NetworkError("no node stored our record; is this machine's clock right?")
+
+    async def lookup(self) -> list[Presence]:
+        if not self._dht.protocol.routing_table.uid_to_peer_id:
+            raise NetworkError("no other node is known")
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                found = await self._dht.get(presence_key(self._run), latest=True)
+        except TimeoutError:
+            raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        now = get_dht_time()
+        records = [
+            presence
+            for entry in entries.values()
+            if (presence := _decoded(entry.value)) is not None
+            and presence.run == self._run
+            and presence.issued_at + presence.lifetime_s > now
+            and _is_signed(presence)
+        ]
+        return sorted(records, key=lambda record: record.issued_at, reverse=True)[:MAX_RECORDS]
+
+
+class PeerCache:
+    """The last known peers, on disk: how a known swarm is rejoined when every bootstrap is gone."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self, run: RunId) -> list[Presence]:
+        """The run's cached records that are well-formed and signed; expired ones too, for their addresses.
+
+        It is only a cache: a missing or damaged file is an empty one.
+        """
+        try:
+            entries = json.loads(self._path.read_bytes())
+        except FileNotFoundError:
+            return []
+        except (OSError, ValueError) as error:
+            logger.warning("the peer cache %s is unreadable and starts anew: %s", self._path, error)
+            return []
+        records = [_from_json(entry) for entry in entries[:MAX_CACHED]] if isinstance(entries, list) else []
+        return [record for record in records if record is not None and record.run == run and verify(record)]
+
+    def save(self, records: Iterable[Presence]) -> None:
+        """Replace the cache by the latest of these, one per peer. Raises OSError."""
+        latest = {record.peer: record for record in sorted(records, key=lambda record: record.issued_at)}
+        kept = sorted(latest.values(), key=lambda record: record.issued_at, reverse=True)[:MAX_CACHED]
+        text = json.dumps([_to_json(record) for record in kept], indent=1)
+        temporary = self._path.with_name(self._path.name + ".new")
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self._path)
+
+
+@lru_cache(maxsize=2 * MAX_STORED_PEERS)
+def _is_signed(presence: Presence) -> bool:
+    """``verify``, remembered: the same records come back with every lookup."""
+    return verify(presence)
+
+
+def _decoded(value: object) -> Presence | None:
+    if type(value) is not bytes:
+        return None
+    try:
+        return wire.decode_presence(value)
+    except RemoteError:
+        return None
+
+
+def _unwrapped(value: bytes) -> Presence | None:
+    """The presence in a stored value, which hivemind wraps in one layer of msgpack."""
+    try:
+        return _decoded(msgpack.unpackb(value, max_bin_len=wire.MAX_PRESENCE_BYTES, max_map_len=0, max_array_len=0))
+    except (ValueError, TypeError):
+        return None
+
+
+def _to_json(record: Presence) -> dict[str, object]:
+    return dataclasses.asdict(record) | {"signature": record.signature.hex()}
+
+
+def _from_json(entry: object) -> Presence | None:
+    """A record as the wire would accept it, or None."""
+    if not isinstance(entry, dict):
+        return None
+    try:
+        record = Presence(
+            **entry
+            | {
+                "addresses": tuple(entry["addresses"]),
+                "state": PeerState(entry["state"]),
+                "signature": bytes.fromhex(entry["signature"]),
+            }
+        )
+        return wire.decode_presence(wire.encode_presence(record))
+    except (KeyError, TypeError, ValueError, AttributeError, RemoteError):
+        return None

@@ -1,0 +1,369 @@
+"""The asyncio shell: performs the protocol core's effects over links, a directory and a learner.
+
+It decides nothing. One ``Session`` a link is the only task that touches that link; it takes instructions in order and
+reads from the link exactly where the protocol says that something must come. The driver works the same over libp2p and
+over the in-memory transport, with a worker pool or without: ``tests/net/test_flagship.py`` holds it bitwise to the
+simulator.
+
+Who closes what: ``run`` owns all sessions and timers in one task group and ends them before it returns. Links are
+closed by their session, always. NetworkError and RemoteError end a session and reach the core as ``LinkFailed``;
+anything else is a bug and ends ``run``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar, assert_never
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import LinkId
+from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
+from p2ptrain.swarm import Peer, Presence
+from p2ptrain.swarm.events import (
+    Adopt,
+    Announce,
+    BeginTraining,
+    Close,
+    Commit,
+    Donate,
+    Donated,
+    Effect,
+    Event,
+    Finished,
+    LinkFailed,
+    Lookup,
+    LookupFailed,
+    Note,
+    Open,
+    PeersSeen,
+    Pull,
+    Pulled,
+    Received,
+    Send,
+    Started,
+    Swap,
+    SwapDone,
+    WakeAt,
+    Woke,
+)
+from p2ptrain.swarm.messages import Accept, Acknowledge, Message, Offer, WeightsReply
+from p2ptrain.train.learner import Difference, Learner
+from p2ptrain.wire import FrameKind, decode_message, encode_message
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+OPENING_DEADLINE_S = 15.0
+"""How long an inbound link may take to say what it is for, and any one control message to be written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shore:
+    """What the driver stands on: everything outside the two cores."""
+
+    transport: Transport
+    directory: Directory
+    notebook: Notebook
+    clock: Clock
+    sign: Callable[[Announce], Presence]
+    """Fill in addresses, nickname and times, and sign."""
+    live_until: Callable[[Presence], float | None]
+    """On ``clock``, until when a record counts; None when its signature or its times do not hold."""
+    begin_training: Callable[[], None]
+    work: Callable[..., Awaitable[Any]]
+    """``await work(function, *arguments)``: run it off the loop, or at once."""
+
+
+async def at_once(function: Callable[..., T], *arguments: Any) -> T:
+    """A ``work`` that uses no thread: for virtual time."""
+    return function(*arguments)
+
+
+Instruction = Send | Swap | Pull | Donate | Close
+
+
+@dataclass(slots=True)
+class Session:
+    """One link's task: its instructions, and what it holds between swap and commit."""
+
+    link: LinkId
+    instructions: asyncio.Queue[Instruction] = field(default_factory=asyncio.Queue)
+    task: asyncio.Task[None] | None = None
+    interruptible: bool = False
+    """It waits for the partner: a Close cancels it instead of queueing behind what it does."""
+    swapped: tuple[Swap, Difference] | None = None
+    pulled: tuple[WeightsReply, list[bytearray]] | None = None
+
+
+class Driver:
+    """Runs one peer's protocol core until it is finished."""
+
+    def __init__(self, core: Peer, learner: Learner, shore: Shore) -> None:
+        self._core = core
+        self._learner = learner
+        self._shore = shore
+        self._sessions: dict[LinkId, Session] = {}
+        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._inbound_serial = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._finished: asyncio.Future[str] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: asyncio.TaskGroup | None = None
+
+    async def run(self) -> str:
+        """Serve until the core is finished; returns why."""
+        self._loop = asyncio.get_running_loop()
+        self._finished = self._loop.create_future()
+        async with asyncio.TaskGroup() as self._tasks:
+            pump = self._spawn(self._pump())
+            await self._shore.transport.listen(self._inbound)
+            self.handle(Started())
+            try:
+                return await self._finished
+            finally:
+                pump.cancel()
+                await self._end_sessions()
+
+    def post(self, event: Event) -> None:
+        """Hand in an event from another thread. Dropped once the loop is gone."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+
+    async def _pump(self) -> None:
+        """What threads and timers hand in is handled in a task, so that a bug ends ``run`` instead of a callback."""
+        while True:
+            self.handle(await self._events.get())
+
+    def handle(self, event: Event) -> None:
+        """Hand in an event in the loop's thread, and perform what the core asks for."""
+        assert self._finished is not None
+        if self._finished.done() and not isinstance(event, Received):
+            return
+        for effect in self._core.handle(event, self._shore.clock()):
+            self._perform(effect)
+
+    def _perform(self, effect: Effect) -> None:
+        match effect:
+            case Open():
+                session = Session(effect.link)
+                self._sessions[effect.link] = session
+                session.task = self._spawn(self._outbound(session, effect))
+            case Send() | Swap() | Pull() | Donate():
+                if (known := self._sessions.get(effect.link)) is not None:
+                    known.instructions.put_nowait(effect)
+            case Close():
+                if (known := self._sessions.get(effect.link)) is not None:
+                    self._close(known)
+            case Commit():
+                self._commit(effect)
+            case Adopt():
+                self._adopt(effect)
+            case Announce():
+                self._spawn(self._announce(effect))
+            case Lookup():
+                self._spawn(self._lookup())
+            case WakeAt():
+                self._wake_at(effect.time)
+            case BeginTraining():
+                self._shore.begin_training()
+            case Finished():
+                assert self._finished is not None
+                self._finished.set_result(effect.why)
+            case Note():
+                fields = {name: value for name, value in asdict(effect).items() if name != "kind" and value}
+                self._shore.notebook.note(effect.kind, **fields)
+            case _:
+                assert_never(effect)
+
+    # --- sessions ---------------------------------------------------------------------------------------------------
+
+    async def _outbound(self, session: Session, effect: Open) -> None:
+        async def converse() -> None:
+            session.interruptible = True
+            link = await self._shore.transport.open(effect.link.peer, effect.addresses)
+            try:
+                await self._send(link, effect.message)
+                await self._receive(session, link)
+                await self._follow(session, link)
+            finally:
+                await link.close()
+
+        await self._guard(session, converse())
+
+    async def _inbound(self, link: Link) -> None:
+        """Called by the transport, in a task of its own, for every link that a peer opens."""
+        self._inbound_serial += 1
+        session = Session(LinkId(link.peer, self._inbound_serial, outbound=False), task=asyncio.current_task())
+        self._sessions[session.link] = session
+
+        async def converse() -> None:
+            try:
+                async with asyncio.timeout(OPENING_DEADLINE_S):
+                    message, size_bytes = await self._read(link)
+                self._received(session, message, size_bytes)
+                await self._follow(session, link)
+            finally:
+                await link.close()
+
+        await self._guard(session, converse())
+
+    async def _guard(self, session: Session, conversation: Awaitable[None]) -> None:
+        """Turn what the network and the partner do wrong into an event; let our own bugs through."""
+        why, their_fault = "", False
+        try:
+            await conversation
+        except asyncio.CancelledError:
+            if session.link in self._sessions:  # not our own Close: the whole driver ends
+                raise
+        except RemoteError as error:
+            why, their_fault = str(error), True
+        except (NetworkError, TimeoutError) as error:
+            why = str(error) or "it said nothing"
+        finally:
+            is_open = self._sessions.pop(session.link, None) is not None
+        if why and is_open:
+            self.handle(LinkFailed(session.link, why, their_fault))
+
+    async def _follow(self, session: Session, link: Link) -> None:
+        """Take the core's instructions in order until it closes the link."""
+        while True:
+            session.interruptible = False
+            instruction = await session.instructions.get()
+            session.interruptible = not isinstance(instruction, Send)
+            match instruction:
+                case Send():
+                    await self._send(link, instruction.message)
+                    if isinstance(instruction.message, Acknowledge):
+                        await self._receive(session, link)
+                case Swap():
+                    await self._swap(session, link, instruction)
+                case Pull():
+                    await self._pull(session, link, instruction)
+                case Donate():
+                    parts = await self._shore.work(self._learner.weights)
+                    await send_payload(link, parts)
+                    self.handle(Donated(session.link, sum(map(len, parts))))
+                case Close():
+                    return
+                case _:
+                    assert_never(instruction)
+
+    async def _send(self, link: Link, message: Message) -> None:
+        async with asyncio.timeout(OPENING_DEADLINE_S):
+            await link.send(FrameKind.MESSAGE, encode_message(message))
+
+    async def _receive(self, session: Session, link: Link) -> None:
+        session.interruptible = True
+        message, size_bytes = await self._read(link)
+        self._received(session, message, size_bytes)
+
+    async def _read(self, link: Link) -> tuple[Message, int]:
+        kind, body = await link.receive()
+        if kind != FrameKind.MESSAGE:
+            raise RemoteError(f"a frame of kind {kind} where a message belongs")
+        return decode_message(body), len(body)
+
+    def _received(self, session: Session, message: Message, size_bytes: int) -> None:
+        if session.link in self._sessions:
+            if isinstance(message, Offer | Accept | WeightsReply):
+                self._see(list(message.known), from_lookup=False)
+            self.handle(Received(session.link, message, size_bytes))
+
+    async def _swap(self, session: Session, link: Link, swap: Swap) -> None:
+        mine = await self._shore.work(self._learner.encode, swap.fragments)
+        lengths = self._learner.encoded_sizes(swap.fragments)
+        _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths))
+        difference = await self._shore.work(self._learner.difference, mine, theirs)
+        session.swapped = (swap, difference)
+        self.handle(SwapDone(session.link, mine.size_bytes, sum(lengths), difference.distance))
+
+    async def _pull(self, session: Session, link: Link, pull: Pull) -> None:
+        parts = await receive_payload(link, self._learner.weight_sizes())
+        await self._shore.work(self._learner.check_weights, parts)
+        session.pulled = (pull.reply, parts)
+        self.handle(Pulled(session.link, sum(map(len, parts))))
+
+    def _commit(self, effect: Commit) -> None:
+        session = self._sessions[effect.link]
+        assert session.swapped is not None
+        swap, difference = session.swapped
+        session.swapped = None
+        self._learner.deliver(effect.link, difference, swap.mine, swap.theirs, effect.progress_displacement)
+
+    def _adopt(self, effect: Adopt) -> None:
+        session = self._sessions[effect.link]
+        assert session.pulled is not None
+        reply, parts = session.pulled
+        session.pulled = None
+        self._learner.adopt(effect.link, reply.step, reply.progress, parts)
+
+    def _close(self, session: Session) -> None:
+        if session.interruptible:
+            del self._sessions[session.link]
+            if session.task is not None and session.task is not asyncio.current_task():
+                session.task.cancel()
+                return
+        session.instructions.put_nowait(Close(session.link))
+
+    async def _end_sessions(self) -> None:
+        """Let links that only have something left to say say it, then end the rest."""
+        if self._timer is not None:
+            self._timer.cancel()
+        tasks = [session.task for session in self._sessions.values() if session.task is not None]
+        if tasks:
+            await asyncio.wait(tasks, timeout=1.0)
+        for task in tasks:
+            task.cancel()
+
+    # --- directory and time -------------------------------------------------------------------------------------------
+
+    async def _announce(self, effect: Announce) -> None:
+        try:
+            await self._shore.directory.announce(self._shore.sign(effect))
+        except NetworkError as error:
+            self._shore.notebook.note("not announced", why=str(error))
+
+    async def _lookup(self) -> None:
+        try:
+            records = await self._shore.directory.lookup()
+        except NetworkError:
+            self.handle(LookupFailed())
+        else:
+            self._see(records, from_lookup=True)
+
+    def _see(self, records: list[Presence], from_lookup: bool) -> None:
+        live = [(record, until) for record in records if (until := self._shore.live_until(record)) is not None]
+        if live or from_lookup:
+            self.handle(PeersSeen(tuple(live), from_lookup))
+
+    def _wake_at(self, time: float) -> None:
+        assert self._loop is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        delay = max(time - self._shore.clock(), 0.0)
+        self._timer = self._loop.call_later(delay, self._events.put_nowait, Woke())
+
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
+        assert self._tasks is not None
+        return self._tasks.create_task(work)
+
+
+async def _both(sending: Awaitable[None], receiving: Awaitable[T]) -> tuple[None, T]:
+    """Run both directions at once; the first error ends both."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            sent = tasks.create_task(_coroutine(sending))
+            received = tasks.create_task(_coroutine(receiving))
+    except* (NetworkError, RemoteError) as errors:
+        raise errors.exceptions[0] from None
+    return sent.result(), received.result()
+
+
+async def _coroutine(work: Awaitable[T]) -> T:
+    return await work

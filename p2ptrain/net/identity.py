@@ -1,0 +1,140 @@
+"""A peer's identity: one Ed25519 key, whose public half is its name.
+
+The key file is what go-libp2p reads: the protobuf ``PrivateKey{type = Ed25519, data = 32-byte seed + 32-byte public
+key}``. A peer id is the base58 form of the identity multihash of ``PublicKey{type = Ed25519, data = 32 bytes}``
+(libp2p specification, peer-ids), so the public key is read back from the id itself, and a signed presence needs no
+further field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from p2ptrain.errors import HomeError
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.messages import Presence
+from p2ptrain.wire import presence_bytes, trimmed
+
+_PRIVATE_PREFIX = bytes.fromhex("08011240")  # field 1: type 1 (Ed25519); field 2: 64 bytes
+_ID_PREFIX = bytes.fromhex("002408011220")  # multihash: identity, 36 bytes; field 1: type 1; field 2: 32 bytes
+_SEED_BYTES = 32
+_KEY_BYTES = 32
+_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BASE58_DIGIT = {letter: digit for digit, letter in enumerate(_BASE58)}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Identity:
+    """A key pair and the file it lives in."""
+
+    path: Path
+    peer_id: PeerId
+    _key: Ed25519PrivateKey = dataclasses.field(repr=False)
+
+    @classmethod
+    def load_or_create(cls, path: Path) -> Identity:
+        """The identity kept at ``path``, a new one if there is no such file.
+
+        Raises HomeError when the file cannot be read, written or understood; an existing file is never overwritten.
+        """
+        try:
+            if not path.exists():
+                _write_new(path, _serialized(Ed25519PrivateKey.generate()))
+            raw = path.read_bytes()
+        except OSError as error:
+            raise HomeError(
+                f"The identity key {path} cannot be read or written: {error.strerror}.",
+                "Check the owner and the permissions of the file and its folder, and that the disk is not full.",
+            ) from error
+        key = _parsed(raw)
+        if key is None:
+            raise HomeError(
+                f"{path} is not an identity key ({len(raw)} bytes that do not agree).",
+                "Restore it from a backup, or move it away to get a new identity.",
+            )
+        return cls(path, _peer_id(key.public_key()), key)
+
+    def sign(self, presence: Presence) -> Presence:
+        """The presence trimmed to what a directory record holds, with our signature. It must be our own."""
+        if presence.peer != self.peer_id:
+            raise ValueError(f"{self.peer_id} cannot sign for {presence.peer}")
+        presence = trimmed(presence)
+        return dataclasses.replace(presence, signature=self._key.sign(presence_bytes(presence)))
+
+
+def verify(presence: Presence) -> bool:
+    """Whether the presence was signed by the key that its peer id names."""
+    key = _public_key(presence.peer)
+    if key is None:
+        return False
+    try:
+        key.verify(presence.signature, presence_bytes(presence))
+    except InvalidSignature:
+        return False
+    return True
+
+
+def peer_id_bytes(peer: PeerId) -> bytes | None:
+    """The multihash that a peer id spells; None when it is no Ed25519 peer id."""
+    raw = _base58_decoded(peer)
+    return raw if raw is not None and len(raw) == len(_ID_PREFIX) + _KEY_BYTES and raw.startswith(_ID_PREFIX) else None
+
+
+def _peer_id(key: Ed25519PublicKey) -> PeerId:
+    return PeerId(_base58_encoded(_ID_PREFIX + key.public_bytes_raw()))
+
+
+def _public_key(peer: PeerId) -> Ed25519PublicKey | None:
+    raw = peer_id_bytes(peer)
+    return None if raw is None else Ed25519PublicKey.from_public_bytes(raw[len(_ID_PREFIX) :])
+
+
+def _serialized(key: Ed25519PrivateKey) -> bytes:
+    return _PRIVATE_PREFIX + key.private_bytes_raw() + key.public_key().public_bytes_raw()
+
+
+def _parsed(raw: bytes) -> Ed25519PrivateKey | None:
+    seed = raw[len(_PRIVATE_PREFIX) : len(_PRIVATE_PREFIX) + _SEED_BYTES]
+    if len(seed) != _SEED_BYTES:
+        return None
+    key = Ed25519PrivateKey.from_private_bytes(seed)
+    return key if raw == _serialized(key) else None
+
+
+def _write_new(path: Path, raw: bytes) -> None:
+    """Whole or not at all, readable by the owner alone. The home's lock keeps others from doing the same."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.rename(path)
+
+
+def _base58_encoded(raw: bytes) -> str:
+    number = int.from_bytes(raw, "big")
+    letters = ""
+    while number:
+        number, digit = divmod(number, len(_BASE58))
+        letters = _BASE58[digit] + letters
+    zeros = len(raw) - len(raw.lstrip(b"\0"))
+    return _BASE58[0] * zeros + letters
+
+
+def _base58_decoded(text: str) -> bytes | None:
+    number = 0
+    for letter in text:
+        digit = _BASE58_DIGIT.get(letter)
+        if digit is None:
+            return None
+        number = number * len(_BASE58) + digit
+    zeros = len(text) - len(text.lstrip(_BASE58[0]))
+    return bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")

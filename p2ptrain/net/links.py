@@ -1,0 +1,192 @@
+"""``ports.Link`` and ``ports.Transport`` over p2pd's binary streams.
+
+What goes wrong with such streams, and what becomes of it here:
+
+==============================================  ========================================================================
+the remote is killed, its stream ends cleanly   NetworkError at the next receive: only a whole frame counts
+the remote is frozen                            NetworkError when the frame's deadline passes
+the remote drips bytes                          the same: a frame's deadline grows with its size at ``slowest_rate``
+our p2pd is killed                              NetworkError: resets, and a check of the child before each dial
+garbage, an oversized frame                     RemoteError before a byte of its body is read
+a flood of inbound streams                      closed unread beyond the caps, overall and per peer
+==============================================  ========================================================================
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from p2ptrain import wire
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
+from p2ptrain.net.node import Node
+from p2ptrain.ports import Link
+
+logger = logging.getLogger(__name__)
+
+EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
+
+Handler = Callable[[Link], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How patient a transport is, and how much it lets in. All are guesses."""
+
+    idle_s: float = 20.0
+    """A frame must begin this soon, and a frame that we send must be taken this soon."""
+    slowest_rate: float = 4096.0
+    """Bytes per second below which a stream counts as dead: a full chunk may take 64 s more."""
+    dial_s: float = 20.0
+    """Connecting, with its retries over a peer's addresses, and opening the stream."""
+    inbound: int = 32
+    inbound_per_peer: int = 4
+
+    def frame_s(self, length: int) -> float:
+        """How long a frame may take."""
+        return self.idle_s + length / self.slowest_rate
+
+
+class StreamLink:
+    """One stream (``ports.Link``). A deadline that passes, a reset or a malformed frame closes it.
+
+    A buffer given to ``send`` must not change afterwards: the event loop may still hold it.
+    """
+
+    def __init__(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
+    ) -> None:
+        self.peer = peer
+        self._reader = reader
+        self._writer = writer
+        self._limits = limits
+        self._closed = False
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        header = wire.encode_header(kind, len(body))
+        if self._closed or self._writer.is_closing():
+            raise NetworkError("the link is closed")
+        try:
+            async with asyncio.timeout(self._limits.frame_s(len(body))):
+                self._writer.writelines((header, body))
+                await self._writer.drain()
+        except TimeoutError:
+            self._abort()
+            raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
+        except OSError as error:
+            self._abort()
+            raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
+
+    async def receive(self) -> tuple[int, bytes]:
+        if self._closed:
+            raise NetworkError("the link is closed")
+        try:
+            async with asyncio.timeout(self._limits.idle_s) as deadline:
+                kind, length = wire.decode_header(await self._reader.readexactly(wire.HEADER_BYTES))
+                deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
+                body = await self._reader.readexactly(length)
+        except TimeoutError:
+            self._abort()
+            raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
+        except asyncio.IncompleteReadError:
+            self._abort()
+            raise NetworkError(f"the stream from {short(self.peer)} ended") from None
+        except OSError as error:
+            self._abort()
+            raise NetworkError(f"the stream from {short(self.peer)} broke: {error}") from error
+        except RemoteError:
+            self._abort()
+            raise
+        return kind, body
+
+    async def close(self) -> None:
+        """Flush what was sent, for as long as one frame may take in the background, and end both directions."""
+        self._closed = True
+        self._writer.close()
+
+    def _abort(self) -> None:
+        self._closed = True
+        self._writer.transport.abort()
+
+
+class P2PTransport:
+    """Opens links to peers and takes in theirs (``ports.Transport``), under one protocol name.
+
+    Owns the links it took in and the tasks that serve them; ``close`` ends both. A link that it opened is its opener's
+    to close. A handler's NetworkError or RemoteError ends its link with a line in the log; any other exception is a bug
+    and goes to the loop's exception handler.
+    """
+
+    def __init__(self, node: Node, protocol: str = EXCHANGE_PROTOCOL, limits: Limits | None = None) -> None:
+        self._node = node
+        self._protocol = protocol
+        self._limits = limits or Limits()
+        self._handler: Handler | None = None
+        self._inbound: dict[asyncio.Task[None], PeerId] = {}
+
+    async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
+        daemon = self._node.daemon
+        try:
+            async with asyncio.timeout(self._limits.dial_s):
+                if addresses:
+                    await daemon.connect(peer, addresses)
+                reader, writer = await daemon.open_stream(peer, self._protocol)
+        except TimeoutError:
+            raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
+        return StreamLink(peer, reader, writer, self._limits)
+
+    async def listen(self, handler: Handler) -> None:
+        """Serve inbound links until ``close``. Once."""
+        if self._handler is not None:
+            raise ValueError("this transport listens already")
+        self._handler = handler
+        try:
+            async with asyncio.timeout(self._limits.dial_s):
+                await self._node.daemon.p2p.add_binary_stream_handler(self._protocol, self._admit)
+        except (TimeoutError, OSError, EOFError) as error:
+            raise NetworkError(f"p2pd does not take our handler: {error}") from error
+
+    async def close(self) -> None:
+        """Take in nothing more, and end what is under way."""
+        listening, self._handler = self._handler is not None, None
+        if listening and self._node.daemon.alive:
+            with contextlib.suppress(TimeoutError, OSError, EOFError):
+                async with asyncio.timeout(1.0):
+                    await self._node.daemon.p2p.remove_binary_stream_handler(self._protocol)
+        for task in self._inbound:
+            task.cancel()
+        if self._inbound:
+            await asyncio.wait(self._inbound)
+
+    async def _admit(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """hivemind's callback for an inbound stream: a task of ours, or the door."""
+        peer = PeerId(info.peer_id.to_base58())
+        open_by_peer = sum(owner == peer for owner in self._inbound.values())
+        full = len(self._inbound) >= self._limits.inbound or open_by_peer >= self._limits.inbound_per_peer
+        if self._handler is None or full:
+            logger.info("turned down a link from %s: %d are open", short(peer), len(self._inbound))
+            writer.transport.abort()
+            return
+        link = StreamLink(peer, reader, writer, self._limits)
+        task = asyncio.get_running_loop().create_task(self._serve(self._handler, link))
+        self._inbound[task] = peer
+        task.add_done_callback(self._ended)
+
+    async def _serve(self, handler: Handler, link: StreamLink) -> None:
+        try:
+            await handler(link)
+        except (NetworkError, RemoteError) as error:
+            logger.info("link from %s ended: %s", short(link.peer), error)
+        finally:
+            await link.close()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._inbound[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": "the handler of an inbound link failed", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)

@@ -1,0 +1,60 @@
+"""Any node hands out the run's signed manifest: to those who hold a join link and nothing else yet.
+
+A protocol of its own, so that it outlives changes of the exchange protocol (whose version the manifest names): one
+MANIFEST_REQUEST frame with the RunId, one MANIFEST frame back. The fetcher verifies digest and signature
+(``p2ptrain.manifest``); nothing else protects it from a liar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, RunId, short
+from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net.node import Node
+from p2ptrain.ports import Link, Transport
+from p2ptrain.wire import MAX_MANIFEST_BYTES, FrameKind
+
+MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
+
+
+async def serve_manifest(node: Node, signed: bytes) -> P2PTransport:
+    """Answer requests for the node's run with these bytes until the returned transport is closed."""
+    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2))
+    await answer_requests(transport, node.run, signed)
+    return transport
+
+
+async def fetch_manifest(node: Node, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:
+    """What a peer says is the run's signed manifest, unverified. Raises NetworkError and RemoteError."""
+    return await ask(P2PTransport(node, MANIFEST_PROTOCOL), peer, addresses, run)
+
+
+async def answer_requests(transport: Transport, run: RunId, signed: bytes) -> None:
+    """``serve_manifest`` over any transport."""
+    if len(signed) > MAX_MANIFEST_BYTES:
+        raise ValueError(f"a manifest of {len(signed)} bytes where {MAX_MANIFEST_BYTES} are allowed")
+
+    async def answer(link: Link) -> None:
+        kind, body = await link.receive()
+        if kind != FrameKind.MANIFEST_REQUEST:
+            raise RemoteError(f"a manifest request was due, not a frame of kind {kind}")
+        await link.send(FrameKind.MANIFEST, signed if body == run.encode() else b"")
+
+    await transport.listen(answer)
+
+
+async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:
+    """``fetch_manifest`` over any transport."""
+    link = await transport.open(peer, addresses)
+    try:
+        await link.send(FrameKind.MANIFEST_REQUEST, run.encode())
+        kind, body = await link.receive()
+    finally:
+        await link.close()
+    if kind != FrameKind.MANIFEST:
+        raise RemoteError(f"a manifest was due, not a frame of kind {kind}")
+    if not body:
+        raise NetworkError(f"{short(peer)} takes part in another run")
+    return body

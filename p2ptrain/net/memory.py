@@ -1,0 +1,265 @@
+"""The network in memory: what ``net.links`` and ``net.directory`` do with libp2p, done with timers of the running loop.
+
+A frame sent at time t arrives at exactly ``t + latency(sender, receiver)`` (plus its size over ``bandwidth``, if one is
+set; never before the frame ahead of it). Opening a link and closing it travel like frames: the listener's handler
+starts one latency after ``open``, which itself takes no time. Sending never waits; what is under way in one direction
+is bounded. Tests break things by ``fail`` (dials that must not succeed), ``cut`` (links under way break: NetworkError
+on both sides, at once, frames in flight are lost) and ``MemoryDirectory.down``.
+
+Ties are in the order of sending, and nothing here is random: under ``net.virtual_time`` a test repeats to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple
+
+from p2ptrain import wire
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, short
+from p2ptrain.ports import Clock, Link
+from p2ptrain.swarm.messages import Presence
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[Link], Awaitable[None]]
+Latency = Callable[[PeerId, PeerId], float]
+
+MAX_UNDERWAY_BYTES = 256 << 20
+"""Sent and not yet received, one link, one direction. A guess: twice the largest exchange that tests make."""
+
+
+class _Frame(NamedTuple):
+    kind: int
+    body: bytes
+
+
+class _Pipe:
+    """One direction of a link: frames under way, then frames that arrived."""
+
+    def __init__(self, delay: float, bandwidth: float | None) -> None:
+        self._delay = delay
+        self._bandwidth = bandwidth
+        self._underway: deque[_Frame | None] = deque()  # None: the sender closed
+        self._arrived: deque[_Frame] = deque()
+        self._size = 0
+        self._last_arrival = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self.ended = ""
+        """Why nothing more will ever arrive; empty while something may."""
+
+    def put(self, frame: _Frame | None) -> None:
+        """Let a frame arrive one delay from now; NetworkError when too much is under way."""
+        size = len(frame.body) if frame else 0
+        if self._size + size > MAX_UNDERWAY_BYTES:
+            raise NetworkError("too many bytes are under way")
+        self._size += size
+        self._underway.append(frame)
+        self.after(self._arrive, size)
+
+    def after(self, callback: Callable[[], None], size: int = 0) -> None:
+        """Call back when ``size`` bytes sent now would have arrived."""
+        loop = asyncio.get_running_loop()
+        arrival = loop.time() + self._delay
+        if self._bandwidth is not None:
+            arrival += size / self._bandwidth
+        self._last_arrival = max(self._last_arrival, arrival)
+        loop.call_at(self._last_arrival, callback)
+
+    async def get(self) -> _Frame:
+        """The next frame that arrived; one reader at a time. NetworkError at the end."""
+        while not self._arrived:
+            if self.ended:
+                raise NetworkError(self.ended)
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        frame = self._arrived.popleft()
+        self._size -= len(frame.body)
+        return frame
+
+    def end(self, why: str) -> None:
+        """Nothing more arrives, frames under way included; what has arrived can still be read."""
+        self.ended = self.ended or why
+        self._underway.clear()
+        self._wake()
+
+    def _arrive(self) -> None:
+        if self.ended:
+            return
+        frame = self._underway.popleft()
+        if frame is None:
+            self.end("the other side closed the link")
+            return
+        self._arrived.append(frame)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class MemoryLink:
+    """One end of a link (``ports.Link``)."""
+
+    def __init__(self, peer: PeerId, outgoing: _Pipe, incoming: _Pipe) -> None:
+        self.peer = peer
+        self._outgoing = outgoing
+        self._incoming = incoming
+        self._closed = False
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        frame = _Frame(kind, bytes(body))
+        wire.decode_header(wire.encode_header(kind, len(frame.body)))
+        if self._closed or self._incoming.ended:
+            raise NetworkError(self._incoming.ended or "we closed the link")
+        self._outgoing.put(frame)
+
+    async def receive(self) -> tuple[int, bytes]:
+        return await self._incoming.get()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._incoming.end("we closed the link")
+        if not self._outgoing.ended:
+            self._outgoing.put(None)
+
+    def cut(self) -> None:
+        """Break both directions now."""
+        self._incoming.end("the link was cut")
+        self._outgoing.end("the link was cut")
+
+
+class MemoryNetwork:
+    """All peers of a test, their links and their directory.
+
+    Args:
+        latency: seconds from one peer to another; a number when it is the same for all.
+        bandwidth: bytes per second and link direction; None: unlimited.
+        fail: dials (from, to) that end in NetworkError.
+    """
+
+    def __init__(
+        self,
+        latency: Latency | float = 0.0,
+        bandwidth: float | None = None,
+        fail: Callable[[PeerId, PeerId], bool] = lambda dialer, dialed: False,
+    ) -> None:
+        self.latency: Latency = latency if callable(latency) else lambda sender, receiver: latency
+        self.bandwidth = bandwidth
+        self.fail = fail
+        self.records: dict[PeerId, Presence] = {}
+        self._listeners: dict[PeerId, MemoryTransport] = {}
+        self._links: dict[MemoryLink, tuple[PeerId, PeerId]] = {}
+
+    def transport(self, peer: PeerId) -> MemoryTransport:
+        return MemoryTransport(self, peer)
+
+    def directory(self, latency: float = 0.0, clock: Clock | None = None) -> MemoryDirectory:
+        return MemoryDirectory(self, latency, clock)
+
+    def cut(self, one: PeerId, other: PeerId | None = None) -> None:
+        """Break the links between two peers, or all of one peer's."""
+        for link, ends in list(self._links.items()):
+            if one in ends and (other is None or other in ends):
+                link.cut()
+
+    def connect(self, dialer: PeerId, dialed: PeerId) -> MemoryLink:
+        """The dialer's end of a new link; the other end reaches the listener's handler one latency later."""
+        listener = self._listeners.get(dialed)
+        if listener is None or self.fail(dialer, dialed):
+            raise NetworkError(f"could not dial {short(dialed)}")
+        forth = _Pipe(self.latency(dialer, dialed), self.bandwidth)
+        back = _Pipe(self.latency(dialed, dialer), self.bandwidth)
+        near = MemoryLink(dialed, outgoing=forth, incoming=back)
+        far = MemoryLink(dialer, outgoing=back, incoming=forth)
+        self._links = {link: ends for link, ends in self._links.items() if not link._closed}
+        self._links[near] = (dialer, dialed)
+        forth.after(lambda: listener.take(far))
+        return near
+
+
+class MemoryTransport:
+    """One peer's door to the network (``ports.Transport``).
+
+    Owns the tasks of its inbound links; ``close`` ends them. A handler's NetworkError or RemoteError ends its link; any
+    other exception is a bug and goes to the loop's exception handler.
+    """
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+        self._network = network
+        self._peer = peer
+        self._handler: Handler | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> MemoryLink:
+        return self._network.connect(self._peer, peer)
+
+    async def listen(self, handler: Handler) -> None:
+        self._handler = handler
+        self._network._listeners[self._peer] = self
+
+    def take(self, link: MemoryLink) -> None:
+        """Start the handler for an inbound link."""
+        if self._handler is None:
+            link.cut()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(self._handler, link))
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def close(self) -> None:
+        """Vanish as a killed process does: all links break."""
+        self._handler = None
+        self._network._listeners.pop(self._peer, None)
+        self._network.cut(self._peer)
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            context = {"message": "the handler of an inbound link failed", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+    async def _serve(self, handler: Handler, link: MemoryLink) -> None:
+        try:
+            await handler(link)
+        except (NetworkError, RemoteError) as error:
+            logger.info("link from %s ended: %s", short(link.peer), error)
+        finally:
+            await link.close()
+
+
+class MemoryDirectory:
+    """The records of a network (``ports.Directory``): stored at once, read one latency after the question.
+
+    A lookup answers with what is stored when the answer is due, in the order of the peer ids, without expired records.
+    """
+
+    def __init__(self, network: MemoryNetwork, latency: float = 0.0, clock: Clock | None = None) -> None:
+        self._network = network
+        self._latency = latency
+        self._clock = clock
+        self.down = False
+        """While True, nobody can be asked."""
+
+    async def announce(self, presence: Presence) -> None:
+        if self.down:
+            raise NetworkError("the directory is down")
+        self._network.records[presence.peer] = presence
+
+    async def lookup(self) -> list[Presence]:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._latency)
+        if self.down:
+            raise NetworkError("the directory is down")
+        now = (self._clock or loop.time)()
+        alive = (record for record in self._network.records.values() if record.issued_at + record.lifetime_s > now)
+        return sorted(alive, key=lambda record: record.peer)

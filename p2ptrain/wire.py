@@ -1,0 +1,379 @@
+"""The wire format: every byte that peers send each other, and every check on what arrives. Pure; no socket, no clock.
+
+A stream is a sequence of frames. A frame is a fixed header and a body; all integers are big-endian::
+
+    u8 magic (0xA0 + protocol version) | u8 kind | u32 length of the body | body
+
+    kind  name              body                                                        largest
+    1     MESSAGE           one swarm message, msgpack                                  64 KiB
+    2     CHUNK             a slice of a payload part; all are full but a part's last   256 KiB
+    3     PART              end of a part: u32 number, u64 length, 32 bytes BLAKE3       44 B
+    4     MANIFEST_REQUEST  the RunId, ASCII                                            64 B
+    5     MANIFEST          the signed manifest's bytes                                 64 KiB
+
+A message is the msgpack array ``[tag, [field, field, …]]``, the fields in the order of their dataclass in
+``p2ptrain.swarm.messages``; a nested record is an array of its fields too. No maps, no extension types, no optional
+fields. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too many,
+raises ``RemoteError``. What leaves this module is therefore well-formed, but not yet true: signatures are the business
+of ``net.identity``, plausibility is the protocol core's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import struct
+from collections.abc import Callable
+from enum import IntEnum, StrEnum
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import msgpack
+
+from p2ptrain.errors import RemoteError
+from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.swarm.messages import (
+    Accept,
+    Acknowledge,
+    Decline,
+    DeclineReason,
+    Message,
+    Offer,
+    PeerState,
+    Presence,
+    Terms,
+    WeightsReply,
+    WeightsRequest,
+)
+
+# --- Caps: guesses with room to spare, except the chunk: 256 KiB is the knee of p2pd's goodput (our measurement).
+
+MAX_MESSAGE_BYTES = 64 << 10
+MAX_CHUNK_BYTES = 256 << 10
+MAX_MANIFEST_BYTES = 64 << 10
+MAX_PRESENCE_BYTES = 1000
+"""A DHT value stays under 1 KB."""
+MAX_KNOWN = 16
+MAX_ADDRESSES = 8
+MAX_ADDRESS_CHARS = 256
+MAX_NICKNAME_CHARS = 32
+MAX_IDENTIFIER_CHARS = 64
+MAX_FRAGMENTS = 4096
+MAX_FRAGMENT_INDEX = 2**16 - 1
+MAX_COUNT = 2**53
+"""The largest integer range that a float holds exactly."""
+MAX_WEIGHT = 1e6
+MAX_LIFETIME_S = 3600.0
+SIGNATURE_BYTES = 64
+DIGEST_BYTES = 32
+
+# --- Frames -----------------------------------------------------------------------------------------------------
+
+MAGIC = 0xA0 + PROTOCOL_VERSION
+_HEADER = struct.Struct(">BBI")
+HEADER_BYTES = _HEADER.size
+_PART_END = struct.Struct(f">IQ{DIGEST_BYTES}s")
+
+
+class FrameKind(IntEnum):
+    """What a frame's body is."""
+
+    MESSAGE = 1
+    CHUNK = 2
+    PART = 3
+    MANIFEST_REQUEST = 4
+    MANIFEST = 5
+
+
+_MAX_BODY_BYTES: dict[int, int] = {
+    FrameKind.MESSAGE: MAX_MESSAGE_BYTES,
+    FrameKind.CHUNK: MAX_CHUNK_BYTES,
+    FrameKind.PART: _PART_END.size,
+    FrameKind.MANIFEST_REQUEST: MAX_IDENTIFIER_CHARS,
+    FrameKind.MANIFEST: MAX_MANIFEST_BYTES,
+}
+
+
+def encode_header(kind: int, length: int) -> bytes:
+    """The six bytes before a body of ``length`` bytes. ValueError (a bug of ours) when the kind does not allow it."""
+    if not 0 <= length <= _MAX_BODY_BYTES.get(kind, -1):
+        raise ValueError(f"no frame of kind {kind} with {length} bytes exists")
+    return _HEADER.pack(MAGIC, kind, length)
+
+
+def decode_header(header: bytes) -> tuple[int, int]:
+    """A header's kind and body length; RemoteError when it is none of ours."""
+    if len(header) != HEADER_BYTES:
+        raise RemoteError(f"a frame header of {len(header)} bytes instead of {HEADER_BYTES}")
+    magic, kind, length = _HEADER.unpack(header)
+    if magic != MAGIC:
+        raise RemoteError(f"a frame begins with 0x{magic:02x} instead of 0x{MAGIC:02x}")
+    if length > _MAX_BODY_BYTES.get(kind, -1):
+        raise RemoteError(f"a frame of kind {kind} with {length} bytes")
+    return kind, length
+
+
+class PartEnd(NamedTuple):
+    """The body of a PART frame: what the chunks before it must add up to."""
+
+    part: int
+    length: int
+    digest: bytes
+
+
+def encode_part_end(end: PartEnd) -> bytes:
+    return _PART_END.pack(*end)
+
+
+def decode_part_end(body: bytes) -> PartEnd:
+    if len(body) != _PART_END.size:
+        raise RemoteError(f"a part ends with {len(body)} bytes instead of {_PART_END.size}")
+    return PartEnd(*_PART_END.unpack(body))
+
+
+# --- Shapes: how one field is packed, and the only way it may come back -----------------------------------------
+
+
+class _Shape(NamedTuple):
+    pack: Callable[[Any], object]
+    parse: Callable[[object], Any]
+
+
+def _same(value: object) -> object:
+    return value
+
+
+def _integer(largest: int) -> _Shape:
+    def parse(raw: object) -> int:
+        if type(raw) is not int or not 0 <= raw <= largest:
+            raise RemoteError(f"an integer in 0..{largest} was due, not {raw!r:.40}")
+        return raw
+
+    return _Shape(_same, parse)
+
+
+def _number(accepts: Callable[[float], bool], what: str) -> _Shape:
+    def parse(raw: object) -> float:
+        if type(raw) is not float or not accepts(raw):
+            raise RemoteError(f"{what} was due, not {raw!r:.40}")
+        return raw
+
+    return _Shape(float, parse)
+
+
+def _text(pattern: str, what: str) -> _Shape:
+    matches = re.compile(pattern).fullmatch
+
+    def parse(raw: object) -> str:
+        if type(raw) is not str or not matches(raw):
+            raise RemoteError(f"{what} was due, not {raw!r:.80}")
+        return raw
+
+    return _Shape(str, parse)
+
+
+def _nickname() -> _Shape:
+    def parse(raw: object) -> str:
+        if type(raw) is not str or len(raw) > MAX_NICKNAME_CHARS or not raw.isprintable():
+            raise RemoteError(f"a nickname was due, not {raw!r:.80}")
+        return raw
+
+    return _Shape(str, parse)
+
+
+def _blob(largest: int) -> _Shape:
+    def parse(raw: object) -> bytes:
+        if type(raw) is not bytes or len(raw) > largest:
+            raise RemoteError(f"at most {largest} bytes were due, not {raw!r:.40}")
+        return raw
+
+    return _Shape(bytes, parse)
+
+
+def _flag() -> _Shape:
+    def parse(raw: object) -> bool:
+        if type(raw) is not bool:
+            raise RemoteError(f"true or false was due, not {raw!r:.40}")
+        return raw
+
+    return _Shape(bool, parse)
+
+
+def _word(choices: type[StrEnum]) -> _Shape:
+    def parse(raw: object) -> StrEnum:
+        try:
+            return choices(str(raw))
+        except ValueError:
+            raise RemoteError(f"a {choices.__name__} was due, not {raw!r:.40}") from None
+
+    return _Shape(str, parse)
+
+
+def _several(item: _Shape, most: int) -> _Shape:
+    def pack(values: tuple[Any, ...]) -> list[object]:
+        return [item.pack(value) for value in values]
+
+    def parse(raw: object) -> tuple[Any, ...]:
+        if type(raw) is not list or len(raw) > most:
+            raise RemoteError(f"at most {most} entries were due, not {raw!r:.40}")
+        return tuple(item.parse(entry) for entry in raw)
+
+    return _Shape(pack, parse)
+
+
+def _ascending(items: _Shape) -> _Shape:
+    def parse(raw: object) -> tuple[int, ...]:
+        values: tuple[int, ...] = items.parse(raw)
+        if not values or any(later <= earlier for earlier, later in pairwise(values)):
+            raise RemoteError(f"strictly ascending fragments were due, not {values!r:.40}")
+        return values
+
+    return _Shape(items.pack, parse)
+
+
+def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
+    """A dataclass as an array of its fields, in its order; names them all, so that a new field cannot be forgotten."""
+    names = tuple(field.name for field in dataclasses.fields(kind))
+    if names != tuple(shapes):
+        raise TypeError(f"the wire format of {kind.__name__} names {tuple(shapes)}, the dataclass has {names}")
+
+    def pack(record: object) -> list[object]:
+        return [shape.pack(getattr(record, name)) for name, shape in shapes.items()]
+
+    def parse(raw: object) -> Any:
+        if type(raw) is not list or len(raw) != len(shapes):
+            raise RemoteError(f"the {len(shapes)} fields of {kind.__name__} were due, not {raw!r:.40}")
+        return kind(*(shape.parse(entry) for shape, entry in zip(shapes.values(), raw, strict=True)))
+
+    return _Shape(pack, parse)
+
+
+# --- The records and messages -----------------------------------------------------------------------------------
+
+_COUNT = _integer(MAX_COUNT)
+_AMOUNT = _number(lambda x: math.isfinite(x) and x >= 0, "a finite number >= 0")
+_IDENTIFIER = _text(rf"[0-9A-Za-z_.-]{{1,{MAX_IDENTIFIER_CHARS}}}", "an identifier")
+# Printable ASCII without comma: p2pd takes its addresses as a list with commas.
+_ADDRESS = _text(rf"[!-+\--~]{{1,{MAX_ADDRESS_CHARS}}}", "an address")
+_STATE = _word(PeerState)
+
+_PRESENCE = _record(
+    Presence,
+    peer=_IDENTIFIER,
+    run=_IDENTIFIER,
+    addresses=_several(_ADDRESS, MAX_ADDRESSES),
+    state=_STATE,
+    step=_COUNT,
+    progress=_AMOUNT,
+    nickname=_nickname(),
+    issued_at=_AMOUNT,
+    lifetime_s=_number(lambda x: 0 < x <= MAX_LIFETIME_S, f"a lifetime in (0, {MAX_LIFETIME_S}] s"),
+    signature=_blob(SIGNATURE_BYTES),
+)
+_KNOWN = _several(_PRESENCE, MAX_KNOWN)
+_TERMS = _record(
+    Terms,
+    step=_COUNT,
+    progress=_AMOUNT,
+    weight=_number(lambda x: 0 < x <= MAX_WEIGHT, f"a weight in (0, {MAX_WEIGHT}]"),
+    clip_radius=_number(lambda x: x >= 0, "a clip radius >= 0"),
+    settled=_flag(),
+    state=_STATE,
+)
+_FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
+_PROTOCOL = _integer(2**16 - 1)
+
+_MESSAGES: dict[int, tuple[type[Any], _Shape]] = {
+    1: (
+        Offer,
+        _record(Offer, run=_IDENTIFIER, protocol=_PROTOCOL, fragments=_FRAGMENTS, terms=_TERMS, known=_KNOWN),
+    ),
+    2: (Accept, _record(Accept, fragments=_FRAGMENTS, terms=_TERMS, known=_KNOWN)),
+    3: (
+        Decline,
+        _record(Decline, reason=_word(DeclineReason), state=_STATE, step=_COUNT, progress=_AMOUNT, known=_KNOWN),
+    ),
+    4: (Acknowledge, _record(Acknowledge)),
+    5: (WeightsRequest, _record(WeightsRequest, run=_IDENTIFIER, protocol=_PROTOCOL, progress=_AMOUNT)),
+    6: (WeightsReply, _record(WeightsReply, step=_COUNT, progress=_AMOUNT, known=_KNOWN)),
+}
+_TAGS = {kind: tag for tag, (kind, _) in _MESSAGES.items()}
+
+
+def encode_message(message: Message) -> bytes:
+    """The body of a MESSAGE frame. ValueError (a bug of ours) when it is too long."""
+    tag = _TAGS[type(message)]
+    fields = _MESSAGES[tag][1].pack(message)
+    return _packed([tag, fields], MAX_MESSAGE_BYTES)
+
+
+def decode_message(body: bytes) -> Message:
+    """Inverse of ``encode_message``; RemoteError for anything else."""
+    raw = _unpacked(body, MAX_MESSAGE_BYTES)
+    if type(raw) is not list or len(raw) != 2 or type(raw[0]) is not int or raw[0] not in _MESSAGES:
+        raise RemoteError(f"a message was due, not {raw!r:.40}")
+    message: Message = _MESSAGES[raw[0]][1].parse(raw[1])
+    return message
+
+
+def presence_bytes(presence: Presence) -> bytes:
+    """What a presence's signature covers: every other field, behind a prefix that nothing else signed begins with."""
+    unsigned = dataclasses.replace(presence, signature=b"")
+    return b"p2ptrain presence 1\0" + _pack(_PRESENCE.pack(unsigned))
+
+
+def encode_presence(presence: Presence) -> bytes:
+    """A directory record. ValueError (a bug of ours: see ``trimmed``) when it is too long."""
+    return _packed(_PRESENCE.pack(presence), MAX_PRESENCE_BYTES)
+
+
+def decode_presence(body: bytes) -> Presence:
+    """Inverse of ``encode_presence``; RemoteError for anything else."""
+    presence: Presence = _PRESENCE.parse(_unpacked(body, MAX_PRESENCE_BYTES))
+    return presence
+
+
+def trimmed(presence: Presence) -> Presence:
+    """The presence with a printable nickname and as many addresses, best first, as fit a directory record."""
+    nickname = "".join(filter(str.isprintable, presence.nickname))[:MAX_NICKNAME_CHARS]
+    presence = dataclasses.replace(presence, nickname=nickname, addresses=presence.addresses[:MAX_ADDRESSES])
+    room = MAX_PRESENCE_BYTES - SIGNATURE_BYTES
+    while presence.addresses and len(_pack(_PRESENCE.pack(presence))) > room:
+        presence = dataclasses.replace(presence, addresses=presence.addresses[:-1])
+    return presence
+
+
+# --- msgpack ----------------------------------------------------------------------------------------------------
+
+
+def _pack(fields: object) -> bytes:
+    packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    return packed
+
+
+def _packed(fields: object, most: int) -> bytes:
+    body = _pack(fields)
+    if len(body) > most:
+        raise ValueError(f"{len(body)} bytes where {most} are allowed")
+    return body
+
+
+def _unpacked(body: bytes, most: int) -> object:
+    if len(body) > most:
+        raise RemoteError(f"{len(body)} bytes where {most} are allowed")
+    try:
+        raw: object = msgpack.unpackb(
+            body,
+            raw=False,
+            use_list=True,
+            strict_map_key=True,
+            max_str_len=MAX_ADDRESS_CHARS,
+            max_bin_len=SIGNATURE_BYTES,
+            max_array_len=MAX_FRAGMENTS,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, OverflowError) as error:  # msgpack's own exceptions are ValueErrors
+        raise RemoteError(f"not msgpack as we write it: {error!s:.80}") from None
+    return raw

@@ -1,0 +1,117 @@
+"""Multiaddresses: binary form, choice and print."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from p2ptrain.ids import PeerId
+from p2ptrain.net import address
+
+PEER = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
+RAW_PEER = address.peer_id_bytes(PEER)
+
+
+@pytest.mark.parametrize(
+    ("text", "binary"),
+    [
+        ("/ip4/203.0.113.7/tcp/31337", "04cb007107067a69"),
+        ("/ip6/::1/tcp/80", "29" + "00" * 15 + "01" + "060050"),
+        ("/dns4/a.example/tcp/1", "3609" + b"a.example".hex() + "060001"),
+    ],
+)
+def test_the_binary_form_is_go_libp2ps(text, binary):
+    assert address.packed(text).hex() == binary
+
+
+def test_a_peer_is_written_as_its_bare_multihash():
+    assert RAW_PEER is not None
+    host, peer = "04cb007107067a69", "a50326" + RAW_PEER.hex()
+    direct = f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}"
+    assert address.packed(direct).hex() == host + peer
+    assert address.packed(direct + "/p2p-circuit").hex() == host + peer + "a202"
+    assert address.packed(direct + f"/p2p-circuit/p2p/{PEER}").hex() == host + peer + "a202" + peer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "127.0.0.1:31337",
+        "/ip4/256.0.0.1/tcp/1",
+        "/ip4/1.2.3.4/tcp/65536",
+        "/ip4/1.2.3.4/tcp/-1",
+        "/ip4/1.2.3.4/udp/1",
+        "/ip4/1.2.3.4/tcp/1/quic",
+        "/ip4/1.2.3.4/tcp/1/p2p/nobody",
+        "/ip4/1.2.3.4/tcp/1/p2p",
+        f"/ip4/1.2.3.4/tcp/1/p2p/{PEER}/p2p/{PEER}",
+        "/unix/tmp/x",
+        "/dns4/a b/tcp/1",
+    ],
+)
+def test_other_forms_are_not_dialed(text):
+    assert not address.is_dialable(text)
+
+
+@settings(max_examples=50, deadline=None)
+@given(some.text("/ip4.06tcpdns:-é", max_size=40))
+def test_any_text_is_dialable_or_not(text):
+    assert address.is_dialable(text) in (True, False)
+
+
+def test_the_peer_is_split_off_and_put_on():
+    place = "/ip4/1.2.3.4/tcp/5"
+    assert address.split_peer(f"{place}/p2p/{PEER}") == (place, PEER)
+    assert address.split_peer(place) == (place, None)
+    relayed = f"{place}/p2p/{PEER}/p2p-circuit"
+    assert address.split_peer(relayed) == (relayed, None)
+    assert address.with_peer(place, PEER) == address.with_peer(f"{place}/p2p/{PEER}", PEER) == f"{place}/p2p/{PEER}"
+
+
+def test_addresses_for_people():
+    assert address.host_port(f"/ip4/1.2.3.4/tcp/5/p2p/{PEER}") == "1.2.3.4:5"
+    assert address.host_port("/ip6/::1/tcp/5") == "[::1]:5"
+    assert address.host_port("odd") == "odd"
+    assert address.multiaddress("1.2.3.4", 5) == "/ip4/1.2.3.4/tcp/5"
+    assert address.multiaddress("::1", 5) == "/ip6/::1/tcp/5"
+    assert address.multiaddress("a.example", 5) == "/dns/a.example/tcp/5"
+
+
+OWN = [
+    "/ip4/127.0.0.1/tcp/5",
+    "/ip4/172.17.0.1/tcp/5",
+    "/ip4/172.19.0.1/tcp/5",
+    "/ip4/192.168.1.2/tcp/5",
+    "/ip4/169.254.0.9/tcp/5",
+    "/ip4/0.0.0.0/tcp/5",
+    "/ip6/::1/tcp/5",
+    "/ip6/fe80::1/tcp/5",
+    "/ip4/8.8.4.4/tcp/0",
+    "/ip4/8.8.8.8/tcp/5",
+]
+
+
+def test_only_addresses_that_others_can_use_are_announced():
+    found = address.announceable(OWN, bridges=["172.19.0.1"])
+    assert found == ["/ip4/8.8.8.8/tcp/5", "/ip4/192.168.1.2/tcp/5"]
+
+
+def test_a_local_swarm_uses_loopback_first():
+    assert address.announceable(OWN, local=True, bridges=[])[0] == "/ip4/127.0.0.1/tcp/5"
+
+
+def test_inside_a_container_its_own_address_counts():
+    inside = ["/ip4/127.0.0.1/tcp/5", "/ip4/172.17.0.2/tcp/5"]
+    assert address.announceable(inside, bridges=[]) == ["/ip4/172.17.0.2/tcp/5"]
+
+
+def test_nothing_is_printed_rather_than_loopback():
+    assert address.reachable_address(["/ip4/127.0.0.1/tcp/5"]) is None
+    assert address.reachable_address(["/ip4/127.0.0.1/tcp/5"], local=True) == "/ip4/127.0.0.1/tcp/5"
+
+
+def test_loopback_is_known():
+    assert address.is_loopback("/ip4/127.0.0.1/tcp/0")
+    assert address.is_loopback("/ip6/::1/tcp/0")
+    assert not address.is_loopback("/ip4/0.0.0.0/tcp/0")
+    assert not address.is_loopback("/dns/localhost/tcp/0")

@@ -1,0 +1,143 @@
+"""The payload door, both sides back to back over a fake link."""
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from blake3 import blake3
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from p2ptrain import wire
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId
+from p2ptrain.net import virtual_time
+from p2ptrain.net.memory import MemoryLink, MemoryNetwork
+from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.ports import Link
+from p2ptrain.wire import FrameKind, PartEnd, encode_part_end
+
+A, B = PeerId("a"), PeerId("b")
+CHUNK = wire.MAX_CHUNK_BYTES
+
+
+async def pair() -> tuple[Link, MemoryLink]:
+    """The two ends of a link: A's, B's."""
+    network = MemoryNetwork(0.1)
+    far: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+
+    async def hold(link: Link) -> None:
+        far.set_result(link)
+        await asyncio.sleep(1000)
+
+    await network.transport(B).listen(hold)
+    near = await network.transport(A).open(B)
+    return near, await far
+
+
+def received(frames: Sequence[tuple[int, bytes]], lengths: Sequence[int]) -> list[bytearray]:
+    """What the receiver makes of these frames and a clean end."""
+
+    async def main() -> list[bytearray]:
+        near, far = await pair()
+        for kind, body in frames:
+            await near.send(kind, body)
+        await near.close()
+        return await receive_payload(far, lengths)
+
+    return virtual_time.run(main())
+
+
+def end(number: int, data: bytes) -> tuple[int, bytes]:
+    return FrameKind.PART, encode_part_end(PartEnd(number, len(data), blake3(data).digest()))
+
+
+@settings(max_examples=20, deadline=None)
+@given(some.lists(some.sampled_from([0, 1, 1000, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK]), max_size=4))
+def test_parts_of_any_length_arrive_both_ways_at_once(lengths):
+    mine = [bytes([index]) * length for index, length in enumerate(lengths)]
+    theirs = [bytes([100 + index]) * length for index, length in enumerate(reversed(lengths))]
+
+    async def main() -> tuple[list[bytearray], list[bytearray]]:
+        near, far = await pair()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(send_payload(near, mine))
+            both.create_task(send_payload(far, [memoryview(part) for part in theirs]))
+            got = both.create_task(receive_payload(far, lengths))
+            answer = both.create_task(receive_payload(near, lengths[::-1]))
+        return got.result(), answer.result()
+
+    assert virtual_time.run(main()) == (mine, theirs)
+
+
+def test_arrays_of_wider_items_are_sent_as_bytes():
+    part = memoryview(bytes(range(64))).cast("I")
+
+    async def main() -> list[bytearray]:
+        near, far = await pair()
+        await send_payload(near, [part])
+        return await receive_payload(far, [64])
+
+    assert virtual_time.run(main()) == [bytes(range(64))]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [],
+        [(FrameKind.CHUNK, b"abc")],
+        [(FrameKind.CHUNK, b"abc"), end(0, b"abc")],
+        [(FrameKind.CHUNK, b"abc"), end(0, b"abc"), (FrameKind.CHUNK, b"de")],
+    ],
+    ids=["nothing", "no end", "a part missing", "the last end missing"],
+)
+def test_a_clean_end_too_early_is_a_network_error(frames):
+    with pytest.raises(NetworkError):
+        received(frames, [3, 2])
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [(FrameKind.CHUNK, b"abcd")],
+        [(FrameKind.CHUNK, b"ab"), (FrameKind.CHUNK, b"c"), end(0, b"abc")],
+        [(FrameKind.CHUNK, b""), (FrameKind.CHUNK, b"abc"), end(0, b"abc")],
+        [(FrameKind.CHUNK, b"abc"), (FrameKind.CHUNK, b"abc"), end(0, b"abc")],
+        [(FrameKind.CHUNK, b"abc"), end(1, b"abc")],
+        [(FrameKind.CHUNK, b"abc"), end(0, b"abd")],
+        [(FrameKind.CHUNK, b"abc"), end(0, b"abcd")],
+        [(FrameKind.CHUNK, b"abc"), (FrameKind.PART, b"short")],
+        [(FrameKind.CHUNK, b"abc"), end(0, b"abc"), end(0, b"abc")],
+        [end(0, b"abc")],
+        [(FrameKind.MESSAGE, b"abc")],
+        [(FrameKind.CHUNK, b"abc"), (FrameKind.MESSAGE, b"abc")],
+    ],
+    ids=[
+        "oversized",
+        "dripped",
+        "empty chunk",
+        "chunk twice",
+        "part out of order",
+        "wrong digest",
+        "wrong length",
+        "garbled end",
+        "part twice",
+        "no chunks",
+        "a message instead of a chunk",
+        "a message instead of the end",
+    ],
+)
+def test_whatever_differs_is_a_remote_error(frames):
+    with pytest.raises(RemoteError):
+        received(frames, [3, 2])
+
+
+def test_a_cut_link_is_a_network_error():
+    async def main() -> None:
+        near, far = await pair()
+        await near.send(FrameKind.CHUNK, b"x" * CHUNK)
+        asyncio.get_running_loop().call_later(0.5, far.cut)
+        await receive_payload(far, [2 * CHUNK])
+
+    with pytest.raises(NetworkError):
+        virtual_time.run(main())

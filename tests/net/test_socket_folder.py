@@ -1,0 +1,61 @@
+"""The sweep of socket folders removes ours when their owner is gone, and nothing else."""
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.net.daemon import SocketFolder, sweep
+
+
+@pytest.fixture
+def parent(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("parent")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(folder))
+    monkeypatch.setattr("p2ptrain.net.daemon.LONGEST_PARENT", 1000)
+    return folder
+
+
+def test_a_folder_in_use_is_kept_until_it_is_released(parent: Path):
+    folder = SocketFolder.create()
+    assert folder.path.parent == parent
+    assert sweep(parent) == []
+    os.close(folder._lock)  # what the kernel does when the owner dies
+    folder._lock = None
+    assert sweep(parent) == [folder.path]
+    assert list(parent.iterdir()) == []
+
+
+def test_a_new_start_sweeps_what_the_dead_left(parent: Path):
+    dead = SocketFolder.create()
+    os.close(dead._lock)
+    dead._lock = None
+    alive = SocketFolder.create()
+    assert list(parent.iterdir()) == [alive.path]
+    alive.remove()
+    alive.remove()
+    assert list(parent.iterdir()) == []
+
+
+def test_other_things_are_left_alone(parent: Path):
+    (parent / "p2ptrain-notes").mkdir()
+    (parent / "p2ptrain-notes" / "diary.txt").write_text("mine")
+    (parent / "p2ptrain-notes" / "lock").touch()
+    (parent / "p2ptrain-file").write_text("mine")
+    (parent / "p2ptrain-young").mkdir()
+    (parent / "p2ptrain-link").symlink_to(parent / "p2ptrain-young")
+    (parent / "other").mkdir()
+    before = sorted(parent.iterdir())
+    assert sweep(parent) == []
+    assert sorted(parent.iterdir()) == before
+
+
+def test_an_old_folder_without_a_lock_is_debris(parent: Path, monkeypatch: pytest.MonkeyPatch):
+    old = parent / "p2ptrain-old"
+    old.mkdir()
+    monkeypatch.chdir(old)  # a socket's path must be short
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("p2pd-x.sock")
+    os.utime(old, (1.0, 1.0))
+    assert sweep(parent) == [old]
