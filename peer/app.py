@@ -1,0 +1,326 @@
+"""One peer from start to end, in order: home, identity, network, manifest, model, checkpoint, training, goodbye."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+from p2ptrain import checkpoint, codec
+from p2ptrain.data import open_corpus
+from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.ids import short
+from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
+from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.driver import Driver, Shore
+from p2ptrain.net.identity import Identity
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.ports import Notebook
+from p2ptrain.recipes import RECIPES
+from p2ptrain.swarm import Peer, SwarmRules
+from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
+from p2ptrain.telemetry import EventLog
+from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
+from p2ptrain.train.learner import Learner, LearnerRules
+from p2ptrain.train.loop import Hooks, Signals, train
+from peer.home import Addresses, Home, cache_directory, default_home
+from peer.network import Connection, NetworkThread, describe_addresses, live_until
+from peer.record import Record
+from peer.screen import Screen
+
+CODEC_THREADS = 2
+"""Encoding and decoding; torch releases the GIL there. Two, so that a large exchange does not hold up a small one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What this machine's owner chose. None of it changes the algorithm."""
+
+    link: JoinLink | None
+    """None: go on with the run of the home."""
+    home: Path | None = None
+    device: str = "auto"
+    data: Path | None = None
+    """The file of a corpus that the manifest names by digest."""
+    tokenizer: Path | None = None
+    """The same for a tokenizer.json."""
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    nickname: str = ""
+    local: bool = False
+    """The whole swarm is on this machine: listen on loopback and announce that."""
+
+
+def run_peer(options: Options) -> None:
+    """Live as a peer until the run ends or the owner stops it. Raises UserError."""
+    home = _home(options)
+    with home.locked(), contextlib.closing(EventLog(home.events)) as log, Screen() as screen:
+        log.listen(screen.show)
+        identity = Identity.load_or_create(home.identity)
+        signals = Signals()
+        with contextlib.ExitStack() as stack:
+            signed = home.load_manifest(options.link.run_id if options.link else None)
+            link = None if signed and not _exchanges(signed) else _connect(stack, options, home, identity, signed, log)
+            if signed is None:
+                assert link is not None  # a home without a manifest needs a link, and a link is a network
+                signed = _fetch_manifest(link, options, home)
+            session = _build(options, home, identity, signed, log)
+            with _stopping(signals, session.record.learner.wake, log):
+                if link is None:
+                    _run_alone(session, signals)
+                else:
+                    _run_in_swarm(session, signals, link, signed)
+            session.record.end()
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The network thread and what stands on it."""
+
+    thread: NetworkThread
+    connection: Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Everything between the network and the trainer."""
+
+    core: Peer
+    record: Record
+    notebook: Notebook
+
+
+# --- before training --------------------------------------------------------------------------------------------------
+
+
+def _home(options: Options) -> Home:
+    if options.home is not None:
+        home = Home(options.home)
+    elif options.link is not None:
+        home = Home(default_home(options.link.run_id))
+    else:
+        raise HomeError("There is neither a join link nor a home.", "Give the link, or the home of a peer with --home.")
+    if options.link is None and not home.manifest.exists():
+        raise HomeError(f"No peer lives in {home.path} yet.", "Give a join link to begin with.")
+    return home
+
+
+def _exchanges(signed: SignedManifest) -> bool:
+    return RECIPES[signed.manifest.outer.recipe].exchanges
+
+
+def _connect(
+    stack: contextlib.ExitStack,
+    options: Options,
+    home: Home,
+    identity: Identity,
+    signed: SignedManifest | None,
+    log: EventLog,
+) -> Line:
+    """Start the network; it ends with the stack."""
+    if options.link is not None:
+        run = options.link.run_id
+    else:
+        assert signed is not None  # _home saw to it
+        run = signed.run_id
+    last = home.load_addresses()
+    bootstraps = options.link.addresses if options.link else last.joined_by
+    thread = stack.enter_context(NetworkThread())
+    connection = Connection(
+        identity,
+        run,
+        bootstraps,
+        PeerCache(home.peers),
+        log,
+        listen=options.listen,
+        port=last.port,
+        announce=options.announce,
+        nickname=options.nickname,
+        local=options.local,
+    )
+    stack.callback(lambda: thread.call(connection.close()))
+    thread.call(connection.start())
+    home.save_addresses(Addresses(connection.addresses, tuple(bootstraps)))
+    log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
+    return Line(thread, connection)
+
+
+def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
+    assert options.link is not None
+    signed = line.thread.call(line.connection.fetch_manifest(options.link))
+    home.save_manifest(signed)
+    return signed
+
+
+def _build(options: Options, home: Home, identity: Identity, signed: SignedManifest, log: EventLog) -> Session:
+    """Model, data, learner and protocol core, resumed where a checkpoint is."""
+    manifest = signed.manifest
+    device = choose_device(options.device)
+    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer)
+    model = flat_model(manifest.model, manifest.run.seed, device)
+    placement = place(model, manifest.model, manifest.training)
+    reader = Reader(manifest.run.seed, identity.peer_id)
+    task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+    learner = Learner(
+        task,
+        learner_rules(manifest),
+        slices(len(model.theta), manifest.outer.fragments),
+        codec.get(manifest.codec.name, manifest.codec.block_size),
+        log,
+    )
+    first_loss = _resume(home, learner, signed, log)
+    rules = swarm_rules(signed, learner)
+    core = Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+    record = Record(
+        home=home,
+        me=identity.peer_id,
+        run=signed.run_id,
+        nickname=options.nickname,
+        learner=learner,
+        core=core,
+        task=task,
+        corpus=corpus,
+        placement=placement,
+        tokens_per_peer=manifest.run.tokens_per_peer,
+        notebook=log,
+        first_loss=first_loss,
+    )
+    return Session(core, record, log)
+
+
+def learner_rules(manifest: Manifest) -> LearnerRules:
+    """The manifest's numbers as the learner wants them."""
+    outer = manifest.outer
+    hand_over = RECIPES[outer.recipe].outer == "hand_over"
+    rule = None if hand_over else OuterRule(outer.learning_rate, outer.momentum, outer.nesterov)
+    return LearnerRules(outer.inner_steps, manifest.run.tokens_per_peer, rule)
+
+
+def swarm_rules(signed: SignedManifest, learner: Learner) -> SwarmRules:
+    """The manifest's numbers as the protocol core wants them."""
+    manifest = signed.manifest
+    return SwarmRules(
+        run=signed.run_id,
+        fragment_bytes=tuple(learner.encoded_sizes(range(manifest.outer.fragments))),
+        weights_bytes=sum(learner.weight_sizes()),
+        tokens_per_peer=float(manifest.run.tokens_per_peer),
+        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
+        exchanges_per_step=manifest.outer.exchanges_per_step,
+        fragments_per_exchange=manifest.outer.fragments_per_exchange,
+        catch_up_outer_steps=float(manifest.swarm.catch_up_outer_steps),
+        final_disagreement=manifest.swarm.final_disagreement,
+        final_gossip_s=manifest.swarm.final_gossip_s,
+    )
+
+
+def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
+    """Load the newest whole checkpoint, if any; returns the held-out loss of this peer's very first session."""
+    found = checkpoint.load_latest(home.checkpoints)
+    for torn in found.passed_over:
+        log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
+    if found.checkpoint is None:
+        return None
+    state = found.checkpoint.state
+    if state.get("run") != signed.run_id:
+        raise HomeError(
+            f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
+        )
+    try:
+        learner.load_state_dict(found.checkpoint.tensors, state)
+        first_loss = state["val_loss_first"]
+    except (KeyError, ValueError) as error:
+        raise ManifestError(
+            f"The checkpoint {found.checkpoint.path} does not fit this run's model: {error}.", "Move it away."
+        ) from error
+    log.note("resumed", step=learner.step, progress=learner.progress)
+    return float(first_loss) if first_loss is not None else None
+
+
+# --- training ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _stopping(signals: Signals, wake: Callable[[], None], log: Notebook) -> Iterator[None]:
+    """Ctrl+C and SIGTERM ask the trainer to leave; the second one ends the process at once."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if signals.stop.is_set():
+            raise KeyboardInterrupt
+        signals.stop.set()
+        wake()
+        log.note("stopping", signal=signal.Signals(number).name)
+
+    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _hooks(record: Record) -> Hooks:
+    return Hooks(record.inner_step_done, record.outer_step_done, record.training_ended)
+
+
+def _run_alone(session: Session, signals: Signals) -> None:
+    """A recipe that exchanges nothing needs no network: whatever would be said to the core ends the run."""
+    record = session.record
+
+    def post(event: Event) -> None:
+        if isinstance(event, TrainingEnded | LeaveRequested):
+            signals.finished.set()
+
+    record.begin()
+    signals.begin.set()
+    train(record.learner, signals, post, _hooks(record))
+    record.why = "the run's end" if record.learner.ended else "stopped by its owner"
+
+
+def _run_in_swarm(session: Session, signals: Signals, line: Line, signed: SignedManifest) -> None:
+    record = session.record
+    learner = record.learner
+
+    def tell(flag: Any) -> None:
+        flag.set()
+        learner.wake()
+
+    with ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec") as pool:
+
+        async def work(function: Callable[..., Any], *arguments: Any) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+
+        connection = line.connection
+        shore = Shore(
+            transport=connection,
+            directory=connection,
+            notebook=session.notebook,
+            clock=time.monotonic,
+            sign=connection.sign,
+            live_until=live_until,
+            begin_training=lambda: tell(signals.begin),
+            work=work,
+        )
+        driver = Driver(session.core, learner, shore)
+
+        async def live() -> str:
+            await connection.serve_manifest(signed)
+            keeping = asyncio.create_task(connection.keep_cache(lambda: session.core.live_records(time.monotonic())))
+            try:
+                return await driver.run()
+            finally:
+                keeping.cancel()
+                connection.save_cache(session.core.live_records(time.monotonic()))
+
+        record.begin()
+        ended: Future[str] = line.thread.submit(live())
+        ended.add_done_callback(lambda future: tell(signals.finished))
+        train(learner, signals, driver.post, _hooks(record))
+        record.why = ended.result()

@@ -1,0 +1,97 @@
+"""The commands that concern one peer. Options are read here; everything heavy is imported when a command runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from p2ptrain.errors import HomeError
+from p2ptrain.manifest import JoinLink
+
+HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
+FILE = click.Path(dir_okay=False, path_type=Path)
+TOKENIZER = click.option(
+    "--tokenizer", type=FILE, help="The tokenizer.json, when the run names one by its digest.", metavar="FILE"
+)
+
+
+@click.command(short_help="Join a run by its link and train.")
+@click.argument("link", required=False)
+@click.option(
+    "--home", type=click.Path(file_okay=False, path_type=Path), help="Where this peer lives. [~/.p2ptrain/RUN]"
+)
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
+@click.option("--data", type=FILE, help="The corpus, when the run names one by its digest.", metavar="FILE")
+@TOKENIZER
+@click.option("--listen", multiple=True, help="Listen here instead of on any free port.", metavar="MULTIADDR")
+@click.option("--announce", multiple=True, help="Tell others this address (a forwarded port).", metavar="MULTIADDR")
+@click.option("--nickname", default="", help="Shown to people; at most 32 characters.")
+@click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
+def peer(
+    link: str | None,
+    home: Path | None,
+    device: str,
+    data: Path | None,
+    tokenizer: Path | None,
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    nickname: str,
+    local: bool,
+) -> None:
+    """Join the run that LINK names and train until it ends.
+
+    Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
+    """
+    parsed = JoinLink.parse(link) if link is not None else None
+    from peer.app import Options, run_peer
+
+    run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local))
+
+
+@click.command(short_help="Print a join link from a peer's home.")
+@HOME
+def invite(home: Path) -> None:
+    """Print a link by which others join the run of the peer in HOME, while that peer runs."""
+    from peer.home import Home
+
+    where = Home(home)
+    signed = where.load_manifest(None)
+    addresses = where.load_addresses().link_addresses()
+    if signed is None or not addresses:
+        raise HomeError(
+            f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
+        )
+    click.echo(str(JoinLink(signed.run_id, addresses)))
+
+
+@click.command(short_help="Write a peer's model in Hugging Face format.")
+@HOME
+@click.argument("out", type=click.Path(path_type=Path))
+@TOKENIZER
+def export(home: Path, out: Path, tokenizer: Path | None) -> None:
+    """Write the newest checkpoint in HOME to the directory OUT; AutoModelForCausalLM.from_pretrained(OUT) loads it."""
+    from peer import model
+    from peer.home import Home
+
+    model.export(Home(home), out, tokenizer)
+    click.echo(f"{out}: load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
+
+
+@click.command(short_help="Let a peer's model continue a text.")
+@HOME
+@click.argument("text")
+@click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many to add.")
+@click.option(
+    "--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0: always the likeliest."
+)
+@click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
+@TOKENIZER
+def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
+    """Let the newest checkpoint in HOME continue TEXT."""
+    from p2ptrain.train import Sampling
+    from peer import model
+    from peer.home import Home
+
+    sampling = Sampling(temperature=temperature, seed=seed)
+    click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))

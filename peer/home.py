@@ -1,0 +1,163 @@
+"""The directory a peer lives in.
+
+::
+
+    HOME/lock                held while a process lives here
+    HOME/identity.key        the peer's Ed25519 key; its public half is the peer's name
+    HOME/manifest.signed     the run
+    HOME/addresses.json      where this peer last listened, and the addresses it joined by
+    HOME/peers.json          live peers of last time, to rejoin without any bootstrap
+    HOME/events.jsonl        everything noteworthy, one JSON line each
+    HOME/checkpoints/        the last two checkpoints
+    HOME/trained/            the weights when training ended, before the final gossip
+    HOME/summary.json        the figures of the last session
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from p2ptrain.errors import HomeError
+from p2ptrain.ids import RunId
+from p2ptrain.manifest import SignedManifest
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Paths, and the little files that are not checkpoints."""
+
+    path: Path
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity.key"
+
+    @property
+    def manifest(self) -> Path:
+        return self.path / "manifest.signed"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def peers(self) -> Path:
+        return self.path / "peers.json"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def trained(self) -> Path:
+        return self.path / "trained"
+
+    @property
+    def summary(self) -> Path:
+        return self.path / "summary.json"
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Make the home if need be and hold it. Raises HomeError when another process does, or it is not writable."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(self.path / "lock")
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise HomeError(
+                f"Another process lives in {self.path}.",
+                "Stop it first, or give this peer a home of its own with --home.",
+            ) from None
+        except OSError as error:
+            raise HomeError(
+                f"The home {self.path} cannot be used: {error.strerror}.",
+                "Choose a directory that you may write, with --home.",
+            ) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def load_manifest(self, expected: RunId | None) -> SignedManifest | None:
+        """The run that this home belongs to, None for a new home. HomeError when it is another than expected."""
+        try:
+            raw = self.manifest.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise HomeError(f"{self.manifest} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        signed = SignedManifest.from_bytes(raw)
+        if expected is not None and signed.run_id != expected:
+            raise HomeError(
+                f"{self.path} belongs to run {signed.run_id[:12]}…, and the link is to run {expected[:12]}….",
+                "Give each run a home of its own with --home.",
+            )
+        return signed
+
+    def save_manifest(self, signed: SignedManifest) -> None:
+        self.write(self.manifest, signed.to_bytes())
+
+    def load_addresses(self) -> Addresses:
+        """Empty when there are none or the file is damaged: it is only a convenience."""
+        try:
+            entry = json.loads((self.path / "addresses.json").read_text())
+            return Addresses(tuple(map(str, entry["own"])), tuple(map(str, entry["joined_by"])))
+        except (OSError, ValueError, KeyError, TypeError):
+            return Addresses((), ())
+
+    def save_addresses(self, addresses: Addresses) -> None:
+        document = {"own": addresses.own, "joined_by": addresses.joined_by}
+        self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode())
+
+    def save_summary(self, summary: dict[str, Any]) -> None:
+        self.write(self.summary, json.dumps(summary, indent=1).encode() + b"\n")
+
+    def write(self, path: Path, data: bytes) -> None:
+        """Old content or new, never half of it. Raises HomeError when the disk is full."""
+        temporary = path.with_name(path.name + ".new")
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Multiaddresses with ``/p2p/``."""
+
+    own: tuple[str, ...]
+    joined_by: tuple[str, ...]
+
+    @property
+    def port(self) -> int:
+        """Where this peer listened last; 0 when it never did. Kept, so that a forwarded port stays right."""
+        ports = (each.split("/tcp/")[1].split("/")[0] for each in self.own if "/tcp/" in each)
+        return next((int(port) for port in ports if port.isdigit()), 0)
+
+    def link_addresses(self, most: int = 16) -> tuple[str, ...]:
+        """What a join link made here should hold: this peer first, then what it joined by itself."""
+        return tuple(dict.fromkeys([*self.own, *self.joined_by]))[:most]
+
+
+def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
+    """Where a peer of this run lives when its owner names no home."""
+    return Path(*base).expanduser() / run[:12]
+
+
+def cache_directory() -> Path:
+    """Token streams, shared by all peers of this user. The one place that reads the environment for it."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "p2ptrain"

@@ -1,0 +1,81 @@
+"""Notes as lines for people: ``[exchange] exchanged with Kx41ab: 0.8 s, 1.1 MB``. Pure; docs/ERRORS.md lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from p2ptrain.ids import short
+
+
+def line(kind: str, fields: Mapping[str, Any]) -> str | None:
+    """The line for a note, or None where a note is only for the log."""
+    maker = _LINES.get(kind)
+    return maker(fields) if maker else None
+
+
+def size(size_bytes: float) -> str:
+    """``1.1 MB``; decimal units, as links are measured."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.1f} TB"
+
+
+def _peer(fields: Mapping[str, Any]) -> str:
+    return short(str(fields["peer"])) if fields.get("peer") else "a peer"
+
+
+def _why(fields: Mapping[str, Any]) -> str:
+    return str(fields.get("why") or "no reason given")
+
+
+def _exchanged(fields: Mapping[str, Any]) -> str:
+    moved = size(fields.get("sent_bytes", 0) + fields.get("received_bytes", 0))
+    apart = 100 * float(fields.get("distance", 0.0))
+    return (
+        f"[exchange] exchanged with {_peer(fields)}: {fields.get('seconds', 0.0):.1f} s, {moved}, {apart:.2g} % apart"
+    )
+
+
+def _progress(fields: Mapping[str, Any]) -> str:
+    company = f"{fields['peers']} other peer{'s' if fields['peers'] != 1 else ''}"
+    return (
+        f"[train] step {fields['step']} · {100 * fields['fraction']:.0f} % · loss {fields['loss']:.3f} · "
+        f"{fields['tokens_per_s']:,.0f} tokens/s · {company} · {fields['exchanges_ok']} exchanges"
+    )
+
+
+_LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "exchanged": _exchanged,
+    "progress": _progress,
+    "skipped": lambda f: f"[exchange] skipped {_peer(f)}: {_why(f)}",
+    "failed": lambda f: f"[exchange] gave up on {_peer(f)}: {_why(f)}",
+    "broke protocol": lambda f: f"[exchange] {_peer(f)} broke the protocol and is left alone for a while: {_why(f)}",
+    "found": lambda f: f"[peers] found {_peer(f)}",
+    "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
+    "catching up": lambda f: f"[join] taking the weights of {_peer(f)}: {_why(f)}",
+    "caught up": lambda f: f"[join] in step with the swarm, thanks to {_peer(f)}",
+    "gave weights": lambda f: f"[join] gave {_peer(f)} our weights",
+    "alone": lambda f: f"[peers] training alone: {_why(f)}",
+    "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
+    "waiting": lambda f: (
+        f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. Is the bootstrap running, the address right, "
+        "its port open in the firewall and forwarded by the router?"
+    ),
+    "listening": lambda f: f"[peers] we are {f['name']}, listening on {f['where']}",
+    "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
+    "torn checkpoint": lambda f: f"[train] passed over the checkpoint {f['path']}: {_why(f)}",
+    "started": lambda f: (
+        f"[train] training on {f['device']}, {f['parameters']:,} parameters, held-out loss {f['loss']:.3f}"
+    ),
+    "trained": lambda f: f"[train] the run's end is reached: held-out loss {f['loss']:.3f}; the final gossip begins",
+    "finished": lambda f: f"[train] finished: {_why(f)}",
+    "saved": lambda f: f"[save] {f['path']}",
+    "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
+    "discarded": lambda f: f"[train] inner phase {f['step']} discarded: {_why(f)}",
+    "stopping": lambda f: "[stop] ending this inner step, saving, saying goodbye; once more to stop at once",
+    "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is started again; training goes on",
+    "p2pd is back": lambda f: "[peers] the network daemon is back",
+}

@@ -1,0 +1,71 @@
+"""A home's model without a swarm: write it in Hugging Face format, or let it continue a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from p2ptrain import checkpoint
+from p2ptrain.data import Tokenizer, load_tokenizer
+from p2ptrain.errors import HomeError, UserError
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.train import FlatModel, Sampling, flat_model, generate_text
+from peer.home import Home
+
+
+def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer, SignedManifest]:
+    """The newest whole checkpoint's slow weights in the run's model, on the CPU. Raises UserError."""
+    signed = home.load_manifest(None)
+    found = checkpoint.load_latest(home.checkpoints)
+    if signed is None or found.checkpoint is None:
+        torn = "".join(f" ({each.path.name} is torn: {each.reason})" for each in found.passed_over)
+        raise HomeError(
+            f"There is no checkpoint in {home.path}{torn}.",
+            "Name the home of a peer that has trained; a running peer saves every two minutes and when it stops.",
+        )
+    model = model_of(signed, found.checkpoint.tensors["slow"])
+    return model, load_tokenizer(signed.manifest.tokenizer, tokenizer_file), signed
+
+
+def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
+    """The run's model with these slow weights [P]. Raises HomeError where they do not fit."""
+    model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
+    if slow.shape != model.theta.shape:
+        raise HomeError(
+            f"The checkpoint holds {len(slow):,} weights, and the run's model {len(model.theta):,}.",
+            "Name the home that the checkpoint belongs to.",
+        )
+    model.theta.copy_(slow)
+    return model
+
+
+def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None:
+    """Write model and tokenizer so that ``from_pretrained`` loads both. Raises UserError."""
+    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+        raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
+    model, tokenizer, _ = load_model(home, tokenizer_file)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        model.module.config.use_cache = True  # off only for training
+        model.module.save_pretrained(target)
+        tokenizer.save(target)
+    except OSError as error:
+        raise UserError(
+            f"{target} cannot be written: {error.strerror}.", "Choose another place, or free some space."
+        ) from error
+
+
+def continue_text(
+    home: Home, text: str, new_tokens: int, sampling: Sampling, tokenizer_file: Path | None = None
+) -> str:
+    """The text and what the model makes of it. Raises UserError."""
+    model, tokenizer, _ = load_model(home, tokenizer_file)
+    return generate_text(model.module, tokenizer, text, new_tokens, sampling)
+
+
+def mean(weights: Iterable[Tensor]) -> Tensor:
+    """[P] the average of several peers' slow weights."""
+    return torch.stack(list(weights)).mean(dim=0)

@@ -1,0 +1,311 @@
+"""The network thread, and the connection that outlives its p2pd.
+
+``NetworkThread`` runs one uvloop; everything of asyncio and hivemind lives there. ``Connection`` is the transport and
+directory that the driver sees: it stands on a ``Node``, and when that node's p2pd dies it puts another in its place,
+same identity, same port. To the core that looks like a few failed links.
+
+Who closes what: ``Connection.close`` ends its tasks, transports and node; ``NetworkThread`` ends the loop and the
+thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import uvloop
+
+from p2ptrain.errors import NetworkError, P2pTrainError, RemoteError, UserError
+from p2ptrain.ids import PeerId, RunId, short
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net import address
+from p2ptrain.net.directory import DhtDirectory, PeerCache
+from p2ptrain.net.identity import Identity, verify
+from p2ptrain.net.links import P2PTransport
+from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
+from p2ptrain.net.node import Node
+from p2ptrain.ports import Link, Notebook
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
+from p2ptrain.swarm.events import Announce
+
+T = TypeVar("T")
+
+FETCH_PAUSE_S = (2.0, 30.0)
+"""First and longest pause between two rounds of asking for the manifest. A guess."""
+
+REVIVE_PAUSE_S = 1.0
+"""Before p2pd is started again; doubles to a minute while it keeps dying. A guess."""
+
+CACHE_PERIOD_S = 30.0
+CLOCK_SKEW_S = 300.0
+"""How far ahead of ours the clock of a record's issuer may be; the directory tolerates the same."""
+
+
+class NetworkThread:
+    """A thread that runs one event loop. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.call(_end_other_tasks())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Start a coroutine in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the loop and wait for it; Ctrl+C ends it."""
+        future = self.submit(work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+
+class Connection:
+    """Transport and directory (``p2ptrain.ports``) over the node of the day.
+
+    Args:
+        listen: multiaddresses the owner asked for; empty: the port of last time on all interfaces, or any free one.
+        port: that port, 0 for none.
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        run: RunId,
+        bootstraps: Sequence[str],
+        cache: PeerCache,
+        notebook: Notebook,
+        *,
+        listen: Sequence[str] = (),
+        port: int = 0,
+        announce: Sequence[str] = (),
+        nickname: str = "",
+        local: bool = False,
+    ) -> None:
+        self._identity = identity
+        self._run = run
+        self._bootstraps = tuple(bootstraps)
+        self._cache = cache
+        self._notebook = notebook
+        self._listen = tuple(listen)
+        self._port = port
+        self._announce = tuple(announce)
+        self._nickname = nickname
+        self._local = local
+        self._handler: Callable[[Link], Awaitable[None]] | None = None
+        self._signed: bytes | None = None
+        self._node: Node | None = None
+        self._transport: P2PTransport | None = None
+        self._manifests: P2PTransport | None = None
+        self._watcher: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Raises UserError when it cannot listen, DeviceError when there is no p2pd for this machine."""
+        await self._revive()
+        self._watcher = asyncio.get_running_loop().create_task(self._watch())
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Our own multiaddresses, with ``/p2p/``."""
+        node = self._node
+        return tuple(address.with_peer(each, self._identity.peer_id) for each in node.addresses) if node else ()
+
+    async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
+        """Ask the link's addresses until one hands out the run's manifest. Says what it tried after every round."""
+        pause, longest = FETCH_PAUSE_S
+        while True:
+            for each in link.addresses:
+                place, peer = address.split_peer(each)
+                assert peer is not None  # JoinLink saw to it
+                try:
+                    raw = await fetch_manifest(self._now(), peer, [place], link.run_id)
+                    signed = SignedManifest.from_bytes(raw)
+                    signed.verify(link.run_id)
+                except UserError as error:  # it is about their manifest, not about anything of our owner's
+                    self._notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
+                except (NetworkError, RemoteError) as error:
+                    self._notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
+                else:
+                    return signed
+            self._notebook.note("waiting", why="nobody handed out the run's manifest", seconds=pause)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
+
+    async def serve_manifest(self, signed: SignedManifest) -> None:
+        """Hand out the manifest from now on."""
+        self._signed = signed.to_bytes()
+        self._manifests = await serve_manifest(self._now(), self._signed)
+
+    async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
+        """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
+        while True:
+            await asyncio.sleep(CACHE_PERIOD_S)
+            self.save_cache(records())
+
+    def save_cache(self, records: list[Presence]) -> None:
+        if not records:
+            return  # what we knew last time is better than nothing
+        if self._node is not None:
+            self._node.learn(records)
+        try:
+            self._cache.save(records)
+        except OSError as error:
+            self._notebook.note("not saved", what="the list of known peers", why=error.strerror)
+
+    def sign(self, announce: Announce) -> Presence:
+        """Our presence record."""
+        node = self._node
+        return self._identity.sign(
+            Presence(
+                peer=self._identity.peer_id,
+                run=self._run,
+                addresses=node.addresses if node else (),
+                state=PeerState(announce.state),
+                step=announce.step,
+                progress=announce.progress,
+                nickname=self._nickname,
+                issued_at=time.time(),
+                lifetime_s=PRESENCE_LIFETIME_S,
+            )
+        )
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._watcher
+        await self._drop()
+
+    # --- ports.Transport and ports.Directory --------------------------------------------------------------------------
+
+    async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
+        if self._transport is None:
+            raise NetworkError("p2pd is being restarted")
+        return await self._transport.open(peer, addresses)
+
+    async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
+        self._handler = handler
+        if self._transport is not None:
+            await self._transport.listen(handler)
+
+    async def announce(self, presence: Presence) -> None:
+        await DhtDirectory(self._now().dht, self._run).announce(presence)
+
+    async def lookup(self) -> list[Presence]:
+        return await DhtDirectory(self._now().dht, self._run).lookup()
+
+    # --- the node of the day ------------------------------------------------------------------------------------------
+
+    def _now(self) -> Node:
+        if self._node is None:
+            raise NetworkError("p2pd is being restarted")
+        return self._node
+
+    async def _revive(self) -> None:
+        """Start a node and put everything back on it."""
+        node = await self._start_node()
+        self._node = node
+        self._port = _port_of(node.addresses) or self._port
+        self._transport = P2PTransport(node)
+        if self._handler is not None:
+            await self._transport.listen(self._handler)
+        if self._signed is not None:
+            self._manifests = await serve_manifest(node, self._signed)
+
+    async def _start_node(self) -> Node:
+        host = "127.0.0.1" if self._local else "0.0.0.0"
+        wishes = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self._port, 0}]
+        for wish in sorted(wishes, reverse=True):  # the port of last time before any free one
+            try:
+                return await Node.start(
+                    self._identity,
+                    self._run,
+                    listen=wish,
+                    announce=self._announce,
+                    bootstraps=self._bootstraps,
+                    known=self._cache.load(self._run),
+                    local=self._local,
+                )
+            except UserError:
+                if self._listen or _port_of(wish) == 0:
+                    raise
+        raise AssertionError("any free port is always tried")
+
+    async def _watch(self) -> None:
+        """Put another node in the place of one whose p2pd died."""
+        pause = REVIVE_PAUSE_S
+        while True:
+            code = await self._now().died()
+            self._notebook.note("p2pd died", why=f"exit code {code}")
+            await self._drop()
+            while self._node is None:
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 60.0)
+                try:
+                    await self._revive()
+                except P2pTrainError as error:
+                    self._notebook.note("p2pd died", why=str(error))
+                    await self._drop()
+            self._notebook.note("p2pd is back")
+
+    async def _drop(self) -> None:
+        transports, node = [self._transport, self._manifests], self._node
+        self._transport = self._manifests = self._node = None
+        for transport in transports:
+            if transport is not None:
+                await transport.close()
+        if node is not None:
+            await node.close()
+
+
+def live_until(presence: Presence) -> float | None:
+    """On the monotonic clock, until when a record counts; None when its signature or its times do not hold."""
+    age = time.time() - presence.issued_at
+    left = min(presence.lifetime_s, PRESENCE_LIFETIME_S) - age
+    if age < -CLOCK_SKEW_S or left <= 0 or not verify(presence):
+        return None
+    return time.monotonic() + min(left, PRESENCE_LIFETIME_S)
+
+
+def describe_addresses(addresses: Sequence[str]) -> str:
+    """``203.0.113.7:31337, …`` for people."""
+    return ", ".join(address.host_port(each) for each in addresses) or "nowhere that others can reach"
+
+
+def peers_of(link: JoinLink) -> str:
+    """Who a link asks first, for people."""
+    return ", ".join(short(peer) for each in link.addresses if (peer := address.split_peer(each)[1]))
+
+
+def _port_of(addresses: Sequence[str]) -> int:
+    ports = (address.host_port(each).rpartition(":")[2] for each in addresses)
+    return next((int(port) for port in ports if port.isdigit()), 0)
+
+
+async def _end_other_tasks() -> None:
+    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks, timeout=5.0)

@@ -1,0 +1,164 @@
+"""What one session writes down: progress notes, checkpoints, the weights when training ended, and summary.json."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2ptrain import checkpoint
+from p2ptrain.data import Corpus
+from p2ptrain.errors import HomeError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.ports import Notebook
+from p2ptrain.swarm import Peer
+from p2ptrain.train import LanguageModelTask, Placement, validation_loss
+from p2ptrain.train.learner import Learner
+from peer.home import Home
+
+PROGRESS_PERIOD_S = 2.0
+SAVE_PERIOD_S = 120.0
+"""Work lost to a power cut, at most. A guess; saving the demo model takes 20 ms."""
+
+HELD_OUT_TOKENS = 65_536
+"""Read for one held-out loss: its standard error is then about .01 nats for bytes. A guess; 1 s for the demo model."""
+
+
+@dataclass(slots=True)
+class Record:
+    """Lives in the trainer thread."""
+
+    home: Home
+    me: PeerId
+    run: RunId
+    nickname: str
+    learner: Learner
+    core: Peer
+    task: LanguageModelTask
+    corpus: Corpus
+    placement: Placement
+    tokens_per_peer: int
+    notebook: Notebook
+    first_loss: float | None = None
+    last_loss: float = float("nan")
+    why: str = ""
+    _started_at: float = 0.0
+    _tokens_at_start: int = 0
+    _ended_at: float | None = None
+    _next_progress: float = 0.0
+    _next_save: float = 0.0
+    _unsaved_progress: bool = field(default=False)
+
+    def begin(self) -> None:
+        """Before the first inner step of this session."""
+        self.last_loss = self._held_out_loss()
+        if self.first_loss is None:
+            self.first_loss = self.last_loss
+        self._started_at = time.monotonic()
+        self._tokens_at_start = self.learner.tokens
+        self._next_save = self._started_at + SAVE_PERIOD_S
+        self.notebook.note(
+            "started",
+            device=str(self.task.theta.device),
+            parameters=self.task.model.layout.parameter_count,
+            micro_batch=self.task.micro_batch,
+            loss=self.last_loss,
+        )
+
+    def inner_step_done(self) -> None:
+        now = time.monotonic()
+        if self.learner.tokens == self._tokens_at_start + self.corpus.sequence_length:
+            self.notebook.note("first inner step", seconds=now - self._started_at)
+        if now < self._next_progress:
+            return
+        self._next_progress = now + PROGRESS_PERIOD_S
+        self.notebook.note(
+            "progress",
+            step=self.learner.step,
+            progress=self.learner.progress,
+            fraction=min(self.learner.progress / self.tokens_per_peer, 1.0),
+            tokens=self.learner.tokens,
+            loss=self.learner.loss,
+            tokens_per_s=self.tokens_per_s,
+            peers=len(self.core.live_peers(now)),
+            exchanges_ok=self.core.counters.exchanges_ok,
+        )
+
+    def outer_step_done(self) -> None:
+        if time.monotonic() >= self._next_save:
+            self.try_to_save()
+
+    def training_ended(self) -> None:
+        """At the run's end, before the final gossip: what the inner and outer optimizers made."""
+        self._ended_at = time.monotonic()
+        self.last_loss = self._held_out_loss()
+        self.notebook.note("trained", loss=self.last_loss)
+        try:
+            checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
+        except HomeError as error:
+            self.notebook.note("not saved", what="the weights at the end of training", why=error.problem)
+
+    def try_to_save(self) -> None:
+        """A checkpoint; a full disk costs the checkpoint, not the training."""
+        self._next_save = time.monotonic() + SAVE_PERIOD_S
+        try:
+            self.save()
+        except HomeError as error:
+            self.notebook.note("not saved", what="a checkpoint", why=error.problem)
+
+    def save(self) -> None:
+        """A checkpoint. Raises HomeError."""
+        tensors, numbers = self.learner.state_dict()
+        path = checkpoint.save(self.home.checkpoints, tensors, {**self._state(), **numbers})
+        self.notebook.note("saved", path=str(path))
+
+    def end(self) -> None:
+        """After the last displacement is applied: the last checkpoint and the summary. Raises HomeError."""
+        if self._ended_at is None:
+            self._ended_at = time.monotonic()
+            self.last_loss = self._held_out_loss()
+        self.home.save_summary(self.summary())
+        self.save()
+
+    @property
+    def tokens_per_s(self) -> float:
+        elapsed = (self._ended_at or time.monotonic()) - self._started_at
+        return (self.learner.tokens - self._tokens_at_start) / max(elapsed, 1e-9)
+
+    def summary(self) -> dict[str, Any]:
+        """The session's figures."""
+        counters = self.core.counters
+        elapsed = (self._ended_at or time.monotonic()) - self._started_at
+        return {
+            "id": self.me,
+            "nickname": self.nickname,
+            "run": self.run,
+            "val_loss_first": self.first_loss,
+            "val_loss_last": self.last_loss,
+            "tokens": self.learner.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "exchanges_ok": counters.exchanges_ok,
+            "exchanges_failed": counters.exchanges_failed,
+            "half_commits": counters.half_commits,
+            "solo_steps": counters.solo_steps,
+            "sent_bytes": counters.sent_bytes,
+            "received_bytes": counters.received_bytes,
+            "blocked_fraction": self.learner.blocked_s / max(elapsed, 1e-9),
+            "outer_steps": self.learner.step,
+            "coverage": self.task.coverage,
+            "finished": self.learner.ended,
+            "why": self.why,
+        }
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "run": self.run,
+            "peer": self.me,
+            "step": self.learner.step,
+            "val_loss_first": self.first_loss,
+            "val_loss": self.last_loss,
+            "coverage": self.task.coverage,
+        }
+
+    def _held_out_loss(self) -> float:
+        return validation_loss(self.task.model.module, self.corpus, HELD_OUT_TOKENS, self.placement.autocast)

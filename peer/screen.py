@@ -1,0 +1,61 @@
+"""What the owner sees: a progress bar with lines above it on a terminal, tagged lines elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from peer.lines import line
+
+PLAIN_PROGRESS_S = 10.0
+"""Without a terminal, a progress line this often: a log should be readable afterwards."""
+
+
+class Screen:
+    """Listens to the event log. Use as a context manager; it leaves the terminal as it found it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("[train] starting", total=1.0)
+        self._last_progress = float("-inf")
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._console.is_terminal:
+            self._bar.stop()
+
+    def show(self, kind: str, fields: dict[str, Any]) -> None:
+        """Show a note; ``telemetry.Listener``."""
+        text = line(kind, fields)
+        if text is None:
+            return
+        if kind == "progress":
+            self._progress(text, fields)
+        else:
+            self._console.print(text, markup=False)
+
+    def _progress(self, text: str, fields: dict[str, Any]) -> None:
+        if self._console.is_terminal:
+            self._bar.update(self._task, description=text.replace("[", r"\["), completed=fields["fraction"])
+        elif time.monotonic() - self._last_progress >= PLAIN_PROGRESS_S:
+            self._last_progress = time.monotonic()
+            self._console.print(text, markup=False)
