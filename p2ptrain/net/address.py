@@ -146,18 +146,18 @@ def _packed_host(protocol: str, host: str) -> bytes:
     if code is None:
         raise ValueError(f"{protocol!r} is none of {', '.join(_HOST_CODES)}")
     if protocol == "ip4":
-        return _varint(code) + ipaddress.IPv4Address(host).packed
+        return varint(code) + ipaddress.IPv4Address(host).packed
     if protocol == "ip6":
-        return _varint(code) + ipaddress.IPv6Address(host).packed
+        return varint(code) + ipaddress.IPv6Address(host).packed
     if not _HOSTNAME.fullmatch(host):
         raise ValueError(f"{host!r} is no host name")
-    return _varint(code) + _varint(len(host)) + host.encode()
+    return varint(code) + varint(len(host)) + host.encode()
 
 
 def _packed_port(protocol: str, port: str) -> bytes:
     if protocol != "tcp" or not (port.isascii() and port.isdigit() and int(port) < 2**16):
         raise ValueError(f"/{protocol}/{port} is no TCP port")
-    return _varint(_TCP_CODE) + int(port).to_bytes(2, "big")
+    return varint(_TCP_CODE) + int(port).to_bytes(2, "big")
 
 
 def _packed_route(address: str, parts: list[str]) -> bytes:
@@ -165,17 +165,18 @@ def _packed_route(address: str, parts: list[str]) -> bytes:
     if len(parts) not in (0, 2, 3, 5) or parts[2:3] not in ([], ["p2p-circuit"]):
         raise ValueError(f"{address!r} goes on in a way we do not know")
     peers = [_packed_peer(*parts[start : start + 2]) for start in (0, 3) if parts[start:]]
-    return _varint(_CIRCUIT_CODE).join(peers) + (_varint(_CIRCUIT_CODE) if len(parts) == 3 else b"")
+    return varint(_CIRCUIT_CODE).join(peers) + (varint(_CIRCUIT_CODE) if len(parts) == 3 else b"")
 
 
 def _packed_peer(protocol: str, peer: str) -> bytes:
     raw = peer_id_bytes(PeerId(peer))
     if protocol != "p2p" or raw is None:
         raise ValueError(f"/{protocol}/{peer} is no peer")
-    return _varint(_P2P_CODE) + _varint(len(raw)) + raw
+    return varint(_P2P_CODE) + varint(len(raw)) + raw
 
 
-def _varint(number: int) -> bytes:
+def varint(number: int) -> bytes:
+    """Seven bits a byte, low ones first (multiformats unsigned-varint)."""
     raw = b""
     while number >= 0x80:
         raw += bytes([number & 0x7F | 0x80])

@@ -5,7 +5,8 @@
 - It runs in a session of its own, so that Ctrl+C in the terminal reaches us and not it: we say goodbye through it.
 - It dies with us, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when its control connection does).
 - Its sockets lie in one folder for this process, locked while we live. ``sweep`` removes the folders of the dead.
-- Dialing and opening streams close their control connection whatever happens, and pass addresses in a form it takes.
+- Dialing, opening and taking in streams are our own few lines of its control protocol: no connection leaks when one
+  fails, addresses have a form that p2pd takes, and bulk data is copied less (``net.streams``).
 
 Everything here runs on one loop, in one thread, and that thread must outlive the daemon (the parent whose death counts
 is the thread).
@@ -15,29 +16,31 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
 from hivemind.p2p import P2P, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
-from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
 
 from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net import address
+from p2ptrain.net.streams import Stream
 
 STARTUP_TIMEOUT_S = 30.0
 """A guess: it takes 0.1 s here, and a busy machine must not fail."""
-READ_BUFFER_BYTES = 1 << 20
-"""Per stream: four of our frames. With asyncio's 64 KiB the reader stops and goes several times a frame."""
+SHUTDOWN_PATIENCE_S = 2.0
+"""A guess: it takes some 10 ms here."""
 LONGEST_PARENT = 50
 """A socket's path may have 104 bytes (macOS), and our folder and file names take up to 50."""
 _FOLDER_PREFIX = "p2ptrain-"
@@ -76,6 +79,7 @@ class Daemon:
     def __init__(self, p2p: P2P, folder: SocketFolder) -> None:
         self.p2p = p2p
         self._folder = folder
+        self._serials = itertools.count()
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
@@ -130,44 +134,83 @@ class Daemon:
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(peer=_raw(peer), addrs=dialable),
         )
-        _, _, writer = await self._ask(request)
-        writer.close()
+        (await self._ask(request)).close()
 
-    async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """A new stream to the peer's handler of that protocol. Raises NetworkError; no deadline."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
             streamOpen=p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[protocol]),
         )
-        _, reader, writer = await self._ask(request)
-        return reader, writer
+        return await self._ask(request)
+
+    async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
+        """Call back for each inbound stream, whose opener ``read_opener`` tells. Raises NetworkError; no deadline."""
+        path = self._folder.path / f"in-{next(self._serials)}.sock"
+        server = await asyncio.get_running_loop().create_unix_server(lambda: Stream(on_open), str(path))
+        place = Multiaddr(f"/unix{path}").to_bytes()
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.STREAM_HANDLER,
+            streamHandler=p2pd_pb2.StreamHandlerRequest(addr=place, proto=[protocol], balanced=False),
+        )
+        try:
+            (await self._ask(request)).close()
+        except BaseException:
+            server.close()
+            raise
+        return server
+
+    async def stop_serving(self, protocol: str, server: asyncio.Server) -> None:
+        """Take in no more streams of that protocol. Raises NetworkError; no deadline."""
+        place = Multiaddr(f"/unix{server.sockets[0].getsockname()}").to_bytes()
+        server.close()
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.REMOVE_STREAM_HANDLER,
+            removeStreamHandler=p2pd_pb2.RemoveStreamHandlerRequest(addr=place, proto=[protocol]),
+        )
+        (await self._ask(request)).close()
 
     async def close(self) -> None:
         await self.p2p.shutdown()
         self._folder.remove()
 
-    async def _ask(
-        self, request: p2pd_pb2.Request
-    ) -> tuple[p2pd_pb2.Response, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _ask(self, request: p2pd_pb2.Request) -> Stream:
         """One request on a control connection of its own; an opened stream goes on in the same connection."""
         if not self.alive:
             raise NetworkError(f"p2pd ended with code {self.p2p._child.returncode}")
-        writer = None
+        stream = Stream()
         try:
-            socket_path = self.p2p._daemon_listen_maddr["unix"]
-            reader, writer = await asyncio.open_unix_connection(socket_path, limit=READ_BUFFER_BYTES)
-            await write_pbmsg(writer, request)
-            response = p2pd_pb2.Response()
-            await read_pbmsg_safe(reader, response)
+            control = self.p2p._daemon_listen_maddr["unix"]
+            await asyncio.get_running_loop().create_unix_connection(lambda: stream, control)
+            body = request.SerializeToString()
+            await stream.write(address.varint(len(body)) + body)
+            response = p2pd_pb2.Response.FromString(await _read_message(stream))
             if response.type == p2pd_pb2.Response.ERROR:
                 raise NetworkError(" ".join(response.error.msg.split()))
         except (OSError, EOFError) as error:
-            _close(writer)
+            stream.close()
             raise NetworkError(f"p2pd does not answer: {error}") from error
         except BaseException:
-            _close(writer)
+            stream.close()
             raise
-        return response, reader, writer
+        return stream
+
+
+async def read_opener(stream: Stream) -> PeerId:
+    """Who opened an inbound stream, as p2pd says ahead of the stream's own bytes. Raises OSError and EOFError."""
+    info = p2pd_pb2.StreamInfo.FromString(await _read_message(stream))
+    return PeerId(PeerID(info.peer).to_base58())
+
+
+async def _read_message(stream: Stream) -> bytes:
+    """One message of p2pd's control protocol, its length ahead as a varint."""
+    length = shift = 0
+    while True:
+        [byte] = await stream.read_exactly(1)
+        length |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return await stream.read_exactly(length)
 
 
 class SocketFolder:
@@ -228,11 +271,6 @@ def _holds_only_sockets(folder: Path) -> bool:
 def _removed(folder: Path) -> bool:
     shutil.rmtree(folder, ignore_errors=True)
     return not folder.exists()
-
-
-def _close(writer: asyncio.StreamWriter | None) -> None:
-    if writer is not None:
-        writer.close()
 
 
 def _raw(peer: PeerId) -> bytes:

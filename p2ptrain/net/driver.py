@@ -108,7 +108,7 @@ class Driver:
         self._learner = learner
         self._shore = shore
         self._sessions: dict[LinkId, Session] = {}
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
         self._inbound_serial = 0
         self._timer: asyncio.TimerHandle | None = None
         self._finished: asyncio.Future[str] | None = None
@@ -133,19 +133,25 @@ class Driver:
         """Hand in an event from another thread. Dropped once the loop is gone."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._events.put_nowait, event)
+                self._loop.call_soon_threadsafe(self._events.put_nowait, (event, 0.0))
 
     async def _pump(self) -> None:
         """What threads and timers hand in is handled in a task, so that a bug ends ``run`` instead of a callback."""
         while True:
-            self.handle(await self._events.get())
+            event, not_before = await self._events.get()
+            self.handle(event, not_before)
 
-    def handle(self, event: Event) -> None:
-        """Hand in an event in the loop's thread, and perform what the core asks for."""
+    def handle(self, event: Event, not_before: float = 0.0) -> None:
+        """Hand in an event in the loop's thread, and perform what the core asks for.
+
+        Args:
+            not_before: what the clock must at least say: a timer may fire a rounding error early, and a core that is
+                woken too early asks to be woken again, at once and for ever.
+        """
         assert self._finished is not None
         if self._finished.done() and not isinstance(event, Received):
             return
-        for effect in self._core.handle(event, self._shore.clock()):
+        for effect in self._core.handle(event, max(self._shore.clock(), not_before)):
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
@@ -347,7 +353,7 @@ class Driver:
         if self._timer is not None:
             self._timer.cancel()
         delay = max(time - self._shore.clock(), 0.0)
-        self._timer = self._loop.call_later(delay, self._events.put_nowait, Woke())
+        self._timer = self._loop.call_later(delay, self._events.put_nowait, (Woke(), time))
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         assert self._tasks is not None

@@ -19,12 +19,13 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from p2ptrain import wire
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
+from p2ptrain.net.daemon import read_opener
 from p2ptrain.net.node import Node
+from p2ptrain.net.streams import Stream
 from p2ptrain.ports import Link
 
 logger = logging.getLogger(__name__)
@@ -58,27 +59,23 @@ class StreamLink:
     A buffer given to ``send`` must not change afterwards: the event loop may still hold it.
     """
 
-    def __init__(
-        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: Limits
-    ) -> None:
+    def __init__(self, peer: PeerId, stream: Stream, limits: Limits) -> None:
         self.peer = peer
-        self._reader = reader
-        self._writer = writer
+        self._stream = stream
         self._limits = limits
         self._closed = False
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         header = wire.encode_header(kind, len(body))
-        if self._closed or self._writer.is_closing():
+        if self._closed or self._stream.is_closing:
             raise NetworkError("the link is closed")
         try:
             async with asyncio.timeout(self._limits.frame_s(len(body))):
-                self._writer.writelines((header, body))
-                await self._writer.drain()
+                await self._stream.write(header, body)
         except TimeoutError:
             self._abort()
             raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
-        except OSError as error:
+        except (OSError, EOFError) as error:
             self._abort()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
 
@@ -87,13 +84,13 @@ class StreamLink:
             raise NetworkError("the link is closed")
         try:
             async with asyncio.timeout(self._limits.idle_s) as deadline:
-                kind, length = wire.decode_header(await self._reader.readexactly(wire.HEADER_BYTES))
+                kind, length = wire.decode_header(await self._stream.read_exactly(wire.HEADER_BYTES))
                 deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
-                body = await self._reader.readexactly(length)
+                body = await self._stream.read_exactly(length)
         except TimeoutError:
             self._abort()
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
-        except asyncio.IncompleteReadError:
+        except EOFError:
             self._abort()
             raise NetworkError(f"the stream from {short(self.peer)} ended") from None
         except OSError as error:
@@ -105,13 +102,13 @@ class StreamLink:
         return kind, body
 
     async def close(self) -> None:
-        """Flush what was sent, for as long as one frame may take in the background, and end both directions."""
+        """Flush what was sent, in the background, and end both directions."""
         self._closed = True
-        self._writer.close()
+        self._stream.close()
 
     def _abort(self) -> None:
         self._closed = True
-        self._writer.transport.abort()
+        self._stream.abort()
 
 
 class P2PTransport:
@@ -127,7 +124,8 @@ class P2PTransport:
         self._protocol = protocol
         self._limits = limits or Limits()
         self._handler: Handler | None = None
-        self._inbound: dict[asyncio.Task[None], PeerId] = {}
+        self._server: asyncio.Server | None = None
+        self._inbound: dict[asyncio.Task[None], PeerId | None] = {}
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
@@ -135,10 +133,10 @@ class P2PTransport:
             async with asyncio.timeout(self._limits.dial_s):
                 if addresses:
                     await daemon.connect(peer, addresses)
-                reader, writer = await daemon.open_stream(peer, self._protocol)
+                stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(peer, reader, writer, self._limits)
+        return StreamLink(peer, stream, self._limits)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Once."""
@@ -147,43 +145,53 @@ class P2PTransport:
         self._handler = handler
         try:
             async with asyncio.timeout(self._limits.dial_s):
-                await self._node.daemon.p2p.add_binary_stream_handler(self._protocol, self._admit)
-        except (TimeoutError, OSError, EOFError) as error:
-            raise NetworkError(f"p2pd does not take our handler: {error}") from error
+                self._server = await self._node.daemon.serve_streams(self._protocol, self._take)
+        except TimeoutError:
+            raise NetworkError("p2pd does not take our handler") from None
 
     async def close(self) -> None:
         """Take in nothing more, and end what is under way."""
-        listening, self._handler = self._handler is not None, None
-        if listening and self._node.daemon.alive:
-            with contextlib.suppress(TimeoutError, OSError, EOFError):
+        self._handler = None
+        server, self._server = self._server, None
+        if server is not None:
+            with contextlib.suppress(TimeoutError, NetworkError):
                 async with asyncio.timeout(1.0):
-                    await self._node.daemon.p2p.remove_binary_stream_handler(self._protocol)
+                    await self._node.daemon.stop_serving(self._protocol, server)
         for task in self._inbound:
             task.cancel()
         if self._inbound:
             await asyncio.wait(self._inbound)
 
-    async def _admit(self, info: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """hivemind's callback for an inbound stream: a task of ours, or the door."""
-        peer = PeerId(info.peer_id.to_base58())
-        open_by_peer = sum(owner == peer for owner in self._inbound.values())
-        full = len(self._inbound) >= self._limits.inbound or open_by_peer >= self._limits.inbound_per_peer
-        if self._handler is None or full:
-            logger.info("turned down a link from %s: %d are open", short(peer), len(self._inbound))
-            writer.transport.abort()
+    def _take(self, stream: Stream) -> None:
+        """An inbound stream: a task of ours, or the door."""
+        if self._handler is None or len(self._inbound) >= self._limits.inbound:
+            logger.info("turned down a link: %d are open", len(self._inbound))
+            stream.abort()
             return
-        link = StreamLink(peer, reader, writer, self._limits)
-        task = asyncio.get_running_loop().create_task(self._serve(self._handler, link))
-        self._inbound[task] = peer
+        task = asyncio.get_running_loop().create_task(self._serve(self._handler, stream))
+        self._inbound[task] = None
         task.add_done_callback(self._ended)
 
-    async def _serve(self, handler: Handler, link: StreamLink) -> None:
+    async def _serve(self, handler: Handler, stream: Stream) -> None:
         try:
-            await handler(link)
-        except (NetworkError, RemoteError) as error:
-            logger.info("link from %s ended: %s", short(link.peer), error)
+            async with asyncio.timeout(self._limits.idle_s):
+                peer = await read_opener(stream)
+            if self._admit(peer):
+                await handler(StreamLink(peer, stream, self._limits))
+        except (NetworkError, RemoteError, OSError, EOFError) as error:
+            logger.info("an inbound link ended: %s", error)
         finally:
-            await link.close()
+            stream.close()
+
+    def _admit(self, peer: PeerId) -> bool:
+        task = asyncio.current_task()
+        assert task is not None
+        others = sum(owner == peer for owner in self._inbound.values())
+        if others >= self._limits.inbound_per_peer:
+            logger.info("turned down a link from %s: it has %d", short(peer), others)
+            return False
+        self._inbound[task] = peer
+        return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._inbound[task]

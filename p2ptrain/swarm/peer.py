@@ -96,6 +96,7 @@ class Peer:
         self._finish_by = NEVER
         self._gossip_at = NEVER
         self._leave_by = NEVER
+        self._leaving_why = ""
         self._stopped = False
         self._last_step_at: float | None = None
         self._wake_at = NEVER
@@ -172,7 +173,7 @@ class Peer:
             case Woke():
                 self._wake_at = NEVER
             case LeaveRequested():
-                self._leave(now)
+                self._leave(now, "stopped by its owner")
             case _:
                 assert_never(event)
 
@@ -306,9 +307,10 @@ class Peer:
             return "waited long enough for the others"
         return ""
 
-    def _leave(self, now: float) -> None:
+    def _leave(self, now: float, why: str) -> None:
         if self._leave_by < NEVER:
             return
+        self._leaving_why = why
         self._enter(PeerState.LEAVING, now)
         self._catch_up.drop()
         self._exchanging.drop_unsettled()
@@ -321,12 +323,10 @@ class Peer:
         self._catch_up.expire(now)
         for peer in self._standing.members.expire(now):
             self._standing.note("lost", peer, "no sign of life")
-        if now >= self._leave_by:
-            self._stop("left")
-            return
         if self._standing.state is PeerState.LEAVING:
-            if not len(self._exchanging.book) and not self._catch_up.pull:
-                self._stop("left")
+            if now >= self._leave_by or (not len(self._exchanging.book) and not self._catch_up.pull):
+                self._stopped = True
+                self._standing.emit(Finished(self._leaving_why))
             return
         if now >= self._announce_at:
             self._announce(now)
@@ -341,7 +341,7 @@ class Peer:
         if self._ended:
             if why := self._finished_why(now):
                 self._standing.note("finished", why=why)
-                self._leave(now)
+                self._leave(now, why)
                 return
             if now >= self._gossip_at:
                 self._gossip_at = now + FINAL_PACE_S
@@ -352,18 +352,12 @@ class Peer:
         """Ask to be woken when the next timer is due."""
         if self._stopped:
             return
-        times = [
-            self._announce_at,
-            self._lookup_at,
-            self._search_until if not self._training else NEVER,
-            self._exchanging.next_deadline(),
-            self._catch_up.next_deadline(),
-            self._gossip_at,
-            self._finish_by,
-            self._leave_by,
-        ]
-        if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
-            times.append(self._standing.members.next_change(now) or NEVER)
+        times = [self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by]
+        if self._standing.state is not PeerState.LEAVING:
+            times += [self._announce_at, self._lookup_at, self._gossip_at, self._finish_by]
+            times += [self._search_until] if not self._training else []
+            if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
+                times.append(self._standing.members.next_change(now) or NEVER)
         wake_at = min(times)
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
@@ -384,7 +378,3 @@ class Peer:
         if self._standing.state is not state:
             self._standing.state = state
             self._announce(now)
-
-    def _stop(self, why: str) -> None:
-        self._stopped = True
-        self._standing.emit(Finished(why))

@@ -10,6 +10,7 @@ Legend: P parameters (padded), F elements of one fragment.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -322,7 +323,7 @@ class Learner:
         numbers = {
             "step": self.step,
             "inner_step": self._inner,
-            "inner_losses": self._losses,
+            "inner_losses": self._losses if math.isfinite(self._losses) else 0.0,  # JSON has no NaN; it is only shown
             "progress": self.progress,
             "tokens": self.tokens,
             "norms": list(self._norms),

@@ -148,6 +148,8 @@ class Table:
         if seat.dead or seat.frozen:
             return
         for effect in seat.core.handle(event, self.now):
+            if isinstance(effect, WakeAt):
+                assert effect.time > self.now, "a core that is woken for nothing asks again, at once and for ever"
             self._perform(peer, seat, effect)
 
     # --- effects ----------------------------------------------------------------------------------------------------

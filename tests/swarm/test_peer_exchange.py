@@ -249,7 +249,7 @@ def test_leaving_drops_offers_says_goodbye_and_stops():
     table.step("amber")
     table.handle(PeerId("amber"), LeaveRequested())
     table.run(3.0)
-    assert table["amber"].finished == "left"
+    assert table["amber"].finished == "stopped by its owner"
     assert table.records[PeerId("amber")].state is PeerState.LEAVING
     table.step("birch")
     table.run(25.0)

@@ -1,0 +1,360 @@
+"""One driven peer against a puppet that speaks the wire badly, and against partners that vanish or freeze.
+
+Whatever the puppet does: training never stops, the fragments come free again, the puppet is remembered, and an honest
+exchange works afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from random import Random
+
+import pytest
+import torch
+
+from p2ptrain import codec
+from p2ptrain.errors import NetworkError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net.driver import Driver, Shore, at_once
+from p2ptrain.net.memory import MemoryLink, MemoryNetwork
+from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.virtual_time import run as run_in_virtual_time
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.sim import QuadraticTask
+from p2ptrain.swarm import Offer, Peer, PeerState, Presence, SwarmRules, Terms
+from p2ptrain.swarm.events import LeaveRequested
+from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.learner import Learner, LearnerRules
+from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind, decode_message, encode_message
+
+RUN = RunId("ab" * 32)
+AMBER, BIRCH, CEDAR = PeerId("amber"), PeerId("birch"), PeerId("cedar")
+P = 2048
+TERMS = Terms(1, 4.0, 1.0, float("inf"), True, PeerState.TRAINING)
+OFFER = Offer(RUN, 1, (0,), TERMS)
+
+
+class Trainee:
+    """A driven peer with a trainer of its own."""
+
+    def __init__(self, network: MemoryNetwork, peer: PeerId) -> None:
+        loop = asyncio.get_running_loop()
+        random = torch.Generator().manual_seed(len(peer))
+        task = QuadraticTask(torch.ones(P), torch.randn(P, generator=random), learning_rate=0.01)
+        rules = LearnerRules(inner_steps=4, tokens_per_peer=1e9, outer=OuterRule(0.7, 0.5))
+        self.notebook = MemoryLog()
+        self.learner = Learner(task, rules, slices(P, 1), codec.get("fp32"), self.notebook)
+        swarm_rules = SwarmRules(
+            run=RUN,
+            fragment_bytes=tuple(self.learner.encoded_sizes((0,))),
+            weights_bytes=4 * P,
+            tokens_per_peer=1e9,
+            tokens_per_outer_step=4.0,
+        )
+        self.core = Peer(peer, swarm_rules, Random(1))
+        self._begun = asyncio.Event()
+        shore = Shore(
+            transport=network.transport(peer),
+            directory=network.directory(0.01, clock=loop.time),
+            notebook=self.notebook,
+            clock=loop.time,
+            sign=lambda e: presence(peer, e.progress, PeerState(e.state), loop.time()),
+            live_until=lambda record: record.issued_at + record.lifetime_s,
+            begin_training=self._begun.set,
+            work=at_once,
+        )
+        self.driver = Driver(self.core, self.learner, shore)
+
+    async def live(self) -> None:
+        training = asyncio.create_task(self._train())
+        try:
+            await self.driver.run()
+        finally:
+            training.cancel()
+
+    async def _train(self) -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            for event in self.learner.advance() if self._begun.is_set() else self.learner.settle():
+                self.driver.handle(event)
+
+
+def presence(peer: PeerId, progress: float, state: PeerState, now: float) -> Presence:
+    return Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, "", now, lifetime_s=75.0)
+
+
+async def say(link: MemoryLink, message) -> None:
+    await link.send(FrameKind.MESSAGE, encode_message(message))
+
+
+async def hear(link: MemoryLink):
+    kind, body = await link.receive()
+    assert kind == FrameKind.MESSAGE
+    return decode_message(body)
+
+
+Scene = Callable[[MemoryNetwork, Trainee], Awaitable[None]]
+
+
+def play(scene: Scene) -> Trainee:
+    """Start amber, let the scene happen, stop amber; everything else about amber must be well afterwards."""
+    actor: list[Trainee] = []
+
+    async def stage() -> None:
+        network = MemoryNetwork(latency=0.01)
+        amber = Trainee(network, AMBER)
+        actor.append(amber)
+        living = asyncio.create_task(amber.live())
+        await asyncio.sleep(1.0)
+        before = amber.learner.tokens
+        started = asyncio.get_running_loop().time()
+        await scene(network, amber)
+        elapsed = asyncio.get_running_loop().time() - started
+        await asyncio.sleep(1.0)
+        assert amber.learner.tokens - before >= int(elapsed / 0.1)  # it never waited
+        assert not amber.core._exchanging.book.engaged()
+        await honest_exchange(network)
+        amber.driver.handle(LeaveRequested())
+        await living
+
+    run_in_virtual_time(stage())
+    assert not actor[0].driver._sessions
+    return actor[0]
+
+
+async def honest_exchange(network: MemoryNetwork) -> None:
+    """A well-behaved stranger exchanges with amber."""
+    link = await network.transport(CEDAR).open(AMBER)
+    await say(link, replace(OFFER, terms=replace(TERMS, progress=50.0)))
+    accept = await hear(link)
+    assert isinstance(accept, Accept)
+    await send_payload(link, [torch.zeros(P).numpy().tobytes()])
+    await receive_payload(link, [4 * P])
+    await say(link, Acknowledge())
+    assert isinstance(await hear(link), Acknowledge)
+    await link.close()
+
+
+async def until_closed(link: MemoryLink) -> None:
+    """Read on until amber closes; it must."""
+    with contextlib.suppress(NetworkError):
+        while True:
+            await link.receive()
+
+
+async def opened(network: MemoryNetwork) -> MemoryLink:
+    """A link on which amber has accepted birch's offer."""
+    link = await network.transport(BIRCH).open(AMBER)
+    await say(link, OFFER)
+    assert isinstance(await hear(link), Accept)
+    return link
+
+
+PAYLOAD = torch.zeros(P).numpy().tobytes()
+
+
+async def wrong_digest(link: MemoryLink) -> None:
+    await link.send(FrameKind.CHUNK, PAYLOAD)
+    await link.send(FrameKind.PART, bytes(44))
+
+
+async def too_short(link: MemoryLink) -> None:
+    await send_payload(link, [PAYLOAD[:-4]])
+
+
+async def too_long(link: MemoryLink) -> None:
+    await send_payload(link, [PAYLOAD + bytes(4)])
+
+
+async def endless(link: MemoryLink) -> None:
+    for _ in range(100):
+        await link.send(FrameKind.CHUNK, bytes(MAX_CHUNK_BYTES))
+
+
+async def duplicated_chunk(link: MemoryLink) -> None:
+    await link.send(FrameKind.CHUNK, PAYLOAD)
+    await link.send(FrameKind.CHUNK, PAYLOAD)
+
+
+async def message_instead(link: MemoryLink) -> None:
+    await say(link, Acknowledge())
+
+
+async def nan(link: MemoryLink) -> None:
+    await send_payload(link, [torch.full((P,), float("nan")).numpy().tobytes()])
+
+
+async def infinite(link: MemoryLink) -> None:
+    await send_payload(link, [torch.full((P,), float("inf")).numpy().tobytes()])
+
+
+async def enormous(link: MemoryLink) -> None:
+    await send_payload(link, [torch.full((P,), 3e38).numpy().tobytes()])
+
+
+async def garbage_message(link: MemoryLink) -> None:
+    await link.send(FrameKind.MESSAGE, b"\xc1\xff\x00garbage")
+
+
+@pytest.mark.parametrize(
+    "misdeed",
+    [
+        wrong_digest,
+        too_short,
+        too_long,
+        endless,
+        duplicated_chunk,
+        message_instead,
+        nan,
+        infinite,
+        enormous,
+        garbage_message,
+    ],
+    ids=lambda misdeed: misdeed.__name__,
+)
+def test_a_payload_against_the_rules_is_an_offence(misdeed):
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        await misdeed(link)
+        await until_closed(link)
+
+    amber = play(scene)
+    assert amber.core.counters.offences == 1
+    assert amber.core.counters.exchanges_failed == 1
+    assert amber.core.counters.exchanges_ok == 1  # the honest one
+    assert torch.isfinite(amber.learner.task.theta).all()
+
+
+@pytest.mark.parametrize("after_bytes", [0, 1000])
+def test_a_partner_killed_while_it_sends_costs_the_exchange_only(after_bytes):
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        if after_bytes:
+            await link.send(FrameKind.CHUNK, PAYLOAD)
+        network.cut(BIRCH)
+
+    amber = play(scene)
+    assert amber.core.counters.exchanges_failed == 1
+    assert amber.core.counters.offences == 0
+
+
+def test_a_clean_end_in_mid_payload_is_no_success():
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        await link.send(FrameKind.CHUNK, PAYLOAD)
+        await link.close()
+
+    assert play(scene).core.counters.exchanges_failed == 1
+
+
+def test_a_partner_frozen_after_accepting_is_given_up_at_the_deadline():
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        await until_closed(link)
+
+    amber = play(scene)
+    assert amber.core.counters.exchanges_failed == 1
+    assert amber.notebook.kinds().count("failed") == 1
+
+
+def test_a_partner_frozen_before_its_acknowledgement_may_be_a_half_commit():
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        await send_payload(link, [PAYLOAD])
+        await until_closed(link)
+
+    assert play(scene).core.counters.half_commits == 1
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b"\xc1", b"\x90" * 60_000, b"\x92\x01\x90"], ids=["empty", "invalid", "nested", "fields missing"]
+)
+def test_garbage_as_a_first_message_ends_the_link(body):
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await network.transport(BIRCH).open(AMBER)
+        await link.send(FrameKind.MESSAGE, body)
+        await until_closed(link)
+
+    play(scene)
+
+
+def test_a_stranger_that_says_nothing_is_closed():
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        links = [await network.transport(BIRCH).open(AMBER) for _ in range(20)]
+        for link in links:
+            await until_closed(link)
+
+    play(scene)
+
+
+@pytest.mark.parametrize(
+    ("offer", "reason"),
+    [
+        (replace(OFFER, run=RunId("cd" * 32)), DeclineReason.OTHER_RUN),
+        (replace(OFFER, protocol=2), DeclineReason.OTHER_PROTOCOL),
+        (replace(OFFER, terms=replace(TERMS, progress=1e15)), DeclineReason.IMPLAUSIBLE_PROGRESS),
+        (replace(OFFER, terms=replace(TERMS, state=PeerState.TRAINING), fragments=(3,)), DeclineReason.BUSY),
+    ],
+    ids=lambda value: str(getattr(value, "value", ""))[:24],
+)
+def test_partners_that_do_not_fit_hear_why(offer, reason):
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await network.transport(BIRCH).open(AMBER)
+        await say(link, offer)
+        answer = await hear(link)
+        assert isinstance(answer, Decline)
+        assert answer.reason == reason
+        await until_closed(link)
+
+    play(scene)
+
+
+def test_a_newcomer_gets_our_weights_whole():
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await network.transport(BIRCH).open(AMBER)
+        await say(link, WeightsRequest(RUN, 1, 0.0))
+        reply = await hear(link)
+        assert isinstance(reply, WeightsReply)
+        parts = await receive_payload(link, [4 * P])
+        assert torch.isfinite(torch.frombuffer(parts[0], dtype=torch.float32)).all()
+        await until_closed(link)
+
+    assert play(scene).core.counters.donations == 1
+
+
+@pytest.mark.parametrize("kind", ["vanishes", "sends NaN", "sends too much"])
+def test_a_donor_that_fails_leaves_a_newcomer_training(kind):
+    """birch claims to be far ahead; amber asks it for weights and does not get any."""
+    asked = []
+
+    async def serve(link) -> None:
+        message = await hear(link)
+        if not isinstance(message, WeightsRequest):
+            return
+        asked.append(message)
+        await say(link, WeightsReply(100, 400.0))
+        if kind == "sends NaN":
+            await send_payload(link, [torch.full((P,), float("nan")).numpy().tobytes()])
+        elif kind == "sends too much":
+            await send_payload(link, [PAYLOAD * 2])
+        await until_closed(link)
+
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        transport = network.transport(BIRCH)
+        await transport.listen(serve)
+        now = asyncio.get_running_loop().time()
+        directory = network.directory(0.0)
+        await directory.announce(presence(BIRCH, 400.0, PeerState.TRAINING, now))
+        await asyncio.sleep(60.0)
+        network.records.pop(BIRCH)
+        await transport.close()
+        await asyncio.sleep(60.0)
+
+    amber = play(scene)
+    assert asked
+    assert amber.core.counters.pulls == 0
+    assert torch.isfinite(amber.learner.task.theta).all()

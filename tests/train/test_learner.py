@@ -1,0 +1,252 @@
+"""The learner: the outer algorithm around an inner task, and what exchanges do to it."""
+
+import threading
+
+import pytest
+import torch
+
+from p2ptrain import codec
+from p2ptrain.errors import RemoteError
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.sim import QuadraticTask
+from p2ptrain.swarm import PeerState, Terms
+from p2ptrain.swarm.events import Adopted, Applied, OuterStepDone, TrainingEnded
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.learner import REWARM_STEPS, Learner, LearnerRules
+
+P = 3000
+LINK = LinkId(PeerId("amber"), 1, outbound=True)
+TERMS = Terms(1, 0.0, 1.0, float("inf"), True, PeerState.TRAINING)
+
+
+def quadratic(seed: int = 0, noise: float = 0.1) -> QuadraticTask:
+    random = torch.Generator().manual_seed(seed)
+    curvature, optimum = 0.2 + torch.rand(P, generator=random), torch.randn(P, generator=random)
+    return QuadraticTask(curvature, optimum, noise=noise, seed=seed)
+
+
+def learner(task=None, *, inner_steps=4, tokens=1000.0, outer=OuterRule(0.7, 0.9), fragments=2, codec_name="fp32"):  # noqa: B008
+    task = task or quadratic()
+    rules = LearnerRules(inner_steps, tokens, outer)
+    return Learner(task, rules, slices(len(task.theta), fragments), codec.get(codec_name), MemoryLog())
+
+
+def slow(each: Learner) -> torch.Tensor:
+    return each.state_dict()[0]["slow"]
+
+
+def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
+    """A whole exchange of the present snapshots, delivered to both and not yet applied."""
+    ours, theirs = one.encode(fragments), other.encode(fragments)
+    one.deliver(LINK, one.difference(ours, theirs.parts), TERMS, TERMS, progress)
+    other.deliver(LINK, other.difference(theirs, ours.parts), TERMS, TERMS, -progress)
+
+
+def test_t8_one_peer_equals_torch_inside_and_outside_bitwise(tiny_run):
+    """N = 1: AdamW inside, torch.optim.SGD(nesterov) outside, in a loop that anyone would write."""
+    tiny = tiny_run()
+    ours = learner(tiny.task(), inner_steps=3, tokens=1e9)
+    for _ in range(12):
+        ours.advance()
+
+    reference = tiny.task()
+    theta = reference.theta
+    x = torch.nn.Parameter(theta.clone())
+    sgd = torch.optim.SGD([x], lr=0.7, momentum=0.9, nesterov=True)
+    progress = 0
+    for _ in range(4):
+        for _ in range(3):
+            progress += reference.inner_step(float(progress)).tokens
+        x.grad = x.detach() - theta
+        sgd.step()
+        theta.copy_(x.detach())
+    assert torch.equal(ours.task.theta, theta)
+    assert torch.equal(slow(ours), x.detach())
+
+
+def test_t8_recipe_local_is_plain_inner_training_bitwise(tiny_run):
+    tiny = tiny_run()
+    ours = learner(tiny.task(), inner_steps=3, tokens=1e9, outer=None)
+    for _ in range(11):
+        ours.advance()
+    reference, progress = tiny.task(), 0
+    for _ in range(11):
+        progress += reference.inner_step(float(progress)).tokens
+    assert torch.equal(ours.task.theta, reference.theta)
+
+
+def test_t4_a_displacement_in_mid_phase_leaves_the_pseudo_gradient_alone():
+    one, other = learner(quadratic(1)), learner(quadratic(2))
+    for _ in range(6):
+        one.advance()
+        other.advance()
+    before = slow(one) - one.task.theta
+    exchange(one, other)
+    moved = slow(one).clone()
+    assert [type(event) for event in one.settle()] == [Applied]
+    assert not torch.equal(slow(one), moved)
+    assert torch.allclose(slow(one) - one.task.theta, before, atol=1e-6)
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
+def test_t3_an_exchange_keeps_the_mean(codec_name):
+    one, other = learner(quadratic(1), codec_name=codec_name), learner(quadratic(2), codec_name=codec_name)
+    for _ in range(4):
+        one.advance()
+        other.advance()
+    mean = (slow(one) + slow(other)) / 2
+    exchange(one, other)
+    one.settle()
+    other.settle()
+    assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
+
+
+def test_t5_a_lossless_exchange_of_equal_weights_makes_the_snapshots_equal():
+    one, other = learner(quadratic(1)), learner(quadratic(2))
+    for _ in range(4):
+        one.advance()
+        other.advance()
+    exchange(one, other)
+    one.settle()
+    other.settle()
+    assert torch.allclose(slow(one), slow(other), atol=1e-6)
+
+
+def test_a_snapshot_does_not_change_while_training_goes_on():
+    each = learner()
+    each.advance()
+    before = each.encode((0, 1))
+    snapshot = each._published
+    kept = [part.clone() for part in snapshot]
+    for _ in range(8):
+        each.advance()
+    assert all(torch.equal(part, copy) for part, copy in zip(snapshot, kept, strict=True))
+    assert each.encode((0, 1)).parts != before.parts
+
+
+def test_another_thread_always_encodes_one_whole_snapshot():
+    """Fragments of one encode belong to one snapshot however the trainer races: with a constant gradient all elements
+    of x are equal at any moment."""
+    task = QuadraticTask(torch.full((4096,), 0.5), torch.ones(4096))
+    each = learner(task, inner_steps=1, tokens=1e9, fragments=4)
+    seen, stop = [], threading.Event()
+
+    def encode() -> None:
+        while not stop.is_set():
+            seen.append(b"".join(each.encode((0, 1, 2, 3)).parts))
+
+    thread = threading.Thread(target=encode)
+    thread.start()
+    for _ in range(300):
+        each.advance()
+    stop.set()
+    thread.join()
+    assert len(seen) > 10
+    for message in seen:
+        assert len(set(torch.frombuffer(bytearray(message), dtype=torch.float32).tolist())) == 1
+
+
+def test_what_is_delivered_is_applied_at_the_next_step_and_reported():
+    one, other = learner(quadratic(1)), learner(quadratic(2))
+    other.advance()
+    exchange(one, other, progress=5.0)
+    events = one.advance()
+    assert events == [Applied(LINK, 5.0)]
+    assert one.progress == 6.0  # ... and one token of its own
+
+
+def test_outer_steps_and_the_end_are_reported_once():
+    each = learner(inner_steps=2, tokens=5.0)
+    events = [event for _ in range(8) for event in each.advance()]
+    assert events == [
+        OuterStepDone(1, 2.0),
+        OuterStepDone(2, 4.0),
+        OuterStepDone(3, 6.0),
+        TrainingEnded(3, 6.0),
+    ]
+    assert each.tokens == 6
+
+
+def test_a_wake_ends_a_wait_and_changes_nothing():
+    each = learner()
+    threading.Timer(0.0, each.wake).start()
+    assert each.settle(wait_s=30.0) == []
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e30])
+def test_a_broken_inner_phase_is_dropped_and_training_goes_on(poison):
+    each = learner(inner_steps=2)
+    for _ in range(20):
+        each.advance()
+    before = slow(each).clone()
+    each.advance()
+    each.task.theta[7] = poison
+    each.advance()
+    assert torch.equal(slow(each), before)
+    assert torch.equal(each.task.theta, before)
+    assert each._notebook.kinds() == ["discarded"]
+    for _ in range(4):
+        each.advance()
+    assert torch.isfinite(slow(each)).all()
+    assert not torch.equal(slow(each), before)
+
+
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
+def test_a_partner_that_sends_nonsense_is_refused(codec_name):
+    each = learner(codec_name=codec_name)
+    mine = each.encode((0,))
+    size = each.encoded_sizes((0,))[0]
+    with pytest.raises(RemoteError):
+        each.difference(mine, [b"\xff" * size])
+    with pytest.raises(RemoteError):
+        each.difference(mine, [bytes(size - 1)])
+
+
+def test_adopting_replaces_everything_and_frees_what_was_under_way():
+    donor, newcomer, other = learner(quadratic(1)), learner(quadratic(2)), learner(quadratic(3))
+    for _ in range(8):
+        donor.advance()
+        newcomer.advance()
+        other.advance()
+    parts = [bytearray(part) for part in donor.weights()]
+    newcomer.check_weights(parts)
+    newcomer.adopt(LINK, step=2, progress=8.0, parts=parts)
+    exchange(newcomer, other)
+    events = newcomer.settle()
+    assert events == [Applied(LINK, 8.0), Adopted(LINK, 2, 8.0)]
+    assert torch.equal(slow(newcomer), slow(donor))
+    assert torch.equal(newcomer.task.theta, slow(donor))
+    assert not newcomer.state_dict()[0]["momentum"].any()
+    assert newcomer.task.resets == 1
+    assert REWARM_STEPS > 0
+
+
+def test_a_donors_bad_weights_are_refused():
+    each = learner()
+    good = [bytearray(part) for part in each.weights()]
+    with pytest.raises(RemoteError, match="shapes"):
+        each.check_weights(good[:1])
+    good[0][:4] = b"\x00\x00\xc0\x7f"  # NaN
+    with pytest.raises(RemoteError, match="finite"):
+        each.check_weights(good)
+
+
+def test_a_resumed_learner_goes_on_as_if_never_stopped():
+    steady = learner(quadratic(4))
+    for _ in range(6):
+        steady.advance()
+    tensors, numbers = steady.state_dict()
+    resumed = learner(quadratic(4))
+    resumed.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+    for _ in range(9):
+        assert steady.advance() == resumed.advance()
+    assert torch.equal(steady.task.theta, resumed.task.theta)
+    assert torch.equal(slow(steady), slow(resumed))
+
+
+def test_a_checkpoint_of_another_model_does_not_fit():
+    tensors, numbers = learner().state_dict()
+    tensors["slow"] = tensors["slow"][:-1]
+    with pytest.raises(ValueError, match="weights"):
+        learner().load_state_dict(tensors, numbers)
