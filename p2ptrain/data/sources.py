@@ -135,6 +135,11 @@ def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[
 
 def _hub_pieces(spec: HubCorpus) -> Iterator[Piece]:
     datasets = _import_datasets(f"the hub corpus {spec.name}")
+    if Path(spec.name).exists():  # datasets would read it instead: a stranger's manifest must not name our folders
+        raise CorpusError(
+            f"the run's corpus is {spec.name} on the hub, and a folder here has the same name",
+            "Start from another directory.",
+        )
     where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
     try:
         rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)

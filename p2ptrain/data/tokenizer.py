@@ -123,7 +123,7 @@ def _download(name: str, revision: str) -> Path:
 
 
 def _parse(path: Path) -> HubTokenizer:
-    """A tokenizer.json, after a look at its size and outline: the library reports a bad one as a bare Exception."""
+    """A tokenizer.json, after a look at its size and outline."""
     from tokenizers import Tokenizer
 
     try:
@@ -138,7 +138,13 @@ def _parse(path: Path) -> HubTokenizer:
             f"{path} is no tokenizer: {error}",
             "The run needs a tokenizer.json as the tokenizers library writes it.",
         ) from error
-    return Tokenizer.from_str(text)
+    try:
+        return Tokenizer.from_str(text)
+    except Exception as error:  # the library raises nothing more specific for a malformed file
+        raise CorpusError(
+            f"{path} is no tokenizer: {error}",
+            "The run needs a tokenizer.json as the tokenizers library writes it.",
+        ) from error
 
 
 def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> None:

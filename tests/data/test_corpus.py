@@ -211,3 +211,14 @@ def test_a_damaged_installation_is_recognized(manifest_with, tmp_path, monkeypat
 def test_a_cache_that_cannot_be_made_is_the_homes_fault(manifest_with, text_file):
     with pytest.raises(HomeError, match="token cache"):
         open_corpus(manifest_with(file_corpus(text_file)), text_file / "cache", text_file)
+
+
+def test_a_hub_name_never_reads_a_folder_of_the_owner(manifest_with, tmp_path, monkeypatch):
+    """The datasets library takes a local folder of that name first; the name was written by a stranger."""
+    import datasets
+
+    (tmp_path / "someone" / "texts").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: pytest.fail("it was asked"))
+    with pytest.raises(CorpusError, match="same name"):
+        open_corpus(manifest_with(HUB), tmp_path / "cache")

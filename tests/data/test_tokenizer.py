@@ -8,6 +8,7 @@ import pytest
 
 from p2ptrain.data import ByteTokenizer, JsonTokenizer, load_tokenizer, tokenizer
 from p2ptrain.errors import CorpusError
+from p2ptrain.manifest import FileTokenizer
 
 TEXT = "Où est la bibliothèque? \x00\x7f 日本語\n"
 
@@ -119,3 +120,11 @@ def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch):
 def test_saved_json_is_readable(tmp_path):
     ByteTokenizer().save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_a_tokenizer_that_only_looks_like_one_is_refused(tmp_path):
+    path = tmp_path / "tokenizer.json"
+    path.write_text('{"model": {"type": "BPE", "vocab": {"a": "not a number"}, "merges": 3}}')
+    spec = FileTokenizer(kind="file", sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(CorpusError, match="is no tokenizer"):
+        load_tokenizer(spec, path)
