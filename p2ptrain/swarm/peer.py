@@ -315,6 +315,14 @@ class Peer:
         self._catch_up.drop()
         self._exchanging.drop_unsettled()
         self._leave_by = now + GOODBYE_S
+        self._stop_if_resolved(now)
+
+    def _stop_if_resolved(self, now: float) -> None:
+        """Stop once no partner can hold a commit that we do not; or when it takes too long."""
+        resolved = not len(self._exchanging.book) and self._catch_up.pull is None
+        if (resolved or now >= self._leave_by) and not self._stopped:
+            self._stopped = True
+            self._standing.emit(Finished(self._leaving_why))
 
     # --- timers -----------------------------------------------------------------------------------------------------
 
@@ -324,9 +332,7 @@ class Peer:
         for peer in self._standing.members.expire(now):
             self._standing.note("lost", peer, "no sign of life")
         if self._standing.state is PeerState.LEAVING:
-            if now >= self._leave_by or (not len(self._exchanging.book) and not self._catch_up.pull):
-                self._stopped = True
-                self._standing.emit(Finished(self._leaving_why))
+            self._stop_if_resolved(now)
             return
         if now >= self._announce_at:
             self._announce(now)
