@@ -171,7 +171,13 @@ class Daemon:
         (await self._ask(request)).close()
 
     async def close(self) -> None:
-        await self.p2p.shutdown()
+        """End the process, by SIGKILL where it does not end by itself: it may be frozen."""
+        try:
+            async with asyncio.timeout(SHUTDOWN_PATIENCE_S):
+                await self.p2p.shutdown()
+        except TimeoutError:
+            self.p2p._child.kill()
+            await self.p2p._child.wait()
         self._folder.remove()
 
     async def _ask(self, request: p2pd_pb2.Request) -> Stream:
@@ -187,11 +193,10 @@ class Daemon:
             response = p2pd_pb2.Response.FromString(await _read_message(stream))
             if response.type == p2pd_pb2.Response.ERROR:
                 raise NetworkError(" ".join(response.error.msg.split()))
-        except (OSError, EOFError) as error:
+        except BaseException as error:
             stream.close()
-            raise NetworkError(f"p2pd does not answer: {error}") from error
-        except BaseException:
-            stream.close()
+            if isinstance(error, (OSError, EOFError)):
+                raise NetworkError(f"p2pd does not answer: {error}") from error
             raise
         return stream
 

@@ -17,11 +17,12 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass, field
+from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import LinkId
-from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Peer, Presence
 from p2ptrain.swarm.events import (
@@ -104,11 +105,15 @@ class Driver:
     """Runs one peer's protocol core until it is finished."""
 
     def __init__(self, core: Peer, learner: Learner, shore: Shore) -> None:
+        self.live_peers = 0
+        """How many others are here; may be read from any thread, as the core may not."""
         self._core = core
         self._learner = learner
         self._shore = shore
         self._sessions: dict[LinkId, Session] = {}
+        self._buffers = Buffers()
         self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
+        self._posted: SimpleQueue[Event] = SimpleQueue()
         self._inbound_serial = 0
         self._timer: asyncio.TimerHandle | None = None
         self._finished: asyncio.Future[str] | None = None
@@ -120,9 +125,10 @@ class Driver:
         self._loop = asyncio.get_running_loop()
         self._finished = self._loop.create_future()
         async with asyncio.TaskGroup() as self._tasks:
-            pump = self._spawn(self._pump())
             await self._shore.transport.listen(self._inbound)
             self.handle(Started())
+            pump = self._spawn(self._pump())
+            self._take_posted()
             try:
                 return await self._finished
             finally:
@@ -130,10 +136,15 @@ class Driver:
                 await self._end_sessions()
 
     def post(self, event: Event) -> None:
-        """Hand in an event from another thread. Dropped once the loop is gone."""
+        """Hand in an event from another thread. Kept until ``run`` has begun, dropped once the loop is gone."""
+        self._posted.put(event)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._events.put_nowait, (event, 0.0))
+                self._loop.call_soon_threadsafe(self._take_posted)
+
+    def _take_posted(self) -> None:
+        while not self._posted.empty():
+            self._events.put_nowait((self._posted.get_nowait(), 0.0))
 
     async def _pump(self) -> None:
         """What threads and timers hand in is handled in a task, so that a bug ends ``run`` instead of a callback."""
@@ -153,6 +164,7 @@ class Driver:
             return
         for effect in self._core.handle(event, max(self._shore.clock(), not_before)):
             self._perform(effect)
+        self.live_peers = len(self._core.live_peers(self._shore.clock()))
 
     def _perform(self, effect: Effect) -> None:
         match effect:
@@ -284,8 +296,9 @@ class Driver:
     async def _swap(self, session: Session, link: Link, swap: Swap) -> None:
         mine = await self._shore.work(self._learner.encode, swap.fragments)
         lengths = self._learner.encoded_sizes(swap.fragments)
-        _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths))
+        _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self._buffers))
         difference = await self._shore.work(self._learner.difference, mine, theirs)
+        self._buffers.give_back(theirs)
         session.swapped = (swap, difference)
         self.handle(SwapDone(session.link, mine.size_bytes, sum(lengths), difference.distance))
 

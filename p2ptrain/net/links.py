@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from p2ptrain import wire
@@ -80,13 +80,32 @@ class StreamLink:
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
 
     async def receive(self) -> tuple[int, bytes]:
+        async with self._receiving() as deadline:
+            kind, length = await self._receive_header(deadline)
+            return kind, await self._stream.read_exactly(length)
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        """``payload.DirectLink``: a frame's body received where it is wanted, without a copy."""
+        async with self._receiving() as deadline:
+            kind, length = await self._receive_header(deadline)
+            if length > len(buffer):
+                raise RemoteError(f"a frame of {length} bytes where {len(buffer)} were due")
+            await self._stream.read_into(buffer[:length])
+            return kind, length
+
+    async def _receive_header(self, deadline: asyncio.Timeout) -> tuple[int, int]:
+        kind, length = wire.decode_header(await self._stream.read_exactly(wire.HEADER_BYTES))
+        deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
+        return kind, length
+
+    @contextlib.asynccontextmanager
+    async def _receiving(self) -> AsyncIterator[asyncio.Timeout]:
+        """A frame must begin within the deadline; whatever goes wrong closes the link and gets its name."""
         if self._closed:
             raise NetworkError("the link is closed")
         try:
             async with asyncio.timeout(self._limits.idle_s) as deadline:
-                kind, length = wire.decode_header(await self._stream.read_exactly(wire.HEADER_BYTES))
-                deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
-                body = await self._stream.read_exactly(length)
+                yield deadline
         except TimeoutError:
             self._abort()
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
@@ -99,7 +118,6 @@ class StreamLink:
         except RemoteError:
             self._abort()
             raise
-        return kind, body
 
     async def close(self) -> None:
         """Flush what was sent, in the background, and end both directions."""

@@ -19,7 +19,7 @@ WRITE_AHEAD_BYTES = 512 << 10
 class Stream(asyncio.BufferedProtocol):
     """One connection to p2pd, used by one reader and one writer at a time.
 
-    ``read_exactly`` and ``write`` raise EOFError at a clean end and OSError at any other; neither has a deadline.
+    Reading and writing raise EOFError at a clean end and OSError at any other; neither has a deadline.
     """
 
     def __init__(self, on_open: Callable[[Stream], None] | None = None) -> None:
@@ -28,7 +28,6 @@ class Stream(asyncio.BufferedProtocol):
         self._spare = memoryview(bytearray(SPARE_BYTES))
         self._spare_start = self._spare_end = 0
         self._target: memoryview | None = None  # what a waiting reader still lacks
-        self._scratch = bytearray(0)
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._is_choked = False
@@ -40,21 +39,24 @@ class Stream(asyncio.BufferedProtocol):
 
     async def read_exactly(self, length: int) -> bytes:
         """The next ``length`` bytes."""
-        if len(self._scratch) < length:
-            self._scratch = bytearray(length)
-        wanted = memoryview(self._scratch)[:length]
-        had = self._from_spare(wanted)
-        if had < length:
-            if self._end is not None:
-                raise self._end
-            self._target = wanted[had:]
-            self._resume()
-            self._reader = asyncio.get_running_loop().create_future()
-            try:
-                await self._reader
-            finally:
-                self._target = self._reader = None
-        return bytes(wanted)
+        buffer = bytearray(length)
+        await self.read_into(memoryview(buffer))
+        return bytes(buffer)
+
+    async def read_into(self, buffer: memoryview) -> None:
+        """Fill the buffer with the next bytes."""
+        lacking = buffer[self._take_spare(buffer) :]
+        if not lacking:
+            return
+        if self._end is not None:
+            raise self._end
+        self._target = lacking
+        self._resume()
+        self._reader = asyncio.get_running_loop().create_future()
+        try:
+            await self._reader
+        finally:
+            self._target = self._reader = None
 
     async def write(self, *buffers: bytes | memoryview) -> None:
         """Hand these bytes over; returns when little is waiting to be written. They must not change afterwards."""
@@ -114,10 +116,10 @@ class Stream(asyncio.BufferedProtocol):
         self._is_choked = False
         _wake(self._writer)
 
-    def _from_spare(self, wanted: memoryview) -> int:
-        """Move what the spare buffer holds, as far as it is wanted; how many bytes."""
-        held = min(self._spare_end - self._spare_start, len(wanted))
-        wanted[:held] = self._spare[self._spare_start : self._spare_start + held]
+    def _take_spare(self, buffer: memoryview) -> int:
+        """Move what the spare buffer holds, as far as it fits; how many bytes."""
+        held = min(self._spare_end - self._spare_start, len(buffer))
+        buffer[:held] = self._spare[self._spare_start : self._spare_start + held]
         self._spare_start += held
         if self._spare_start == self._spare_end:
             self._spare_start = self._spare_end = 0

@@ -13,7 +13,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
-from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.wire import FrameKind, PartEnd, encode_part_end
 
@@ -141,3 +141,28 @@ def test_a_cut_link_is_a_network_error():
 
     with pytest.raises(NetworkError):
         virtual_time.run(main())
+
+
+def test_memory_is_reused_and_holds_nothing_of_the_payload_before():
+    buffers = Buffers()
+
+    async def main() -> None:
+        near, far = await pair()
+        await send_payload(near, [b"a" * 1000, b"b" * 10])
+        first = await receive_payload(far, [1000, 10], buffers)
+        identities = set(map(id, first))
+        buffers.give_back(first)
+        await send_payload(near, [b"c" * 10, b"d" * 1000, b"e" * 10])
+        second = await receive_payload(far, [10, 1000, 10], buffers)
+        assert second == [b"c" * 10, b"d" * 1000, b"e" * 10]
+        assert identities < set(map(id, second))
+
+    virtual_time.run(main())
+
+
+def test_kept_memory_is_bounded():
+    buffers = Buffers(most_bytes=25)
+    parts = [bytearray(10) for _ in range(4)]
+    buffers.give_back(parts)
+    taken = [buffers.take(10) for _ in range(3)]
+    assert [any(buffer is part for part in parts) for buffer in taken] == [True, True, False]
