@@ -1,0 +1,91 @@
+"""``python -m bench [--only NAME …] [--json FILE]``: measure, print the table, write the JSON."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+
+from bench.table import FIGURES, rows, table
+from peer.testnet.report import machine
+
+ROOT = Path(__file__).parent.parent
+
+_CHILD = """
+import importlib, json, sys
+figures = importlib.import_module(sys.argv[1]).measure()
+with open(sys.argv[2], "w", encoding="utf-8") as file:
+    json.dump(figures, file)
+"""
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(FIGURES), help="Measure these alone; may be repeated.")
+@click.option(
+    "--json", "target", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/bench.json"),
+    show_default=True, help="Where the figures go.",
+)  # fmt: skip
+def main(only: tuple[str, ...], target: Path) -> None:
+    """Measure the project's figures. Takes minutes; leave the machine alone meanwhile."""
+    console = Console(highlight=False)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    document: dict[str, Any] = {"environment": environment(), "figures": {}}
+    for name in only or FIGURES:
+        console.print(f"[bench] measuring {name}", markup=False)
+        document["figures"][name] = measured(name, target.with_suffix(f".{name}.tmp"))
+        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # what is done is kept
+    console.print(table(rows(document["figures"])))
+    console.print(f"[bench] {machine()}; written to {target}", markup=False, soft_wrap=True)
+
+
+def measured(name: str, scratch: Path) -> dict[str, Any]:
+    """The figures of one module's ``measure()``, from a process of its own with one thread of torch."""
+    importlib.import_module(f"bench.{name}")  # a fault of ours shows here, with its own traceback
+    command = [sys.executable, "-c", _CHILD, f"bench.{name}", str(scratch.absolute())]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    try:
+        subprocess.run(command, cwd=ROOT, env=one_thread, check=True)
+        figures: dict[str, Any] = json.loads(scratch.read_bytes())
+    finally:
+        scratch.unlink(missing_ok=True)
+    return figures
+
+
+def environment() -> dict[str, str]:
+    """On what, when, and on which code."""
+    return {
+        "machine": machine(),
+        "python": platform.python_version(),
+        "torch": metadata.version("torch"),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    """The commit under measurement, marked where the working tree differs; unknown outside a git checkout."""
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+if __name__ == "__main__":
+    main()

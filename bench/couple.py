@@ -1,0 +1,253 @@
+"""A swarm of two for measurements: we train, the partner, a process of its own, only exchanges, and only when told.
+
+Everything but the partner's training is real: protocol core, driver, p2pd, DHT, codec threads, as ``peer.app`` builds
+them. An outer step is announced to both cores when a measurement wants exchanges, and to none when it wants quiet.
+
+Where the system can bind threads to cores (Linux, two cores or more), the trainer has one core to itself and everything
+else shares another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from p2ptrain import codec
+from p2ptrain.data import open_corpus
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
+from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.driver import Driver, Shore
+from p2ptrain.net.identity import Identity
+from p2ptrain.outer import slices
+from p2ptrain.ports import InnerTask
+from p2ptrain.swarm import Peer
+from p2ptrain.swarm.events import Event, OuterStepDone
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
+from p2ptrain.train.learner import Learner
+from peer.app import CODEC_THREADS, learner_rules, swarm_rules
+from peer.home import cache_directory
+from peer.network import Connection, NetworkThread, live_until
+
+QUIET_S = 1.0
+"""Exchanges are over when nothing was counted for so long."""
+BEGIN_DEADLINE_S = 60.0
+_NO_AUTHOR = "00" * 32
+_READER = PeerId("bench")
+
+
+def manifest_of(preset_name: str, changes: Mapping[str, Any]) -> Manifest:
+    return with_changes(preset(preset_name, _NO_AUTHOR), changes)
+
+
+def language_model_task(manifest: Manifest) -> LanguageModelTask:
+    """The run's model and data on the CPU."""
+    model = flat_model(manifest.model, manifest.run.seed, torch.device("cpu"))
+    return LanguageModelTask(
+        model,
+        open_corpus(manifest, cache_directory()),
+        manifest.training,
+        manifest.run.tokens_per_peer,
+        Reader(manifest.run.seed, _READER),
+        place(model, manifest.model, manifest.training),
+    )
+
+
+# --- cores of the machine ---------------------------------------------------------------------------------------------
+
+
+def can_pin() -> bool:
+    """Whether the trainer can have a core to itself."""
+    return hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1
+
+
+@contextmanager
+def on_core(trainer: bool) -> Iterator[None]:
+    """Bind this thread, and the threads and processes it starts, to the trainer's core or to the others'."""
+    if not can_pin():
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    first, second, *_ = sorted(before)
+    os.sched_setaffinity(0, {first if trainer else second})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# --- one side ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A peer without a training loop."""
+
+    learner: Learner
+    core: Peer
+    driver: Driver
+    begun: threading.Event
+    """The core lets the trainer run."""
+    address: str
+
+
+@contextmanager
+def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, ...] = ()) -> Iterator[Side]:
+    """A learner for this task and a network that exchanges its weights; the network ends with the block."""
+    fragments = slices(len(task.theta), manifest.outer.fragments)
+    chosen = codec.get(manifest.codec.name, manifest.codec.block_size)
+    learner = Learner(task, learner_rules(manifest), fragments, chosen, MemoryLog())
+    identity = Identity.load_or_create(key)
+    signed = SignedManifest(manifest, "")  # nobody is shown it
+    core = Peer(identity.peer_id, swarm_rules(signed, learner), Random(0))
+    notebook, begun = MemoryLog(), threading.Event()
+    cache = PeerCache(key.with_suffix(".peers"))
+    with NetworkThread() as thread, ThreadPoolExecutor(CODEC_THREADS) as pool:
+
+        async def work(function: Callable[..., Any], *arguments: Any) -> Any:
+            return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
+
+        connection = Connection(identity, signed.run_id, bootstraps, cache, notebook, local=True)
+        thread.call(connection.start())
+        shore = Shore(
+            transport=connection,
+            directory=connection,
+            notebook=notebook,
+            clock=time.monotonic,
+            sign=connection.sign,
+            live_until=live_until,
+            begin_training=begun.set,
+            work=work,
+        )
+        driver = Driver(core, learner, shore)
+        running = thread.submit(driver.run())
+        try:
+            yield Side(learner, core, driver, begun, connection.addresses[0])
+        finally:
+            running.cancel()
+            thread.call(connection.close())
+
+
+# --- both -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Couple:
+    """Our side, and the pipe through which the partner hears of outer steps."""
+
+    ours: Side
+    partner: subprocess.Popen[str]
+    taken_in: int = 0
+    """Displacements that our trainer applied so far."""
+
+    def advance(self) -> None:
+        """One inner step of ours, after what is ready was taken in."""
+        self._tell(self.ours.learner.advance())
+
+    def exchange(self) -> None:
+        """Let the exchanges of one outer step be due on both sides."""
+        learner = self.ours.learner
+        self.ours.driver.post(OuterStepDone(learner.step, learner.progress))
+        assert self.partner.stdin is not None
+        self.partner.stdin.write(json.dumps([learner.step, learner.progress]) + "\n")
+        self.partner.stdin.flush()
+
+    def settle(self) -> None:
+        """Wait until no exchange is under way."""
+        counted, since = -1, time.monotonic()
+        while time.monotonic() - since < QUIET_S:
+            self._tell(self.ours.learner.settle(wait_s=0.1))
+            counters = self.ours.core.counters
+            now = self.taken_in + counters.exchanges_ok + counters.exchanges_failed + counters.offers_refused
+            if now != counted:
+                counted, since = now, time.monotonic()
+
+    def _tell(self, events: list[Event]) -> None:
+        """The core hears of displacements at once, of outer steps in ``exchange`` alone."""
+        for event in events:
+            if not isinstance(event, OuterStepDone):
+                self.taken_in += 1
+                self.ours.driver.post(event)
+
+
+@contextmanager
+def couple(preset_name: str, changes: Mapping[str, Any], folder: Path) -> Iterator[Couple]:
+    """Two peers that know each other. The block runs on the trainer's core; everything ends with it."""
+    manifest = manifest_of(preset_name, changes)
+    with on_core(trainer=False):
+        command = [sys.executable, "-m", "bench.couple", preset_name, json.dumps(changes), str(folder / "partner.key")]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as partner:
+            assert partner.stdin is not None
+            assert partner.stdout is not None
+            try:
+                address = json.loads(partner.stdout.readline())
+                task = language_model_task(manifest)
+                with side(manifest, task, folder / "trainer.key", (address,)) as ours:
+                    if not ours.begun.wait(BEGIN_DEADLINE_S):
+                        raise RuntimeError("the protocol core never let the trainer begin")
+                    with on_core(trainer=True):
+                        yield Couple(ours, partner)
+            finally:
+                partner.stdin.close()
+                partner.wait(30)
+
+
+class IdleTask:
+    """The partner's inner task: weights that nobody trains (``ports.InnerTask``)."""
+
+    def __init__(self, theta: Tensor) -> None:
+        self.theta = theta
+
+    def inner_step(self, progress: float) -> Any:
+        raise RuntimeError("the partner does not train")
+
+    def reset(self, warmup_steps: int) -> None:
+        """It has no optimizer."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """It has no state."""
+
+
+def be_partner(preset_name: str, changes: Mapping[str, Any], key: Path) -> None:
+    """Exchange whenever a line of our input names an outer step, until it ends."""
+    manifest = manifest_of(preset_name, changes)
+    task = IdleTask(flat_model(manifest.model, manifest.run.seed, torch.device("cpu")).theta)
+    over = threading.Event()
+    with side(manifest, task, key) as ours:
+
+        def listen() -> None:
+            for line in sys.stdin:
+                step, progress = json.loads(line)
+                ours.driver.post(OuterStepDone(step, progress))
+            over.set()
+            ours.learner.wake()
+
+        sys.stdout.write(json.dumps(ours.address) + "\n")
+        sys.stdout.flush()
+        threading.Thread(target=listen, daemon=True).start()
+        while not over.is_set():
+            for event in ours.learner.settle(wait_s=60.0):
+                ours.driver.post(event)
+
+
+if __name__ == "__main__":
+    be_partner(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]))

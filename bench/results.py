@@ -1,0 +1,86 @@
+"""Writes measured figures into ``docs/RESULTS.md``, between the marks that it carries for them.
+
+    python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json …]
+
+Each part is replaced as a whole; what no file is named for, or what does not exist, stays as it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.table import markdown, rows
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "RESULTS.md"
+FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
+
+
+@click.command()
+@click.option("--bench", type=FILE, help="What `python -m bench` wrote.")
+@click.option("--demo", "demos", multiple=True, type=FILE, help="A testnet's summary.json; one per seed.")
+def main(bench: Path | None, demos: tuple[Path, ...]) -> None:
+    """Write measured figures into docs/RESULTS.md."""
+    text = DOCUMENT.read_text(encoding="utf-8")
+    if bench is not None:
+        text = replaced(text, "bench", bench_lines(json.loads(bench.read_bytes())))
+    if demos:
+        text = replaced(text, "demo", demo_lines([json.loads(each.read_bytes()) for each in demos]))
+    DOCUMENT.write_text(text, encoding="utf-8")
+    click.echo(f"{DOCUMENT}: written")
+
+
+def replaced(text: str, part: str, lines: Sequence[str]) -> str:
+    """The document with what stands between a part's two marks replaced. ValueError when it lacks them."""
+    begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+    head, opened, rest = text.partition(begin)
+    _, closed, tail = rest.partition(end)
+    if not opened or not closed:
+        raise ValueError(f"the document has no marks {begin} … {end}")
+    return "\n".join([f"{head}{begin}", "", *lines, "", f"{end}{tail}"])
+
+
+def bench_lines(document: Mapping[str, Any]) -> list[str]:
+    """The table of figures, and where it comes from."""
+    each = document["environment"]
+    where = (
+        f"{each['machine']}; Python {each['python']}, torch {each['torch']}; {each['date']}; commit {each['commit']}."
+    )
+    return [where, "", *markdown(rows(document["figures"]))]
+
+
+def demo_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A line for each demo run."""
+    lines = [
+        f"{summaries[0]['machine']}; {summaries[0]['date']}.",
+        "",
+        "| seed | averaged loss | solo loss | ratio | disagreement | after the final gossip "
+        "| fewest exchanges | blocked most | seconds |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    return lines + [_demo_line(each) for each in sorted(summaries, key=lambda each: int(each["seed"]))]
+
+
+def _demo_line(summary: Mapping[str, Any]) -> str:
+    averaged, solo = summary["averaged_val_loss"], summary["solo_val_loss"]
+    peers = summary["peers"]
+    cells = [
+        str(summary["seed"]),
+        f"{averaged:.4f}",
+        f"{solo:.4f}",
+        f"{averaged / solo:.3f}",
+        f"{100 * summary['disagreement']:.2f} %",
+        f"{100 * summary['final_disagreement']:.2f} %",
+        str(min(each["exchanges_ok"] for each in peers)),
+        f"{100 * max(each['blocked_fraction'] for each in peers):.2f} %",
+        f"{summary['wall_s']:.0f}",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,184 @@
+"""README's commands run. Blocks fenced as ``sh tested`` are executed in order of need, with three changes:
+
+- the swarm is on this machine alone (``--local``), and HOME is a temporary directory;
+- the link and the home that stand there as examples are replaced by the real ones;
+- a testnet trains for a few seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.manifest import JoinLink
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```sh([^\n]*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+DEADLINE_S = 120.0
+"""For each thing that is waited for. Generous: it bounds a hanging test, it measures nothing."""
+
+
+def commands(tested: bool) -> list[list[str]]:
+    """Every command line of the blocks that are marked so, or of those that are not, without comments."""
+    chosen = [block for info, block in BLOCKS if (info.strip() == "tested") is tested]
+    return [words for block in chosen for line in block.splitlines() if (words := shlex.split(line, comments=True))]
+
+
+def command(*begins: str) -> list[str]:
+    """README's one tested command that begins so."""
+    found = [words for words in commands(tested=True) if words[1 : 1 + len(begins)] == list(begins)]
+    assert len(found) == 1, f"README has {len(found)} tested commands that begin with {begins}"
+    return found[0]
+
+
+def test_every_command_of_ours_is_tested() -> None:
+    names = sorted(words[1] for words in commands(tested=True))
+    assert all(words[0] == "p2ptrain" for words in commands(tested=True))
+    assert names == ["bootstrap", "export", "generate", "init", "invite", "peer", "peer", "sign", "testnet"]
+    assert all(words[0] in ("make", ".") for words in commands(tested=False))
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {each for _, block in BLOCKS for each in re.findall(r"^make (\w+)", block, flags=re.MULTILINE)}
+    assert targets == {"demo", "install", "test", "check", "bench"}
+    for each in targets:
+        assert re.search(rf"^{each}:", makefile, flags=re.MULTILINE), f"the Makefile has no target {each}"
+
+
+@dataclass(slots=True)
+class Running:
+    """A command that goes on until it is stopped."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def wait_for(self, is_so: Callable[[], bool], what: str) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while not is_so():
+            assert self.process.poll() is None, f"it ended while {what} was awaited:\n{self.log.read_text()}"
+            assert time.monotonic() < deadline, f"{what} never came:\n{self.log.read_text()}"
+            time.sleep(0.1)
+
+    def stop(self) -> None:
+        """One Ctrl+C: it ends well."""
+        self.process.send_signal(signal.SIGINT)
+        status = self.process.wait(DEADLINE_S)
+        assert status == 0, self.log.read_text()
+
+
+@dataclass(slots=True)
+class Shell:
+    """A user's shell: a directory, a HOME, and the virtual environment on the PATH."""
+
+    folder: Path
+    started: list[Running]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        own = {
+            "HOME": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "OMP_NUM_THREADS": "1",
+        }
+        return {**os.environ, **own}
+
+    def run(self, words: list[str]) -> str:
+        """Run a command to its end; what it printed."""
+        done = subprocess.run(
+            words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=2 * DEADLINE_S
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    def start(self, words: list[str]) -> Running:
+        log = self.folder / f"{len(self.started)}.log"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                words, cwd=self.folder, env=self.environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        self.started.append(Running(process, log))
+        return self.started[-1]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    made = Shell(tmp_path, [])
+    try:
+        yield made
+    finally:
+        for each in made.started:
+            if each.process.poll() is None:
+                each.process.terminate()
+        for each in made.started:
+            try:
+                each.process.wait(30)
+            except subprocess.TimeoutExpired:
+                each.process.kill()
+                each.process.wait()
+
+
+def notes(home: Path, kind: str) -> int:
+    """How often a peer has noted something."""
+    try:
+        lines = (home / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return 0
+    return sum(json.loads(line)["kind"] == kind for line in lines if line.endswith("}"))
+
+
+@pytest.mark.net
+@pytest.mark.timeout(600)
+def test_the_commands_run(shell: Shell) -> None:
+    shell.run(command("init"))
+    assert "run" in shell.run(command("sign"))
+    bootstrap = shell.start([*command("bootstrap"), "--local"])
+    link_file = shell.folder / "my-run" / "bootstrap" / "join-link.txt"
+    bootstrap.wait_for(link_file.exists, "the join link")
+    link = JoinLink.parse(link_file.read_text(encoding="utf-8"))
+
+    join = [word for word in commands(tested=True) if word[1] == "peer" and word[2].startswith("p2ptrain://")]
+    assert len(join) == 1
+    first = shell.start(["p2ptrain", "peer", str(link), "--local"])
+    home = shell.folder / ".p2ptrain" / link.run_id[:12]
+    first.wait_for(lambda: notes(home, "progress") > 0, "training")
+    first.stop()
+
+    def at_home(words: list[str]) -> list[str]:
+        """README's example of a home, made real."""
+        real = [str(home) if word.startswith("~/.p2ptrain/") else word for word in words]
+        assert real != words
+        return real
+
+    second = shell.start([*at_home(command("peer", "--home")), "--local"])
+    second.wait_for(lambda: notes(home, "resumed") > 0 and notes(home, "started") > 1, "resuming")
+    invited = JoinLink.parse(shell.run(at_home(command("invite"))))
+    assert invited.run_id == link.run_id
+    assert link.addresses[0] in invited.addresses
+    second.stop()
+    bootstrap.stop()
+
+    shell.run(at_home(command("export")))
+    assert (shell.folder / "my-model" / "config.json").exists()
+    generate = at_home(command("generate"))
+    assert shell.run([*generate, "--tokens", "5"]).startswith(generate[-1])
+
+    testnet = command("testnet")
+    seconds = testnet.index("--seconds") + 1
+    printed = shell.run([*testnet[:seconds], "15", *testnet[seconds + 1 :], "--no-solo"])
+    assert "Disagreement of the peers" in printed
+    assert json.loads((shell.folder / "out" / "my-testnet" / "summary.json").read_bytes())["passed"]
