@@ -1,0 +1,43 @@
+# p2ptrain: `make demo` trains a swarm on this machine, `make test` tests it. Everything lands in .venv and out.
+
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+OUT    := out/demo
+
+.PHONY: help demo test check bench install clean
+.DEFAULT_GOAL := help
+
+help:
+	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
+	@echo "make test    run all tests"
+	@echo "make check   lint, format and types"
+	@echo "make bench   the figures of docs/RESULTS.md on this machine"
+	@echo "make clean   remove .venv, out and caches"
+
+demo: $(STAMP)
+	$(BIN)/p2ptrain testnet --preset demo --out $(OUT)
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy p2ptrain peer bootstrap
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+install: $(STAMP)
+
+# Installed once, and again when the pins or the package's description change.
+$(STAMP): setup.cfg pyproject.toml constraints.txt .ci/venv
+	.ci/venv $(VENV)
+	@echo 'installing p2ptrain and what it needs into $(VENV); torch is large, the first time takes minutes'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) out build .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,241 @@
+"""The bootstrap program: one node, the manifest service, and a watch on who is here.
+
+Everything runs on one uvloop in the main thread. The home holds::
+
+    HOME/identity.key     the peer id in every join link; keep it
+    HOME/join-link.txt    the link that was printed last
+    HOME/peers.json       who was here, to find the swarm again after a restart
+    HOME/lock             held while we live
+
+Who closes what: ``run`` holds the lock, ``_attend`` closes the transport, ``_stay_up`` the node. p2pd may die: it is
+started again, on the same ports, so that the link that was passed on stays good. SIGINT or SIGTERM ends us cleanly, a
+second one at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvloop
+from filelock import FileLock, Timeout
+
+from bootstrap import words
+from p2ptrain.errors import HomeError, NetworkError, UserError
+from p2ptrain.ids import short
+from p2ptrain.manifest import JoinLink, SignedManifest, load_run
+from p2ptrain.net.address import with_peer
+from p2ptrain.net.directory import DhtDirectory, PeerCache
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.manifest_service import serve_manifest
+from p2ptrain.net.node import Node
+
+LOOKUP_EVERY_S = 3.0
+"""How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
+STATUS_EVERY_S = 60.0
+"""How often everyone is listed while nobody comes or goes. A guess."""
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
+"""Before p2pd is started again: doubling between the two. Guesses."""
+CALM_S = 300.0
+"""A p2pd that ran so long starts with the first pause again. A guess."""
+
+Say = Callable[[str, str], None]
+"""Show one line: its tag and its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What this machine's owner chose."""
+
+    run: Path
+    """The run's directory, with its signed manifest."""
+    home: Path
+    listen: tuple[str, ...]
+    announce: tuple[str, ...]
+    """Empty: our own addresses."""
+    local: bool
+    """A swarm on this machine alone."""
+
+
+def run(place: Place, say: Say) -> None:
+    """Serve the run until a signal. Raises UserError for everything its owner can mend."""
+    signed = load_run(place.run)
+    with _locked(place.home):
+        identity = Identity.load_or_create(place.home / "identity.key")
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_stay_up(place, signed, identity, say))
+
+
+async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say: Say) -> None:
+    """A node for as long as nobody asks us to stop, however often p2pd dies."""
+    stop = _stop_event(say)
+    cache = PeerCache(place.home / "peers.json")
+    say("bootstrap", f"run {signed.manifest.run.name}, {short(signed.run_id)}; we are {identity.peer_id}")
+    node = await _start(place, place.listen, signed, identity, cache)  # the owner's mistakes show here, and end us
+    try:
+        addresses = words.link_addresses(node.addresses, place.announce, place.local)
+        link = JoinLink(signed.run_id, tuple(with_peer(each, identity.peer_id) for each in addresses))
+        _write_link(place.home / "join-link.txt", link)
+        for line in words.join_lines(link, place.local):
+            say("join", line)
+        listen = settled(place.listen, await node.daemon.own_addresses())
+        pause_s = FIRST_PAUSE_S
+        while not stop.is_set():
+            began = asyncio.get_running_loop().time()
+            await _attend(node, signed, cache, say, stop)
+            await node.close()
+            if asyncio.get_running_loop().time() - began > CALM_S:
+                pause_s = FIRST_PAUSE_S
+            while not stop.is_set():
+                say("bootstrap", f"p2pd ended; starting it again in {pause_s:.0f} s")
+                await _first_of(stop.wait(), asyncio.sleep(pause_s))
+                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+                try:
+                    node = await _start(place, listen, signed, identity, cache)
+                except (UserError, NetworkError) as error:
+                    say("bootstrap", f"it does not start: {' '.join(str(error).split())}")
+                    continue
+                say("bootstrap", "back; the join link is the same")
+                break
+    finally:
+        await node.close()
+    say("bootstrap", "stopped")
+
+
+async def _start(
+    place: Place, listen: Sequence[str], signed: SignedManifest, identity: Identity, cache: PeerCache
+) -> Node:
+    return await Node.start(
+        identity,
+        signed.run_id,
+        listen=listen,
+        announce=place.announce,
+        known=cache.load(signed.run_id),
+        local=place.local,
+    )
+
+
+async def _attend(node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event) -> None:
+    """Serve the manifest and watch the swarm until we are stopped or p2pd dies."""
+    try:
+        transport = await serve_manifest(node, signed.to_bytes())
+    except NetworkError:  # p2pd is gone already
+        return
+    try:
+        watch = _watch(node, signed.manifest.run.tokens_per_peer, cache, say)
+        await _first_of(stop.wait(), node.died(), watch)
+    finally:
+        await transport.close()
+
+
+async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -> None:
+    """Tell of peers that come and go, and remember where they are. Survives NetworkError."""
+    loop = asyncio.get_running_loop()
+    directory = DhtDirectory(node.dht, node.run)
+    before: words.View = {}
+    told_at = loop.time()
+    say("peers", words.status_line(before, tokens_per_peer))
+    while True:
+        await asyncio.sleep(LOOKUP_EVERY_S)
+        try:
+            now = words.living(await directory.lookup()) if node.has_company else {}
+        except NetworkError:  # nobody answers just now: what was known is as good as anything
+            continue
+        lines = words.news(before, now, tokens_per_peer)
+        if lines:
+            _remember(node, cache, now, say)
+        for line in lines:
+            say("peers", line)
+        if (lines and len(now) > 1) or (now and loop.time() - told_at > STATUS_EVERY_S):
+            say("peers", words.status_line(now, tokens_per_peer))
+            told_at = loop.time()
+        before = now
+
+
+def _remember(node: Node, cache: PeerCache, now: words.View, say: Say) -> None:
+    node.learn(now.values())
+    try:
+        if now:  # the last to leave stay in the cache: they may come back
+            cache.save(now.values())
+    except OSError as error:
+        say("bootstrap", f"the list of peers could not be saved: {error.strerror}")
+
+
+def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
+    """The listening addresses with the ports that p2pd chose where they said 0: what it listens on after a restart."""
+
+    def fixed(wanted: str) -> str:
+        _, kind, host, transport, port = wanted.split("/")[:5]
+        actual = [each.split("/") for each in own]
+        ports = [each[4] for each in actual if each[1] == kind and (each[2] == host or host in ("0.0.0.0", "::"))]
+        return f"/{kind}/{host}/{transport}/{ports[0]}" if port == "0" and ports else wanted
+
+    return tuple(map(fixed, listen))
+
+
+def _stop_event(say: Say) -> asyncio.Event:
+    """Set by the first SIGINT or SIGTERM; a second one ends the process as if we had never asked to hear of it."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def stopped() -> None:
+        say("bootstrap", "leaving; once more to leave at once")
+        stop.set()
+        for each in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(each)
+            signal.signal(each, signal.SIG_DFL)
+
+    for each in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(each, stopped)
+    return stop
+
+
+async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one of them is done; end the others. A failure among them is ours too."""
+    tasks = [asyncio.ensure_future(each) for each in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    for task in done:
+        task.result()
+
+
+@contextlib.contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """The home, made where it is not there, held against other processes."""
+    lock = FileLock(home / "lock")
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise HomeError(
+            f"{home} is in use by another process.", "Stop that one, or choose another directory with --home."
+        ) from None
+    except OSError as error:
+        raise HomeError(
+            f"The home {home} cannot be written: {error.strerror}.", "Choose a directory of your own with --home."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write_link(path: Path, link: JoinLink) -> None:
+    """Whole or not at all: other programs wait for this file."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    try:
+        temporary.write_text(f"{link}\n", encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error

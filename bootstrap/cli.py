@@ -1,0 +1,41 @@
+"""``p2ptrain bootstrap``: the command line of the bootstrap."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import click
+
+PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
+"""One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
+LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
+
+
+@click.command(short_help="Be a run's well-known entry point; prints the join link.")
+@click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--listen", multiple=True, metavar="MULTIADDR", help=f"Where to listen; else {PUBLIC_LISTEN}.")
+@click.option(
+    "--announce",
+    multiple=True,
+    metavar="MULTIADDR",
+    help="What to tell others instead: the public side of a forwarded port, /ip4/PUBLIC_IP/tcp/PORT.",
+)
+@click.option(
+    "--home", type=click.Path(file_okay=False, path_type=Path), help="Identity and join link; else RUN/bootstrap."
+)
+@click.option("--local", is_flag=True, help="A swarm on this machine alone: any free port of the loopback.")
+def bootstrap(run: Path, listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None, local: bool) -> None:
+    """Be the entry point of the signed run in the directory RUN, until Ctrl+C.
+
+    Prints the command that others join with, then a line whenever a peer comes or goes.
+    """
+    logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
+    from bootstrap import app
+
+    default = LOCAL_LISTEN if local else PUBLIC_LISTEN
+    app.run(app.Place(run, home or run / "bootstrap", listen or (default,), announce, local), _say)
+
+
+def _say(tag: str, text: str) -> None:
+    click.echo(f"[{tag}] {text}")

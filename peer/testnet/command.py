@@ -1,0 +1,157 @@
+"""``p2ptrain testnet``: options in, exit status out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shlex
+import shutil
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from p2ptrain.errors import UserError
+from p2ptrain.manifest import PRESETS, parameter_count
+from peer.testnet import report as reports
+from peer.testnet.conduct import Ending, Means, conduct
+from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
+from peer.testnet.report import Report
+from peer.testnet.watch import Watch
+
+EXIT_FAILED = 1
+PLAIN_WIDTH = 120
+"""Columns of a table that goes to a file, which has no width of its own."""
+FILE = click.Path(dir_okay=False, path_type=Path)
+
+
+@click.command(short_help="Run a whole swarm on this machine and compare it to one peer.")
+@click.option("--preset", default="demo", show_default=True, help=f"What to train: {', '.join(PRESETS)}.")
+@click.option("--manifest", type=click.Path(path_type=Path), help="Instead: a manifest.toml or a run's directory.")
+@click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="How many peers.")
+@click.option("--seconds", type=click.FloatRange(min=1.0), help="Stop after so much training; else at the run's end.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("out/demo"),
+    show_default=True,
+    help="Where everything goes; an earlier testnet there is replaced.",
+)
+@click.option("--no-solo", is_flag=True, help="No run on one peer to compare with.")
+@click.option("--seed", type=click.IntRange(min=0), help="Instead of the manifest's run.seed.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process.")
+@click.option("--data", type=FILE, metavar="FILE", help="The corpus, when the manifest names one by its digest.")
+@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
+def testnet(
+    preset: str,
+    manifest: Path | None,
+    peers: int,
+    seconds: float | None,
+    out: Path,
+    no_solo: bool,
+    seed: int | None,
+    threads: int,
+    data: Path | None,
+    tokenizer: Path | None,
+) -> int:
+    """Train a whole swarm on this machine, and the same run on one peer alone; then compare.
+
+    One bootstrap and some peers, each its own process, meet over libp2p on the loopback. Exits 1 when a peer did not
+    learn, made no exchange or crashed. Ctrl+C stops everything.
+    """
+    chosen = chosen_manifest(preset, manifest)
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    means = Means(threads, data, tokenizer)
+    with claimed(out):
+        plan = lay_out(out, chosen, peers, not no_solo, seed)
+        with Watch(plan.trainers, console) as watch:
+            watch.say(_opening(plan))
+            ending = _conducted(plan, means, seconds, watch)
+        report = _report(plan, means, ending, console)
+        plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        _show(report, plan, console)
+    return EXIT_FAILED if report.failures else 0
+
+
+def _opening(plan: Plan) -> str:
+    manifest = plan.signed.manifest
+    solo = " and a solo run to compare with" if plan.solo else ""
+    return (
+        f"{len(plan.peers)} peers{solo}; model of {parameter_count(manifest.model):,} parameters, "
+        f"{manifest.run.tokens_per_peer:,} tokens per peer; everything goes to {plan.out}"
+    )
+
+
+def _conducted(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> Ending:
+    """``conduct`` in a loop of its own. SIGTERM stops it as Ctrl+C does: children first, then KeyboardInterrupt."""
+
+    async def interruptible() -> Ending:
+        task = asyncio.current_task()
+        assert task is not None  # asyncio.run made it
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await conduct(plan, means, seconds, watch)
+
+    try:
+        return asyncio.run(interruptible())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        watch.say("interrupted; everything is stopped")
+        raise KeyboardInterrupt from None
+
+
+def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Report:
+    """Read what the trainers left, and average it."""
+    measured, unmeasured = None, ""
+    if not ending.troubles:
+        with console.status("averaging the peers' models"):
+            from peer.testnet.measure import measure
+
+            try:
+                homes = [each.home for each in plan.peers]
+                measured = measure(plan.signed, homes, means.threads, means.data, means.tokenizer)
+            except UserError as error:
+                unmeasured = error.problem
+    return Report(
+        peers=tuple(reports.outcome(each.name, each.home.summary) for each in plan.peers),
+        solo=reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None,
+        ending=ending,
+        measured=measured,
+        unmeasured=unmeasured or "the testnet was ended early",
+        seed=plan.signed.manifest.run.seed,
+        date=datetime.now(UTC).isoformat(timespec="seconds"),
+        machine=reports.machine(),
+    )
+
+
+def _show(report: Report, plan: Plan, console: Console) -> None:
+    console.print(reports.table(report))
+    for line in reports.comparison(report):
+        console.print(line, markup=False, soft_wrap=True)
+    if report.measured is not None:
+        console.rule("the averaged model writes", style="dim")
+        console.print(report.measured.sample, markup=False, soft_wrap=True)
+        console.rule(style="dim")
+    console.print(f"{report.ending.wall_s:.0f} s; figures in {plan.summary}", markup=False, soft_wrap=True)
+    if report.failures:
+        console.print("FAILED:", style="bold red")
+        for failure in report.failures:
+            console.print(f"- {failure}", markup=False, soft_wrap=True)
+        console.print(f"What each process printed: {plan.out}/*/output.log", markup=False, soft_wrap=True)
+        return
+    console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Now try:", markup=False, soft_wrap=True)
+    for line in reports.next_steps(shlex.quote(_our_command()), plan.out):
+        console.print(f"  {line}", markup=False, soft_wrap=True)
+
+
+def _our_command() -> str:
+    """How the owner's shell finds this p2ptrain: by its name, or in the virtual environment that nobody activated."""
+    ours = Path(sys.executable).parent / "p2ptrain"
+    found = shutil.which("p2ptrain")
+    if found is not None and Path(found).absolute() == ours.absolute():
+        return "p2ptrain"
+    return os.path.relpath(ours) if ours.is_relative_to(Path.cwd()) else str(ours)

@@ -1,0 +1,69 @@
+"""The averaged model of a testnet: how good it is, how far the peers are apart, and what it writes.
+
+Legend: P parameters, N peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from p2ptrain import checkpoint
+from p2ptrain.data import open_corpus
+from p2ptrain.errors import HomeError
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.train import Sampling, generate_text, validation_loss
+from peer.home import Home, cache_directory
+from peer.model import mean, model_of
+from peer.testnet.report import Measured
+
+HELD_OUT_TOKENS = 65_536
+"""Read for the averaged model's loss: as many as the peers read for their own (``peer.record``)."""
+SAMPLE_TOKENS = 400
+"""A few lines of bytes. A guess at what people like to look at."""
+PROMPT = "\n"
+
+
+def measure(
+    signed: SignedManifest,
+    homes: Sequence[Home],
+    threads: int,  # of torch: a pool for every core spins where the machine has other work
+    data: Path | None = None,  # the corpus, when the manifest names one by digest
+    tokenizer: Path | None = None,  # the same for a tokenizer.json
+) -> Measured:
+    """Average the peers and measure. Raises UserError where a home holds no weights that fit."""
+    torch.set_num_threads(threads)
+    trained = [_weights(home.trained, home.checkpoints) for home in homes]
+    final = [_weights(home.checkpoints) for home in homes]
+    model = model_of(signed, mean(trained))
+    corpus = open_corpus(signed.manifest, cache_directory(), data, tokenizer)
+    return Measured(
+        averaged_val_loss=validation_loss(model.module, corpus, HELD_OUT_TOKENS),
+        disagreement=disagreement(trained),
+        final_disagreement=disagreement(final),
+        sample=generate_text(model.module, corpus.tokenizer, PROMPT, SAMPLE_TOKENS, Sampling()).strip(),
+    )
+
+
+def disagreement(
+    weights: Sequence[Tensor],  # N of [P]
+) -> float:
+    """Mean over the peers of ||x_i - mean|| / ||mean||."""
+    middle = mean(weights)
+    distances = [torch.linalg.vector_norm(each - middle) for each in weights]
+    return float(torch.stack(distances).mean() / torch.linalg.vector_norm(middle))
+
+
+def _weights(*directories: Path) -> Tensor:
+    """[P] the slow weights of the newest whole checkpoint in the first directory that has one.
+
+    A peer that was stopped early has no ``trained``: what it saved when it stopped stands for that.
+    """
+    for directory in directories:
+        found = checkpoint.load_latest(directory).checkpoint
+        if found is not None:
+            return found.tensors["slow"]
+    raise HomeError(f"{directories[-1].parent} holds no whole checkpoint.", "Its output.log says why.")

@@ -1,0 +1,189 @@
+"""What lies where in a testnet's directory, and how a fresh one is made.
+
+::
+
+    OUT/run/         the swarm's run: manifest.toml, run.key, manifest.signed
+    OUT/solo-run/    the same run with recipe ``local``
+    OUT/bootstrap/   the bootstrap's home
+    OUT/peer-1/ …    the peers' homes, each with the process's output.log
+    OUT/solo/        the home of the peer that trains alone
+    OUT/summary.json
+    OUT/.p2ptrain-testnet    marks OUT as ours to replace, and is locked while a testnet runs
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import (
+    MANIFEST_FILE,
+    SIGNED_FILE,
+    Manifest,
+    SignedManifest,
+    create_run,
+    load_run,
+    parse_toml,
+    preset,
+    render_toml,
+    sign_run,
+    with_changes,
+)
+from p2ptrain.net.identity import Identity
+from p2ptrain.recipes import RECIPES
+from peer.home import Home
+
+MARKER = ".p2ptrain-testnet"
+SOLO_CHANGES: Mapping[str, Any] = {"outer.recipe": "local", "outer.exchanges_per_step": 0}
+"""What turns a run into its solo twin: plain AdamW, the same data, schedule and initial weights."""
+
+_NO_AUTHOR = "00" * 32
+
+
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """One process that trains."""
+
+    name: str
+    home: Home
+    peer_id: PeerId
+
+    @property
+    def log(self) -> Path:
+        """What the process printed."""
+        return self.home.path / "output.log"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A testnet that is laid out on disk and ready to start."""
+
+    out: Path
+    signed: SignedManifest
+    peers: tuple[Trainer, ...]
+    solo: Trainer | None
+
+    @property
+    def run(self) -> Path:
+        return self.out / "run"
+
+    @property
+    def bootstrap(self) -> Path:
+        return self.out / "bootstrap"
+
+    @property
+    def summary(self) -> Path:
+        return self.out / "summary.json"
+
+    @property
+    def trainers(self) -> tuple[Trainer, ...]:
+        return (*self.peers, self.solo) if self.solo else self.peers
+
+
+def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
+    """What to train: a preset, or the manifest of a file or a run's directory. Raises ManifestError."""
+    manifest = preset(preset_name, _NO_AUTHOR) if source is None else _read(source)
+    recipe = RECIPES[manifest.outer.recipe]
+    if not recipe.exchanges:
+        raise ManifestError(
+            f"outer.recipe: {recipe.name} exchanges nothing, so its peers are no swarm.",
+            "Choose a manifest whose recipe exchanges; the testnet makes the solo run by itself.",
+        )
+    return manifest
+
+
+def _read(source: Path) -> Manifest:
+    if source.is_dir():
+        path = source / MANIFEST_FILE
+        if not path.exists():
+            return load_run(source).manifest
+    else:
+        path = source
+    try:
+        return parse_toml(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ManifestError(f"Cannot read {path}: {error}.", "Name a manifest.toml or a run's directory.") from error
+
+
+@contextlib.contextmanager
+def claimed(out: Path) -> Iterator[None]:
+    """OUT for us alone, emptied of an earlier testnet. Raises HomeError when what lies there is not a testnet's."""
+    marker = out / MARKER
+    try:
+        if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise HomeError(
+                f"{out} exists and holds something else than a testnet.",
+                "Choose another directory with --out; only the results of an earlier testnet are replaced.",
+            )
+        out.mkdir(parents=True, exist_ok=True)
+        lock = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise _unwritable(out, error) from error
+    try:
+        _lock(lock, out)
+        _empty(out, marker)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _empty(out: Path, marker: Path) -> None:
+    try:
+        for entry in out.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            elif entry != marker:
+                entry.unlink()
+    except OSError as error:
+        raise _unwritable(out, error) from error
+
+
+def _lock(handle: int, out: Path) -> None:
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise HomeError(
+            f"Another testnet runs in {out}.", "Wait for it, stop it, or choose another directory with --out."
+        ) from None
+
+
+def lay_out(out: Path, manifest: Manifest, peers: int, solo: bool, seed: int | None) -> Plan:
+    """A fresh run with a key of its own, its solo twin, and a home with an identity for everyone. Raises UserError."""
+    changes = {} if seed is None else {"run.seed": seed}
+    signed = _write_run(out / "run", manifest, changes)
+    alone = None
+    if solo:
+        twin = _write_run(out / "solo-run", signed.manifest, SOLO_CHANGES)
+        alone = _trainer(out, "solo")
+        alone.home.write(alone.home.path / SIGNED_FILE, twin.to_bytes())
+    return Plan(out, signed, tuple(_trainer(out, f"peer-{number}") for number in range(1, peers + 1)), alone)
+
+
+def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) -> SignedManifest:
+    created = create_run(directory, "demo")  # for its key; the manifest is the chosen one
+    own = with_changes(manifest, {"run.public_key": created.run.public_key, **changes})
+    try:
+        (directory / MANIFEST_FILE).write_text(render_toml(own), encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    return sign_run(directory).signed
+
+
+def _trainer(out: Path, name: str) -> Trainer:
+    """The identity is made here, so that the display can tell names and not only ids."""
+    home = Home(out / name)
+    return Trainer(name, home, Identity.load_or_create(home.identity).peer_id)
+
+
+def _unwritable(place: Path, error: OSError) -> HomeError:
+    return HomeError(
+        f"{place} cannot be written: {error.strerror}.", "Free some space there, or choose another place with --out."
+    )

@@ -1,0 +1,92 @@
+"""Children of a testnet: processes that write to a log, outlive no one, and are ended by their own ids alone.
+
+Each runs in a session of its own, so that Ctrl+C in the terminal reaches the testnet and not them: it stops them in
+order. On Linux they also get SIGTERM when the testnet dies by SIGKILL (parent-death signal, prctl(2)): they save and
+leave as if their owner had asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_LAUNCHER = """
+import os, sys
+os.setsid()
+if sys.platform == "linux":
+    import ctypes, signal
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG survives the exec
+    if os.getppid() != int(sys.argv[1]):
+        sys.exit("our parent is gone")
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """A process that we started."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    log: Path
+    ended: asyncio.Task[int]
+    """Done when the process is; its exit status, negative for the signal that ended it."""
+
+    @property
+    def status(self) -> int | None:
+        """None while it runs."""
+        return self.ended.result() if self.ended.done() else None
+
+    def terminate(self) -> None:
+        """Ask it to save and leave."""
+        if self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+
+
+async def start(name: str, module: str, arguments: Sequence[str], log: Path, threads: int) -> Child:
+    """Run ``python -m module arguments`` with so many threads of torch; everything it prints goes to ``log``."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), sys.executable, "-m", module, *arguments]
+    with log.open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env=_environment(os.environ, threads),
+        )
+    return Child(name, process, log, asyncio.ensure_future(process.wait()))
+
+
+async def stop(children: Collection[Child], grace_s: float) -> None:
+    """End all of them: SIGTERM, and SIGKILL for those that are still there after the grace. Cancelled: at once."""
+    try:
+        for child in children:
+            child.terminate()
+        if running := [child.ended for child in children if not child.ended.done()]:
+            await asyncio.wait(running, timeout=grace_s)
+    finally:
+        for child in children:
+            if child.process.returncode is None:
+                child.process.kill()
+    if children:
+        await asyncio.wait([child.ended for child in children])
+
+
+def last_words(log: Path, lines: int = 6) -> str:
+    """The end of what a process printed: where its error is."""
+    try:
+        text = log.read_bytes()[-8192:].decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-lines:])
+
+
+def _environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
+    """Ours, with one pool of threads sized for several processes on this machine."""
+    return {**ours, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}

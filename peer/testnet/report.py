@@ -1,0 +1,261 @@
+"""The verdict on a testnet, ``summary.json`` and the closing table. Pure, and without torch.
+
+A swarm that silently trains alone looks fine in every loss curve, so it is failed here by name: each peer must have
+learned, and each must have exchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.table import Table
+
+from peer.lines import size
+
+if TYPE_CHECKING:
+    from peer.testnet.conduct import Ending
+
+LEARNED = 0.97
+"""A peer learned when its held-out loss fell below this share of the first. A guess: over the first 2 % of the demo it
+falls to .55 of it (our measurement), and the error of one loss is .01 nats."""
+
+
+HEADINGS = ("loss first", "-> last", "tokens", "tokens/s", "exchanges", "failed", "sent", "received", "blocked")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One trainer's figures, as its summary.json tells them."""
+
+    id: str
+    val_loss_first: float
+    val_loss_last: float
+    tokens: int
+    tokens_per_s: float
+    exchanges_ok: int
+    exchanges_failed: int
+    sent_bytes: int
+    received_bytes: int
+    blocked_fraction: float
+    outer_steps: int
+
+    @classmethod
+    def of(cls, summary: Mapping[str, Any]) -> Self:
+        """Raises KeyError where one is missing; a figure that was never measured is NaN."""
+        read = ((each.name, summary[each.name]) for each in fields(cls))
+        values: dict[str, Any] = {name: math.nan if value is None else value for name, value in read}
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one trainer."""
+
+    name: str
+    figures: Figures | None
+    """None: it wrote no summary."""
+    finished: bool = False
+    """It reached the run's end."""
+    why: str = ""
+    """Its own word on why it ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the average of the peers' models is worth."""
+
+    averaged_val_loss: float
+    """Nats a token, of the mean of the slow weights when training ended."""
+    disagreement: float
+    """Mean of ||x_i - mean|| / ||mean|| when training ended, before the final gossip."""
+    final_disagreement: float
+    """The same for the last checkpoints, after the final gossip."""
+    sample: str
+    """What the averaged model writes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything about a testnet that is over."""
+
+    peers: tuple[Outcome, ...]
+    solo: Outcome | None
+    ending: Ending
+    measured: Measured | None
+    """None: there was nothing to average."""
+    seed: int
+    date: str
+    machine: str
+    unmeasured: str = ""
+    """Why there was nothing to average."""
+
+    @property
+    def failures(self) -> list[str]:
+        """What was wrong, in plain words. None: this was a swarm, and it learned."""
+        found = list(self.ending.troubles)
+        for each in self.peers:
+            found += [f"{each.name} {fault}" for fault in _faults(each, self.ending)]
+            if each.figures is not None and each.figures.exchanges_ok == 0:
+                found.append(f"{each.name} made no exchange: it trained alone, and no swarm took part in it")
+        if self.solo is not None:
+            found += [f"{self.solo.name} {fault}" for fault in _faults(self.solo, self.ending)]
+        if self.measured is None:
+            found.append(f"the averaged model could not be measured: {self.unmeasured or 'no peer left any weights'}")
+        elif not math.isfinite(self.measured.averaged_val_loss):
+            found.append("the averaged model's loss is not a finite number")
+        return found
+
+    @property
+    def ratio(self) -> float | None:
+        """The averaged model's loss over the solo run's: below 1, training together paid."""
+        if self.measured is None or self.solo is None or self.solo.figures is None:
+            return None
+        return self.measured.averaged_val_loss / self.solo.figures.val_loss_last
+
+
+def outcome(name: str, summary: Path) -> Outcome:
+    """Read what a trainer left."""
+    try:
+        document = json.loads(summary.read_bytes())
+        return Outcome(name, Figures.of(document), bool(document["finished"]), str(document["why"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return Outcome(name, None)
+
+
+def _faults(each: Outcome, ending: Ending) -> list[str]:
+    """What went wrong with one trainer, its exchanges aside."""
+    if any(trouble.startswith(f"{each.name} ended") for trouble in ending.troubles):
+        return []  # told already, with its last words
+    status = ending.statuses.get(each.name)
+    if status is None:
+        return ["was never started"]
+    if status:
+        return [f"ended with status {status}"]
+    if each.figures is None:
+        return ["left no summary.json"]
+    first, last = each.figures.val_loss_first, each.figures.val_loss_last
+    found = []
+    if not last < LEARNED * first:  # NaN fails too
+        found.append(f"did not learn: its held-out loss went from {first:.3f} to {last:.3f}")
+    if not each.finished and not ending.cut_short and not ending.troubles:
+        found.append(f"stopped before the run's end: {each.why or 'it does not say why'}")
+    return found
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """What ``summary.json`` says; what was not measured is null."""
+    measured, solo = report.measured, report.solo
+    return _finite(
+        {
+            "passed": not report.failures,
+            "failures": report.failures,
+            "cut_short": report.ending.cut_short,
+            "peers": [asdict(each.figures) for each in report.peers if each.figures is not None],
+            "averaged_val_loss": measured.averaged_val_loss if measured else None,
+            "solo_val_loss": solo.figures.val_loss_last if solo and solo.figures else None,
+            "disagreement": measured.disagreement if measured else None,
+            "final_disagreement": measured.final_disagreement if measured else None,
+            "wall_s": round(report.ending.wall_s, 1),
+            "sample": measured.sample if measured else None,
+            "solo": asdict(solo.figures) if solo and solo.figures else None,
+            "seed": report.seed,
+            "machine": report.machine,
+            "date": report.date,
+        }
+    )
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no NaN: null stands for it."""
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def table(report: Report) -> Table:
+    """One row a trainer."""
+    shown = Table(title="held-out loss in nats a token")
+    shown.add_column("")
+    for heading in (
+        "loss first",
+        "-> last",
+        "tokens",
+        "tokens/s",
+        "exchanges",
+        "failed",
+        "sent",
+        "received",
+        "blocked",
+    ):
+        shown.add_column(heading, justify="right", no_wrap=True)
+    for each in (*report.peers, *([report.solo] if report.solo else [])):
+        shown.add_row(each.name, *_cells(each.figures))
+    return shown
+
+
+def _cells(figures: Figures | None) -> Sequence[str]:
+    if figures is None:
+        return ["no summary"]
+    return [
+        f"{figures.val_loss_first:.3f}",
+        f"{figures.val_loss_last:.3f}",
+        f"{figures.tokens:,}",
+        f"{figures.tokens_per_s:,.0f}",
+        str(figures.exchanges_ok),
+        str(figures.exchanges_failed),
+        size(figures.sent_bytes),
+        size(figures.received_bytes),
+        f"{100 * figures.blocked_fraction:.2f} %",
+    ]
+
+
+def comparison(report: Report) -> list[str]:
+    """The averaged model against the solo run, and how far the peers are apart."""
+    measured, solo = report.measured, report.solo
+    if measured is None:
+        return []
+    lines = [f"The peers' averaged model: held-out loss {measured.averaged_val_loss:.4f}"]
+    if solo is not None and solo.figures is not None and report.ratio is not None:
+        alone = "in the same time" if report.ending.cut_short else "on as many tokens as one peer reads"
+        lines[0] += f"; alone, {alone}: {solo.figures.val_loss_last:.4f} (ratio {report.ratio:.3f})"
+    lines.append(
+        f"Disagreement of the peers: {100 * measured.disagreement:.2f} % when training ended, "
+        f"{100 * measured.final_disagreement:.2f} % after the final gossip"
+    )
+    if report.ending.cut_short:
+        lines.append("Cut short by --seconds: the schedule did not end, so the losses compare only roughly.")
+    return lines
+
+
+def next_steps(command: str, out: Path) -> list[str]:
+    """What to type now; ``command`` is how this shell finds p2ptrain."""
+    home = out / "peer-1"
+    return [
+        f"{command} generate {home} 'To be, or not'",
+        f"{command} export {home} {out / 'exported'}    # for AutoModelForCausalLM.from_pretrained",
+        f"{command} init my-run && {command} sign my-run && {command} bootstrap my-run"
+        "    # a run of your own; it prints the command that others join with",
+    ]
+
+
+def machine() -> str:
+    """What this was measured on: processor, cores, system."""
+    return f"{_processor()}, {os.cpu_count()} cores, {platform.system()} {platform.machine()}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or "unknown processor"

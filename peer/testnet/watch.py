@@ -1,0 +1,184 @@
+"""What the children's event logs say, and the live display of it: bars on a terminal, tagged lines elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from p2ptrain.ids import PeerId, short
+from peer.testnet.plan import Trainer
+
+PLAIN_PERIOD_S = 10.0
+"""Without a terminal, a line per process this often: a log should be readable afterwards."""
+
+LAST_CHARACTERS = 48
+"""Of a trainer's last word beside its bar: one line each on a usual terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """How one trainer gets on, as far as its event log tells."""
+
+    begun: bool = False
+    fraction: float = 0.0
+    loss: float = math.nan
+    tokens_per_s: float = 0.0
+    exchanges: int = 0
+    last: str = "starting"
+    """The last thing worth a word."""
+
+
+def noted(view: View, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> View:
+    """The view after one more line of the event log."""
+    match note:
+        case {"kind": "progress"}:
+            return replace(
+                view,
+                begun=True,
+                fraction=float(note.get("fraction", view.fraction)),
+                loss=float(note.get("loss", view.loss)),
+                tokens_per_s=float(note.get("tokens_per_s", view.tokens_per_s)),
+                exchanges=int(note.get("exchanges_ok", view.exchanges)),
+                last="training" if view.last == "starting" else view.last,
+            )
+        case {"kind": "exchanged", "peer": str(partner)}:
+            said = f"exchanged with {_name(partner, names)}: {float(note.get('seconds', 0.0)):.1f} s"
+            return replace(view, exchanges=view.exchanges + 1, last=said)
+        case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
+            said = "skipped" if kind == "skipped" else "gave up on"
+            return replace(view, last=f"{said} {_name(partner, names)}: {note.get('why', '')}")
+        case {"kind": "started"}:
+            return replace(view, last="training")
+        case {"kind": "trained"}:
+            return replace(view, fraction=1.0, last="trained")
+        case {"kind": "finished"}:
+            return replace(view, last="finished")
+        case {"kind": "stopping"}:
+            return replace(view, last="saving and leaving")
+        case _:
+            return view
+
+
+def _name(peer: str, names: Mapping[PeerId, str]) -> str:
+    return names.get(PeerId(peer), short(peer))
+
+
+def described(view: View) -> str:
+    """``34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; exchanged with peer-2: 0.1 s``."""
+    if not view.begun:
+        return view.last
+    return (
+        f"{100 * view.fraction:.0f} %, loss {view.loss:.3f}, {view.tokens_per_s:,.0f} tokens/s, "
+        f"{view.exchanges} exchanges; {view.last}"
+    )
+
+
+@dataclass(slots=True)
+class Tail:
+    """The lines that a JSONL file has gained since the last look. A line is taken when it is whole."""
+
+    path: Path
+    _offset: int = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset)
+                raw = file.read()
+        except FileNotFoundError:
+            return []
+        whole = raw[: raw.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [note for line in whole.splitlines() if isinstance(note := _parsed(line), dict)]
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError:  # a full disk may have cut a line short
+        return None
+
+
+@dataclass(slots=True)
+class Watch:
+    """All trainers' views, and the screen. Use as a context manager; it leaves the terminal as it found it."""
+
+    trainers: Sequence[Trainer]
+    console: Console
+    views: dict[str, View] = field(init=False)
+    heard_at: float = field(init=False)
+    """When a trainer last noted anything, on the monotonic clock."""
+    _tails: dict[str, Tail] = field(init=False)
+    _names: dict[PeerId, str] = field(init=False)
+    _bars: Progress = field(init=False)
+    _told_at: float = field(init=False)
+    _told: dict[str, View] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.views = {trainer.name: View() for trainer in self.trainers}
+        self.heard_at = self._told_at = time.monotonic()
+        self._told = {}
+        self._tails = {trainer.name: Tail(trainer.home.events) for trainer in self.trainers}
+        self._names = {trainer.peer_id: trainer.name for trainer in self.trainers}
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TaskProgressColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TextColumn("{task.fields[last]}", style="dim"),
+            console=self.console,
+        )
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            for name in self.views:
+                self._bars.add_task(name, total=1.0, figures="", last="starting")
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.console.is_terminal:
+            self._bars.stop()
+
+    @property
+    def all_begun(self) -> bool:
+        """Whether every trainer has made its first inner step."""
+        return all(view.begun for view in self.views.values())
+
+    def say(self, text: str) -> None:
+        """One line of our own, above the bars."""
+        self.console.print(f"[testnet] {text}", markup=False, highlight=False, soft_wrap=True)
+
+    def refresh(self) -> None:
+        """Read what is new and show it."""
+        for name, tail in self._tails.items():
+            for note in tail.read():
+                self.views[name] = noted(self.views[name], note, self._names)
+                self.heard_at = time.monotonic()
+        if self.console.is_terminal:
+            self._show_bars()
+        elif time.monotonic() - self._told_at >= PLAIN_PERIOD_S:
+            self._told_at = time.monotonic()
+            for name, view in self.views.items():
+                if self._told.get(name) == view:
+                    continue
+                self._told[name] = view
+                self.console.print(f"[{name}] {described(view)}", markup=False, highlight=False, soft_wrap=True)
+
+    def _show_bars(self) -> None:
+        for task, view in zip(self._bars.task_ids, self.views.values(), strict=True):
+            figures = f"loss {view.loss:.2f}  {view.tokens_per_s:,.0f} tok/s  {view.exchanges} exch." * view.begun
+            last = textwrap.shorten(view.last, LAST_CHARACTERS, placeholder="…").replace("[", r"\[")
+            self._bars.update(task, completed=view.fraction, figures=figures, last=last)

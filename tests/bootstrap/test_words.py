@@ -1,0 +1,96 @@
+"""What the bootstrap tells its owner. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bootstrap.app import settled
+from bootstrap.words import MOST_NAMED, doing, join_lines, link_addresses, living, name, news, status_line
+from p2ptrain.errors import UserError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.manifest import JoinLink
+from p2ptrain.swarm.messages import PeerState, Presence
+
+RUN = RunId("ab" * 32)
+ID = "12D3KooWPKW6a218aXBfTyERGQHu5bituwTmktMG1Wjqemw5Z91h"
+LOOPBACK, PRIVATE, PUBLIC = "/ip4/127.0.0.1/tcp/31337", "/ip4/192.168.1.7/tcp/31337", "/ip4/8.8.8.8/tcp/31337"
+
+
+def record(peer: str = "peerabcdef", state: PeerState = PeerState.TRAINING, nickname: str = "fox") -> Presence:
+    return Presence(PeerId(peer), RUN, (PUBLIC,), state, 12, 340.0, nickname, 1.7e9, 60.0)
+
+
+def link(address: str) -> JoinLink:
+    return JoinLink(RUN, (f"{address}/p2p/{ID}",))
+
+
+@pytest.mark.parametrize(
+    ("own", "announced", "local", "chosen"),
+    [
+        ([LOOPBACK, PRIVATE], [], False, (PRIVATE,)),
+        ([LOOPBACK, PRIVATE, PUBLIC], [], False, (PUBLIC,)),
+        ([LOOPBACK, PRIVATE], [], True, (LOOPBACK,)),
+        ([PRIVATE], [PUBLIC, "/dns/example.org/tcp/1"], False, (PUBLIC, "/dns/example.org/tcp/1")),
+        ([PRIVATE], [LOOPBACK, PUBLIC], False, (PUBLIC,)),
+    ],
+)
+def test_the_link_holds_what_others_can_use(own, announced, local, chosen) -> None:
+    assert link_addresses(own, announced, local) == chosen
+
+
+@pytest.mark.parametrize(("own", "announced"), [([LOOPBACK], []), ([], []), ([PRIVATE], [LOOPBACK])])
+def test_loopback_is_never_printed_unless_local(own, announced) -> None:
+    with pytest.raises(UserError, match="No other machine can reach") as caught:
+        link_addresses(own, announced, local=False)
+    assert "--announce" in caught.value.remedy
+    assert "--local" in caught.value.remedy
+
+
+def test_a_public_address_needs_no_advice() -> None:
+    assert join_lines(link(PUBLIC), local=False) == [f"p2ptrain peer '{link(PUBLIC)}'"]
+
+
+def test_a_private_address_says_how_to_be_reached() -> None:
+    command, advice = join_lines(link(PRIVATE), local=False)
+    assert command == f"p2ptrain peer '{link(PRIVATE)}'"
+    assert "your own network only" in advice
+    assert "--announce /ip4/PUBLIC_IP/tcp/31337" in advice
+
+
+def test_a_local_link_is_joined_locally() -> None:
+    assert join_lines(link(LOOPBACK), local=True)[0].endswith("' --local")
+
+
+def test_peers_come_change_and_go() -> None:
+    fox, owl = record("peer-fox"), record("peer-owl", nickname="owl")
+    before = living([fox])
+    assert news(before, living([fox, owl]), 1000) == ["owl (er-owl) came: training, step 12, 34 %"]
+    finishing = replace(fox, state=PeerState.FINISHING, step=20, progress=1000.0)
+    assert news(before, living([finishing]), 1000) == ["fox (er-fox) is finishing, step 20, 100 %"]
+    assert news(before, living([replace(fox, step=13)]), 1000) == []
+    assert news(before, living([replace(fox, state=PeerState.LEAVING)]), 1000) == ["fox (er-fox) left"]
+
+
+def test_the_status_line_is_bounded() -> None:
+    crowd = [record(f"peer-{number:06}") for number in range(MOST_NAMED + 5)]
+    line = status_line(living(crowd), 1000)
+    assert line.startswith(f"{MOST_NAMED + 5} here: ")
+    assert line.count("training") == MOST_NAMED
+    assert line.endswith("5 more")
+    assert "nobody" in status_line({}, 1000)
+
+
+def test_a_nickname_cannot_steer_the_terminal() -> None:
+    assert name(record(nickname="\x1b[31mevil\n\u202e")) == "[31mevil (abcdef)"
+    assert name(record(nickname=" ")) == "abcdef"
+    assert doing(record(), 1000) == "training, step 12, 34 %"
+
+
+def test_a_restart_listens_on_the_same_port() -> None:
+    own = ["/ip4/127.0.0.1/tcp/4001", "/ip4/192.168.1.7/tcp/4001", "/ip6/::1/tcp/4002"]
+    assert settled(["/ip4/0.0.0.0/tcp/0"], own) == ("/ip4/0.0.0.0/tcp/4001",)
+    assert settled(["/ip4/127.0.0.1/tcp/0", "/ip6/::/tcp/0"], own) == ("/ip4/127.0.0.1/tcp/4001", "/ip6/::/tcp/4002")
+    assert settled([PUBLIC], own) == (PUBLIC,)
+    assert settled(["/ip4/10.0.0.1/tcp/0"], own) == ("/ip4/10.0.0.1/tcp/0",)

@@ -1,0 +1,70 @@
+"""For all tests: one torch thread, a folder of our own for sockets, and a look around when all is over.
+
+Every process that a test starts inherits the mark set here, so what is left behind at the end is known to be ours,
+also when its parent is gone.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "P2PTRAIN_TEST_SESSION"
+GRACE_S = 15.0
+"""For processes that were told to leave, or whose parent just died."""
+
+# Before anything imports torch: it reads this once. More threads than cores make every test slow.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ[MARK] = uuid.uuid4().hex
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """No process of ours, and no socket folder that anyone would not sweep away, outlives the tests."""
+    tmp_path_factory.getbasetemp()  # stays in the system's place, where people look for it after a failure
+    with tempfile.TemporaryDirectory(prefix="p2pt-", dir="/tmp", ignore_cleanup_errors=True) as ours:
+        before = {"TMPDIR": os.environ.get("TMPDIR")}
+        os.environ["TMPDIR"], tempfile.tempdir = ours, None
+        yield
+        left = survivors()
+        for process in left:
+            process.kill()
+        psutil.wait_procs(left)
+        folders = unswept(Path(ours))
+        tempfile.tempdir = None
+        if before["TMPDIR"] is None:
+            del os.environ["TMPDIR"]
+        else:
+            os.environ["TMPDIR"] = before["TMPDIR"]
+    assert not left, f"left running: {[str(process) for process in left]}"
+    assert not folders, f"left in the temporary directory: {folders}"
+
+
+def survivors() -> list[psutil.Process]:
+    """Processes with this session's mark, beside ourselves, that do not end within the grace."""
+    mark = os.environ[MARK]
+    ours = [each for each in psutil.process_iter() if each.pid != os.getpid() and _has_mark(each, mark)]
+    return psutil.wait_procs(ours, timeout=GRACE_S)[1]
+
+
+def _has_mark(process: psutil.Process, mark: str) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and process.environ().get(MARK) == mark
+    except psutil.Error:  # another user's, or just gone
+        return False
+
+
+def unswept(parent: Path) -> list[str]:
+    """Socket folders that the next start would not remove. (Those of killed processes it does.)"""
+    if not list(parent.glob("p2ptrain-*")):
+        return []
+    from p2ptrain.net.daemon import sweep
+
+    sweep(parent)
+    return [folder.name for folder in parent.glob("p2ptrain-*")]

@@ -1,0 +1,185 @@
+"""Children from start to end, with stand-ins for the bootstrap and the peers: real processes, no torch, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+from rich.console import Console
+
+from p2ptrain.manifest import preset
+from peer.testnet import conduct as conducting
+from peer.testnet.conduct import Ending, Means, conduct
+from peer.testnet.plan import Plan, lay_out
+from peer.testnet.processes import last_words
+from peer.testnet.watch import Watch
+
+BOOTSTRAP = """
+import signal, sys, time
+from pathlib import Path
+if Path("bootstrap-fails").exists():
+    sys.exit("error: the port is taken")
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+home = Path(sys.argv[sys.argv.index("--home") + 1])
+(home / "join-link.txt").write_text("p2ptrain://the-link\\n")
+time.sleep(0.3 if Path("bootstrap-dies").exists() else 120)
+sys.exit(7)
+"""
+
+PEER = """
+import json, os, signal, sys, time
+from pathlib import Path
+home = Path(sys.argv[sys.argv.index("--home") + 1])
+(home / "arguments").write_text(json.dumps([*sys.argv[1:], os.environ["OMP_NUM_THREADS"]]))
+does = Path("does-" + home.name)
+does = does.read_text() if does.exists() else "finish"
+if does == "crash":
+    sys.exit("error: out of memory")
+def leave(*_):
+    if does != "ignore":
+        (home / "left").write_text("saved")
+        sys.exit(0)
+signal.signal(signal.SIGTERM, leave)
+with (home / "events.jsonl").open("a") as log:
+    log.write(json.dumps({"kind": "progress", "fraction": 0.5, "loss": 2.0}) + "\\n")
+if does != "finish":
+    time.sleep(120)
+"""
+
+
+@pytest.fixture
+def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
+    (tmp_path / "peer.py").write_text(PEER)
+    (tmp_path / "bootstrap.py").write_text(BOOTSTRAP)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def conducted(stage: Path, seconds: float | None = None, means: Means | None = None) -> tuple[Plan, Ending]:
+    plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
+    with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
+        return plan, asyncio.run(conduct(plan, means or Means(threads=1), seconds, watch))
+
+
+def test_it_ends_when_all_trainers_did(stage: Path) -> None:
+    plan, ending = conducted(stage, means=Means(threads=3, data=Path("text"), tokenizer=Path("pieces")))
+    assert ending.statuses == {"solo": 0, "peer-1": 0, "peer-2": 0}
+    assert ending.troubles == ()
+    assert not ending.cut_short
+    peer, solo = ((trainer.home.path / "arguments").read_text() for trainer in (plan.peers[0], plan.trainers[-1]))
+    assert peer.startswith('["p2ptrain://the-link", "--local", "--nickname", "peer-1", "--home"')
+    assert peer.endswith('"--data", "text", "--tokenizer", "pieces", "3"]')
+    assert solo.startswith('["--home"')
+
+
+def test_seconds_cut_it_short_and_everybody_saves(stage: Path) -> None:
+    for name in ("peer-1", "peer-2", "solo"):
+        (stage / f"does-{name}").write_text("train")
+    plan, ending = conducted(stage, seconds=0.1)
+    assert ending.cut_short
+    assert set(ending.statuses.values()) == {0}
+    assert all((trainer.home.path / "left").exists() for trainer in plan.trainers)
+
+
+def test_a_crash_ends_it_for_all(stage: Path) -> None:
+    (stage / "does-peer-1").write_text("crash")
+    (stage / "does-peer-2").write_text("train")
+    _, ending = conducted(stage)
+    (trouble,) = ending.troubles
+    assert trouble.startswith("peer-1 ended with status 1; ")
+    assert trouble.endswith("error: out of memory")
+    assert "peer-2" in ending.statuses  # asked to leave, or ended before it could be: not left running
+
+
+def test_a_bootstrap_that_dies_is_a_trouble(stage: Path) -> None:
+    (stage / "bootstrap-dies").touch()
+    for name in ("peer-1", "peer-2"):
+        (stage / f"does-{name}").write_text("train")
+    _, ending = conducted(stage)
+    assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in ending.troubles)
+
+
+def test_a_bootstrap_that_never_starts_is_a_trouble(stage: Path) -> None:
+    (stage / "bootstrap-fails").touch()
+    _, ending = conducted(stage)
+    (trouble,) = ending.troubles
+    assert trouble.endswith("error: the port is taken")
+    assert set(ending.statuses) == {"solo"}
+
+
+def test_silence_is_a_trouble(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "SILENCE_S", 0.5)
+    (stage / "does-peer-1").write_text("train")
+    _, ending = conducted(stage)
+    assert any("has noted anything" in trouble for trouble in ending.troubles)
+
+
+def test_a_child_that_ignores_us_is_killed(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "SAVE_GRACE_S", 0.3)
+    for name in ("peer-1", "peer-2"):
+        (stage / f"does-{name}").write_text("ignore")
+    _, ending = conducted(stage, seconds=0.1)
+    assert ending.statuses == {"solo": 0, "peer-1": -signal.SIGKILL, "peer-2": -signal.SIGKILL}
+
+
+def test_last_words_are_few(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("".join(f"line {number}\n\n" for number in range(9999)))
+    assert last_words(tmp_path / "log", 2) == "line 9997\nline 9998"
+    assert last_words(tmp_path / "missing") == ""
+
+
+# --- the command as a process -----------------------------------------------------------------------------------------
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until real processes have done their part."""
+    deadline = time.monotonic() + 60.0
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+def running_testnet(stage: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
+    """A testnet in a process of its own, and its children, all of them training."""
+    for name in ("peer-1", "peer-2", "solo"):
+        (stage / f"does-{name}").write_text("train")
+    command = shutil.which("p2ptrain", path=str(Path(sys.executable).parent)) or "p2ptrain"
+    process = subprocess.Popen(
+        [command, "testnet", "--peers", "2", "--out", "out"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ,
+    )
+    homes = [stage / "out" / name for name in ("peer-1", "peer-2", "solo")]
+    wait_for(lambda: all((home / "events.jsonl").exists() for home in homes))
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) == 4
+    return process, children
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_everything(stage: Path, number: signal.Signals) -> None:
+    process, children = running_testnet(stage)
+    process.send_signal(number)
+    assert process.wait(60) == 130
+    assert not any(child.is_running() for child in children)
+    assert (stage / "out" / "peer-1" / "left").exists()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the parent-death signal is Linux's")
+def test_nothing_survives_a_killed_testnet(stage: Path) -> None:
+    process, children = running_testnet(stage)
+    process.kill()
+    process.wait(60)
+    assert not psutil.wait_procs(children, timeout=60)[1]
+    assert (stage / "out" / "peer-1" / "left").exists()

@@ -1,0 +1,89 @@
+"""What a testnet puts where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.manifest import create_run, differences, load_run, preset, render_toml, sign_run, with_changes
+from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
+
+DEMO = preset("demo", "ab" * 32)
+
+
+def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
+    plan = lay_out(tmp_path, DEMO, peers=2, solo=True, seed=7)
+    assert load_run(plan.run) == plan.signed
+    assert plan.signed.manifest.run.seed == 7
+    assert [trainer.name for trainer in plan.trainers] == ["peer-1", "peer-2", "solo"]
+    assert len({trainer.peer_id for trainer in plan.trainers}) == 3
+    assert plan.solo is not None
+    twin = plan.solo.home.load_manifest(None)
+    assert twin is not None
+    assert twin == load_run(tmp_path / "solo-run")
+    changed = {line.partition(":")[0] for line in differences(plan.signed.manifest, twin.manifest)}
+    assert changed == {"outer.recipe", "outer.exchanges_per_step", "run.public_key"}
+
+
+def test_without_a_solo_run_or_a_seed(tmp_path: Path) -> None:
+    plan = lay_out(tmp_path, DEMO, peers=3, solo=False, seed=None)
+    assert plan.solo is None
+    assert plan.trainers == plan.peers
+    assert plan.signed.manifest.run.seed == DEMO.run.seed
+
+
+def test_a_manifest_comes_from_a_file_or_a_run(tmp_path: Path) -> None:
+    own = with_changes(DEMO, {"run.name": "mine"})
+    (tmp_path / "mine.toml").write_text(render_toml(own))
+    assert chosen_manifest("demo", tmp_path / "mine.toml") == own
+    created = create_run(tmp_path / "run", "llama-15m")
+    assert chosen_manifest("demo", tmp_path / "run") == created
+    sign_run(tmp_path / "run")
+    (tmp_path / "run" / "manifest.toml").unlink()
+    assert chosen_manifest("demo", tmp_path / "run") == created
+
+
+@pytest.mark.parametrize("source", ["missing.toml", "empty"])
+def test_a_manifest_that_cannot_be_read_is_named(source: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ManifestError, match=source):
+        chosen_manifest("demo", tmp_path / source)
+
+
+def test_a_recipe_without_exchanges_is_no_swarm(tmp_path: Path) -> None:
+    alone = with_changes(DEMO, {"outer.recipe": "local", "outer.exchanges_per_step": 0})
+    (tmp_path / "alone.toml").write_text(render_toml(alone))
+    with pytest.raises(ManifestError, match="exchanges nothing"):
+        chosen_manifest("demo", tmp_path / "alone.toml")
+
+
+def test_an_earlier_testnet_is_replaced_and_nothing_else(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with claimed(out):
+        (out / "peer-1").mkdir()
+        (out / "peer-1" / "old").write_text("")
+        (out / "summary.json").write_text("")
+    with claimed(out):
+        assert [entry.name for entry in out.iterdir()] == [MARKER]
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    with pytest.raises(HomeError, match="something else than a testnet"), claimed(mine):
+        pass
+    assert (mine / "thesis.txt").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError), claimed(tmp_path / "file"):
+        pass
+
+
+def test_one_testnet_at_a_time(tmp_path: Path) -> None:
+    with claimed(tmp_path / "out"), pytest.raises(HomeError, match="Another testnet runs"), claimed(tmp_path / "out"):
+        pass
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(HomeError, match="cannot be written"), claimed(tmp_path / "file" / "out"):
+        pass

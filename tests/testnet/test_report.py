@@ -1,0 +1,200 @@
+"""The verdict on a testnet. Pure: no process, no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from peer.testnet.conduct import Ending
+from peer.testnet.report import (
+    Figures,
+    Measured,
+    Outcome,
+    Report,
+    comparison,
+    machine,
+    next_steps,
+    outcome,
+    summary,
+    table,
+)
+
+FIGURES = Figures(
+    id="12D3KooWa",
+    val_loss_first=5.5,
+    val_loss_last=2.0,
+    tokens=1000,
+    tokens_per_s=100.0,
+    exchanges_ok=12,
+    exchanges_failed=1,
+    sent_bytes=10_000,
+    received_bytes=10_000,
+    blocked_fraction=0.01,
+    outer_steps=30,
+)
+PEERS = tuple(Outcome(f"peer-{number}", FIGURES, True, "the run's end") for number in (1, 2, 3))
+SOLO = Outcome("solo", replace(FIGURES, exchanges_ok=0, val_loss_last=2.5), True, "the run's end")
+ENDING = Ending({"peer-1": 0, "peer-2": 0, "peer-3": 0, "solo": 0}, (), False, 60.0)
+GOOD = Report(PEERS, SOLO, ENDING, Measured(1.9, 0.015, 0.002, "To be"), 1, "2026-01-01T00:00:00+00:00", "a computer")
+
+PROMISED_KEYS = {
+    "peers",
+    "averaged_val_loss",
+    "solo_val_loss",
+    "disagreement",
+    "final_disagreement",
+    "wall_s",
+    "sample",
+}
+PEER_KEYS = {
+    "id",
+    "val_loss_first",
+    "val_loss_last",
+    "tokens",
+    "tokens_per_s",
+    "exchanges_ok",
+    "exchanges_failed",
+    "sent_bytes",
+    "received_bytes",
+    "blocked_fraction",
+    "outer_steps",
+}
+
+
+def with_peer_2(**changes: object) -> Report:
+    return replace(GOOD, peers=(PEERS[0], replace(PEERS[1], figures=replace(FIGURES, **changes)), PEERS[2]))
+
+
+def shown(report: Report) -> str:
+    console = Console(width=120, record=True, file=None, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table(report))
+    return capture.get()
+
+
+def test_a_swarm_that_learned_passes() -> None:
+    assert GOOD.failures == []
+    assert GOOD.ratio == pytest.approx(1.9 / 2.5)
+    assert replace(GOOD, solo=None).failures == []
+
+
+def test_training_alone_is_a_failure_however_good_the_loss() -> None:
+    assert with_peer_2(exchanges_ok=0).failures == [
+        "peer-2 made no exchange: it trained alone, and no swarm took part in it"
+    ]
+
+
+@pytest.mark.parametrize("last", [5.5, 5.4, 6.0, math.nan, math.inf])
+def test_a_peer_that_did_not_learn_is_a_failure(last: float) -> None:
+    (failure,) = with_peer_2(val_loss_last=last).failures
+    assert failure.startswith("peer-2 did not learn: its held-out loss went from 5.500 to ")
+
+
+def test_the_solo_run_must_learn_too_but_exchanges_nothing() -> None:
+    lazy = replace(SOLO, figures=replace(FIGURES, val_loss_last=5.5, exchanges_ok=0))
+    (failure,) = replace(GOOD, solo=lazy).failures
+    assert failure.startswith("solo did not learn")
+
+
+@pytest.mark.parametrize(("status", "said"), [(1, "ended with status 1"), (-9, "ended with status -9")])
+def test_a_crash_is_a_failure(status: int, said: str) -> None:
+    ending = replace(ENDING, statuses={**ENDING.statuses, "peer-2": status})
+    assert replace(GOOD, ending=ending).failures == [f"peer-2 {said}"]
+
+
+def test_a_crash_that_ended_the_testnet_is_told_once() -> None:
+    trouble = "peer-2 ended with status 1; the end of output.log:\nboom"
+    ending = replace(ENDING, statuses={**ENDING.statuses, "peer-2": 1}, troubles=(trouble,))
+    peers = (PEERS[0], Outcome("peer-2", None), replace(PEERS[2], finished=False))
+    assert replace(GOOD, ending=ending, peers=peers).failures == [trouble]
+
+
+def test_a_missing_summary_is_a_failure() -> None:
+    report = replace(GOOD, peers=(*PEERS[:2], Outcome("peer-3", None)))
+    assert report.failures == ["peer-3 left no summary.json"]
+    assert "no summary" in shown(report)
+
+
+def test_a_trainer_that_never_started_is_a_failure() -> None:
+    ending = replace(ENDING, statuses={"peer-1": 0, "peer-2": 0, "solo": 0})
+    assert replace(GOOD, ending=ending).failures == ["peer-3 was never started"]
+
+
+def test_a_peer_that_stops_early_is_a_failure_unless_it_was_asked_to() -> None:
+    early = tuple(replace(each, finished=False, why="stopped by its owner") for each in PEERS)
+    assert replace(GOOD, peers=early).failures == [
+        f"peer-{number} stopped before the run's end: stopped by its owner" for number in (1, 2, 3)
+    ]
+    cut = replace(GOOD, peers=early, ending=replace(ENDING, cut_short=True))
+    assert cut.failures == []
+    assert "Cut short" in comparison(cut)[-1]
+    assert "in the same time" in comparison(cut)[0]
+
+
+def test_cut_short_excuses_neither_silence_nor_laziness() -> None:
+    report = replace(with_peer_2(exchanges_ok=0, val_loss_last=5.5), ending=replace(ENDING, cut_short=True))
+    assert len(report.failures) == 2
+
+
+def test_an_average_that_could_not_be_measured_is_a_failure() -> None:
+    (failure,) = replace(GOOD, measured=None, unmeasured="peer-1 holds no whole checkpoint.").failures
+    assert "peer-1 holds no whole checkpoint." in failure
+    assert comparison(replace(GOOD, measured=None)) == []
+    (failure,) = replace(GOOD, measured=replace(GOOD.measured, averaged_val_loss=math.nan)).failures
+    assert "not a finite number" in failure
+
+
+def test_the_summary_has_the_promised_keys() -> None:
+    document = summary(GOOD)
+    assert document.keys() >= PROMISED_KEYS
+    assert len(document["peers"]) == 3
+    assert all(peer.keys() == PEER_KEYS for peer in document["peers"])
+    assert document["passed"]
+    assert (document["averaged_val_loss"], document["solo_val_loss"]) == (1.9, 2.5)
+
+
+def test_the_summary_is_json_whatever_happened() -> None:
+    broken = replace(with_peer_2(val_loss_last=math.nan), measured=None, solo=None)
+    document = json.loads(json.dumps(summary(broken), allow_nan=False))
+    assert document["peers"][1]["val_loss_last"] is None
+    assert document["averaged_val_loss"] is None
+    assert not document["passed"]
+    assert document["failures"]
+
+
+def test_a_trainers_summary_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "summary.json"
+    written = {name: getattr(FIGURES, name) for name in PEER_KEYS}
+    path.write_text(json.dumps({**written, "val_loss_last": None, "finished": True, "why": "end", "surprise": 1}))
+    read = outcome("peer-1", path)
+    assert read.finished
+    assert read.figures is not None
+    assert math.isnan(read.figures.val_loss_last)
+    assert read.figures.exchanges_ok == 12
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]", "{}", '{"finished": true, "why": ""}'])
+def test_a_missing_or_torn_summary_counts_as_none(text: str | None, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "summary.json").write_text(text)
+    assert outcome("peer-1", tmp_path / "summary.json") == Outcome("peer-1", None)
+
+
+def test_the_table_shows_everyone() -> None:
+    text = shown(GOOD)
+    assert all(name in text for name in ("peer-1", "peer-2", "peer-3", "solo"))
+    assert "5.500" in text
+    assert "10.0 kB" in text
+    assert "1.00 %" in text
+
+
+def test_the_next_steps_name_this_testnet() -> None:
+    steps = next_steps(".venv/bin/p2ptrain", Path("out/demo"))
+    assert steps[0] == ".venv/bin/p2ptrain generate out/demo/peer-1 'To be, or not'"
+    assert all(".venv/bin/p2ptrain" in step for step in steps)
+    assert "cores" in machine()

@@ -1,0 +1,62 @@
+"""A whole testnet with everything real, small: one bootstrap, two peers, a solo run."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.manifest import preset, render_toml, with_changes
+
+pytestmark = pytest.mark.net
+
+TINY = {
+    "model.config.hidden_size": 32,
+    "model.config.intermediate_size": 64,
+    "model.config.num_hidden_layers": 1,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "run.tokens_per_peer": 150_000,
+    "training.warmup_tokens": 3_000,
+    "swarm.final_gossip_s": 20.0,
+}
+
+
+def test_two_peers_train_together_and_the_report_tells(tmp_path: Path) -> None:
+    (tmp_path / "tiny.toml").write_text(render_toml(with_changes(preset("demo", "ab" * 32), TINY)))
+    command = Path(sys.executable).parent / "p2ptrain"
+    arguments = ["testnet", "--manifest", "tiny.toml", "--peers", "2", "--seed", "5", "--out", "out"]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [command, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["passed"]
+    assert not summary["cut_short"]
+    assert summary["seed"] == 5
+    assert len(summary["peers"]) == 2
+    for peer in summary["peers"]:
+        assert peer["exchanges_ok"] >= 1
+        assert peer["val_loss_last"] < peer["val_loss_first"]
+    # Progress is averaged in exchanges: what a slow peer reads less, a fast one reads more.
+    assert sum(peer["tokens"] for peer in summary["peers"]) >= 0.9 * 2 * TINY["run.tokens_per_peer"]
+    assert summary["averaged_val_loss"] < summary["peers"][0]["val_loss_first"]
+    assert summary["solo_val_loss"] < summary["peers"][0]["val_loss_first"]
+    assert 0 <= summary["final_disagreement"] < 1
+    assert summary["sample"] in done.stdout
+    generated = subprocess.run(
+        [command, "generate", "out/peer-1", "To be, or not"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert generated.returncode == 0, generated.stderr
+    assert "To be, or not" in generated.stdout

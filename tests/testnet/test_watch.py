@@ -1,0 +1,95 @@
+"""What the event logs say, and how it is shown. No processes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from p2ptrain.ids import PeerId
+from p2ptrain.telemetry import EventLog
+from peer.home import Home
+from peer.testnet.plan import Trainer
+from peer.testnet.watch import Tail, View, Watch, described, noted
+
+NAMES = {PeerId("12D3KooWowl"): "peer-2"}
+PROGRESS = {
+    "kind": "progress",
+    "fraction": 0.34,
+    "loss": 2.31,
+    "tokens_per_s": 1203.4,
+    "exchanges_ok": 12,
+}
+
+
+def test_a_view_follows_the_notes() -> None:
+    view = noted(View(), {"kind": "started"}, NAMES)
+    assert (view.begun, view.last) == (False, "training")
+    view = noted(view, PROGRESS, NAMES)
+    assert view.begun
+    assert described(view) == "34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; training"
+    view = noted(view, {"kind": "exchanged", "peer": "12D3KooWowl", "seconds": 0.12}, NAMES)
+    assert (view.exchanges, view.last) == (13, "exchanged with peer-2: 0.1 s")
+    view = noted(view, {"kind": "skipped", "peer": "12D3KooWunknown", "why": "busy"}, NAMES)
+    assert view.last == "skipped nknown: busy"
+    assert noted(view, {"kind": "trained"}, NAMES).fraction == 1.0
+    assert noted(view, {"kind": "never heard of"}, NAMES) == view
+    assert noted(view, {}, NAMES) == view
+
+
+def test_a_tail_takes_whole_lines_once(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    tail = Tail(path)
+    assert tail.read() == []
+    path.write_text('{"a": 1}\n{"b"')
+    assert tail.read() == [{"a": 1}]
+    assert tail.read() == []
+    with path.open("a") as file:
+        file.write(': 2}\nnot json\n[3]\n{"c": 4}\n')
+    assert tail.read() == [{"b": 2}, {"c": 4}]
+
+
+def watched(tmp_path: Path, *, terminal: bool) -> tuple[Watch, EventLog]:
+    home = Home(tmp_path / "peer-1")
+    home.path.mkdir()
+    console = Console(width=120, force_terminal=terminal, record=True, file=(tmp_path / "screen").open("w"))
+    return Watch([Trainer("peer-1", home, PeerId("12D3KooWfox"))], console), EventLog(home.events)
+
+
+def test_the_watch_reads_what_a_peer_notes(tmp_path: Path) -> None:
+    watch, log = watched(tmp_path, terminal=False)
+    with watch:
+        watch.refresh()
+        assert not watch.all_begun
+        log.note(**PROGRESS)
+        watch.refresh()
+        assert watch.all_begun
+        assert watch.views["peer-1"].loss == 2.31
+        watch.say("[brackets] stay")
+    log.close()
+    watch.console.file.close()
+    assert "[testnet] [brackets] stay" in watch.console.export_text()
+
+
+def test_bars_on_a_terminal(tmp_path: Path) -> None:
+    watch, log = watched(tmp_path, terminal=True)
+    with watch:
+        log.note(**PROGRESS)
+        log.note("exchanged", peer="12D3KooWowl", seconds=0.1)
+        watch.refresh()
+    log.close()
+    watch.console.file.close()
+    text = watch.console.export_text()
+    assert "peer-1" in text
+    assert "34%" in text
+    assert "loss 2.31" in text
+
+
+def test_notes_are_json_lines(tmp_path: Path) -> None:
+    """The contract with the event log: one object a line, the kind among its fields."""
+    log = EventLog(tmp_path / "events.jsonl")
+    log.note(**PROGRESS)
+    log.close()
+    (line,) = (tmp_path / "events.jsonl").read_text().splitlines()
+    assert json.loads(line)["kind"] == "progress"
