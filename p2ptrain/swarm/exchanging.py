@@ -207,6 +207,8 @@ class Exchanging:
             standing.counters.offers_unanswered += 1
         else:
             standing.counters.exchanges_failed += 1
+            if event.link.outbound:  # still owed: to somebody else, while this outer step lasts
+                self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
         standing.counters.offences += int(event.their_fault)
