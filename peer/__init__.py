@@ -8,6 +8,8 @@ the protocol core's driver (``network``), a small pool encodes and decodes. They
 cli        ``p2ptrain peer``, ``invite``, ``export``, ``generate``
 home       the directory that a peer lives in: lock, identity, manifest, checkpoints
 app        builds everything in order and runs it
+stopping   Ctrl+C and SIGTERM
+fit        whether this machine can hold the model
 network    the network thread, and the connection that survives the death of p2pd
 record     what is written down: progress notes, checkpoints, summary.json
 lines      notes as lines for people

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from types import FrameType
 from typing import Any
+
+import torch
 
 from p2ptrain import checkpoint, codec
 from p2ptrain.data import open_corpus
@@ -31,10 +31,12 @@ from p2ptrain.telemetry import EventLog
 from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
 from p2ptrain.train.learner import Learner, LearnerRules
 from p2ptrain.train.loop import Hooks, Signals, train
+from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
 from peer.record import Record
 from peer.screen import Screen
+from peer.stopping import Stopping
 
 CODEC_THREADS = 2
 """Encoding and decoding; torch releases the GIL there. Two, so that a large exchange does not hold up a small one."""
@@ -62,22 +64,23 @@ class Options:
 def run_peer(options: Options) -> None:
     """Live as a peer until the run ends or the owner stops it. Raises UserError."""
     home = _home(options)
+    device = choose_device(options.device)
     with home.locked(), contextlib.closing(EventLog(home.events)) as log, Screen() as screen:
         log.listen(screen.show)
-        identity = Identity.load_or_create(home.identity)
         signals = Signals()
-        with contextlib.ExitStack() as stack:
+        with Stopping(signals, log) as stopping, contextlib.ExitStack() as stack:
+            identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
             link = None if signed and not _exchanges(signed) else _connect(stack, options, home, identity, signed, log)
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)
-            session = _build(options, home, identity, signed, log)
-            with _stopping(signals, session.record.learner.wake, log):
-                if link is None:
-                    _run_alone(session, signals)
-                else:
-                    _run_in_swarm(session, signals, link, signed)
+            session = _build(options, device, home, identity, signed, log)
+            stopping.let_finish(session.record.learner.wake)
+            if link is None:
+                _run_alone(session, signals)
+            else:
+                _run_in_swarm(session, signals, link, signed)
             session.record.end()
 
 
@@ -160,13 +163,16 @@ def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
     return signed
 
 
-def _build(options: Options, home: Home, identity: Identity, signed: SignedManifest, log: EventLog) -> Session:
+def _build(
+    options: Options, device: torch.device, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
+) -> Session:
     """Model, data, learner and protocol core, resumed where a checkpoint is."""
     manifest = signed.manifest
-    device = choose_device(options.device)
+    check_memory(manifest, device)
     corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer)
-    model = flat_model(manifest.model, manifest.run.seed, device)
-    placement = place(model, manifest.model, manifest.training)
+    with explained(device):
+        model = flat_model(manifest.model, manifest.run.seed, device)
+        placement = place(model, manifest.model, manifest.training)
     reader = Reader(manifest.run.seed, identity.peer_id)
     task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
     learner = Learner(
@@ -247,25 +253,6 @@ def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog)
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def _stopping(signals: Signals, wake: Callable[[], None], log: Notebook) -> Iterator[None]:
-    """Ctrl+C and SIGTERM ask the trainer to leave; the second one ends the process at once."""
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if signals.stop.is_set():
-            raise KeyboardInterrupt
-        signals.stop.set()
-        wake()
-        log.note("stopping", signal=signal.Signals(number).name)
-
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 def _hooks(record: Record) -> Hooks:
     return Hooks(record.inner_step_done, record.outer_step_done, record.training_ended)
 
@@ -309,6 +296,7 @@ def _run_in_swarm(session: Session, signals: Signals, line: Line, signed: Signed
             work=work,
         )
         driver = Driver(session.core, learner, shore)
+        record.live_peers = lambda: driver.live_peers
 
         async def live() -> str:
             await connection.serve_manifest(signed)

@@ -25,7 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from p2ptrain.errors import HomeError
+from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import SignedManifest
 
@@ -94,7 +94,12 @@ class Home:
             return None
         except OSError as error:
             raise HomeError(f"{self.manifest} cannot be read: {error.strerror}.", "Check its permissions.") from error
-        signed = SignedManifest.from_bytes(raw)
+        try:
+            signed = SignedManifest.from_bytes(raw)
+        except ManifestError as error:
+            raise HomeError(
+                f"{self.manifest} cannot be used. {error.problem}", "Move it away and join again by the run's link."
+            ) from error
         if expected is not None and signed.run_id != expected:
             raise HomeError(
                 f"{self.path} belongs to run {signed.run_id[:12]}…, and the link is to run {expected[:12]}….",

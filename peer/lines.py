@@ -11,7 +11,12 @@ from p2ptrain.ids import short
 def line(kind: str, fields: Mapping[str, Any]) -> str | None:
     """The line for a note, or None where a note is only for the log."""
     maker = _LINES.get(kind)
-    return maker(fields) if maker else None
+    return printable(maker(fields)) if maker else None
+
+
+def printable(text: str) -> str:
+    """One line that steers no terminal: parts of it may be a stranger's words. What cannot be shown becomes U+FFFD."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def size(size_bytes: float) -> str:
@@ -41,8 +46,9 @@ def _exchanged(fields: Mapping[str, Any]) -> str:
 
 def _progress(fields: Mapping[str, Any]) -> str:
     company = f"{fields['peers']} other peer{'s' if fields['peers'] != 1 else ''}"
+    loss = f"loss {fields['loss']:.3f} · " if "loss" in fields else ""  # none before the first outer step
     return (
-        f"[train] step {fields['step']} · {100 * fields['fraction']:.0f} % · loss {fields['loss']:.3f} · "
+        f"[train] step {fields['step']} · {100 * fields['fraction']:.0f} % · {loss}"
         f"{fields['tokens_per_s']:,.0f} tokens/s · {company} · {fields['exchanges_ok']} exchanges"
     )
 
@@ -75,7 +81,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "saved": lambda f: f"[save] {f['path']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "discarded": lambda f: f"[train] inner phase {f['step']} discarded: {_why(f)}",
-    "stopping": lambda f: "[stop] ending this inner step, saving, saying goodbye; once more to stop at once",
+    "stopping": lambda f: (
+        "[stop] ending this inner step, saving, saying goodbye; once more to stop at once"
+        if f["training"]
+        else "[stop] stopped before training began"
+    ),
     "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is started again; training goes on",
     "p2pd is back": lambda f: "[peers] the network daemon is back",
 }

@@ -154,7 +154,8 @@ class Connection:
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Hand out the manifest from now on."""
         self._signed = signed.to_bytes()
-        self._manifests = await serve_manifest(self._now(), self._signed)
+        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
+            self._manifests = await serve_manifest(self._now(), self._signed)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
         """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
@@ -207,7 +208,8 @@ class Connection:
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
         self._handler = handler
         if self._transport is not None:
-            await self._transport.listen(handler)
+            with contextlib.suppress(NetworkError):  # the same
+                await self._transport.listen(handler)
 
     async def announce(self, presence: Presence) -> None:
         await DhtDirectory(self._now().dht, self._run).announce(presence)
@@ -264,7 +266,7 @@ class Connection:
                 pause = min(2 * pause, 60.0)
                 try:
                     await self._revive()
-                except P2pTrainError as error:
+                except (P2pTrainError, OSError, EOFError) as error:  # the latter two: it died again while it started
                     self._notebook.note("p2pd died", why=str(error))
                     await self._drop()
             self._notebook.note("p2pd is back")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from p2ptrain import checkpoint
@@ -39,6 +41,8 @@ class Record:
     placement: Placement
     tokens_per_peer: int
     notebook: Notebook
+    live_peers: Callable[[], int] = lambda: 0
+    """How many others are here."""
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
@@ -47,7 +51,7 @@ class Record:
     _ended_at: float | None = None
     _next_progress: float = 0.0
     _next_save: float = 0.0
-    _unsaved_progress: bool = field(default=False)
+    _has_stepped: bool = False
 
     def begin(self) -> None:
         """Before the first inner step of this session."""
@@ -67,7 +71,8 @@ class Record:
 
     def inner_step_done(self) -> None:
         now = time.monotonic()
-        if self.learner.tokens == self._tokens_at_start + self.corpus.sequence_length:
+        if not self._has_stepped:
+            self._has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
         if now < self._next_progress:
             return
@@ -78,9 +83,9 @@ class Record:
             progress=self.learner.progress,
             fraction=min(self.learner.progress / self.tokens_per_peer, 1.0),
             tokens=self.learner.tokens,
-            loss=self.learner.loss,
+            **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             tokens_per_s=self.tokens_per_s,
-            peers=len(self.core.live_peers(now)),
+            peers=self.live_peers(),
             exchanges_ok=self.core.counters.exchanges_ok,
         )
 
@@ -113,12 +118,15 @@ class Record:
         self.notebook.note("saved", path=str(path))
 
     def end(self) -> None:
-        """After the last displacement is applied: the last checkpoint and the summary. Raises HomeError."""
+        """After the last displacement is applied: the last checkpoint and the summary. Raises HomeError.
+
+        The checkpoint comes first: an owner who is out of patience may end the process before the loss is read.
+        """
+        self.save()
         if self._ended_at is None:
             self._ended_at = time.monotonic()
             self.last_loss = self._held_out_loss()
         self.home.save_summary(self.summary())
-        self.save()
 
     @property
     def tokens_per_s(self) -> float:
@@ -156,7 +164,6 @@ class Record:
             "peer": self.me,
             "step": self.learner.step,
             "val_loss_first": self.first_loss,
-            "val_loss": self.last_loss,
             "coverage": self.task.coverage,
         }
 

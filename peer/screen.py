@@ -20,9 +20,9 @@ class Screen:
     """Listens to the event log. Use as a context manager; it leaves the terminal as it found it."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
         self._bar = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             TaskProgressColumn(),
             TimeRemainingColumn(),
@@ -55,7 +55,7 @@ class Screen:
 
     def _progress(self, text: str, fields: dict[str, Any]) -> None:
         if self._console.is_terminal:
-            self._bar.update(self._task, description=text.replace("[", r"\["), completed=fields["fraction"])
+            self._bar.update(self._task, description=text, completed=fields["fraction"])
         elif time.monotonic() - self._last_progress >= PLAIN_PROGRESS_S:
             self._last_progress = time.monotonic()
             self._console.print(text, markup=False)

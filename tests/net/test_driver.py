@@ -358,3 +358,15 @@ def test_a_donor_that_fails_leaves_a_newcomer_training(kind):
     assert asked
     assert amber.core.counters.pulls == 0
     assert torch.isfinite(amber.learner.task.theta).all()
+
+
+def test_what_is_posted_before_the_driver_runs_is_not_lost():
+    """The owner may press Ctrl+C in that moment, and asks only once."""
+
+    async def stage() -> None:
+        amber = Trainee(MemoryNetwork(latency=0.01), AMBER)
+        amber.driver.post(LeaveRequested())
+        async with asyncio.timeout(60.0):
+            await amber.driver.run()
+
+    run_in_virtual_time(stage())

@@ -1,0 +1,71 @@
+"""Ctrl+C and SIGTERM: the first one asks, the second one ends the process at once.
+
+What the first one does changes once in a peer's life. While it joins there is nothing to save and nobody to say goodbye
+to, and what it waits for may never come: joining ends where it stands. Once it trains, it ends its inner step, saves
+and says goodbye.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+from p2ptrain.ports import Notebook
+from p2ptrain.train.loop import Signals
+
+
+class JoiningStopped(KeyboardInterrupt):
+    """The owner stopped a peer that did not train yet."""
+
+
+class Stopping:
+    """Listens to both signals while it is entered, in the main thread. Swallows JoiningStopped: it is a good end.
+
+    The handler itself only sets flags: it may interrupt the main thread inside of any lock, the event log's too. What
+    there is to tell goes through a queue to a thread of its own.
+    """
+
+    def __init__(self, signals: Signals, notebook: Notebook) -> None:
+        self._signals = signals
+        self._notebook = notebook
+        self._wake: Callable[[], None] | None = None
+        self._before: dict[int, Any] = {}
+        self._told: SimpleQueue[str | None] = SimpleQueue()
+        self._teller = threading.Thread(target=self._tell, name="stopping", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._teller.start()
+        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._told.put(None)
+        self._teller.join()
+        return isinstance(error, JoiningStopped)
+
+    def let_finish(self, wake: Callable[[], None]) -> None:
+        """From now on the first signal sets ``Signals.stop`` and calls ``wake``. Raises JoiningStopped."""
+        self._wake = wake
+        if self._signals.stop.is_set():  # it came where an exception is lost: in a finalizer
+            raise JoiningStopped
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._signals.stop.is_set():
+            raise KeyboardInterrupt
+        self._signals.stop.set()
+        self._told.put(signal.Signals(number).name)
+        if self._wake is None:
+            raise JoiningStopped
+        self._wake()
+
+    def _tell(self) -> None:
+        while (name := self._told.get()) is not None:
+            self._notebook.note("stopping", signal=name, training=self._wake is not None)

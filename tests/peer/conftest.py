@@ -1,0 +1,41 @@
+"""Peers inside this process, for what needs no network: a run of recipe ``local`` and its author's key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm import TINY
+
+from p2ptrain.manifest import SignedManifest, create_run, sign_run
+
+ALONE = {"outer.recipe": "local", "outer.exchanges_per_step": 0, "run.tokens_per_peer": 6_400}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Token streams are built once for all tests here, and not in the home of whoever runs them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture
+def signed_run(tmp_path: Path) -> Callable[..., SignedManifest]:
+    """``signed_run(**changes)``: a run of five outer steps that needs no network; dots are double underscores."""
+
+    def build(**changes: Any) -> SignedManifest:
+        directory = tmp_path / f"run-{len(list(tmp_path.iterdir()))}"
+        dotted = {path.replace("__", "."): value for path, value in changes.items()}
+        create_run(directory, "demo", TINY | ALONE | dotted)
+        return sign_run(directory).signed
+
+    return build

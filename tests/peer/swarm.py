@@ -1,0 +1,245 @@
+"""A real swarm for tests: bootstrap and peers as processes of their own, watched through their event logs.
+
+Everything a swarm makes, homes and sockets and all, lies under one short folder of its own. So whatever process has
+that folder in its command line is the swarm's, and when the swarm ends, none may be left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import psutil
+
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
+from p2ptrain.net.daemon import sweep
+from p2ptrain.net.identity import Identity
+
+T = TypeVar("T")
+
+PATIENCE_S = 120.0
+"""Before a test gives up. Nothing here takes a tenth of it on an idle machine."""
+POLL_S = 0.02
+
+TINY = {
+    "model.config.hidden_size": 32,
+    "model.config.intermediate_size": 64,
+    "model.config.num_hidden_layers": 1,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "model.config.max_position_embeddings": 32,
+    "training.sequence_length": 32,
+    "training.sequences_per_step": 8,
+    "training.warmup_tokens": 5_000,
+    "outer.inner_steps": 5,
+}
+"""A model of 19 thousand weights whose inner step takes some 5 ms."""
+
+ENDLESS = {"run.tokens_per_peer": 10**9, "training.schedule": "constant"}
+
+
+def until(what: str, look: Callable[[], T | None]) -> T:
+    """Look until there is something to see. Fails the test when patience ends."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        seen = look()
+        if seen:
+            return seen
+        time.sleep(POLL_S)
+    raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
+
+
+class Program:
+    """A process of the swarm, in a process group of its own, as a shell starts it in a terminal."""
+
+    def __init__(self, home: Path, command: list[str], environment: dict[str, str]) -> None:
+        self.home = home
+        self.log = home.with_suffix(f".{time.monotonic_ns()}.log")
+        self._events_before = len(_lines(home / "events.jsonl"))
+        with self.log.open("wb") as output:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    @property
+    def peer_id(self) -> PeerId:
+        return Identity.load_or_create(self.home / "identity.key").peer_id
+
+    @property
+    def output(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def events(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        """Notes of this process (not of earlier ones in the same home) that agree with these fields."""
+        notes = [json.loads(line) for line in _lines(self.home / "events.jsonl")[self._events_before :]]
+        return [note for note in notes if note["kind"] == kind and fields.items() <= note.items()]
+
+    def wait_for(self, kind: str, more_than: int = 0, **fields: Any) -> dict[str, Any]:
+        """The newest such note, once there are more than so many."""
+
+        def look() -> dict[str, Any] | None:
+            found = self.events(kind, **fields)
+            if len(found) > more_than:
+                return found[-1]
+            assert self.process.poll() is None, f"{self.home.name} ended before {kind!r}:\n{self.output[-3000:]}"
+            return None
+
+        return until(f"{self.home.name} to note {kind!r} {fields}; it said:\n{self.output[-3000:]}", look)
+
+    def wait_for_more(self, kind: str, more: int = 1, **fields: Any) -> dict[str, Any]:
+        """So many of these notes from now on; the newest."""
+        return self.wait_for(kind, len(self.events(kind, **fields)) + more - 1, **fields)
+
+    def wait_to_say(self, text: str) -> None:
+        until(f"{self.home.name} to say {text!r}", lambda: text in self.output)
+
+    def daemons(self) -> list[psutil.Process]:
+        """Its p2pd, once there is one."""
+        process = psutil.Process(self.process.pid)
+        return until("a p2pd", lambda: [each for each in process.children() if each.name() == "p2pd"])
+
+    def processes(self) -> list[psutil.Process]:
+        """What runs of it, its p2pd too: that names the identity key in our home."""
+        return _processes_of(self.home)
+
+    def interrupt(self) -> None:
+        """Ctrl+C in its terminal: SIGINT to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self) -> int:
+        """Wait for the end; the exit status, negative for a signal."""
+        try:
+            return self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler shows what every thread waits for
+            self.process.wait()
+            raise AssertionError(f"{self.home.name} did not end:\n{self.output[-6000:]}") from None
+
+    def terminate(self) -> int:
+        self.process.terminate()
+        return self.end()
+
+    def kill(self) -> int:
+        self.process.kill()
+        return self.end()
+
+
+class Swarm:
+    """One run and its processes. A context manager that leaves nothing behind, and fails the test if it has to."""
+
+    def __init__(self, **changes: Any) -> None:
+        self.root = Path(tempfile.mkdtemp(prefix="pt-", dir="/tmp"))  # short: sockets lie below it
+        self.sockets = self.root / "t"
+        self.sockets.mkdir()
+        self.link = ""
+        self.programs: list[Program] = []
+        dotted = {path.replace("__", "."): value for path, value in changes.items()}
+        create_run(self.root / "run", "demo", TINY | dotted)
+        sign_run(self.root / "run")
+        self._environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": str(self.sockets),
+            "XDG_CACHE_HOME": str(self.root / "cache"),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PYTHONFAULTHANDLER": "1",
+        }
+
+    @property
+    def signed(self) -> SignedManifest:
+        return load_run(self.root / "run")
+
+    def bootstrap(self) -> Program:
+        """Start the bootstrap; ``link`` is its join link."""
+        home = self.root / "bootstrap"
+        program = self._start(home, "-m", "bootstrap", str(self.root / "run"), "--local", "--home", str(home))
+        place = home / "join-link.txt"
+        self.link = until("the join link", lambda: place.exists() and place.read_text().strip())
+        return program
+
+    def peer(self, name: str, *arguments: str, link: str | None = "", script: Path | None = None) -> Program:
+        """Start a peer in its home; link None: it must know the run already."""
+        home = self.root / name
+        words = [] if link is None else [link or self.link]
+        how = ["-m", "peer"] if script is None else [str(script)]
+        return self._start(home, *how, *words, "--home", str(home), "--local", "--nickname", name, *arguments)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every process on this machine that belongs to the swarm."""
+        return _processes_of(self.root)
+
+    def socket_folders(self) -> list[Path]:
+        """Where p2pds have their sockets, or had them."""
+        return list(self.sockets.glob("p2ptrain-*"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            for program in self.programs:
+                program.process.terminate()
+            for program in self.programs:
+                program.end()
+            until("all processes to be gone", lambda: not self.processes())
+            sweep(self.sockets)  # of those that were killed; the next peer to start does the same
+            assert self.socket_folders() == []
+            shutil.rmtree(self.root)
+        finally:
+            for process in self.processes():
+                process.kill()
+
+    def _start(self, home: Path, *arguments: str) -> Program:
+        program = Program(home, [sys.executable, *arguments], self._environment)
+        self.programs.append(program)
+        return program
+
+
+@contextlib.contextmanager
+def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]:
+    """A bootstrap and peers that would train for hours; each has exchanged."""
+    with Swarm(**ENDLESS) as swarm:
+        bootstrap = swarm.bootstrap()
+        peers = [swarm.peer(name) for name in names]
+        for each in peers:
+            each.wait_for("exchanged")
+        for each in peers:
+            psutil.Process(each.process.pid).nice(10)  # they train all the time, and newcomers have much to import
+        yield swarm, bootstrap, peers
+
+
+def _processes_of(folder: Path) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if any(f"{folder}/" in f"{word}/" for word in process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _lines(path: Path) -> list[str]:
+    """Whole lines only: the last one may be half-written."""
+    try:
+        return path.read_text(encoding="utf-8").split("\n")[:-1]
+    except FileNotFoundError:
+        return []

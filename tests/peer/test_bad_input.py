@@ -1,0 +1,329 @@
+"""What the owner of a machine can do wrong: one clear line, one remedy, exit status 2, never a traceback.
+
+In this process and mostly without a network: recipe ``local`` takes the same way through the peer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2ptrain import checkpoint
+from p2ptrain.cli import run_command
+from p2ptrain.manifest import JoinLink, SignedManifest
+from peer import app
+from peer.cli import export, generate, invite, peer
+from peer.fit import check_memory, explained
+from peer.home import Home
+
+SignedRun = Callable[..., SignedManifest]
+STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+ADDRESS = f"/ip4/127.0.0.1/tcp/31337/p2p/{STRANGER}"
+
+
+@pytest.fixture
+def refused(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Run a command that must be refused; what it said, in one line."""
+
+    def run(*arguments: object, command: object = peer) -> str:
+        with pytest.raises(SystemExit) as caught:
+            run_command(command, [str(each) for each in arguments], name="p2ptrain peer")
+        said = capfd.readouterr().err
+        assert caught.value.code == 2, said
+        assert "Traceback" not in said
+        assert said.startswith("error: ")
+        problem, remedy = said.removeprefix("error: ").rstrip("\n").split("\n")
+        assert problem
+        assert remedy.startswith("  ")
+        return f"{problem} |{remedy}"
+
+    return run
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    """A home of its own, made; no run in it yet."""
+    (tmp_path / "home").mkdir()
+    return Home(tmp_path / "home")
+
+
+def train(home: Home, *arguments: str) -> None:
+    """Live as the peer of this home to the end, in this process."""
+    with pytest.raises(SystemExit) as caught:
+        run_command(peer, ["--home", str(home.path), *arguments], name="p2ptrain peer")
+    assert caught.value.code == 0
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("link", "why"),
+    [
+        ("http://example.org", "begins with p2ptrain://"),
+        ("p2ptrain://abc", "3 of 64 digits"),
+        (f"p2ptrain://{'a' * 64}", "cut off"),
+        (f"p2ptrain://{'a' * 64}@/ip4/1.2.3.4/tcp/31337", "ends before its peer id"),
+        (f"p2ptrain://{'a' * 64}@{ADDRESS[:-9]}", "no peer id"),
+        (f"p2ptrain://{'A' * 64}@{ADDRESS}", "64 digits 0-9 a-f"),
+    ],
+)
+def test_a_malformed_link(link: str, why: str, home: Home, refused: Callable[..., str]) -> None:
+    assert why in refused(link, "--home", home.path)
+
+
+def test_a_link_to_another_run(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
+    home.save_manifest(signed_run())
+    said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path)
+    assert "the link is to run aaaaaaaaaaaa" in said
+    assert "home of its own" in said
+
+
+def test_neither_link_nor_home(refused: Callable[..., str]) -> None:
+    assert "neither a join link nor a home" in refused()
+
+
+def test_a_home_without_a_run_and_no_link(home: Home, refused: Callable[..., str]) -> None:
+    assert "Give a join link" in refused("--home", home.path)
+    assert "has lived in" in refused(home.path, command=invite)
+    assert "no checkpoint" in refused(home.path, home.path / "out", command=export)
+    assert "no checkpoint" in refused(home.path, "Once", command=generate)
+
+
+# --- the home ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_home_in_use(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
+    home.save_manifest(signed_run())
+    with home.locked():
+        said = refused("--home", home.path)
+    assert "Another process lives in" in said
+    assert "--home" in said
+
+
+def test_a_home_below_a_file(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "file").touch()
+    said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", tmp_path / "file" / "home")
+    assert "cannot be used: Not a directory" in said
+
+
+def test_a_directory_where_the_lock_belongs(home: Home, refused: Callable[..., str]) -> None:
+    (home.path / "lock").mkdir()
+    assert "cannot be used" in refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path)
+
+
+def test_a_corrupt_identity_is_never_overwritten(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str]
+) -> None:
+    home.save_manifest(signed_run())
+    home.identity.write_bytes(b"not a key")
+    said = refused("--home", home.path)
+    assert "is not an identity key" in said
+    assert "backup" in said
+    assert home.identity.read_bytes() == b"not a key"
+
+
+@pytest.mark.parametrize("damage", [lambda raw: raw[:-20], lambda raw: b"", lambda raw: raw.replace(b"32", b"33", 1)])
+def test_a_corrupt_manifest(
+    damage: Callable[[bytes], bytes], home: Home, signed_run: SignedRun, refused: Callable[..., str]
+) -> None:
+    home.manifest.write_bytes(damage(signed_run().to_bytes()))
+    said = refused("--home", home.path)
+    assert str(home.manifest) in said
+    assert "join again by the run's link" in said
+
+
+def test_a_manifest_whose_model_exceeds_the_caps(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str]
+) -> None:
+    document = json.loads(signed_run().to_bytes())
+    document["manifest"]["model"]["config"] |= {"hidden_size": 8192, "intermediate_size": 32768}
+    document["manifest"]["model"]["config"] |= {"num_hidden_layers": 128}
+    home.manifest.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")))
+    assert "parameters, and at most" in refused("--home", home.path)
+
+
+# --- corpus, device, model --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "digest_of", "why"),
+    [
+        (None, b"x", "none was named"),
+        (b"another text", b"the text", "its sha256 is"),
+        (b"", b"", "empty"),
+        (b"short", b"short", "short"),
+        (b"\xff\xfe" * 5000, b"\xff\xfe" * 5000, "not UTF-8"),
+    ],
+)
+def test_a_corpus_that_cannot_be_used(
+    content: bytes | None, digest_of: bytes, why: str, home: Home, signed_run: SignedRun, refused: Callable[..., str]
+) -> None:
+    corpus = {
+        "kind": "file",
+        "sha256": hashlib.sha256(digest_of).hexdigest(),
+        "format": "text",
+        "text_field": "text",
+        "max_tokens": 100_000,
+        "validation_fraction": 0.1,
+    }
+    home.save_manifest(signed_run(corpus=corpus))
+    arguments = ["--home", str(home.path)]
+    if content is not None:
+        (home.path / "corpus.txt").write_bytes(content)
+        arguments += ["--data", str(home.path / "corpus.txt")]
+    assert why in refused(*arguments)
+
+
+def test_a_corpus_file_that_is_not_there(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
+    corpus = {"kind": "file", "sha256": "0" * 64, "format": "text", "text_field": "text", "max_tokens": 100_000}
+    home.save_manifest(signed_run(corpus=corpus | {"validation_fraction": 0.1}))
+    assert "cannot be read" in refused("--home", home.path, "--data", home.path / "nowhere.txt")
+
+
+def test_a_device_that_is_not_there(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    home.save_manifest(signed_run())
+    assert "--device cpu" in refused("--home", home.path, "--device", "cuda")
+    assert "there is no device 'toaster'" in refused("--home", home.path, "--device", "toaster")
+
+
+def test_a_model_that_does_not_fit(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("peer.fit.installed_memory", lambda: 100_000)
+    home.save_manifest(signed_run())
+    said = refused("--home", home.path)
+    assert "18,528 parameters and needs at least" in said
+    assert "smaller model" in said
+
+
+def test_memory_that_is_installed_but_not_free(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def exhausted(*arguments: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(app, "flat_model", exhausted)
+    home.save_manifest(signed_run())
+    assert "does not fit the memory that is free on cpu" in refused("--home", home.path)
+
+
+def test_the_accelerator_spares_the_host(signed_run: SignedRun) -> None:
+    manifest = signed_run().manifest
+    check_memory(manifest, torch.device("cuda", 0), installed_bytes=18_528 * 28)
+    with pytest.raises(Exception, match="smaller model"):
+        check_memory(manifest, torch.device("cpu"), installed_bytes=18_528 * 28)
+    with pytest.raises(ZeroDivisionError), explained(torch.device("cpu")):
+        raise ZeroDivisionError  # our own faults keep their tracebacks
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_torn_checkpoint_is_told_and_the_one_before_used(
+    home: Home, signed_run: SignedRun, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home.save_manifest(signed_run())
+    train(home)
+    whole = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert whole is not None
+    torn = home.checkpoints / "step-00000099"
+    torn.mkdir()
+    (torn / "state.json").write_bytes((whole.path / "state.json").read_bytes()[:100])
+    capfd.readouterr()
+    train(home)
+    said = capfd.readouterr().out
+    assert f"passed over the checkpoint {torn}" in said
+    assert f"resumed at step {whole.step}" in said
+
+
+def test_a_checkpoint_of_another_run(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str], capfd: pytest.CaptureFixture[str]
+) -> None:
+    home.save_manifest(signed_run())
+    train(home)
+    capfd.readouterr()
+    home.save_manifest(signed_run(run__seed=2))
+    said = refused("--home", home.path)
+    assert "belongs to another run" in said
+    assert str(home.checkpoints) in said
+
+
+def test_a_checkpoint_of_another_model(home: Home, signed_run: SignedRun, refused: Callable[..., str]) -> None:
+    signed = signed_run()
+    home.save_manifest(signed)
+    checkpoint.save(
+        home.checkpoints,
+        {name: torch.zeros(3) for name in ("slow", "momentum", "theta")},
+        {"step": 7, "run": signed.run_id, "val_loss_first": 1.0},
+    )
+    assert "does not fit this run's model" in refused("--home", home.path)
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
+    home: Home, signed_run: SignedRun, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full until the last outer step."""
+    save_file = checkpoint.save_file
+
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        if int(path.parent.name[-8:]) < 5:
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("peer.record.SAVE_PERIOD_S", 0.0)
+    home.save_manifest(signed_run())
+    train(home)
+    said = capfd.readouterr().out
+    assert said.count("[save] NOT saved, a checkpoint: no checkpoint could be saved in") >= 3
+    assert "the disk is full" in said
+    found = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert found is not None
+    assert found.step == 5
+    assert json.loads(home.summary.read_text())["finished"]
+
+
+def test_a_disk_that_is_full_at_the_end(
+    home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    home.save_manifest(signed_run())
+    assert "the disk is full" in refused("--home", home.path)
+    assert list(home.checkpoints.iterdir()) == []
+
+
+# --- the network ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.net
+def test_a_port_in_use(home: Home, refused: Callable[..., str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        link = JoinLink("a" * 64, (ADDRESS,))
+        said = refused(link, "--home", home.path, "--listen", f"/ip4/127.0.0.1/tcp/{port}", "--local")
+    assert f"127.0.0.1:{port} is in use by another program" in said
+    assert "--listen" in said
+
+
+@pytest.mark.net
+def test_an_address_that_is_none(home: Home, refused: Callable[..., str]) -> None:
+    said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path, "--listen", "localhost:80")
+    assert "'localhost:80' is not an address" in said

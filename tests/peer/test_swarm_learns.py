@@ -1,0 +1,122 @@
+"""Three real peers on loopback train one model to the end of their run; what they leave behind is usable."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from swarm import Program, Swarm
+
+from p2ptrain import checkpoint
+from p2ptrain.manifest import JoinLink
+from p2ptrain.train import flat_model
+from peer.cli import export, generate, invite
+
+pytestmark = pytest.mark.net
+
+
+@dataclass(frozen=True)
+class Ended:
+    swarm: Swarm
+    peers: list[Program]
+    statuses: list[int]
+    summaries: list[dict[str, Any]]
+
+
+@pytest.fixture(scope="module")
+def ended() -> Iterator[Ended]:
+    with Swarm(run__tokens_per_peer=100_000) as swarm:
+        bootstrap = swarm.bootstrap()
+        peers = [swarm.peer(name) for name in ("anna", "bert", "cleo")]
+        statuses = [each.end() for each in peers]
+        assert statuses == [0, 0, 0], "\n".join(each.output[-2000:] for each in peers)
+        assert bootstrap.terminate() == 0
+        assert swarm.processes() == []
+        assert swarm.socket_folders() == []
+        yield Ended(swarm, peers, statuses, [json.loads((each.home / "summary.json").read_text()) for each in peers])
+
+
+def weights(directory: Path) -> torch.Tensor:
+    found = checkpoint.load_latest(directory).checkpoint
+    assert found is not None
+    return found.tensors["slow"]
+
+
+def disagreement(points: list[torch.Tensor]) -> float:
+    mean = torch.stack(points).mean(dim=0)
+    return float(torch.stack([(point - mean).norm() for point in points]).mean() / mean.norm())
+
+
+def test_every_peer_learned(ended: Ended) -> None:
+    for summary in ended.summaries:
+        assert summary["val_loss_last"] < 0.75 * summary["val_loss_first"]
+        assert summary["finished"]
+        assert summary["tokens"] >= 0.8 * 100_000
+
+
+def test_all_began_at_the_same_weights(ended: Ended) -> None:
+    first = [summary["val_loss_first"] for summary in ended.summaries]
+    assert first == pytest.approx([first[0]] * 3, rel=1e-5)
+
+
+def test_every_peer_exchanged_and_nobody_trained_alone(ended: Ended) -> None:
+    for summary in ended.summaries:
+        assert summary["exchanges_ok"] >= 20
+        assert summary["received_bytes"] > 0
+        assert summary["exchanges_failed"] <= 0.1 * summary["exchanges_ok"]
+
+
+def test_the_trainer_was_hardly_blocked(ended: Ended) -> None:
+    """Shares of the same run, but of a tiny model on a busy machine: the bound is far from the usual .01."""
+    assert max(summary["blocked_fraction"] for summary in ended.summaries) < 0.2
+
+
+def test_the_peers_agree(ended: Ended) -> None:
+    assert disagreement([weights(each.home / "trained") for each in ended.peers]) < 0.1
+    assert disagreement([weights(each.home / "checkpoints") for each in ended.peers]) < 0.03
+
+
+def test_the_log_tells_the_story(ended: Ended) -> None:
+    for each in ended.peers:
+        for kind in ("listening", "found", "started", "first inner step", "exchanged", "trained", "finished", "saved"):
+            assert each.events(kind), kind
+        assert "[exchange] exchanged with " in each.output
+        assert "Traceback" not in each.output
+
+
+def test_the_export_loads_and_computes_the_same(ended: Ended, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    home = ended.peers[0].home
+    export.main([str(home), str(tmp_path / "out")], standalone_mode=False)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+
+    manifest = ended.swarm.signed.manifest
+    ours = flat_model(manifest.model, manifest.run.seed, torch.device("cpu"))
+    ours.theta.copy_(weights(home / "checkpoints"))
+    tokens = torch.tensor([list(b"To be, or not to be")])
+    with torch.no_grad():
+        assert torch.allclose(loaded(tokens).logits, ours.module.eval()(tokens).logits, atol=1e-5)
+
+
+def test_the_model_continues_a_text(ended: Ended, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(ended.peers[0].home), "ROMEO:", "--tokens", "40"]
+    generate.main(arguments, standalone_mode=False)
+    first = capsys.readouterr().out
+    generate.main(arguments, standalone_mode=False)
+    assert first.startswith("ROMEO:")
+    assert len(first) > 30
+    assert capsys.readouterr().out == first
+
+
+def test_every_home_prints_a_join_link(ended: Ended, capsys: pytest.CaptureFixture[str]) -> None:
+    for each in ended.peers:
+        invite.main([str(each.home)], standalone_mode=False)
+        link = JoinLink.parse(capsys.readouterr().out)
+        assert link.run_id == ended.swarm.signed.run_id
+        assert link.addresses[0].endswith(each.peer_id)

@@ -1,0 +1,59 @@
+"""SIGKILL of the bootstrap: the swarm goes on, its members come back, and strangers join by a peer's own link."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from swarm import Program, Swarm, endless_swarm
+
+from p2ptrain import checkpoint
+from peer.cli import invite
+
+pytestmark = pytest.mark.net
+
+
+@dataclass
+class Orphans:
+    swarm: Swarm
+    anna: Program
+    bert: Program
+    """Replaced by whoever lives in that home now."""
+
+
+@pytest.fixture(scope="module")
+def orphans() -> Iterator[Orphans]:
+    with endless_swarm("anna", "bert") as (swarm, bootstrap, peers):
+        assert bootstrap.kill() == -signal.SIGKILL
+        yield Orphans(swarm, *peers)
+
+
+def test_the_swarm_goes_on(orphans: Orphans) -> None:
+    orphans.anna.wait_for_more("exchanged", 5)
+    orphans.bert.wait_for_more("exchanged", 5)
+
+
+def test_a_peer_resumes_after_sigterm_and_after_sigkill_and_finds_its_swarm_again(orphans: Orphans) -> None:
+    bert = orphans.bert
+    assert bert.terminate() == 0, bert.output
+    saved = checkpoint.load_latest(bert.home / "checkpoints").checkpoint
+    assert saved is not None
+
+    bert = orphans.bert = orphans.swarm.peer("bert", link=None)
+    assert bert.wait_for("resumed")["step"] == saved.step
+    bert.wait_for("exchanged", 2, peer=orphans.anna.peer_id)
+    assert bert.kill() == -signal.SIGKILL
+
+    bert = orphans.bert = orphans.swarm.peer("bert", link=None)
+    assert bert.wait_for("resumed")["step"] == saved.step
+    bert.wait_for("exchanged", 2, peer=orphans.anna.peer_id)
+
+
+def test_a_stranger_joins_by_a_peers_link(orphans: Orphans, capsys: pytest.CaptureFixture[str]) -> None:
+    invite.main([str(orphans.anna.home)], standalone_mode=False)
+    cleo = orphans.swarm.peer("cleo", link=capsys.readouterr().out.strip())
+    cleo.wait_for("caught up")
+    cleo.wait_for("exchanged", 2)
+    assert cleo.terminate() == 0
