@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.ids import LinkId
+from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up
-from p2ptrain.swarm.membership import Known
+from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.rules import MAX_DONATIONS
 from p2ptrain.swarm.standing import Standing
@@ -104,7 +104,7 @@ class CatchUp:
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
         """Somebody wants our weights."""
         standing = self._standing
-        refusal = self._refusal(request)
+        refusal = self._refusal(link.peer, request, now)
         if refusal is not None:
             standing.emit(Send(link, Decline(refusal, standing.state, standing.step, standing.progress)))
             standing.emit(Close(link))
@@ -125,18 +125,16 @@ class CatchUp:
     def failed(self, event: LinkFailed, now: float) -> bool:
         """A link of ours ended early. True when it was one of these."""
         standing = self._standing
-        ours = False
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
+            fault = Fault.BROKEN if self.pull.replied else Fault.UNANSWERED
             self.pull = None
-            ours = True
-        if self._donations.pop(event.link, None) is not None:
-            ours = True
-        if ours:
-            standing.emit(Close(event.link))
-            standing.counters.offences += int(event.their_fault)
-            standing.members.blame(event.link.peer, now, event.their_fault)
-            standing.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why)
-        return ours
+        elif self._donations.pop(event.link, None) is not None:
+            fault = Fault.BROKEN
+        else:
+            return False
+        standing.emit(Close(event.link))
+        standing.blame(event, fault, now)
+        return True
 
     def expire(self, now: float) -> None:
         """Give up on donors and newcomers whose deadline has passed."""
@@ -175,7 +173,7 @@ class CatchUp:
             and not implausible_progress(known.progress, standing.progress, False, standing.rules)
         ]
 
-    def _refusal(self, request: WeightsRequest) -> DeclineReason | None:
+    def _refusal(self, peer: PeerId, request: WeightsRequest, now: float) -> DeclineReason | None:
         standing = self._standing
         if request.run != standing.rules.run:
             return DeclineReason.OTHER_RUN
@@ -183,6 +181,10 @@ class CatchUp:
             return DeclineReason.OTHER_PROTOCOL
         if standing.state is PeerState.LEAVING:
             return DeclineReason.LEAVING
+        if standing.members.is_distrusted(peer, now):
+            return DeclineReason.DISTRUSTED
+        if not must_catch_up(False, request.progress, standing.progress, standing.rules):
+            return DeclineReason.NOT_BEHIND
         if standing.state is PeerState.JOINING or self.pull is not None:
             return DeclineReason.NO_WEIGHTS
         if len(self._donations) >= MAX_DONATIONS:

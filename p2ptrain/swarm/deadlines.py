@@ -16,7 +16,7 @@ FIRST_REPLY_S = 10.0  # before anything is measured
 REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine was seen to answer after 1 s
 PROMPT_BOUNDS_S = (0.2, 1.0)  # a round trip across the world, and a busy machine
 FIRST_RATE = 125_000.0  # bytes/s before anything is measured: 1 Mbit/s, the slowest home upload we care about
-PAYLOAD_BOUNDS_S = (5.0, 900.0)
+PAYLOAD_BOUNDS_S = (5.0, 900.0)  # the upper one grows with the payload: twice its time at FIRST_RATE
 MAX_PATIENCE = 16.0  # largest multiple after missed deadlines
 
 
@@ -53,7 +53,8 @@ class Deadlines:
     def payload_s(self, size_bytes: int) -> float:
         """How long to wait for a payload of this size both ways, acknowledgements included."""
         per_byte = _bound(self._per_byte) if self._per_byte else 1.0 / FIRST_RATE
-        return _clamp(self._patience * per_byte * size_bytes, *PAYLOAD_BOUNDS_S)
+        shortest, longest = PAYLOAD_BOUNDS_S
+        return _clamp(self._patience * per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
 
     def typical_payload_s(self, size_bytes: int) -> float | None:
         """The median time of a payload of this size, None before any was measured."""

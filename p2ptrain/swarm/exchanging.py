@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.ids import LinkId
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.matching import (
+    ProgressBudget,
     answer,
     choose_partner,
-    implausible_growth,
     implausible_progress,
+    must_catch_up,
     progress_displacement,
 )
+from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 from p2ptrain.swarm.standing import Standing
 
+MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
 BUSY_PAUSE_S = (0.05, 5.0)
 """Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
 itself is random: peers that collide must not collide in step."""
+DECLINED_PAUSE_S = 2.0
+"""Mean pause after any other decline: what it names passes in seconds at the earliest, and who catches up calls by
+itself. A guess."""
 
 
 class Exchanging:
@@ -27,6 +33,7 @@ class Exchanging:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self.book = ExchangeBook(len(standing.rules.fragment_bytes))
+        self._budget = ProgressBudget(standing.rules.catch_up_tokens, standing.rules.catch_up_tokens)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
@@ -58,7 +65,8 @@ class Exchanging:
         free = self.book.free_fragments()[: standing.rules.fragments_per_exchange]
         if not free:
             return
-        partner = choose_partner(standing.members.partners(now, excluding=self.book.partners()), standing.random)
+        ready = standing.members.partners(now, excluding=self.book.partners())
+        partner = choose_partner([known for known in ready if not self._is_out_of_reach(known)], standing.random)
         if partner is None:
             return
         exchange = Exchange(
@@ -94,8 +102,8 @@ class Exchanging:
             state=standing.state,
             settled=standing.settled,
             progress=standing.progress,
-            quarantined=standing.members.is_quarantined(link.peer, now),
-            implausible=self._implausible(link.peer, offer.terms, now),
+            distrusted=standing.members.is_distrusted(link.peer, now),
+            implausible=self._implausible(offer.terms),
             crossing=crossing is not None,
             offering=any(now - offer.started_at < prompt for offer in offers),
             free=self.book.free_fragments(),
@@ -127,8 +135,8 @@ class Exchanging:
             self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
             return
         standing.deadlines.replied(now - exchange.started_at)
-        if implausible := self._implausible(link.peer, accept.terms, now):
-            self.failed(LinkFailed(link, implausible, their_fault=True), now)
+        if implausible := self._implausible(accept.terms):
+            self.failed(LinkFailed(link, implausible), now)
             return
         self._due = max(self._due - 1, 0)
         self._swap(exchange, accept.fragments, accept.terms, now)
@@ -143,7 +151,7 @@ class Exchanging:
         standing.counters.offers_declined += 1
         standing.deadlines.replied(now - exchange.started_at)
         standing.note("skipped", link.peer, decline.reason.value)
-        standing.members.pause(link.peer, now + self._busy_pause(exchange))
+        standing.members.pause(link.peer, now + self._pause_after(decline.reason, exchange))
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
@@ -177,7 +185,7 @@ class Exchanging:
         self.distances = [*self.distances[-15:], exchange.distance]
         self.book.put(exchange.committed())
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
-        standing.emit(Commit(link, moved))
+        standing.emit(Commit(link, self._budget.take(moved, standing.rate, now)))
         standing.emit(Close(link))
         standing.emit(
             Note(
@@ -205,15 +213,15 @@ class Exchanging:
         standing.emit(Close(event.link))
         if exchange.state is ExchangeState.OFFERED:
             standing.counters.offers_unanswered += 1
+            fault = Fault.UNANSWERED
         else:
             standing.counters.exchanges_failed += 1
+            fault = Fault.BROKEN
             if event.link.outbound:  # still owed: to somebody else, while this outer step lasts
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
-        standing.counters.offences += int(event.their_fault)
-        standing.members.blame(event.link.peer, now, event.their_fault)
-        standing.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why)
+        standing.blame(event, fault, now)
         self.seek(now)
 
     def expire(self, now: float) -> None:
@@ -225,11 +233,20 @@ class Exchanging:
                 self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
 
     def drop_unsettled(self) -> None:
-        """We are leaving or about to replace our weights: close what no partner can have committed yet."""
+        """We are leaving or about to catch up: close what no partner can have committed yet."""
         for exchange in self.book:
             if exchange.state in (ExchangeState.OFFERED, ExchangeState.SWAPPING):
                 self.book.remove(exchange.link)
                 self._standing.emit(Close(exchange.link))
+
+    def abandon(self) -> None:
+        """Our weights are about to be replaced: a difference to the old ones must not be added to the new ones."""
+        self.drop_unsettled()
+        for exchange in self.book.in_state(ExchangeState.CONFIRMING):
+            self.book.remove(exchange.link)
+            self._standing.counters.exchanges_failed += 1
+            self._standing.counters.half_commits += 1
+            self._standing.emit(Close(exchange.link))
 
     def next_deadline(self) -> float:
         """When ``expire`` has something to do."""
@@ -258,20 +275,19 @@ class Exchanging:
             state=standing.state,
         )
 
-    def _implausible(self, peer: PeerId, terms: Terms, now: float) -> str:
+    def _implausible(self, terms: Terms) -> str:
         standing = self._standing
-        settled = standing.settled and terms.settled
-        if why := implausible_progress(terms.progress, standing.progress, settled, standing.rules):
-            return why
-        known = standing.members.get(peer)
-        if known is None or known.heard_at is None:
-            return ""
-        return implausible_growth(
-            terms.progress, known.heard_progress, now - known.heard_at, standing.rate, standing.rules
-        )
+        return implausible_progress(terms.progress, standing.progress, standing.settled, standing.rules)
 
-    def _busy_pause(self, exchange: Exchange) -> float:
+    def _is_out_of_reach(self, known: Known) -> bool:
+        """So far ahead that we must not exchange but pull."""
         standing = self._standing
+        return must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
+
+    def _pause_after(self, reason: DeclineReason, exchange: Exchange) -> float:
+        standing = self._standing
+        if reason not in MOMENTARY:
+            return DECLINED_PAUSE_S * standing.random.uniform(0.5, 1.5)
         size = sum(standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
         typical = standing.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
         shortest, longest = BUSY_PAUSE_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import isfinite
 from random import Random
 
@@ -10,10 +11,6 @@ from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.rules import MAX_EXCHANGES, SwarmRules
 
-RATE_SLACK = 16.0
-"""A partner's progress may grow this many times as fast as ours before it is implausible. Progress is averaged, so even
-a much faster computer's grows at about the swarm's mean rate. A guess, on the generous side."""
-
 
 def choose_partner(candidates: list[Known], random: Random) -> Known | None:
     """A uniformly random one; the randomness is what makes gossip mix."""
@@ -21,32 +18,19 @@ def choose_partner(candidates: list[Known], random: Random) -> Known | None:
 
 
 def implausible_progress(theirs: float, mine: float, settled: bool, rules: SwarmRules) -> str:
-    """Why a reported progress cannot be true or must not move ours; empty when it can.
+    """Why a reported progress cannot be true or must not meet ours; empty when it can.
 
-    A distance bound applies between settled peers only: a newcomer's distance is what catching up is for.
+    Args:
+        theirs, mine: tokens per peer.
+        settled: we are in step with the swarm. Nobody honest is then far ahead of us, whatever it says of itself; a
+            peer that is not in step yet may be far behind whoever it asks.
     """
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
     if theirs > rules.progress_ceiling:
         return f"progress {theirs:.0f} lies beyond the run's end at {rules.tokens_per_peer:.0f}"
-    if settled and abs(theirs - mine) > rules.implausible_distance:
-        return f"progress {theirs:.0f} is too far from ours, {mine:.0f}"
-    return ""
-
-
-def implausible_growth(theirs: float, before: float, seconds: float, my_rate: float, rules: SwarmRules) -> str:
-    """Why progress cannot have grown so much since we last heard of it; empty when it can.
-
-    Honest progress may fall (it is averaged with slower peers'), so only growth is bounded.
-
-    Args:
-        theirs, before: tokens per peer, now and when last heard.
-        seconds: since last heard.
-        my_rate: our own progress in tokens per second; 0 when not known.
-    """
-    allowed = rules.catch_up_tokens + RATE_SLACK * my_rate * seconds
-    if my_rate > 0 and theirs - before > allowed:
-        return f"progress grew by {theirs - before:.0f} tokens in {seconds:.1f} s"
+    if settled and theirs - mine > rules.implausible_distance:
+        return f"progress {theirs:.0f} is too far ahead of ours, {mine:.0f}"
     return ""
 
 
@@ -58,7 +42,7 @@ def answer(
     state: PeerState,
     settled: bool,
     progress: float,
-    quarantined: bool,
+    distrusted: bool,
     implausible: str,
     crossing: bool,
     offering: bool,
@@ -73,7 +57,7 @@ def answer(
         offering: we have a fresh offer under way to somebody else. To accept now would break our word to one of the
             two, and where offers run in a circle, all words at once, for ever. An answer comes within a round trip;
             an offer that stays unanswered for longer does not make us busy.
-        free: our free fragments.
+        free: our free fragments, those that waited longest first.
         under_way: exchanges we are engaged in.
     """
     if offer.run != rules.run:
@@ -82,8 +66,8 @@ def answer(
         return DeclineReason.OTHER_PROTOCOL
     if state is PeerState.LEAVING:
         return DeclineReason.LEAVING
-    if quarantined:
-        return DeclineReason.QUARANTINED
+    if distrusted:
+        return DeclineReason.DISTRUSTED
     if implausible:
         return DeclineReason.IMPLAUSIBLE_PROGRESS
     if state is PeerState.JOINING:
@@ -96,10 +80,10 @@ def answer(
         return DeclineReason.CROSSING
     if offering and not crossing:
         return DeclineReason.BUSY
-    both = tuple(sorted(set(offer.fragments) & set(free)))
+    both = [fragment for fragment in free if fragment in offer.fragments][: rules.fragments_per_exchange]
     if not both or under_way >= MAX_EXCHANGES:
         return DeclineReason.BUSY
-    return both
+    return tuple(sorted(both))
 
 
 def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRules) -> bool:
@@ -108,11 +92,41 @@ def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRul
 
 
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
-    """What an exchange adds to our progress: averaged like the weights, by the share of fragments exchanged, bounded.
-
-    The bound limits what one liar can do to everyone's schedule, and is the same on both sides.
-    """
+    """What an exchange adds to our progress: averaged like the weights, for the fragments exchanged, bounded."""
     share = theirs.weight / (mine.weight + theirs.weight)
     moved = share * (theirs.progress - mine.progress) * fragments / len(rules.fragment_bytes)
     bound = rules.catch_up_tokens
     return max(-bound, min(moved, bound))
+
+
+RATE_SLACK = 16.0
+"""Exchanges may raise our progress this many times as fast as our own training does. Progress is averaged, so
+everyone's grows at the swarm's mean rate; a peer 16 times slower than that falls behind in its schedule. A guess."""
+
+
+@dataclass(slots=True)
+class ProgressBudget:
+    """How much exchanges may still raise our progress: what keeps liars, however many, from ending our schedule.
+
+    A bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times our own rate. What exceeds it is cut off
+    on our side only: progress steers schedules, and unlike the weights need not be conserved.
+    """
+
+    capacity: float
+    """Tokens."""
+    left: float
+    filled_at: float = 0.0
+
+    def take(self, displacement: float, rate: float, now: float) -> float:
+        """As much of a displacement as the budget allows; what lowers progress always passes.
+
+        Args:
+            rate: our own tokens per second.
+        """
+        self.left = min(self.left + RATE_SLACK * rate * max(now - self.filled_at, 0.0), self.capacity)
+        self.filled_at = now
+        if displacement <= 0:
+            return displacement
+        taken = min(displacement, self.left)
+        self.left -= taken
+        return taken

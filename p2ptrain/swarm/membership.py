@@ -2,12 +2,14 @@
 
 A peer is live while its presence record, or its last message to us, is fresh. A peer that failed us is left alone for a
 while that doubles with every failure in a row; a peer that broke the protocol for much longer. One success clears it.
+Whom we merely could not reach may call us all the while: it was away, and it is back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from enum import Enum
 from random import Random
 
 from p2ptrain.ids import PeerId
@@ -16,6 +18,14 @@ from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 
 FAILURE_PAUSE_S = (2.0, 120.0)  # first and longest pause after network failures in a row. Guess
 QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
+
+
+class Fault(Enum):
+    """How a conversation with a peer failed."""
+
+    UNANSWERED = "our call came to nothing"
+    BROKEN = "it had our fragments or weights engaged, and let us wait for nothing"
+    OFFENCE = "it broke the protocol"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +41,9 @@ class Known:
     failures: int = 0
     offences: int = 0
     not_before: float = 0.0
-    """Leave it alone until then."""
-    heard_at: float | None = None
-    """When it last spoke to us itself, and ..."""
-    heard_progress: float = 0.0
-    """... the progress it reported then."""
+    """Do not call it until then ..."""
+    distrusted_until: float = 0.0
+    """... nor let it engage anything of ours until then."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -56,7 +64,7 @@ class Membership:
         return self._known.get(peer)
 
     def see(self, presence: Presence, live_until: float) -> bool:
-        """Take in a record whose signature holds. True when the peer was not known before."""
+        """Take in a record whose signature holds. True for a peer's first: one that only spoke to us has none yet."""
         if presence.peer == self._me:
             return False
         known = self._known.get(presence.peer)
@@ -66,9 +74,6 @@ class Membership:
             if len(self._known) >= MAX_KNOWN:
                 self._forget_stalest()
             known = Known(peer=presence.peer, live_until=live_until)
-            is_new = True
-        else:
-            is_new = False
         self._known[presence.peer] = replace(
             known,
             live_until=max(known.live_until, live_until),
@@ -77,7 +82,7 @@ class Membership:
             progress=presence.progress,
             presence=presence,
         )
-        return is_new
+        return known.presence is None
 
     def hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
         """Take in what a peer said of itself in a message."""
@@ -92,8 +97,6 @@ class Membership:
             state=state,
             step=step,
             progress=progress,
-            heard_at=now,
-            heard_progress=progress,
         )
 
     def pause(self, peer: PeerId, until: float) -> None:
@@ -101,29 +104,34 @@ class Membership:
         if known := self._known.get(peer):
             self._known[peer] = replace(known, not_before=max(known.not_before, until))
 
-    def blame(self, peer: PeerId, now: float, their_fault: bool) -> None:
+    def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
         """A conversation with this peer failed."""
         known = self._known.get(peer)
         if known is None:
             return
-        failures, offences = known.failures + 1, known.offences + int(their_fault)
-        first, longest = QUARANTINE_S if their_fault else FAILURE_PAUSE_S
-        doublings = min((offences if their_fault else failures) - 1, 16)
+        is_offence = fault is Fault.OFFENCE
+        failures, offences = known.failures + 1, known.offences + int(is_offence)
+        first, longest = QUARANTINE_S if is_offence else FAILURE_PAUSE_S
+        doublings = min((offences if is_offence else failures) - 1, 16)
+        until = now + min(first * 2**doublings, longest)
+        distrusted_until = known.distrusted_until if fault is Fault.UNANSWERED else until
         self._known[peer] = replace(
             known,
             failures=failures,
             offences=offences,
-            not_before=max(known.not_before, now + min(first * 2**doublings, longest)),
+            not_before=max(known.not_before, until),
+            distrusted_until=max(known.distrusted_until, distrusted_until),
         )
 
     def praise(self, peer: PeerId) -> None:
         """An exchange with this peer committed."""
         if known := self._known.get(peer):
-            self._known[peer] = replace(known, failures=0, not_before=0.0)
+            self._known[peer] = replace(known, failures=0, not_before=0.0, distrusted_until=0.0)
 
-    def is_quarantined(self, peer: PeerId, now: float) -> bool:
+    def is_distrusted(self, peer: PeerId, now: float) -> bool:
+        """It may not engage our fragments or weights."""
         known = self._known.get(peer)
-        return known is not None and known.offences > 0 and known.not_before > now
+        return known is not None and known.distrusted_until > now
 
     def expire(self, now: float) -> list[PeerId]:
         """Forget peers that are no longer live and owe us nothing; name those who were live until now."""

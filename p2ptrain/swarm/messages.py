@@ -39,9 +39,10 @@ class DeclineReason(StrEnum):
     IMPLAUSIBLE_PROGRESS = "implausible progress"
     OTHER_RUN = "another run"
     OTHER_PROTOCOL = "another protocol version"
-    QUARANTINED = "it does not trust us for now"
+    DISTRUSTED = "it does not trust us for now"
     LEAVING = "leaving"
     NO_WEIGHTS = "it has no weights to give"
+    NOT_BEHIND = "we are not behind it"
 
 
 @dataclass(frozen=True, slots=True)

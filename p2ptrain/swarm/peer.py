@@ -41,6 +41,7 @@ from p2ptrain.swarm.events import (
     WakeAt,
     Woke,
 )
+from p2ptrain.swarm.exchange import ExchangeState
 from p2ptrain.swarm.exchanging import Exchanging
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import (
@@ -66,6 +67,7 @@ from p2ptrain.swarm.rules import (
 from p2ptrain.swarm.standing import Counters, Standing
 
 NEVER = float("inf")
+OFFERED = ExchangeState.OFFERED
 
 AGREEMENTS = 3
 """So many exchanges in a row must measure no more than the final disagreement."""
@@ -161,6 +163,7 @@ class Peer:
                 self._standing.progress = event.progress
                 self._exchanging.applied(event.link, now)
             case Pulled():
+                self._exchanging.abandon()
                 self._catch_up.pulled(event.link, event.received_bytes)
             case Adopted():
                 self._adopted(event, now)
@@ -169,7 +172,6 @@ class Peer:
             case LinkFailed():
                 if not self._catch_up.failed(event, now):
                     self._exchanging.failed(event, now)
-                self._resume_after_pull(now)
             case Woke():
                 self._wake_at = NEVER
             case LeaveRequested():
@@ -185,10 +187,16 @@ class Peer:
                 self._violation(link, "a second opening message on one link", now)
             case Offer() | WeightsRequest() if link.outbound:
                 self._violation(link, "an opening message in reply to ours", now)
+            case Accept() | Acknowledge() if self._catch_up.holds(link):
+                self._violation(link, "an answer to an offer where weights were asked for", now)
+            case WeightsReply() if self._exchanging.book.get(link):
+                self._violation(link, "weights in reply to an offer", now)
+            case Decline() if (exchange := self._exchanging.book.get(link)) and exchange.state is not OFFERED:
+                self._violation(link, "it declined what it had accepted", now)
             case Offer():
                 self._exchanging.offered(link, message, now)
-                self._hear(link.peer, message.terms.state, message.terms.step, message.terms.progress, now)
-                self._pull_if_behind(now)
+                if message.run == self._standing.rules.run and message.protocol == self._standing.rules.protocol:
+                    self._hear(link.peer, message.terms.state, message.terms.step, message.terms.progress, now)
             case WeightsRequest():
                 self._catch_up.requested(link, message, now)
             case Accept():
@@ -198,10 +206,8 @@ class Peer:
                 self._hear(link.peer, message.state, message.step, message.progress, now)
                 if self._catch_up.holds(link):
                     self._catch_up.declined(link, message, now)
-                    self._resume_after_pull(now)
                 else:
                     self._exchanging.declined(link, message, now)
-                    self._pull_if_behind(now)
             case Acknowledge():
                 self._exchanging.acknowledged(link, now)
                 self._gossip_at = now + FINAL_PACE_S if self._ended else NEVER
@@ -234,34 +240,28 @@ class Peer:
         for presence, live_until in event.records:
             if presence.run == self._standing.rules.run and members.see(presence, live_until):
                 self._standing.note("found", presence.peer)
-        self._pull_if_behind(now)
-        if not self._training and self._catch_up.pull is None:
-            if self._catch_up.donor_exists(now):
-                return  # they are busy or paused: the timer asks again
-            if event.from_lookup:
-                self._begin(now)
-        self._exchanging.seek(now)
+        alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
+        if alone and event.from_lookup:
+            self._begin(now)
 
-    def _pull_if_behind(self, now: float) -> None:
-        if self._ended or self._standing.state is PeerState.LEAVING or self._standing.settled:
+    def _keep_in_step(self, now: float) -> None:
+        """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
+        standing = self._standing
+        if self._ended or self._catch_up.pull is not None:
             return
-        if self._catch_up.begin(now) and self._standing.state is PeerState.TRAINING:
-            self._exchanging.drop_unsettled()
-            self._enter(PeerState.JOINING, now)
-
-    def _resume_after_pull(self, now: float) -> None:
-        """A pull came to nothing: try another donor; while none is free go on as before."""
-        if self._standing.state is not PeerState.JOINING or self._catch_up.pull is not None:
-            return
-        self._pull_if_behind(now)
-        if self._catch_up.pull is None and self._training:
+        if not standing.settled and self._catch_up.begin(now):
+            if standing.state is PeerState.TRAINING:
+                self._exchanging.drop_unsettled()
+                self._enter(PeerState.JOINING, now)
+        elif self._training:
             self._enter(PeerState.TRAINING, now)
 
     def _adopted(self, event: Adopted, now: float) -> None:
         self._standing.step = event.step
         self._standing.progress = event.progress
         self._catch_up.adopted(event.link)
-        self._begin(now)
+        if self._standing.state is PeerState.JOINING:  # not when the owner, or the run's end, came first
+            self._begin(now)
 
     def _begin(self, now: float) -> None:
         if not self._training:
@@ -281,6 +281,8 @@ class Peer:
         self._exchanging.step_done(now)
 
     def _training_ended(self, event: TrainingEnded, now: float) -> None:
+        if self._ended or self._standing.state is PeerState.LEAVING:
+            return
         self._standing.step, self._standing.progress = event.step, event.progress
         self._ended = True
         self._standing.settled = True  # whatever is ahead of us now is no further than the end
@@ -338,12 +340,12 @@ class Peer:
             self._announce(now)
         if now >= self._lookup_at:
             self._lookup(now)
-        if now >= self._search_until:
-            self._search_until = NEVER
-            if not self._training and self._catch_up.pull is None:
-                self._standing.note("alone", why="nobody answered; training starts alone and goes on searching")
-                self._begin(now)
-        self._resume_after_pull(now)
+        if now >= self._search_until and not self._training and self._catch_up.pull is None:
+            busy = self._catch_up.donor_exists(now)
+            why = "no peer has weights to give just now" if busy else "nobody answered"
+            self._standing.note("alone", why=f"{why}; training starts and the search goes on")
+            self._begin(now)
+        self._keep_in_step(now)
         if self._ended:
             if why := self._finished_why(now):
                 self._standing.note("finished", why=why)
@@ -361,7 +363,7 @@ class Peer:
         times = [self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by]
         if self._standing.state is not PeerState.LEAVING:
             times += [self._announce_at, self._lookup_at, self._gossip_at, self._finish_by]
-            times += [self._search_until] if not self._training else []
+            times += [self._search_until] if not self._training and self._catch_up.pull is None else []
             if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
                 times.append(self._standing.members.next_change(now) or NEVER)
         wake_at = min(times)
@@ -375,7 +377,7 @@ class Peer:
         standing.emit(Announce(standing.state, standing.step, standing.progress))
 
     def _lookup(self, now: float) -> None:
-        lonely = not self._standing.members.live(now)
+        lonely = not self._standing.members.records(now)  # who only called us cannot be called, nor cached
         period = LONELY_LOOKUP_PERIOD_S if lonely else LOOKUP_PERIOD_S
         self._lookup_at = now + period * self._standing.random.uniform(0.75, 1.25)
         self._standing.emit(Lookup())

@@ -28,7 +28,7 @@ class SwarmRules:
     final_disagreement: float = 0.005
     """The final gossip ends when recent exchanges measured at most this distance."""
     final_gossip_s: float = 60.0
-    """... or after this long without anybody to wait for."""
+    """... or this long after our own end, whoever still trains."""
     protocol: int = PROTOCOL_VERSION
 
     @property
@@ -54,7 +54,7 @@ PRESENCE_LIFETIME_S = 75.0
 """How long a presence record counts: between the 60 and 90 s that hivemind's DHT was measured to serve well."""
 
 LOOKUP_PERIOD_S = 20.0
-"""The directory is asked this often once peers are known ..."""
+"""The directory is asked this often once some peer's record is known ..."""
 
 LONELY_LOOKUP_PERIOD_S = 2.0
 """... and this often while none is."""

@@ -7,8 +7,8 @@ from random import Random
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
-from p2ptrain.swarm.events import Effect, Note
-from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.events import Effect, LinkFailed, Note
+from p2ptrain.swarm.membership import Fault, Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import PASS_ON, SwarmRules
 
@@ -63,6 +63,12 @@ class Standing:
 
     def note(self, kind: str, peer: PeerId | None = None, why: str = "") -> None:
         self.emit(Note(kind=kind, peer=peer, why=why))
+
+    def blame(self, event: LinkFailed, fault: Fault, now: float) -> None:
+        """Remember a conversation that failed against its peer, and say so."""
+        self.counters.offences += int(event.their_fault)
+        self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault)
+        self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why)
 
     def new_link(self, peer: PeerId) -> LinkId:
         self.serial += 1

@@ -13,7 +13,8 @@ from table import RULES, Table
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Offer, PeerState, Terms
 from p2ptrain.swarm.events import Close, LeaveRequested, LinkFailed, Received, Send, Swap, SwapDone
-from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason
+from p2ptrain.swarm.matching import RATE_SLACK, ProgressBudget
+from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
 
 
 def in_step(*names: str, **options) -> Table:
@@ -198,16 +199,70 @@ def test_bad_offers_are_declined_with_the_reason(name, offer, reason):
     assert not any(isinstance(effect, Swap) for effect in effects)
 
 
-def test_growth_of_progress_beyond_reason_is_declined():
+def test_claims_far_ahead_of_a_settled_peer_are_declined_however_often_and_whoever_makes_them():
     table = in_step("amber", "birch")
     for _ in range(4):
         table.step("amber", "birch")
         table.run(1.0)
-    known = table["amber"].core._standing.members.get(PeerId("birch"))
-    terms = Terms(9, known.heard_progress + 600.0, 1.0, float("inf"), False, PeerState.TRAINING)
-    link = LinkId(PeerId("birch"), 78, outbound=False)
-    effects = table["amber"].core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now + 0.1)
-    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.IMPLAUSIBLE_PROGRESS]
+    mine = table["amber"].progress
+    for number, settled in enumerate((False, True, False, False)):
+        terms = Terms(9, mine + 500.0, 1.0, float("inf"), settled, PeerState.TRAINING)
+        link = LinkId(PeerId(f"liar{number % 2}"), 78 + number, outbound=False)
+        effects = table["amber"].core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
+        assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.IMPLAUSIBLE_PROGRESS]
+
+
+def test_many_liars_together_cannot_raise_our_progress_faster_than_the_budget():
+    budget = ProgressBudget(capacity=80.0, left=80.0)
+    gained = sum(budget.take(70.0, rate=1.0, now=0.1 * exchange) for exchange in range(1000))
+    assert gained <= 80.0 + RATE_SLACK * 1.0 * 100.0
+    assert budget.take(-70.0, rate=1.0, now=100.0) == -70.0
+
+
+def test_a_partner_that_never_delivers_engages_our_fragments_once_a_pause():
+    table = in_step("amber", "birch")
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    accepted = 0
+    for attempt in range(20):
+        link = LinkId(PeerId("drip"), 100 + attempt, outbound=False)
+        table["amber"].ends[link] = (PeerId("birch"), link)
+        effects = table["amber"].core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
+        accepted += any(isinstance(effect, Swap) for effect in effects)
+        table["amber"].core.handle(LinkFailed(link, "it sent nothing"), table.now)
+        table.now += 0.05
+    assert accepted == 1
+
+
+def test_an_offer_of_everything_engages_no_more_than_one_exchange_holds():
+    rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
+    table = in_step("amber", "birch", rules=rules)
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    link = LinkId(PeerId("birch"), 90, outbound=False)
+    offer = Offer(RULES.run, RULES.protocol, (0, 1, 2, 3), terms)
+    effects = table["amber"].core.handle(Received(link, offer), table.now)
+    assert [len(effect.fragments) for effect in effects if isinstance(effect, Swap)] == [1]
+
+
+@pytest.mark.parametrize("state", ["offered", "swapping", "confirming"])
+@pytest.mark.parametrize("message", [WeightsReply(1, 1.0), Decline(DeclineReason.BUSY, PeerState.TRAINING, 1, 1.0)])
+def test_an_answer_that_does_not_fit_ends_the_exchange_and_is_remembered(state, message):
+    table = in_step("amber", "birch")
+    if state == "offered" and isinstance(message, Decline):
+        return  # that is how offers are declined
+    if state == "swapping":
+        table.holds_back = lambda sender, receiver, what: isinstance(what, Swap)
+    if state == "confirming":
+        table.holds_back = lambda sender, receiver, what: isinstance(what, Acknowledge)
+    table.step("amber")
+    link = next(iter(table["amber"].ends))
+    if state != "offered":
+        table.run(0.2)
+    assert table["amber"].core._exchanging.book.get(link).state.value == state
+    effects = table["amber"].core.handle(Received(link, message), table.now)
+    assert Close(link) in effects
+    assert table["amber"].core._exchanging.book.get(link) is None
+    assert counts(table, "amber").offences == 1
+    assert counts(table, "amber").half_commits == int(state == "confirming")
 
 
 def test_broken_protocol_costs_trust_for_a_while():
@@ -218,7 +273,7 @@ def test_broken_protocol_costs_trust_for_a_while():
     offer = Offer(RULES.run, RULES.protocol, (0,), Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING))
     inbound = LinkId(PeerId("birch"), 79, outbound=False)
     effects = table["amber"].core.handle(Received(inbound, offer), table.now)
-    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.QUARANTINED]
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.DISTRUSTED]
     effects = table["amber"].core.handle(Received(LinkId(PeerId("birch"), 80, outbound=False), offer), table.now + 31.0)
     assert any(isinstance(effect, Swap) for effect in effects)
 
@@ -289,6 +344,7 @@ def test_any_schedule_keeps_fragments_engaged_once_and_progress_conserved(seed, 
         for seat in table.seats.values():
             engaged = [fragment for fragments in seat.snapshots for fragment in fragments]
             assert len(engaged) == len(set(engaged))
+    table.holds_back = lambda sender, receiver, what: False
     table.run(120.0)
     assert sum(seat.progress for seat in table.seats.values()) == pytest.approx(trained)
     for seat in table.seats.values():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from table import Table, presence
+from table import RUN, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState
-from p2ptrain.swarm.events import Donate, LinkFailed, Received, Send
+from p2ptrain.swarm.events import Adopted, Donate, LeaveRequested, LinkFailed, Received, Send, TrainingEnded
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
 
 
@@ -178,3 +178,111 @@ def test_a_finished_core_answers_nothing_but_close():
     link = LinkId(PeerId("birch"), 1000, outbound=False)
     offer = Offer(table.rules.run, table.rules.protocol, (0,), table["birch"].core._exchanging._terms())
     assert [type(e).__name__ for e in table["amber"].core.handle(Received(link, offer), table.now)] == ["Close"]
+
+
+def pulled(table: Table) -> LinkId:
+    """cedar has a donor's weights and its trainer has not adopted them yet."""
+    table.run(21.0)
+    table.seat("cedar")
+    table.apply_s = 1000.0  # the trainer takes its time
+    table.start("cedar")
+    table.run(1.0)
+    pull = table["cedar"].core._catch_up.pull
+    assert pull is not None
+    assert pull.adopting
+    return pull.link
+
+
+def test_an_owner_who_stops_while_weights_are_adopted_gets_a_peer_that_stops():
+    table = under_way()
+    link = pulled(table)
+    table.handle(PeerId("cedar"), LeaveRequested())
+    assert not table["cedar"].finished
+    table.handle(PeerId("cedar"), Adopted(link, 30, 300.0))
+    assert table["cedar"].finished == "stopped by its owner"
+
+
+def test_the_runs_end_while_weights_are_adopted_is_the_end():
+    table = under_way()
+    link = pulled(table)
+    table.handle(PeerId("cedar"), TrainingEnded(30, 1000.0))
+    table.handle(PeerId("cedar"), Adopted(link, 30, 1000.0))
+    assert table["cedar"].core.state is PeerState.FINISHING
+
+
+def test_a_joiner_whose_donors_never_deliver_trains_all_the_same():
+    table = under_way()
+    table.run(21.0)
+    newcomer = table.seat("cedar")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
+    table.start("cedar")
+    table.run(120.0)
+    assert newcomer.begun
+
+
+def test_weights_are_given_to_those_who_are_behind_only():
+    table = under_way()
+    link = LinkId(PeerId("x"), 1, outbound=False)
+    request = WeightsRequest(table.rules.run, table.rules.protocol, 295.0)
+    effects = table["amber"].core.handle(Received(link, request), table.now)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.NOT_BEHIND]
+    nan = WeightsRequest(table.rules.run, table.rules.protocol, float("nan"))
+    effects = table["amber"].core.handle(Received(LinkId(PeerId("x"), 2, outbound=False), nan), table.now)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.NOT_BEHIND]
+
+
+def test_a_partner_of_another_run_is_no_member():
+    table = Table("amber")
+    table.start()
+    table.run(3.0)
+    offer = Offer("cd" * 32, table.rules.protocol, (0,), table["amber"].core._exchanging._terms())
+    table["amber"].core.handle(Received(LinkId(PeerId("x"), 1, outbound=False), offer), table.now)
+    assert table["amber"].core.live_peers(table.now) == []
+
+
+def test_a_caller_is_found_when_its_record_is_and_looked_for_until_then():
+    table = Table("amber", "birch")
+    table.directory_answers = False
+    table.start()
+    table.run(1.0)
+    amber, birch = PeerId("amber"), PeerId("birch")
+    offer = Offer(RUN, table.rules.protocol, (0,), table["birch"].core._exchanging._terms())
+    table.handle(amber, Received(LinkId(birch, 1, outbound=False), offer))
+    assert table["amber"].core.live_peers(table.now) == [birch]
+    assert not [line for line in table.trace if "amber found birch" in line]
+    table.directory_answers = True
+    table.run(5.0)  # a peer that only called can be neither called back nor remembered: it goes on looking
+    assert [line for line in table.trace if "amber found birch" in line]
+
+
+def test_who_could_not_be_reached_for_long_is_served_as_soon_as_it_calls():
+    table = under_way()
+    table.kill("birch")
+    for _ in range(60):
+        table.step("amber")
+        table.run(1.0)
+    table.records[PeerId("birch")] = presence("birch", at=table.now)  # back at the same identity
+    returned = table.seat("birch")
+    table.start("birch")
+    table.run(1.0)
+    assert returned.core.counters.pulls == 1
+    assert returned.core.settled
+
+
+def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothing_meanwhile():
+    table = under_way()
+    table.run(21.0)
+    table.seat("cedar")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, WeightsRequest)
+    table.start("cedar")
+    for _ in range(60):  # all train; nobody gives weights
+        table.step()
+        table.run(1.0)
+    assert table["cedar"].begun
+    assert table["cedar"].core.counters.exchanges_ok == 0
+    table.holds_back = lambda sender, receiver, what: False
+    for _ in range(60):
+        table.step()
+        table.run(1.0)
+    assert table["cedar"].core.counters.pulls == 1
+    assert table["cedar"].core.counters.exchanges_ok > 0
