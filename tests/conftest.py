@@ -33,6 +33,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         os.environ["TMPDIR"], tempfile.tempdir = ours, None
         yield
         left = survivors()
+        commands = [command(process) for process in left]
         for process in left:
             process.kill()
         psutil.wait_procs(left)
@@ -42,7 +43,7 @@ def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
             del os.environ["TMPDIR"]
         else:
             os.environ["TMPDIR"] = before["TMPDIR"]
-    assert not left, f"left running: {[str(process) for process in left]}"
+    assert not left, f"left running: {commands}"
     assert not folders, f"left in the temporary directory: {folders}"
 
 
@@ -51,6 +52,13 @@ def survivors() -> list[psutil.Process]:
     mark = os.environ[MARK]
     ours = [each for each in psutil.process_iter() if each.pid != os.getpid() and _has_mark(each, mark)]
     return psutil.wait_procs(ours, timeout=GRACE_S)[1]
+
+
+def command(process: psutil.Process) -> str:
+    try:
+        return f"{process.pid} of {process.ppid()}: {' '.join(process.cmdline())}"
+    except psutil.Error:  # just gone
+        return str(process)
 
 
 def _has_mark(process: psutil.Process, mark: str) -> bool:

@@ -17,3 +17,11 @@ manifest_service  any node hands out the run's signed manifest
 hivemind, whose import costs seconds and brings torch along, is met only in ``daemon``, ``node`` and ``directory``. That
 is why this package re-exports nothing: import from its modules, and the fakes come without it.
 """
+
+import os
+import sys
+
+if sys.platform == "linux":
+    # hivemind would set "file_system" for the whole process: then the first tensor that the data library shares starts
+    # a torch_shm_manager beside every peer.
+    os.environ.setdefault("HIVEMIND_MEMORY_SHARING_STRATEGY", "file_descriptor")

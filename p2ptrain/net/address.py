@@ -69,6 +69,12 @@ def host_port(address: str) -> str:
     return f"[{parts[2]}]:{parts[4]}" if parts[1] == "ip6" else f"{parts[2]}:{parts[4]}"
 
 
+def port_of(addresses: Iterable[str]) -> int:
+    """The port of the first address that has one, 0 for none."""
+    ports = (host_port(each).rpartition(":")[2] for each in addresses)
+    return next((int(port) for port in ports if port.isdigit()), 0)
+
+
 def multiaddress(host: str, port: int) -> str:
     """The TCP multiaddress of a host (IP address or name) and a port."""
     try:

@@ -13,6 +13,7 @@ import dataclasses
 import json
 import logging
 import os
+import random
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -28,14 +29,15 @@ from p2ptrain import wire
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import verify
-from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 15.0
 """For one store or lookup. A guess: 34 ms were measured with 24 nodes, and each dead node on the way costs 3 s."""
 MAX_RECORDS = 256
-"""Presences that one lookup returns, latest first. A guess: more than a peer can exchange with in their lifetime."""
+"""Presences that one lookup returns, at random where there are more. A guess: more than a peer can exchange with in
+their lifetime."""
 MAX_STORED_PEERS = 2048
 """Peers that a node stores records of: beyond it a get's answer would near the 4 MiB that break unary calls."""
 CLOCK_SKEW_S = 300.0
@@ -70,7 +72,11 @@ class PresenceValidator(RecordValidatorBase):
 
     def _is_timely(self, presence: Presence, expiration: float) -> bool:
         until = presence.issued_at + presence.lifetime_s
-        return expiration <= until + 1.0 and presence.issued_at <= get_dht_time() + CLOCK_SKEW_S
+        return (
+            expiration <= until + 1.0
+            and presence.issued_at <= get_dht_time() + CLOCK_SKEW_S
+            and presence.lifetime_s <= PRESENCE_LIFETIME_S
+        )
 
     def _has_room(self, peer: PeerId, expiration: float) -> bool:
         if peer not in self._expirations and len(self._expirations) >= MAX_STORED_PEERS:
@@ -122,7 +128,8 @@ class DhtDirectory:
             and presence.issued_at + presence.lifetime_s > now
             and _is_signed(presence)
         ]
-        return sorted(records, key=lambda record: record.issued_at, reverse=True)[:MAX_RECORDS]
+        # Not the latest: records may be dated ahead, and would then crowd out all others.
+        return random.sample(records, min(len(records), MAX_RECORDS))
 
 
 class PeerCache:

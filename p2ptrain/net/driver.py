@@ -237,16 +237,25 @@ class Driver:
         try:
             await conversation
         except asyncio.CancelledError:
-            if session.link in self._sessions:  # not our own Close: the whole driver ends
+            if session.link in self._sessions:  # not our own Close: the transport, or the whole driver, ends
+                why = "the connection was dropped"
                 raise
         except RemoteError as error:
             why, their_fault = str(error), True
         except (NetworkError, TimeoutError) as error:
             why = str(error) or "it said nothing"
+        except BaseException as error:
+            self._fail(error)
+            raise
         finally:
             is_open = self._sessions.pop(session.link, None) is not None
-        if why and is_open:
-            self.handle(LinkFailed(session.link, why, their_fault))
+            if why and is_open:
+                self.handle(LinkFailed(session.link, why, their_fault))
+
+    def _fail(self, error: BaseException) -> None:
+        """A bug of ours ends ``run``, also when it shows in a task that belongs to the transport."""
+        if self._finished is not None and not self._finished.done():
+            self._finished.set_exception(error)
 
     async def _follow(self, session: Session, link: Link) -> None:
         """Take the core's instructions in order until it closes the link."""
@@ -294,7 +303,10 @@ class Driver:
             self.handle(Received(session.link, message, size_bytes))
 
     async def _swap(self, session: Session, link: Link, swap: Swap) -> None:
-        mine = await self._shore.work(self._learner.encode, swap.fragments)
+        try:
+            mine = await self._shore.work(self._learner.encode, swap.fragments)
+        except ValueError as error:  # our own weights have become such that no codec takes them
+            raise NetworkError(f"our own weights cannot be sent: {error}") from error
         lengths = self._learner.encoded_sizes(swap.fragments)
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self._buffers))
         difference = await self._shore.work(self._learner.difference, mine, theirs)

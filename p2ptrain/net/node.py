@@ -18,6 +18,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from p2ptrain.errors import NetworkError, UserError
@@ -32,6 +34,8 @@ logger = logging.getLogger(__name__)
 
 DIAL_DEADLINE_S = 10.0
 """For one known node, connecting and the DHT's ping. A guess: 20 ms were measured on loopback, seconds are usual."""
+START_DEADLINE_S = 30.0
+"""For the DHT and the first question to a p2pd that runs. A guess: 20 ms were measured."""
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 30.0
 """Retries of a node that is alone: doubling between the two. Guesses."""
@@ -54,6 +58,8 @@ class Node:
         self._peers: dict[PeerId, tuple[str, ...]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._announced: tuple[str, ...] = ()
+        self.port = 0
+        """Where it listens; 0 when it does not."""
 
     @classmethod
     async def start(
@@ -76,15 +82,22 @@ class Node:
             known: peers of earlier days (``directory.PeerCache``).
             local: a swarm on this machine alone; loopback addresses may be announced.
 
-        Raises UserError for addresses that cannot be used and DeviceError where p2pd cannot run.
+        Raises UserError for addresses that cannot be used, DeviceError where p2pd cannot run, NetworkError when it runs
+        and does not answer.
         """
         _check(listen, announce, bootstraps)
         use_hivemind_log_handler("nowhere")  # its messages go where all others go
         daemon = await Daemon.start(identity.path, listen, announce)
         try:
-            dht = await DHTNode.create(p2p=daemon.p2p, record_validator=PresenceValidator(run))
+            async with asyncio.timeout(START_DEADLINE_S):
+                dht = await DHTNode.create(p2p=daemon.p2p, record_validator=PresenceValidator(run))
+                own = await daemon.own_addresses()
             node = cls(identity, run, daemon, dht, local)
-            node._announced = tuple(announce) or tuple(address.announceable(await daemon.own_addresses(), local))
+            node._announced = tuple(announce) or tuple(address.announceable(own, local))
+            node.port = address.port_of(own)
+        except (TimeoutError, P2PDaemonError, ControlFailure) as error:
+            await daemon.close()
+            raise NetworkError(f"p2pd started and does not answer: {error or 'too late'}") from error
         except BaseException:
             await daemon.close()
             raise

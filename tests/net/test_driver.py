@@ -315,6 +315,7 @@ def test_partners_that_do_not_fit_hear_why(offer, reason):
 
 def test_a_newcomer_gets_our_weights_whole():
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        await asyncio.sleep(20.0)  # until amber is further ahead than the bound
         link = await network.transport(BIRCH).open(AMBER)
         await say(link, WeightsRequest(RUN, 1, 0.0))
         reply = await hear(link)
