@@ -77,10 +77,14 @@ def run_peer(options: Options) -> None:
                 signed = _fetch_manifest(link, options, home)
             session = _build(options, device, home, identity, signed, log)
             stopping.let_finish(session.record.learner.wake)
-            if link is None:
-                _run_alone(session, signals)
-            else:
-                _run_in_swarm(session, signals, link, signed)
+            try:
+                if link is None:
+                    _run_alone(session, signals)
+                else:
+                    _run_in_swarm(session, signals, link, signed)
+            except Exception:  # whatever it was, hours of training outlive it
+                session.record.try_to_save()
+                raise
             session.record.end()
 
 
@@ -151,7 +155,7 @@ def _connect(
     )
     stack.callback(lambda: thread.call(connection.close()))
     thread.call(connection.start())
-    home.save_addresses(Addresses(connection.addresses, tuple(bootstraps)))
+    home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
     return Line(thread, connection)
 

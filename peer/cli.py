@@ -53,6 +53,7 @@ def peer(
 @HOME
 def invite(home: Path) -> None:
     """Print a link by which others join the run of the peer in HOME, while that peer runs."""
+    from p2ptrain.net.address import is_loopback
     from peer.home import Home
 
     where = Home(home)
@@ -62,6 +63,8 @@ def invite(home: Path) -> None:
         raise HomeError(
             f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
         )
+    if all(map(is_loopback, addresses)):
+        click.echo("This link works on this machine only.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
 
 

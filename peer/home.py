@@ -114,12 +114,12 @@ class Home:
         """Empty when there are none or the file is damaged: it is only a convenience."""
         try:
             entry = json.loads((self.path / "addresses.json").read_text())
-            return Addresses(tuple(map(str, entry["own"])), tuple(map(str, entry["joined_by"])))
+            return Addresses(tuple(map(str, entry["own"])), tuple(map(str, entry["joined_by"])), int(entry["port"]))
         except (OSError, ValueError, KeyError, TypeError):
             return Addresses((), ())
 
     def save_addresses(self, addresses: Addresses) -> None:
-        document = {"own": addresses.own, "joined_by": addresses.joined_by}
+        document = {"own": addresses.own, "joined_by": addresses.joined_by, "port": addresses.port}
         self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode())
 
     def save_summary(self, summary: dict[str, Any]) -> None:
@@ -145,12 +145,8 @@ class Addresses:
 
     own: tuple[str, ...]
     joined_by: tuple[str, ...]
-
-    @property
-    def port(self) -> int:
-        """Where this peer listened last; 0 when it never did. Kept, so that a forwarded port stays right."""
-        ports = (each.split("/tcp/")[1].split("/")[0] for each in self.own if "/tcp/" in each)
-        return next((int(port) for port in ports if port.isdigit()), 0)
+    port: int = 0
+    """Where this peer listened last; 0 when it never did. Kept, so that a forwarded port stays right."""
 
     def link_addresses(self, most: int = 16) -> tuple[str, ...]:
         """What a join link made here should hold: this peer first, then what it joined by itself."""

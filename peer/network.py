@@ -21,8 +21,8 @@ from typing import Any, Self, TypeVar
 
 import uvloop
 
-from p2ptrain.errors import NetworkError, P2pTrainError, RemoteError, UserError
-from p2ptrain.ids import PeerId, RunId, short
+from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteError, UserError
+from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import DhtDirectory, PeerCache
@@ -39,10 +39,15 @@ T = TypeVar("T")
 FETCH_PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking for the manifest. A guess."""
 
+CALM_S = 300.0
+"""A p2pd that ran so long is restarted with the first pause again. A guess."""
+
 REVIVE_PAUSE_S = 1.0
 """Before p2pd is started again; doubles to a minute while it keeps dying. A guess."""
 
-CACHE_PERIOD_S = 30.0
+CACHE_PERIOD_S = 10.0
+"""Between two writes of the peer cache: a peer that lived this long is back without a bootstrap, also after SIGKILL. A
+guess."""
 CLOCK_SKEW_S = 300.0
 """How far ahead of ours the clock of a record's issuer may be; the directory tolerates the same."""
 
@@ -108,7 +113,8 @@ class Connection:
         self._cache = cache
         self._notebook = notebook
         self._listen = tuple(listen)
-        self._port = port
+        self.port = port
+        """Where it listens."""
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
@@ -120,8 +126,11 @@ class Connection:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises UserError when it cannot listen, DeviceError when there is no p2pd for this machine."""
-        await self._revive()
+        """Raises UserError when it cannot listen, DeviceError when p2pd does not run on this machine."""
+        try:
+            await self._revive()
+        except NetworkError as error:
+            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
 
     @property
@@ -228,7 +237,7 @@ class Connection:
         """Start a node and put everything back on it."""
         node = await self._start_node()
         self._node = node
-        self._port = _port_of(node.addresses) or self._port
+        self.port = node.port or self.port
         self._transport = P2PTransport(node)
         if self._handler is not None:
             await self._transport.listen(self._handler)
@@ -237,7 +246,7 @@ class Connection:
 
     async def _start_node(self) -> Node:
         host = "127.0.0.1" if self._local else "0.0.0.0"
-        wishes = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self._port, 0}]
+        wishes = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self.port, 0}]
         for wish in sorted(wishes, reverse=True):  # the port of last time before any free one
             try:
                 return await Node.start(
@@ -250,7 +259,7 @@ class Connection:
                     local=self._local,
                 )
             except UserError:
-                if self._listen or _port_of(wish) == 0:
+                if self._listen or address.port_of(wish) == 0:
                     raise
         raise AssertionError("any free port is always tried")
 
@@ -258,7 +267,10 @@ class Connection:
         """Put another node in the place of one whose p2pd died."""
         pause = REVIVE_PAUSE_S
         while True:
+            started_at = time.monotonic()
             code = await self._now().died()
+            if time.monotonic() - started_at > CALM_S:
+                pause = REVIVE_PAUSE_S
             self._notebook.note("p2pd died", why=f"exit code {code}")
             await self._drop()
             while self._node is None:
@@ -293,16 +305,6 @@ def live_until(presence: Presence) -> float | None:
 def describe_addresses(addresses: Sequence[str]) -> str:
     """``203.0.113.7:31337, …`` for people."""
     return ", ".join(address.host_port(each) for each in addresses) or "nowhere that others can reach"
-
-
-def peers_of(link: JoinLink) -> str:
-    """Who a link asks first, for people."""
-    return ", ".join(short(peer) for each in link.addresses if (peer := address.split_peer(each)[1]))
-
-
-def _port_of(addresses: Sequence[str]) -> int:
-    ports = (address.host_port(each).rpartition(":")[2] for each in addresses)
-    return next((int(port) for port in ports if port.isdigit()), 0)
 
 
 async def _end_other_tasks() -> None:

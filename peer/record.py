@@ -52,6 +52,8 @@ class Record:
     _next_progress: float = 0.0
     _next_save: float = 0.0
     _has_stepped: bool = False
+    _blocked_at_start_s: float = 0.0
+    _blocked_s: float = 0.0
 
     def begin(self) -> None:
         """Before the first inner step of this session."""
@@ -74,6 +76,9 @@ class Record:
         if not self._has_stepped:
             self._has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
+            # The clock starts here: searching for the swarm is no training.
+            self._started_at, self._tokens_at_start = now, self.learner.tokens
+            self._blocked_at_start_s = self.learner.blocked_s
         if now < self._next_progress:
             return
         self._next_progress = now + PROGRESS_PERIOD_S
@@ -95,7 +100,7 @@ class Record:
 
     def training_ended(self) -> None:
         """At the run's end, before the final gossip: what the inner and outer optimizers made."""
-        self._ended_at = time.monotonic()
+        self._stop_the_clock()
         self.last_loss = self._held_out_loss()
         self.notebook.note("trained", loss=self.last_loss)
         try:
@@ -124,9 +129,14 @@ class Record:
         """
         self.save()
         if self._ended_at is None:
-            self._ended_at = time.monotonic()
+            self._stop_the_clock()
             self.last_loss = self._held_out_loss()
         self.home.save_summary(self.summary())
+
+    def _stop_the_clock(self) -> None:
+        """Training is over; what the final gossip blocks, blocks nothing."""
+        self._ended_at = time.monotonic()
+        self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
 
     @property
     def tokens_per_s(self) -> float:
@@ -151,7 +161,7 @@ class Record:
             "solo_steps": counters.solo_steps,
             "sent_bytes": counters.sent_bytes,
             "received_bytes": counters.received_bytes,
-            "blocked_fraction": self.learner.blocked_s / max(elapsed, 1e-9),
+            "blocked_fraction": self._blocked_s / max(elapsed, 1e-9),
             "outer_steps": self.learner.step,
             "coverage": self.task.coverage,
             "finished": self.learner.ended,

@@ -240,6 +240,7 @@ class Learner:
         self._norms.clear()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses = 0, 0.0
+        self.ended = self.progress >= self._rules.tokens_per_peer
         for state, piece in zip(self._states, self._slices, strict=True):
             self.task.theta[piece].copy_(state.slow)
         self._published = self._snapshot()
@@ -249,7 +250,8 @@ class Learner:
             stale = self._inbox.get_nowait()
             if isinstance(stale, _Displacement):
                 events.append(Applied(stale.link, self.progress))
-        return [*events, Adopted(ready.link, self.step, self.progress)]
+        events.append(Adopted(ready.link, self.step, self.progress))
+        return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
     def _snapshot(self) -> tuple[Tensor, ...]:
         return tuple(state.slow for state in self._states)
@@ -299,11 +301,12 @@ class Learner:
         self._inbox.put(_Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
-        """Raises RemoteError unless a donor's weights have our shapes and are finite."""
+        """Raises RemoteError unless a donor's weights have our shapes, are finite, and are such as codecs take."""
         if [len(part) for part in parts] != self.weight_sizes():
             raise RemoteError("its weights have other shapes than ours")
         for part in parts:
-            if not bool(torch.isfinite(torch.frombuffer(part, dtype=torch.float32)).all()):
+            weights = torch.frombuffer(part, dtype=torch.float32)
+            if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # False for NaN
                 raise RemoteError("its weights are not finite")
 
     def _length(self, fragment: int) -> int:

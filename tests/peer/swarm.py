@@ -50,15 +50,15 @@ TINY = {
 ENDLESS = {"run.tokens_per_peer": 10**9, "training.schedule": "constant"}
 
 
-def until(what: str, look: Callable[[], T | None]) -> T:
-    """Look until there is something to see. Fails the test when patience ends."""
+def until(what: str, look: Callable[[], T | None], otherwise: Callable[[], str] = str) -> T:
+    """Look until there is something to see. Fails the test when patience ends, with what ``otherwise`` tells."""
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         seen = look()
         if seen:
             return seen
         time.sleep(POLL_S)
-    raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}")
+    raise AssertionError(f"waited {PATIENCE_S:.0f} s for {what}\n{otherwise()}")
 
 
 class Program:
@@ -101,14 +101,14 @@ class Program:
             assert self.process.poll() is None, f"{self.home.name} ended before {kind!r}:\n{self.output[-3000:]}"
             return None
 
-        return until(f"{self.home.name} to note {kind!r} {fields}; it said:\n{self.output[-3000:]}", look)
+        return until(f"{self.home.name} to note {kind!r} {fields}", look, lambda: self.output[-3000:])
 
     def wait_for_more(self, kind: str, more: int = 1, **fields: Any) -> dict[str, Any]:
         """So many of these notes from now on; the newest."""
         return self.wait_for(kind, len(self.events(kind, **fields)) + more - 1, **fields)
 
     def wait_to_say(self, text: str) -> None:
-        until(f"{self.home.name} to say {text!r}", lambda: text in self.output)
+        until(f"{self.home.name} to say {text!r}", lambda: text in self.output, lambda: self.output[-3000:])
 
     def daemons(self) -> list[psutil.Process]:
         """Its p2pd, once there is one."""
@@ -217,12 +217,13 @@ class Swarm:
 
 @contextlib.contextmanager
 def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]:
-    """A bootstrap and peers that would train for hours; each has exchanged."""
+    """A bootstrap and peers that would train for hours; each has exchanged, and knows where another is."""
     with Swarm(**ENDLESS) as swarm:
         bootstrap = swarm.bootstrap()
         peers = [swarm.peer(name) for name in names]
         for each in peers:
             each.wait_for("exchanged")
+            each.wait_for("found")
         for each in peers:
             psutil.Process(each.process.pid).nice(10)  # they train all the time, and newcomers have much to import
         yield swarm, bootstrap, peers

