@@ -28,6 +28,11 @@ def size(size_bytes: float) -> str:
     return f"{size_bytes:.1f} TB"
 
 
+def duration(seconds: float) -> str:
+    """``0.8 s``, ``12 ms``."""
+    return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
+
+
 def _peer(fields: Mapping[str, Any]) -> str:
     return short(str(fields["peer"])) if fields.get("peer") else "a peer"
 
@@ -39,9 +44,8 @@ def _why(fields: Mapping[str, Any]) -> str:
 def _exchanged(fields: Mapping[str, Any]) -> str:
     moved = size(fields.get("sent_bytes", 0) + fields.get("received_bytes", 0))
     apart = 100 * float(fields.get("distance", 0.0))
-    return (
-        f"[exchange] exchanged with {_peer(fields)}: {fields.get('seconds', 0.0):.1f} s, {moved}, {apart:.2g} % apart"
-    )
+    took = duration(fields.get("seconds", 0.0))
+    return f"[exchange] exchanged with {_peer(fields)}: {took}, {moved}, {apart:.2g} % apart"
 
 
 def _progress(fields: Mapping[str, Any]) -> str:

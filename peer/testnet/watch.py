@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
 from p2ptrain.ids import PeerId, short
+from peer.lines import duration, size
 from peer.testnet.plan import Trainer
 
 PLAIN_PERIOD_S = 10.0
@@ -52,7 +53,9 @@ def noted(view: View, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> V
                 last="training" if view.last == "starting" else view.last,
             )
         case {"kind": "exchanged", "peer": str(partner)}:
-            said = f"exchanged with {_name(partner, names)}: {float(note.get('seconds', 0.0)):.1f} s"
+            took = duration(float(note.get("seconds", 0.0)))
+            moved = size(int(note.get("sent_bytes", 0)) + int(note.get("received_bytes", 0)))
+            said = f"exchanged with {_name(partner, names)}: {took}, {moved}"
             return replace(view, exchanges=view.exchanges + 1, last=said)
         case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
             said = "skipped" if kind == "skipped" else "gave up on"
@@ -74,8 +77,8 @@ def _name(peer: str, names: Mapping[PeerId, str]) -> str:
 
 
 def described(view: View) -> str:
-    """``34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; exchanged with peer-2: 0.1 s``."""
-    if not view.begun:
+    """``34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; exchanged with peer-2: 12 ms, 715.4 kB``."""
+    if math.isnan(view.loss):  # before the first outer step there is nothing to tell
         return view.last
     return (
         f"{100 * view.fraction:.0f} %, loss {view.loss:.3f}, {view.tokens_per_s:,.0f} tokens/s, "
@@ -179,6 +182,7 @@ class Watch:
 
     def _show_bars(self) -> None:
         for task, view in zip(self._bars.task_ids, self.views.values(), strict=True):
-            figures = f"loss {view.loss:.2f}  {view.tokens_per_s:,.0f} tok/s  {view.exchanges} exch." * view.begun
+            figures = f"loss {view.loss:.2f}  {view.tokens_per_s:,.0f} tok/s  {view.exchanges} exch."
+            figures *= not math.isnan(view.loss)
             last = textwrap.shorten(view.last, LAST_CHARACTERS, placeholder="…").replace("[", r"\[")
             self._bars.update(task, completed=view.fraction, figures=figures, last=last)

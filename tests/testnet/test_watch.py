@@ -26,11 +26,15 @@ PROGRESS = {
 def test_a_view_follows_the_notes() -> None:
     view = noted(View(), {"kind": "started"}, NAMES)
     assert (view.begun, view.last) == (False, "training")
+    first = noted(view, {"kind": "progress", "fraction": 0.0}, NAMES)
+    assert first.begun
+    assert described(first) == "training"  # no loss before the first outer step
     view = noted(view, PROGRESS, NAMES)
     assert view.begun
     assert described(view) == "34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; training"
-    view = noted(view, {"kind": "exchanged", "peer": "12D3KooWowl", "seconds": 0.12}, NAMES)
-    assert (view.exchanges, view.last) == (13, "exchanged with peer-2: 0.1 s")
+    exchanged = {"kind": "exchanged", "peer": "12D3KooWowl", "seconds": 0.012, "sent_bytes": 4e5, "received_bytes": 7e5}
+    view = noted(view, exchanged, NAMES)
+    assert (view.exchanges, view.last) == (13, "exchanged with peer-2: 12 ms, 1.1 MB")
     view = noted(view, {"kind": "skipped", "peer": "12D3KooWunknown", "why": "busy"}, NAMES)
     assert view.last == "skipped nknown: busy"
     assert noted(view, {"kind": "trained"}, NAMES).fraction == 1.0
