@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from bootstrap import words
+from p2ptrain import files
 from p2ptrain.errors import HomeError, NetworkError, UserError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
@@ -232,10 +232,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 def _write_link(path: Path, link: JoinLink) -> None:
     """Whole or not at all: other programs wait for this file."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        temporary.write_text(f"{link}\n", encoding="utf-8")
-        temporary.replace(path)
+        files.replace(path, f"{link}\n".encode())
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error

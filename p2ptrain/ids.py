@@ -1,14 +1,19 @@
-"""The names things go by. No behaviour beyond shortening them for a human eye."""
+"""The names things go by, and how a peer id is spelled."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, NewType
+
+import base58
 
 PROTOCOL_VERSION = 1
 """Peers exchange only with the same protocol version; it is part of the manifest, and so of the RunId."""
 
 PeerId = NewType("PeerId", str)
 """A libp2p peer id in base58, ``12D3KooW…``: the multihash of the peer's Ed25519 public key."""
+
+LONGEST_PEER_ID = 64
+"""Characters; an Ed25519 key's id has 52."""
 
 RunId = NewType("RunId", str)
 """SHA-256 of the manifest's canonical bytes: 64 lower-case hexadecimal digits."""
@@ -28,3 +33,14 @@ class LinkId(NamedTuple):
 def short(identifier: str) -> str:
     """Six characters that tell peers apart at a glance; the end, because all Ed25519 peer ids begin alike."""
     return identifier[-6:]
+
+
+def multihash(peer: str) -> bytes | None:
+    """The bytes that a base58 text spells; None when it is too long, or not base58 in its one canonical spelling."""
+    if len(peer) > LONGEST_PEER_ID:
+        return None
+    try:
+        raw = base58.b58decode(peer)
+    except ValueError:
+        return None
+    return raw if base58.b58encode(raw).decode() == peer else None

@@ -25,6 +25,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from p2ptrain import files
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import SignedManifest
@@ -127,15 +128,9 @@ class Home:
 
     def write(self, path: Path, data: bytes) -> None:
         """Old content or new, never half of it. Raises HomeError when the disk is full."""
-        temporary = path.with_name(path.name + ".new")
         try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
+            files.replace(path, data)
         except OSError as error:
-            temporary.unlink(missing_ok=True)
             raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
 
 

@@ -25,7 +25,7 @@ from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteErro
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.directory import DhtDirectory, PeerCache
+from p2ptrain.net.directory import CLOCK_SKEW_S, DhtDirectory, PeerCache
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
@@ -48,8 +48,6 @@ REVIVE_PAUSE_S = 1.0
 CACHE_PERIOD_S = 10.0
 """Between two writes of the peer cache: a peer that lived this long is back without a bootstrap, also after SIGKILL. A
 guess."""
-CLOCK_SKEW_S = 300.0
-"""How far ahead of ours the clock of a record's issuer may be; the directory tolerates the same."""
 
 
 class NetworkThread:

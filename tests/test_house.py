@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    {"p2ptrain", "ids", "errors"},
+    {"p2ptrain", "ids", "errors", "files", "launcher"},
     {"outer", "codec", "swarm"},
     {"manifest", "recipes", "wire", "ports", "telemetry"},
     {"train", "data", "checkpoint"},

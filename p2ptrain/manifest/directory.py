@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
+from p2ptrain import files
 from p2ptrain.errors import ManifestError
 from p2ptrain.ids import RunId
 from p2ptrain.manifest.document import differences, parse_toml, render_toml, with_changes
@@ -56,8 +56,8 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write_new(directory / KEY_FILE, pem, mode=0o600)
-        _write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
+        files.write_new(directory / KEY_FILE, pem, mode=0o600)
+        files.write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
     except OSError as error:
         raise _unwritable(directory, error) from error
     return manifest
@@ -71,7 +71,7 @@ def sign_run(directory: Path) -> Signing:
     previous = _previous_run(path)
     if previous != signed.run_id:
         try:
-            _replace(path, signed.to_bytes())
+            files.replace(path, signed.to_bytes())
         except OSError as error:
             raise _unwritable(directory, error) from error
     return Signing(signed, previous)
@@ -137,26 +137,6 @@ def _read_key(directory: Path) -> Ed25519PrivateKey:
     if not isinstance(key, Ed25519PrivateKey):
         raise ManifestError(f"{path} holds a key of another kind than Ed25519.", bring_back)
     return key
-
-
-def _write_new(path: Path, data: bytes, mode: int) -> None:
-    """Create with the final permissions from the start; never overwrite."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Old content or new, never half of it."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
-    try:
-        _write_new(temporary, data, mode=0o644)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _unreadable(path: Path, error: Exception) -> ManifestError:

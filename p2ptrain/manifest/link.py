@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from p2ptrain.errors import JoinLinkError
-from p2ptrain.ids import RunId
+from p2ptrain.ids import RunId, multihash
 from p2ptrain.manifest.faults import shown
 
 SCHEME = "p2ptrain://"
@@ -28,7 +28,6 @@ MAX_ADDRESSES = 16
 
 _COPY_AGAIN = "Copy the whole link again; it is one line without blanks, p2ptrain://<64 digits>@<address>,…"
 _ASK_AUTHOR = "Ask for a new link: `p2ptrain bootstrap` and `p2ptrain invite` print them."
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 # A peer id is a multihash: kind of digest, length, digest. Ed25519 keys are short enough to stand for themselves.
@@ -120,13 +119,9 @@ def _literally(word: str) -> Callable[[str, str], str | None]:
 
 def is_peer_id(text: str) -> bool:
     """Whether ``text`` is a base58 multihash of the two kinds that libp2p makes from public keys."""
-    if not 1 <= len(text) <= 64 or any(letter not in _BASE58 for letter in text):
+    decoded = multihash(text)
+    if decoded is None:
         return False
-    number = 0
-    for letter in text:
-        number = number * 58 + _BASE58.index(letter)
-    leading_zeros = len(text) - len(text.lstrip(_BASE58[0]))
-    decoded = bytes(leading_zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")
     return any(decoded.startswith(head) and len(decoded) == size for head, size in _PEER_ID_FORMS)
 
 

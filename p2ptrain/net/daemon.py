@@ -34,6 +34,7 @@ from hivemind.utils.multiaddr import Multiaddr
 
 from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
+from p2ptrain.launcher import launched
 from p2ptrain.net import address
 from p2ptrain.net.streams import Stream
 
@@ -48,19 +49,9 @@ _LOCK_NAME = "lock"
 _UNLOCKED_GRACE_S = 60.0
 """A folder without a lock may be about to get one; after a minute it is debris."""
 
-_LAUNCHER = """
-import os, sys
-os.setsid()
-if sys.platform == "linux":
-    import ctypes, signal
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG survives the exec
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("our parent is gone")
-os.environ["LIBP2P_TCP_REUSEPORT"] = "false"
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-# Without reuse of the listening port for dialing, two peers that dial each other at the same instant get two
-# connections. With it they may get one, opened from both ends, on which both play the initiator: both dials fail.
+_ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
+"""Without reuse of the listening port for dialing, two peers that dial each other at the same instant get two
+connections. With it they may get one, opened from both ends, on which both play the initiator: both dials fail."""
 
 
 class _Daemon(P2P):
@@ -70,7 +61,7 @@ class _Daemon(P2P):
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         # Nobody's relay unless asked: hivemind's default serves 128 reservations for strangers.
         arguments = P2P._make_process_args(*args, **kwargs, relayService=0)
-        return [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *arguments]
+        return launched(*arguments, **_ENVIRONMENT)
 
 
 class Daemon:

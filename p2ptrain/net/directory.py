@@ -12,7 +12,6 @@ import asyncio
 import dataclasses
 import json
 import logging
-import os
 import random
 from collections.abc import Iterable
 from functools import lru_cache
@@ -25,7 +24,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from p2ptrain import wire
+from p2ptrain import files, wire
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import verify
@@ -158,12 +157,7 @@ class PeerCache:
         latest = {record.peer: record for record in sorted(records, key=lambda record: record.issued_at)}
         kept = sorted(latest.values(), key=lambda record: record.issued_at, reverse=True)[:MAX_CACHED]
         text = json.dumps([_to_json(record) for record in kept], indent=1)
-        temporary = self._path.with_name(self._path.name + ".new")
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self._path)
+        files.replace(self._path, text.encode())
 
 
 @lru_cache(maxsize=2 * MAX_STORED_PEERS)

@@ -9,14 +9,15 @@ further field.
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
+import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
+from p2ptrain import files
 from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, multihash
 from p2ptrain.swarm.messages import Presence
 from p2ptrain.wire import presence_bytes, trimmed
 
@@ -24,8 +25,6 @@ _PRIVATE_PREFIX = bytes.fromhex("08011240")  # field 1: type 1 (Ed25519); field 
 _ID_PREFIX = bytes.fromhex("002408011220")  # multihash: identity, 36 bytes; field 1: type 1; field 2: 32 bytes
 _SEED_BYTES = 32
 _KEY_BYTES = 32
-_BASE58 = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
-_BASE58_DIGIT = {letter: digit for digit, letter in enumerate(_BASE58)}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -44,7 +43,8 @@ class Identity:
         """
         try:
             if not path.exists():
-                _write_new(path, _serialized(Ed25519PrivateKey.generate()))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                files.replace(path, _serialized(Ed25519PrivateKey.generate()), mode=0o600)
             raw = path.read_bytes()
         except OSError as error:
             raise HomeError(
@@ -81,12 +81,12 @@ def verify(presence: Presence) -> bool:
 
 def peer_id_bytes(peer: PeerId) -> bytes | None:
     """The multihash that a peer id spells; None when it is no Ed25519 peer id."""
-    raw = _base58_decoded(peer)
+    raw = multihash(peer)
     return raw if raw is not None and len(raw) == len(_ID_PREFIX) + _KEY_BYTES and raw.startswith(_ID_PREFIX) else None
 
 
 def _peer_id(key: Ed25519PublicKey) -> PeerId:
-    return PeerId(_base58_encoded(_ID_PREFIX + key.public_bytes_raw()))
+    return PeerId(base58.b58encode(_ID_PREFIX + key.public_bytes_raw()).decode())
 
 
 def _public_key(peer: PeerId) -> Ed25519PublicKey | None:
@@ -104,37 +104,3 @@ def _parsed(raw: bytes) -> Ed25519PrivateKey | None:
         return None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     return key if raw == _serialized(key) else None
-
-
-def _write_new(path: Path, raw: bytes) -> None:
-    """Whole or not at all, readable by the owner alone. The home's lock keeps others from doing the same."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".new")
-    temporary.unlink(missing_ok=True)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.rename(path)
-
-
-def _base58_encoded(raw: bytes) -> str:
-    number = int.from_bytes(raw, "big")
-    letters = ""
-    while number:
-        number, digit = divmod(number, len(_BASE58))
-        letters = _BASE58[digit] + letters
-    zeros = len(raw) - len(raw.lstrip(b"\0"))
-    return _BASE58[0] * zeros + letters
-
-
-def _base58_decoded(text: str) -> bytes | None:
-    number = 0
-    for letter in text:
-        digit = _BASE58_DIGIT.get(letter)
-        if digit is None:
-            return None
-        number = number * len(_BASE58) + digit
-    zeros = len(text) - len(text.lstrip(_BASE58[0]))
-    return bytes(zeros) + number.to_bytes((number.bit_length() + 7) // 8, "big")

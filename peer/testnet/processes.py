@@ -1,8 +1,6 @@
 """Children of a testnet: processes that write to a log, outlive no one, and are ended by their own ids alone.
 
-Each runs in a session of its own, so that Ctrl+C in the terminal reaches the testnet and not them: it stops them in
-order. On Linux they also get SIGTERM when the testnet dies by SIGKILL (parent-death signal, prctl(2)): they save and
-leave as if their owner had asked.
+When the testnet dies by SIGKILL they save and leave as if their owner had asked (``p2ptrain.launcher``).
 """
 
 from __future__ import annotations
@@ -15,16 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_LAUNCHER = """
-import os, sys
-os.setsid()
-if sys.platform == "linux":
-    import ctypes, signal
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG survives the exec
-    if os.getppid() != int(sys.argv[1]):
-        sys.exit("our parent is gone")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
+from p2ptrain.launcher import launched
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +40,7 @@ class Child:
 async def start(name: str, module: str, arguments: Sequence[str], log: Path, threads: int) -> Child:
     """Run ``python -m module arguments`` with so many threads of torch; everything it prints goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), sys.executable, "-m", module, *arguments]
+    command = launched(sys.executable, "-m", module, *arguments)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,

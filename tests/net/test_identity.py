@@ -87,3 +87,12 @@ def test_nobody_signs_for_another(tmp_path: Path):
 
 def test_the_key_stays_out_of_logs(tmp_path: Path):
     assert "Ed25519" not in repr(Identity.load_or_create(tmp_path / "key"))
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda p: p + " ", lambda p: " " + p, lambda p: p + "1", lambda p: p + "é", lambda p: p * 9]
+)
+def test_a_peer_id_has_one_spelling(tmp_path: Path, spoil):
+    peer = Identity.load_or_create(tmp_path / "identity.key").peer_id
+    assert peer_id_bytes(peer) is not None
+    assert peer_id_bytes(PeerId(spoil(peer))) is None

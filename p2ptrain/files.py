@@ -1,0 +1,26 @@
+"""Files that are whole or absent, whenever the power goes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Create with the final permissions from the start; never overwrite. Raises OSError."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with os.fdopen(descriptor, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Old content or new, never half of it. Raises OSError, and then the old file stays and no other appears."""
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
+    temporary.unlink(missing_ok=True)
+    try:
+        write_new(temporary, data, mode)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,39 @@
+"""Files that are whole or absent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from p2ptrain import files
+
+
+def test_a_file_is_replaced_with_its_permissions_and_nothing_else_stays(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    files.replace(path, b"old")
+    files.replace(path, b"new", mode=0o600)
+    assert path.read_bytes() == b"new"
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_full_disk_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "summary"
+    files.replace(path, b"old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        files.replace(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_new_file_never_overwrites(tmp_path: Path) -> None:
+    files.write_new(tmp_path / "key", b"mine", mode=0o600)
+    with pytest.raises(FileExistsError):
+        files.write_new(tmp_path / "key", b"other")
+    assert (tmp_path / "key").read_bytes() == b"mine"
