@@ -70,6 +70,9 @@ class CatchUp:
         if self.pull.replied or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
+        if reply.progress < standing.progress:
+            self.failed(LinkFailed(link, "its weights are older than ours", their_fault=True), now)
+            return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes)
         self.pull = PullUnderWay(link, deadline, replied=True)
         standing.emit(Pull(link, reply))
@@ -144,7 +147,9 @@ class CatchUp:
         for link, deadline in waiting.items():
             if deadline <= now:
                 self._standing.deadlines.missed()
-                self.failed(LinkFailed(link, "weights did not pass within the deadline"), now)
+                asked = self.pull is not None and self.pull.link == link and not self.pull.replied
+                why = "no answer" if asked else "weights did not pass within the deadline"
+                self.failed(LinkFailed(link, why), now)
 
     def next_deadline(self) -> float:
         own = self.pull.deadline if self.pull is not None else float("inf")

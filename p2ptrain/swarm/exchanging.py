@@ -280,9 +280,12 @@ class Exchanging:
         return implausible_progress(terms.progress, standing.progress, standing.settled, standing.rules)
 
     def _is_out_of_reach(self, known: Known) -> bool:
-        """So far ahead that we must not exchange but pull."""
+        """So far ahead that we must not exchange but pull, or not believe it."""
         standing = self._standing
-        return must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
+        mine, theirs = standing.progress, known.progress
+        return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
+            implausible_progress(theirs, mine, standing.settled, standing.rules)
+        )
 
     def _pause_after(self, reason: DeclineReason, exchange: Exchange) -> float:
         standing = self._standing

@@ -38,8 +38,12 @@ class Known:
     step: int = 0
     progress: float = 0.0
     presence: Presence | None = None
-    failures: int = 0
+    unanswered: int = 0
+    """Calls of ours in a row that came to nothing, ..."""
+    broken: int = 0
+    """... exchanges and pulls in a row that it broke off, ..."""
     offences: int = 0
+    """... and breaches of the protocol, ever."""
     not_before: float = 0.0
     """Do not call it until then ..."""
     distrusted_until: float = 0.0
@@ -109,16 +113,18 @@ class Membership:
         known = self._known.get(peer)
         if known is None:
             return
-        is_offence = fault is Fault.OFFENCE
-        failures, offences = known.failures + 1, known.offences + int(is_offence)
-        first, longest = QUARANTINE_S if is_offence else FAILURE_PAUSE_S
-        doublings = min((offences if is_offence else failures) - 1, 16)
-        until = now + min(first * 2**doublings, longest)
-        distrusted_until = known.distrusted_until if fault is Fault.UNANSWERED else until
+        known = replace(
+            known,
+            unanswered=known.unanswered + int(fault is Fault.UNANSWERED),
+            broken=known.broken + int(fault is Fault.BROKEN),
+            offences=known.offences + int(fault is Fault.OFFENCE),
+        )
+        times = {Fault.UNANSWERED: known.unanswered, Fault.BROKEN: known.broken, Fault.OFFENCE: known.offences}[fault]
+        first, longest = QUARANTINE_S if fault is Fault.OFFENCE else FAILURE_PAUSE_S
+        until = now + min(first * 2 ** min(times - 1, 16), longest)
+        distrusted_until = 0.0 if fault is Fault.UNANSWERED else until
         self._known[peer] = replace(
             known,
-            failures=failures,
-            offences=offences,
             not_before=max(known.not_before, until),
             distrusted_until=max(known.distrusted_until, distrusted_until),
         )
@@ -126,7 +132,7 @@ class Membership:
     def praise(self, peer: PeerId) -> None:
         """An exchange with this peer committed."""
         if known := self._known.get(peer):
-            self._known[peer] = replace(known, failures=0, not_before=0.0, distrusted_until=0.0)
+            self._known[peer] = replace(known, unanswered=0, broken=0, not_before=0.0, distrusted_until=0.0)
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         """It may not engage our fragments or weights."""

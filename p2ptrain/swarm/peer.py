@@ -43,6 +43,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.exchange import ExchangeState
 from p2ptrain.swarm.exchanging import Exchanging
+from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import (
     Accept,
@@ -61,6 +62,8 @@ from p2ptrain.swarm.rules import (
     GOODBYE_S,
     LONELY_LOOKUP_PERIOD_S,
     LOOKUP_PERIOD_S,
+    OUT_OF_STEP_S,
+    OUT_OF_STEP_STEPS,
     SEARCH_PATIENCE_S,
     SwarmRules,
 )
@@ -95,6 +98,7 @@ class Peer:
         self._announce_at = NEVER
         self._lookup_at = NEVER
         self._search_until = NEVER
+        self._caught_up_at = 0.0
         self._finish_by = NEVER
         self._gossip_at = NEVER
         self._leave_by = NEVER
@@ -249,6 +253,9 @@ class Peer:
         standing = self._standing
         if self._ended or self._catch_up.pull is not None:
             return
+        if self._is_out_of_step(now):
+            standing.settled = False
+            standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
         if not standing.settled and self._catch_up.begin(now):
             if standing.state is PeerState.TRAINING:
                 self._exchanging.drop_unsettled()
@@ -256,10 +263,30 @@ class Peer:
         elif self._training:
             self._enter(PeerState.TRAINING, now)
 
+    def _is_out_of_step(self, now: float) -> bool:
+        """We were frozen or cut off for so long that we would take everybody for a liar: we are a newcomer again."""
+        standing = self._standing
+        mine, rules = standing.progress, standing.rules
+        return (
+            standing.settled
+            and now - self._in_step_at >= max(OUT_OF_STEP_S, OUT_OF_STEP_STEPS * standing.seconds_per_outer_step)
+            and any(
+                implausible_progress(known.progress, mine, settled=True, rules=rules)
+                and not implausible_progress(known.progress, mine, settled=False, rules=rules)
+                for known in standing.members.live(now)
+            )
+        )
+
+    @property
+    def _in_step_at(self) -> float:
+        """When we last were in step for certain."""
+        return max(self._exchanging.last_commit_at, self._caught_up_at)
+
     def _adopted(self, event: Adopted, now: float) -> None:
         self._standing.step = event.step
         self._standing.progress = event.progress
         self._catch_up.adopted(event.link)
+        self._caught_up_at = now
         if self._standing.state is PeerState.JOINING:  # not when the owner, or the run's end, came first
             self._begin(now)
 

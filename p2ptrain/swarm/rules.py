@@ -59,6 +59,11 @@ LOOKUP_PERIOD_S = 20.0
 LONELY_LOOKUP_PERIOD_S = 2.0
 """... and this often while none is."""
 
+OUT_OF_STEP_S = 60.0
+OUT_OF_STEP_STEPS = 2
+"""A peer that exchanged nothing for so long, in seconds and in outer steps, while others are implausibly far ahead, was
+frozen or cut off: it pulls like a newcomer. Guesses; one exchange with an honest peer keeps a liar from using this."""
+
 SEARCH_PATIENCE_S = 20.0
 """A starting peer whose directory does not answer trains alone after this long (it goes on searching)."""
 

@@ -286,3 +286,44 @@ def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothin
         table.run(1.0)
     assert table["cedar"].core.counters.pulls == 1
     assert table["cedar"].core.counters.exchanges_ok > 0
+
+
+def test_a_peer_that_was_frozen_for_long_catches_up_like_a_newcomer():
+    table = under_way(5)
+    cedar = table.seat("cedar")
+    table.run(21.0)
+    table.start("cedar")
+    table.run(3.0)
+    for _ in range(5):
+        table.step()
+        table.run(1.0)
+    exchanged, pulled_before = cedar.core.counters.exchanges_ok, cedar.core.counters.pulls
+    assert cedar.core.settled
+    assert exchanged
+    cedar.frozen = True
+    for _ in range(70):
+        table.step("amber", "birch")
+        table.run(1.0)
+    cedar.frozen = False
+    for _ in range(15):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    assert any("cedar out of step" in line for line in table.trace)
+    assert cedar.core.counters.pulls == pulled_before + 1
+    assert cedar.progress == pytest.approx(table["amber"].progress, abs=100)
+    assert cedar.core.counters.exchanges_ok > exchanged
+    assert cedar.core.counters.offences == table["amber"].core.counters.offences == 0
+
+
+def test_weights_older_than_our_own_are_not_taken():
+    table = under_way()
+    table.run(21.0)
+    cedar = table.seat("cedar")
+    table.start("cedar")
+    table.run(0.03)
+    pull = cedar.core._catch_up.pull
+    assert pull is not None
+    cedar.core._standing.progress = 50.0
+    table["cedar"].core.handle(Received(pull.link, WeightsReply(0, 40.0)), table.now)
+    assert cedar.core._catch_up.pull is None or cedar.core._catch_up.pull.link != pull.link
+    assert cedar.core.counters.offences == 1
