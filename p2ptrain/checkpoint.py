@@ -116,7 +116,7 @@ def load_latest(directory: Path) -> Found:
         try:
             return Found(_load(path), tuple(passed_over))
         except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-            passed_over.append(Torn(path, f"{type(error).__name__}: {error}"))
+            passed_over.append(Torn(path, _plainly(error)))
     return Found(None, tuple(passed_over))
 
 
@@ -193,7 +193,9 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _plainly(error: OSError | SafetensorError) -> str:
+def _plainly(error: Exception) -> str:
+    if isinstance(error, KeyError | TypeError):
+        return f"its description is not what was written ({error})"
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
         return "the disk is full"  # safetensors, a Rust library, passes the number on as text
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

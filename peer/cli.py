@@ -8,6 +8,7 @@ import click
 
 from p2ptrain.errors import HomeError
 from p2ptrain.manifest import JoinLink
+from peer.options import FiniteRange
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -59,10 +60,12 @@ def invite(home: Path) -> None:
     where = Home(home)
     signed = where.load_manifest(None)
     addresses = where.load_addresses().link_addresses()
-    if signed is None or not addresses:
+    if signed is None:
         raise HomeError(
             f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
         )
+    if not addresses:
+        raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
     if all(map(is_loopback, addresses)):
         click.echo("This link works on this machine only.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
@@ -85,9 +88,7 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 @HOME
 @click.argument("text")
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many to add.")
-@click.option(
-    "--temperature", default=0.8, show_default=True, type=click.FloatRange(0), help="0: always the likeliest."
-)
+@click.option("--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the likeliest.")
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @TOKENIZER
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:

@@ -115,8 +115,10 @@ class Home:
         """Empty when there are none or the file is damaged: it is only a convenience."""
         try:
             entry = json.loads((self.path / "addresses.json").read_text())
-            return Addresses(tuple(map(str, entry["own"])), tuple(map(str, entry["joined_by"])), int(entry["port"]))
-        except (OSError, ValueError, KeyError, TypeError):
+            return Addresses(
+                tuple(map(str, entry["own"])), tuple(map(str, entry["joined_by"])), int(entry.get("port", 0))
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Addresses((), ())
 
     def save_addresses(self, addresses: Addresses) -> None:

@@ -68,6 +68,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "catching up": lambda f: f"[join] taking the weights of {_peer(f)}: {_why(f)}",
     "caught up": lambda f: f"[join] in step with the swarm, thanks to {_peer(f)}",
     "gave weights": lambda f: f"[join] gave {_peer(f)} our weights",
+    "out of step": lambda f: f"[join] the swarm is far ahead of us: {_why(f)}; taking its weights",
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
     "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
     "waiting": lambda f: (

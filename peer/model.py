@@ -20,10 +20,15 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
     """The newest whole checkpoint's slow weights in the run's model, on the CPU. Raises UserError."""
     signed = home.load_manifest(None)
     found = checkpoint.load_latest(home.checkpoints)
-    if signed is None or found.checkpoint is None:
-        torn = "".join(f" ({each.path.name} is torn: {each.reason})" for each in found.passed_over)
+    if found.checkpoint is None and found.passed_over:
+        torn = "; ".join(f"{each.path.name}: {each.reason}" for each in found.passed_over)
         raise HomeError(
-            f"There is no checkpoint in {home.path}{torn}.",
+            f"No checkpoint in {home.path} is whole: {torn}.",
+            "Start its peer again: it takes the swarm's weights, and saves every two minutes and when it stops.",
+        )
+    if signed is None or found.checkpoint is None:
+        raise HomeError(
+            f"There is no checkpoint in {home.path}.",
             "Name the home of a peer that has trained; a running peer saves every two minutes and when it stops.",
         )
     model = model_of(signed, found.checkpoint.tensors["slow"])

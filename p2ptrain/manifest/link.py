@@ -110,7 +110,7 @@ def _port_fault(part: str, _: str) -> str | None:
 
 
 def _peer_id_fault(part: str, _: str) -> str | None:
-    return None if is_peer_id(part) else f"{shown(part)} is no peer id; was the link cut off or retyped?"
+    return None if is_peer_id(part) else f"{shown(part)} is no peer id (was the link cut off, or retyped?)"
 
 
 def _literally(word: str) -> Callable[[str, str], str | None]:

@@ -107,7 +107,7 @@ class DhtDirectory:
         except TimeoutError:
             raise NetworkError(f"storing our record took more than {DEADLINE_S:.0f} s") from None
         if not stored:
-            raise NetworkError("no node stored our record; is this machine's clock right?")
+            raise NetworkError("no node stored our record; if this lasts, check this machine's clock")
 
     async def lookup(self) -> list[Presence]:
         if not self._dht.protocol.routing_table.uid_to_peer_id:

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from p2ptrain.errors import UserError
 from p2ptrain.manifest import PRESETS, parameter_count
+from peer.options import FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.conduct import Ending, Means, conduct
 from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
@@ -33,7 +34,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--preset", default="demo", show_default=True, help=f"What to train: {', '.join(PRESETS)}.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Instead: a manifest.toml or a run's directory.")
 @click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="How many peers.")
-@click.option("--seconds", type=click.FloatRange(min=1.0), help="Stop after so much training; else at the run's end.")
+@click.option("--seconds", type=FiniteRange(min=1.0), help="Stop after so much training; else at the run's end.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -94,7 +94,9 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
     cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)
     link = await _link(plan.bootstrap / "join-link.txt", cast.bootstrap)
     if link is None:
-        return [f"the bootstrap printed no join link within {LINK_DEADLINE_S:.0f} s; {_said(cast.bootstrap)}"]
+        ended = cast.bootstrap.ended.done()
+        what = "ended" if ended else f"printed no join link within {LINK_DEADLINE_S:.0f} s"
+        return [f"the bootstrap {what}; {_said(cast.bootstrap)}"]
     watch.say(f"the bootstrap is up; starting {len(plan.peers)} peers")
     for each in plan.peers:
         cast.trainers[each.name] = await _trainer(each, [link, "--local", "--nickname", each.name], means)

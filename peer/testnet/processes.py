@@ -40,7 +40,8 @@ class Child:
 async def start(name: str, module: str, arguments: Sequence[str], log: Path, threads: int) -> Child:
     """Run ``python -m module arguments`` with so many threads of torch; everything it prints goes to ``log``."""
     log.parent.mkdir(parents=True, exist_ok=True)
-    command = launched(sys.executable, "-m", module, *arguments)
+    # -P: a folder here that is called like a package of ours, such as a clone, is no package of ours.
+    command = launched(sys.executable, "-P", "-m", module, *arguments)
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,

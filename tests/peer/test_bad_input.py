@@ -96,6 +96,27 @@ def test_a_home_without_a_run_and_no_link(home: Home, refused: Callable[..., str
     assert "no checkpoint" in refused(home.path, "Once", command=generate)
 
 
+def test_a_home_whose_checkpoints_are_all_torn(home: Home, refused: Callable[..., str]) -> None:
+    (home.checkpoints / "step-00000003").mkdir(parents=True)
+    (home.checkpoints / "step-00000003" / "state.json").write_text("{}")
+    said = refused(home.path, home.path / "out", command=export)
+    assert "is whole: step-00000003: " in said
+    assert "Error" not in said
+
+
+@pytest.mark.parametrize("temperature", ["nan", "inf", "-1"])
+def test_a_temperature_that_is_none(home: Home, temperature: str, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run_command(generate, [str(home.path), "Once", "--temperature", temperature], name="p2ptrain generate")
+    assert caught.value.code == 2
+    assert "--temperature" in capfd.readouterr().err
+
+
+def test_addresses_without_a_port_are_read(home: Home) -> None:
+    (home.path / "addresses.json").write_text('{"own": ["/ip4/127.0.0.1/tcp/1"], "joined_by": []}')
+    assert home.load_addresses().own == ("/ip4/127.0.0.1/tcp/1",)
+
+
 # --- the home ---------------------------------------------------------------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -58,9 +57,10 @@ if does != "finish":
 
 @pytest.fixture
 def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
+    """A path whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
     (tmp_path / "peer.py").write_text(PEER)
     (tmp_path / "bootstrap.py").write_text(BOOTSTRAP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -113,6 +113,7 @@ def test_a_bootstrap_that_never_starts_is_a_trouble(stage: Path) -> None:
     (stage / "bootstrap-fails").touch()
     _, ending = conducted(stage)
     (trouble,) = ending.troubles
+    assert trouble.startswith("the bootstrap ended; ")
     assert trouble.endswith("error: the port is taken")
     assert set(ending.statuses) == {"solo"}
 
@@ -153,12 +154,15 @@ def running_testnet(stage: Path) -> tuple[subprocess.Popen[bytes], list[psutil.P
     """A testnet in a process of its own, and its children, all of them training."""
     for name in ("peer-1", "peer-2", "solo"):
         (stage / f"does-{name}").write_text("train")
-    command = shutil.which("p2ptrain", path=str(Path(sys.executable).parent)) or "p2ptrain"
+    # It is the real one that starts, and its children meet the stand-ins.
+    script = (
+        "import os, p2ptrain.cli, peer.testnet.command; os.environ['PYTHONPATH'] = os.getcwd(); p2ptrain.cli.main()"
+    )
     process = subprocess.Popen(
-        [command, "testnet", "--peers", "2", "--out", "out"],
+        [sys.executable, "-P", "-c", script, "testnet", "--peers", "2", "--out", "out"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        env=os.environ,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
     )
     homes = [stage / "out" / name for name in ("peer-1", "peer-2", "solo")]
     wait_for(lambda: all((home / "events.jsonl").exists() for home in homes))

@@ -27,6 +27,7 @@ TINY = {
 
 
 def test_two_peers_train_together_and_the_report_tells(tmp_path: Path) -> None:
+    (tmp_path / "p2ptrain").mkdir()  # as where a clone lies: no package of ours
     (tmp_path / "tiny.toml").write_text(render_toml(with_changes(preset("demo", "ab" * 32), TINY)))
     command = Path(sys.executable).parent / "p2ptrain"
     arguments = ["testnet", "--manifest", "tiny.toml", "--peers", "2", "--seed", "5", "--out", "out"]
