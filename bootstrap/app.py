@@ -98,12 +98,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 try:
                     node = await _start(place, listen, signed, identity, cache)
-                except (
-                    UserError,
-                    NetworkError,
-                    OSError,
-                    EOFError,
-                ) as error:  # the latter two: it died while it started
+                except (UserError, NetworkError, OSError, EOFError) as error:  # the latter two: it died again
                     say("bootstrap", f"it does not start: {' '.join(str(error).split())}")
                     continue
                 say("bootstrap", "back; the join link is the same")

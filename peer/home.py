@@ -115,9 +115,8 @@ class Home:
         """Empty when there are none or the file is damaged: it is only a convenience."""
         try:
             entry = json.loads((self.path / "addresses.json").read_text())
-            return Addresses(
-                tuple(map(str, entry["own"])), tuple(map(str, entry["joined_by"])), int(entry.get("port", 0))
-            )
+            own, joined_by = (tuple(map(str, entry[name])) for name in ("own", "joined_by"))
+            return Addresses(own, joined_by, int(entry.get("port", 0)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Addresses((), ())
 
