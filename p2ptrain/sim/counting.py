@@ -20,16 +20,13 @@ from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, Traini
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """Bytes of which only the number is known."""
+    """Bytes of which only the number is known, and whether a liar made them up."""
 
     size: int
+    garbage: bool = False
 
     def __len__(self) -> int:
         return self.size
-
-
-GARBAGE = Blank(0)
-"""What a liar sends: no difference can be taken to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +120,7 @@ class CountingLearner:
         return BlankPayload(tuple(fragments), parts, sum(map(len, parts)))
 
     def difference(self, mine: BlankPayload, theirs: Sequence[Blank]) -> BlankDifference:
-        if GARBAGE in theirs:
+        if any(part.garbage for part in theirs):
             raise RemoteError("its weights are not finite")
         return BlankDifference(self._rules.disagreement)
 

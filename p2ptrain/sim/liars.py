@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Literal
+from typing import Any, Literal
 
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Decline, Message, Offer, WeightsReply, WeightsRequest
-from p2ptrain.train.learner import Encoded
 
 Lie = Literal["progress", "garbage", "silent", "stalling"]
 """progress: it claims to be at the run's end. garbage: its payloads are random bytes. silent: it never answers.
@@ -24,7 +23,7 @@ class Liar:
     progress: float
     """What it claims, in tokens per peer."""
     random: Random
-    garble: Callable[[Encoded, Random], Encoded]
+    garble: Callable[[Any, Random], Any]
     """Another payload of the same sizes."""
 
     def says(self, message: Message) -> Message:
@@ -39,7 +38,8 @@ class Liar:
     def announces(self, effect: Announce) -> Announce:
         return replace(effect, progress=self.progress) if self.lie == "progress" else effect
 
-    def sends(self, payload: Encoded) -> Encoded | None:
+    def sends(self, payload: Any) -> Any:
+        """None: nothing at all."""
         if self.lie == "stalling":
             return None
         return self.garble(payload, self.random) if self.lie == "garbage" else payload

@@ -8,7 +8,7 @@ times, and ends bitwise equal.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING, Any, assert_never
@@ -50,7 +50,6 @@ from p2ptrain.swarm.events import (
     Woke,
 )
 from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
-from p2ptrain.train.learner import Difference, Encoded
 
 if TYPE_CHECKING:
     from p2ptrain.sim.network import SimulatedNetwork
@@ -76,10 +75,11 @@ class _End:
     transfer: Transfer | None = None
     """Our payload or weights, while they are on their way."""
     sent: bool = False
-    encoded: Encoded | None = None
-    arrived: Encoded | None = None
-    difference: Difference | None = None
-    pulled: tuple[WeightsReply, list[bytes]] | None = None
+    encoded: Any = None
+    arrived: Any = None
+    """A payload, as the learner made it; as ``difference`` is."""
+    difference: Any = None
+    pulled: tuple[WeightsReply, list[Sized]] | None = None
 
 
 class SimulatedPeer:
@@ -317,14 +317,14 @@ class SimulatedPeer:
             end.other.owner._happen(end.other.owner._fail, (end.other, "connection lost"))
         self._fail(end, "connection lost")
 
-    def _payload_sent(self, end: _End, payload: Encoded) -> None:
+    def _payload_sent(self, end: _End, payload: Any) -> None:
         assert end.other is not None
         other = end.other.owner
         other._later(end.latency_s, other._take_payload, end.other, payload)
         self._later(0.0, self._complete_swap, end)
         end.sent = True
 
-    def _take_payload(self, end: _End, payload: Encoded) -> None:
+    def _take_payload(self, end: _End, payload: Any) -> None:
         end.arrived = payload
         self._complete_swap(end)
 
@@ -353,13 +353,13 @@ class SimulatedPeer:
             parts = self.learner.weights()
             self._start_transfer(end, payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
 
-    def _weights_sent(self, end: _End, parts: list[bytes]) -> None:
+    def _weights_sent(self, end: _End, parts: Sequence[Sized]) -> None:
         assert end.other is not None
         other = end.other.owner
         other._later(end.latency_s, other._take_weights, end.other, parts)
         self._later(0.0, self.handle, Donated(end.link, sum(map(len, parts))))
 
-    def _take_weights(self, end: _End, parts: list[bytes]) -> None:
+    def _take_weights(self, end: _End, parts: Sequence[Sized]) -> None:
         if end.is_open and end.pulled is not None:
             end.pulled[1].extend(parts)
             self.handle(Pulled(end.link, sum(map(len, parts))))

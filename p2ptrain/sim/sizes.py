@@ -42,8 +42,9 @@ def message_bytes(message: Message) -> int:
             shape = (type(message), message.run, message.protocol)
     size = _measured.get(shape)
     if size is None:
-        bare = replace(message, known=()) if known else message
-        size = _measured[shape] = wire.HEADER_BYTES + len(wire.encode_message(bare))
+        if isinstance(message, Offer | Accept | Decline | WeightsReply):
+            message = replace(message, known=())
+        size = _measured[shape] = wire.HEADER_BYTES + len(wire.encode_message(message))
     for presence in known:
         size += presence_bytes(presence)
     return size

@@ -8,20 +8,22 @@ one that matters; these are passed in one event, and made up for when something 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, field
-from math import inf
-from typing import Protocol
+from math import inf, isnan, nan
+from typing import Any, Protocol
 
 from p2ptrain.ids import LinkId
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Event
-from p2ptrain.train.learner import Difference, Encoded
+from p2ptrain.swarm.events import Event, OuterStepDone
 
 
 class SimulatedLearner(Protocol):
-    """What the simulator asks of a learner: ``train.Learner``, or ``sim.counting.CountingLearner`` in its place."""
+    """What the simulator asks of a learner: ``train.Learner``, or ``sim.counting.CountingLearner`` in its place.
+
+    Payloads, differences and weights are the learner's own business; the simulator hands them from one to the other.
+    """
 
     step: int
     progress: float
@@ -33,15 +35,15 @@ class SimulatedLearner(Protocol):
 
     def settle(self) -> list[Event]: ...
 
-    def encode(self, fragments: Sequence[int]) -> Encoded: ...
+    def encode(self, fragments: Sequence[int]) -> Any: ...
 
-    def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference: ...
+    def difference(self, mine: Any, theirs: Sequence[Any]) -> Any: ...
 
-    def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None: ...
+    def deliver(self, link: LinkId, difference: Any, mine: Terms, theirs: Terms, progress: float) -> None: ...
 
-    def weights(self) -> list[bytes]: ...
+    def weights(self) -> Sequence[Sized]: ...
 
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None: ...
+    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Any]) -> None: ...
 
 
 class Metronome:
@@ -51,6 +53,8 @@ class Metronome:
         self.world = world
         self._prepare = prepare
         """Told of all trainers whose inner step ends now, after they have taken in what came and before they step."""
+        self.on_outer_step: Callable[[], None] | None = None
+        """Told of every outer step."""
         self._due: dict[float, list[Trainer]] = {}
 
     def at(self, time: float, trainer: Trainer) -> None:
@@ -91,6 +95,9 @@ class Trainer:
     stopped: bool = False
     compute_s: float = 0.0
     """Seconds spent on inner steps."""
+    frozen_s: float = 0.0
+    begun_at: float = nan
+    ended_at: float = nan
     _ends: list[float] = field(default_factory=list)
     """When the inner steps under way end, ..."""
     _lasting: list[float] = field(default_factory=list)
@@ -105,9 +112,16 @@ class Trainer:
     def begin(self) -> None:
         """The core lets training begin: with the step that is under way."""
         self.begun = True
+        self.begun_at = self.metronome.world.now
 
     def stop(self) -> None:
         self.stopped = True
+        self._end()
+
+    def utilization(self, now: float) -> float | None:
+        """Seconds of inner steps per second of the time that there was for them; None before it began."""
+        lasted = (now if isnan(self.ended_at) else self.ended_at) - self.begun_at - self.frozen_s
+        return min(self.compute_s / lasted, 1.0) if lasted > 0 else None
 
     def is_due(self, time: float) -> bool:
         return time == self._due and not self.stopped
@@ -156,6 +170,7 @@ class Trainer:
 
     def thaw(self, seconds: float) -> None:
         """Go on where it stopped so many seconds ago."""
+        self.frozen_s += seconds if self.is_training else 0.0
         self._ends = [end + seconds for end in self._ends]
         if self._ends:
             self._serve_at(self._ends[0])
@@ -171,6 +186,14 @@ class Trainer:
                 events = self.learner.settle()
             for event in events:
                 self.handle(event)
+                if type(event) is OuterStepDone and self.metronome.on_outer_step is not None:
+                    self.metronome.on_outer_step()
+            if self.learner.ended:
+                self._end()
+
+    def _end(self) -> None:
+        if isnan(self.ended_at):
+            self.ended_at = self.metronome.world.now
 
     def _serve_at(self, time: float) -> None:
         self._due = time
