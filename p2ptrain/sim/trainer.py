@@ -55,15 +55,15 @@ class Metronome:
         """Told of all trainers whose inner step ends now, after they have taken in what came and before they step."""
         self.on_outer_step: Callable[[], None] | None = None
         """Told of every outer step."""
-        self._due: dict[float, list[Trainer]] = {}
+        self._due: dict[float, dict[Trainer, None]] = {}
 
     def at(self, time: float, trainer: Trainer) -> None:
         trainers = self._due.get(time)
         if trainers is None:
-            self._due[time] = [trainer]
+            self._due[time] = {trainer: None}
             self.world.at(time, self._beat, time)
         else:
-            trainers.append(trainer)
+            trainers[trainer] = None
 
     def _beat(self, time: float) -> None:
         trainers = [trainer for trainer in self._due.pop(time) if trainer.is_due(time)]
@@ -75,7 +75,7 @@ class Metronome:
             trainer.end_step()
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Trainer:
     """One peer's inner steps.
 
