@@ -12,6 +12,7 @@ from statistics import median
 
 REMEMBERED = 64  # guess: an hour of exchanges at one a minute
 SPREADS = 8.0  # MADs above the median; exchange times have heavy tails. Guess
+SHARING = 4.0  # a line may be shared by so many exchanges (rules.MAX_EXCHANGES) and was not when the few samples came
 FIRST_REPLY_S = 10.0  # before anything is measured
 REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine was seen to answer after 1 s
 PROMPT_BOUNDS_S = (0.2, 1.0)  # a round trip across the world, and a busy machine
@@ -52,7 +53,9 @@ class Deadlines:
 
     def payload_s(self, size_bytes: int) -> float:
         """How long to wait for a payload of this size both ways, acknowledgements included."""
-        per_byte = self._per_byte.bound() if self._per_byte else 1.0 / FIRST_RATE
+        per_byte = 1.0 / FIRST_RATE
+        if self._per_byte:
+            per_byte = max(self._per_byte.bound(), SHARING * self._per_byte.median())
         shortest, longest = PAYLOAD_BOUNDS_S
         return _clamp(self._patience * per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
 
