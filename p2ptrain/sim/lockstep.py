@@ -194,7 +194,7 @@ class Lockstep:
         rules, peers = self._rules, self._peers
         place = {peer: at for at, peer in enumerate(peers)}
         plans = [
-            {place[p] for p in planned_partners(rules.topology, rules.partners, me, peers, rules.seed, self.step)}
+            {place[p] for p in planned_partners(rules.topology, rules.partners, me, peers, rules.seed, self.step + 1)}
             for me in peers
         ]
         mixing = torch.eye(len(peers), dtype=torch.float64)

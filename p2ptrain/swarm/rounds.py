@@ -72,7 +72,8 @@ class Rounds:
         fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s())
         if fresh.fragments and standing.state is PeerState.TRAINING:
             rules = standing.rules
-            roster = [standing.me, *(known.peer for known in standing.members.live(now) if self._trains(known.state))]
+            here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
+            roster = [standing.me, *(known.peer for known in here)]  # who was joining at last may train by now
             planned = planned_partners(rules.topology, rules.partners, standing.me, roster, rules.run, step)
             fresh.meetings = dict.fromkeys(planned, Meeting.DUE)
         self._open.append(fresh)
@@ -142,7 +143,3 @@ class Rounds:
 
     def _patience_s(self) -> float:
         return max(ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS * self._standing.seconds_per_outer_step)
-
-    @staticmethod
-    def _trains(state: PeerState) -> bool:
-        return state is PeerState.TRAINING

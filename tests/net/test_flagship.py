@@ -7,7 +7,7 @@ other. If they differ, one shell decides something that belongs to the core.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -22,6 +22,7 @@ from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import Calm, QuadraticTask, SimulatedNetwork, SimulatedPeer, World
+from p2ptrain.sim.lockstep import Lockstep, LockstepRules
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
@@ -53,6 +54,7 @@ class Case:
     seed: int = 0
     topology: str = "random"
     partners: int = 1
+    final_gossip_s: float = 60.0
 
     @property
     def outer(self) -> Outer:
@@ -79,7 +81,10 @@ def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
         noise=0.1,
         seed=case.seed + PEERS.index(peer),
     )
-    outer, swarm = case.outer, Swarm(catch_up_outer_steps=8, final_disagreement=0.02, final_gossip_s=60.0)
+    outer, swarm = (
+        case.outer,
+        Swarm(catch_up_outer_steps=8, final_disagreement=0.02, final_gossip_s=case.final_gossip_s),
+    )
     parts = slices(P, case.fragments)
     learner = Learner(task, learner_rules(outer, TOKENS), parts, codec.get(case.codec), MemoryLog())
     rules = swarm_rules(RUN, outer, swarm, learner, TOKENS, float(outer.inner_steps))
@@ -180,6 +185,38 @@ def test_simulator_and_driver_end_bitwise_equal(case):
         assert numbers == expected_numbers
         for name, tensor in tensors.items():
             assert torch.equal(tensor, expected_tensors[name]), name
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("diloco", topology="complete"),
+        Case("gasloc"),
+        Case("gasloc", partners=2, seed=3),
+        Case("gasloc_y", topology="ring"),
+        Case("gasloc_z", topology="exponential"),
+        Case("noloco"),
+        Case("dpsgd"),
+    ],
+    ids=str,
+)
+def test_where_nothing_fails_peers_do_what_lockstep_does(case):
+    """Messages, offers, rounds and byte strings on one side, a mixing matrix on the other."""
+    tasks = [make_peer(peer, case)[1].task for peer in PEERS]
+    rules = learner_rules(case.outer, TOKENS)
+    lockstep = Lockstep(
+        tasks,
+        LockstepRules(rules.recipe, rules.outer, rules.inner_steps, case.topology, case.partners, seed=RUN),
+        advance=lambda progress: [task.inner_step(progress).loss for task in tasks],
+        tokens_per_step=1.0,
+    )
+    while lockstep.progress < TOKENS:
+        lockstep.outer_step()
+    peers = simulate(replace(case, final_gossip_s=0.0))
+    for peer, row in zip(PEERS, lockstep.slow, strict=True):
+        assert peers[peer].learner.step == lockstep.step
+        assert peers[peer].core.counters.exchanges_failed == 0
+        torch.testing.assert_close(peers[peer].learner.state_dict()[0]["slow"], row, rtol=0, atol=2e-5)
 
 
 def test_another_seed_ends_elsewhere():
