@@ -47,7 +47,7 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
     random = Random(seed)
     shelves: Shelves[None] = Shelves(RUN)
     peers: dict[PeerId, Buckets] = {}
-    arrivals, largest = 0, 0
+    arrivals, received, largest, crowded = 0, 0, 0, 0
     records: list[int] = []
     newcomers: list[int] = []
     in_degrees: Counter[PeerId] = Counter()
@@ -57,7 +57,7 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
             shelves.stores.clear()
             shelves.gets.clear()
             in_degrees.clear()
-            records, newcomers, largest = [], [], 0
+            records, newcomers, received, largest, crowded = [], [], 0, 0, 0
             settled_peers = set(peers)
         start = turn * ANNOUNCE_PERIOD_S
         staying = [peer for peer in peers if random.random() > ANNOUNCE_PERIOD_S / SESSION_S]
@@ -67,13 +67,17 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
         for place, (peer, buckets) in enumerate(peers.items()):
             now = start + ANNOUNCE_PERIOD_S * place / size
             if buckets.size is None:
-                newcomers.append(len(shelves.lookup(buckets, now)))
+                answers = shelves.lookup(buckets, now)
+                newcomers.append(len(answers))
+                received += sum(map(len, answers))
+                crowded = max(crowded, *map(len, answers))
             shelves.announce(buckets, peer, None, now + PRESENCE_LIFETIME_S)
         for buckets in peers.values():
             answers = shelves.lookup(buckets, start + ANNOUNCE_PERIOD_S)
             found = set().union(*answers)
             records.append(len(found))
             in_degrees.update(found)
+            received += sum(map(len, answers))
             largest = max(largest, *map(len, answers))
     stayed = [in_degrees[peer] for peer in staying if peer in settled_peers]
     load = shelves.gets + shelves.stores
@@ -86,7 +90,9 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
         "records_per_lookup": mean(records),
         "largest_answer_records": largest,
         "largest_answer_bytes": largest * record,
-        "kilobytes_per_peer_per_minute": REPLICAS * record * (sum(records) + shelves.stores.total()) * per_peer / 1000,
+        "newcomer_largest_answer_records": crowded,
+        "newcomer_largest_answer_bytes": crowded * record,
+        "kilobytes_per_peer_per_minute": REPLICAS * record * (received + shelves.stores.total()) * per_peer / 1000,
         "busiest_key_share": max(load.values()) / load.total(),
         "busiest_key_per_minute": max(load.values()) * PER_MINUTE / ROUNDS,
         "root_share": load[Bucket(0, 0)] / load.total(),
@@ -109,7 +115,7 @@ def main() -> None:
     figures = measure()
     shown = Table(title=f"presence in buckets; a record has {record_bytes()} bytes")
     for heading in (
-        "peers", "gets/peer/min", "newcomer's gets", "keys stored/peer/min", "records/lookup", "largest answer",
+        "peers", "gets/peer/min", "keys stored/peer/min", "records/lookup", "largest answer", "newcomer: gets, largest",
         "kB/peer/min", "busiest key", "its load/min", "root", "in-degree sd", "one key's answer",
     ):  # fmt: skip
         shown.add_column(heading, justify="right")
@@ -117,10 +123,11 @@ def main() -> None:
         shown.add_row(
             size,
             f"{each['gets_per_peer_per_minute']:.2f}",
-            f"{each['newcomer_gets']}",
             f"{each['keys_stored_per_peer_per_minute']:.1f}",
             f"{each['records_per_lookup']:.0f}",
             f"{each['largest_answer_records']} ({each['largest_answer_bytes'] / 1000:.0f} kB)",
+            f"{each['newcomer_gets']}, {each['newcomer_largest_answer_records']}"
+            f" ({each['newcomer_largest_answer_bytes'] / 1000:.0f} kB)",
             f"{each['kilobytes_per_peer_per_minute']:.0f}",
             f"{100 * each['busiest_key_share']:.2f} %",
             f"{each['busiest_key_per_minute']:.0f}",
