@@ -13,14 +13,18 @@ from torch import Tensor
 
 from p2ptrain import codec as codecs
 from p2ptrain.codec import CodecTerms
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.ids import RunId
+from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.counting import Blank, BlankPayload, CountingLearner, CountingRules
 from p2ptrain.sim.learners import QuadraticTask
+from p2ptrain.sim.notes import NoteCounts
 from p2ptrain.sim.scenario import BytesLearner, QuadraticLearner, Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
-from p2ptrain.train.learner import Encoded, Learner, LearnerRules
+from p2ptrain.swarm import SwarmRules
+from p2ptrain.train.learner import Encoded, Learner
+from p2ptrain.train.rules import learner_rules, swarm_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +45,6 @@ class Cohort(Protocol):
     def left_out(self) -> tuple[str, ...]:
         """What this kind of learner does not show."""
 
-    @property
-    def fragment_bytes(self) -> tuple[int, ...]:
-        """Encoded."""
-
-    @property
-    def weights_bytes(self) -> int:
-        """A whole model, fp32."""
-
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
         """A new learner with initial weights.
 
@@ -57,6 +53,9 @@ class Cohort(Protocol):
                 has its seat, and its data.
             inner_steps: H.
         """
+
+    def rules(self, run: RunId) -> SwarmRules:
+        """What the protocol core has to know."""
 
     def prepare(self, trainers: list[Trainer]) -> None:
         """All these are about to make an inner step: batch what can be batched."""
@@ -78,25 +77,29 @@ class BytesCohort:
     def __init__(self, scenario: Scenario) -> None:
         assert isinstance(scenario.learner, BytesLearner)
         self._scenario = scenario
-        lengths = _lengths(scenario)
-        codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
-        self.fragment_bytes = tuple(codec.encoded_size(CodecTerms(length)) for length in lengths)
-        self.weights_bytes = 4 * sum(lengths)
         self._rules: dict[int, CountingRules] = {}
 
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> CountingLearner:
         if inner_steps not in self._rules:
-            scenario = self._scenario
+            scenario, recipe = self._scenario, RECIPES[self._scenario.outer.recipe]
             assert isinstance(scenario.learner, BytesLearner)
+            codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
+            lengths = [piece.stop - piece.start for piece in _slices(scenario)]
+            streams = 1 if recipe.mix("pseudo_gradient") is None else 2
             self._rules[inner_steps] = CountingRules(
                 inner_steps=inner_steps,
                 tokens_per_peer=float(scenario.tokens_per_peer),
                 tokens_per_step=scenario.learner.tokens_per_step,
-                fragments=tuple(map(Blank, self.fragment_bytes)),
-                weights=tuple(Blank(4 * length) for length in _lengths(scenario)),
+                blocks=recipe.blocks,
+                streams=streams,
+                fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for length in lengths * streams),
+                weights=tuple(Blank(4 * length) for length in lengths),
                 disagreement=scenario.learner.disagreement,
             )
         return CountingLearner(self._rules[inner_steps])
+
+    def rules(self, run: RunId) -> SwarmRules:
+        return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
 
     def prepare(self, trainers: list[Trainer]) -> None:
         pass
@@ -117,16 +120,13 @@ class QuadraticCohort:
     def __init__(self, scenario: Scenario) -> None:
         assert isinstance(scenario.learner, QuadraticLearner)
         self._scenario = scenario
-        self._slices = slices(scenario.learner.parameters, scenario.outer.fragments)
+        self._slices = _slices(scenario)
         self._codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
         random = torch.Generator().manual_seed(scenario.run.seed)
         parameters = scenario.learner.parameters
         ends = scenario.learner.smallest_curvature, scenario.learner.largest_curvature
         self._curvature = torch.logspace(log10(ends[0]), log10(ends[1]), parameters)
         self._optimum = torch.randn(parameters, generator=random)
-        lengths = _lengths(scenario)
-        self.fragment_bytes = tuple(self._codec.encoded_size(CodecTerms(length)) for length in lengths)
-        self.weights_bytes = 4 * sum(lengths)
 
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
         scenario = self._scenario
@@ -141,10 +141,11 @@ class QuadraticCohort:
             seed=seed,
             tokens_per_step=scenario.learner.tokens_per_step,
         )
-        outer = OuterRule(scenario.outer.learning_rate, scenario.outer.momentum, scenario.outer.nesterov)
-        handed_over = RECIPES[scenario.outer.recipe].outer == "hand_over"
-        rules = LearnerRules(inner_steps, float(scenario.tokens_per_peer), None if handed_over else outer)
+        rules = replace(learner_rules(scenario.outer, float(scenario.tokens_per_peer)), inner_steps=inner_steps)
         return Learner(task, rules, self._slices, self._codec, notebook)
+
+    def rules(self, run: RunId) -> SwarmRules:
+        return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
 
     def prepare(self, trainers: list[Trainer]) -> None:
         pass
@@ -171,9 +172,13 @@ def make(scenario: Scenario) -> Cohort:
             raise NotImplementedError(scenario.learner.kind)  # the scenario's own check says so first
 
 
-def _lengths(scenario: Scenario) -> list[int]:
-    """Elements of each fragment."""
-    return [piece.stop - piece.start for piece in slices(scenario.learner.parameters, scenario.outer.fragments)]
+def _slices(scenario: Scenario) -> tuple[slice, ...]:
+    return slices(scenario.learner.parameters, scenario.outer.fragments)
+
+
+def _rules(scenario: Scenario, learner: Learner | CountingLearner, run: RunId) -> SwarmRules:
+    tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
+    return swarm_rules(run, scenario.outer, scenario.swarm, learner, tokens, per_step)
 
 
 def _slow(learners: Sequence[SimulatedLearner]) -> Tensor:

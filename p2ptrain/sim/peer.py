@@ -39,6 +39,7 @@ from p2ptrain.swarm.events import (
     Note,
     Open,
     PeersSeen,
+    Proceed,
     Pull,
     Pulled,
     Received,
@@ -209,6 +210,9 @@ class SimulatedPeer:
                 self._swap(effect)
             case Commit():
                 self._commit(effect)
+            case Proceed():
+                self.learner.proceed(effect.step)
+                self._later(0.0, self.trainer.go_on)
             case Announce():
                 self._announce(effect)
             case Lookup():
@@ -371,6 +375,8 @@ class SimulatedPeer:
         copies = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
         self.trainer.interrupt()
         self.learner.adopt(effect.link, reply.step, reply.progress, copies)
+        if self.learner.is_waiting:
+            self._later(0.0, self.trainer.go_on)
 
     # --- transfers ----------------------------------------------------------------------------------------------------
 

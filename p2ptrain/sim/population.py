@@ -8,7 +8,6 @@ from math import inf
 from random import Random
 
 from p2ptrain.ids import PeerId
-from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.cohort import Cohort
 from p2ptrain.sim.counting import CountingLearner
 from p2ptrain.sim.liars import Liar
@@ -80,13 +79,13 @@ class Population:
     ) -> None:
         self.members: list[Member] = []
         """In the order of their arrival."""
-        self.seats = _seats(scenario, cohort)
         self.notes = NoteCounts()
         self._scenario = scenario
         self._network = network
         self._conditions = conditions
         self._cohort = cohort
-        self._rules = _rules(scenario, network, cohort)
+        self._rules = cohort.rules(network.run)
+        self.seats = _seats(scenario, self._rules)
         self._by_peer: dict[PeerId, Member] = {}
         self._honest_left = 0
         """Peers that have yet to come, or are not done; liars not counted."""
@@ -193,26 +192,10 @@ def _pipe(megabit_per_s: float | None) -> Pipe:
     return Pipe(inf if megabit_per_s is None else megabit_per_s * MEGABIT)
 
 
-def _seats(scenario: Scenario, cohort: Cohort) -> list[Seat]:
-    payload = sum(cohort.fragment_bytes) * scenario.outer.fragments_per_exchange // scenario.outer.fragments
+def _seats(scenario: Scenario, rules: SwarmRules) -> list[Seat]:
+    payload = sum(rules.fragment_bytes) * scenario.outer.fragments_per_exchange // scenario.outer.fragments
     seats: list[Seat] = []
     for name, group in scenario.named():
         steps = inner_steps(scenario, group, payload)
         seats += [Seat(len(seats) + place, name, f"{name}-{place}", group, steps) for place in range(group.count)]
     return seats
-
-
-def _rules(scenario: Scenario, network: SimulatedNetwork, cohort: Cohort) -> SwarmRules:
-    outer, swarm = scenario.outer, scenario.swarm
-    return SwarmRules(
-        run=network.run,
-        fragment_bytes=cohort.fragment_bytes,
-        weights_bytes=cohort.weights_bytes,
-        tokens_per_peer=float(scenario.tokens_per_peer),
-        tokens_per_outer_step=float(scenario.tokens_per_outer_step),
-        exchanges_per_step=outer.exchanges_per_step if RECIPES[outer.recipe].exchanges else 0,
-        fragments_per_exchange=outer.fragments_per_exchange,
-        catch_up_outer_steps=float(swarm.catch_up_outer_steps),
-        final_disagreement=swarm.final_disagreement,
-        final_gossip_s=swarm.final_gossip_s,
-    )

@@ -12,9 +12,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, Codec, Outer, Swarm
+from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, Codec, Outer, Swarm
 from p2ptrain.manifest.section import Section
-from p2ptrain.recipes import RECIPES
 
 MAX_PEERS = 100_000
 """More is a typing mistake: 10,000 take 1.5 GB."""
@@ -249,13 +248,12 @@ def _learner_faults(scenario: Scenario) -> list[str]:
 
 
 def _outer_faults(scenario: Scenario) -> list[str]:
-    outer, codec, faults = scenario.outer, scenario.codec, []
-    exchanges = outer.exchanges_per_step
-    if RECIPES[outer.recipe].exchanges and exchanges == 0:
-        faults.append(f"outer.exchanges_per_step: 0, and recipe {outer.recipe} would train every peer alone")
-    if not RECIPES[outer.recipe].exchanges and exchanges > 0:
+    outer, codec, faults = scenario.outer, scenario.codec, scenario.outer.recipe_faults()
+    if outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete"):
+        faults.append(f"outer.recipe: {outer.recipe} averages over all peers at once, which is not in this build")
+    if outer.topology == "random" and outer.partners >= scenario.total_peers:
         faults.append(
-            f"outer.exchanges_per_step: {exchanges}, and recipe {outer.recipe} exchanges nothing; set it to 0"
+            f"outer.partners: {outer.partners}, and there are only {scenario.total_peers - 1} others to meet at once"
         )
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(

@@ -31,6 +31,9 @@ class SimulatedLearner(Protocol):
     loss: float
     ended: bool
 
+    @property
+    def is_waiting(self) -> bool: ...
+
     def advance(self) -> list[Event]: ...
 
     def settle(self) -> list[Event]: ...
@@ -40,6 +43,8 @@ class SimulatedLearner(Protocol):
     def difference(self, mine: Any, theirs: Sequence[Any]) -> Any: ...
 
     def deliver(self, link: LinkId, difference: Any, mine: Terms, theirs: Terms, progress: float) -> None: ...
+
+    def proceed(self, step: int) -> None: ...
 
     def weights(self) -> Sequence[Sized]: ...
 
@@ -139,17 +144,23 @@ class Trainer:
 
     def settle(self) -> None:
         """Take in what came."""
-        for event in self.learner.settle():
-            self.handle(event)
+        self._take(self.learner.settle())
 
     def end_step(self) -> None:
         """A step ends now: do what it does, and begin the next."""
         self._do(bisect_right(self._ends, self.metronome.world.now))
-        if self.stopped:
+        if self.stopped or self.learner.is_waiting:
             return
         if self._ends:
             self._serve_at(self._ends[-1])
         else:
+            self.start()
+
+    def go_on(self) -> None:
+        """What the learner may wait for has come: if it did wait, the next steps begin now."""
+        was_waiting = self.learner.is_waiting
+        self._take(self.learner.settle())
+        if was_waiting and not self.stopped and not self.learner.is_waiting:
             self.start()
 
     def catch_up(self) -> None:
@@ -184,12 +195,15 @@ class Trainer:
                 events = self.learner.advance()
             else:
                 events = self.learner.settle()
-            for event in events:
-                self.handle(event)
-                if type(event) is OuterStepDone and self.metronome.on_outer_step is not None:
-                    self.metronome.on_outer_step()
-            if self.learner.ended:
-                self._end()
+            self._take(events)
+
+    def _take(self, events: list[Event]) -> None:
+        for event in events:
+            self.handle(event)
+            if type(event) is OuterStepDone and self.metronome.on_outer_step is not None:
+                self.metronome.on_outer_step()
+        if self.learner.ended:
+            self._end()
 
     def _end(self) -> None:
         if isnan(self.ended_at):

@@ -39,6 +39,17 @@ class OuterStepDone:
 
     step: int
     progress: float
+    tokens: int
+    """That this peer itself trained on in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseDone:
+    """The trainer ended an inner phase and waits: what its recipe mixes now has a snapshot."""
+
+    step: int
+    """The outer step that the phase leads to."""
+    progress: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +138,7 @@ Event = (
     | PeersSeen
     | LookupFailed
     | OuterStepDone
+    | PhaseDone
     | TrainingEnded
     | Received
     | SwapDone
@@ -176,6 +188,14 @@ class Commit:
     link: LinkId
     progress_displacement: float
     """What to add to progress with it, in tokens per peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Every displacement that a waiting trainer waited for has been handed to it, or will not come: go on."""
+
+    step: int
+    """The outer step that it waits at; at any other it does not wait any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +278,7 @@ Effect = (
     | Send
     | Swap
     | Commit
+    | Proceed
     | Pull
     | Adopt
     | Donate

@@ -33,6 +33,7 @@ from p2ptrain.swarm.events import (
     LookupFailed,
     OuterStepDone,
     PeersSeen,
+    PhaseDone,
     Pulled,
     Received,
     Started,
@@ -157,6 +158,9 @@ class Peer:
                 self._standing.note("lonely", why="nobody could be asked for peers")
             case OuterStepDone():
                 self._outer_step_done(event, now)
+            case PhaseDone():
+                self._standing.progress = event.progress
+                self._exchanging.phase_done(event.step, now)
             case TrainingEnded():
                 self._training_ended(event, now)
             case Received():
@@ -295,6 +299,7 @@ class Peer:
     def _begin(self, now: float) -> None:
         if not self._training:
             self._training = True
+            self._last_step_at = now
             self._standing.emit(BeginTraining())
         self._enter(PeerState.TRAINING, now)
 
@@ -305,7 +310,8 @@ class Peer:
         standing.step, standing.progress = event.step, event.progress
         standing.counters.outer_steps += 1
         if self._last_step_at is not None and now > self._last_step_at:
-            standing.rate = standing.rules.tokens_per_outer_step / (now - self._last_step_at)
+            standing.rate = event.tokens / (now - self._last_step_at)
+            standing.seconds_per_outer_step = now - self._last_step_at
         self._last_step_at = now
         self._exchanging.step_done(now)
 
@@ -316,6 +322,7 @@ class Peer:
         self._ended = True
         self._standing.settled = True  # whatever is ahead of us now is no further than the end
         self._catch_up.drop()
+        self._exchanging.training_ended()
         self._enter(PeerState.FINISHING, now)
         self._finish_by = now + self._standing.rules.final_gossip_s
         self._exchanging.last_commit_at = now
@@ -325,10 +332,11 @@ class Peer:
     def _finished_why(self, now: float) -> str:
         """Why the final gossip is over; empty while it is not."""
         standing, exchanging = self._standing, self._exchanging
-        if standing.rules.exchanges_per_step == 0:
+        if not standing.rules.exchanges:
             return "this recipe exchanges nothing"
         recent = exchanging.distances[-AGREEMENTS:]
         agreed = len(recent) == AGREEMENTS and max(recent) <= standing.rules.final_disagreement
+        agreed = agreed and not exchanging.book.engaged()  # what we just accepted, we also do
         alone = not len(exchanging.book) and now >= exchanging.last_commit_at + LONELY_S
         if (agreed or alone) and all(known.state is PeerState.FINISHING for known in standing.members.live(now)):
             return "the swarm agrees" if agreed else "nobody is left to exchange with"

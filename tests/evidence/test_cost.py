@@ -1,0 +1,176 @@
+"""The cost model: hand-computed durations, the published percentages, and what can never happen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.cost import (
+    METHODS,
+    SPARSELOCO_BITS,
+    Method,
+    Setting,
+    Traffic,
+    at_bits,
+    duration_s,
+    implied_inner_step_seconds,
+    inner_step_seconds,
+    utilization,
+)
+
+# 10^9 bits of model, 10^8 bit/s, 10 inner steps of 1 s, 5 peers: a swap takes 10 s, a ring 16 s.
+ROUND = Setting(parameters=1e9, inner_step_s=1.0, inner_steps=10, up_bit_per_s=1e8, down_bit_per_s=2e8, peers=5)
+
+
+def method(*traffic: Traffic, **changes: object) -> Method:
+    return replace(Method("test", traffic, "test"), **changes)  # type: ignore[arg-type]
+
+
+def test_durations_by_hand() -> None:
+    assert duration_s(Traffic("pairs", 1), ROUND) == pytest.approx(10)
+    assert duration_s(Traffic("pairs", 1, partners=3, share=0.5), ROUND) == pytest.approx(15)
+    assert duration_s(Traffic("all_reduce", 1), ROUND) == pytest.approx(2 * 4 / 5 * 10)
+    assert duration_s(Traffic("all_gather", 1), ROUND) == pytest.approx(10 + 4 * 5)
+    assert duration_s(Traffic("all_reduce", 1), ROUND, bandwidth_share=0.1) == pytest.approx(160)
+    late = replace(ROUND, latency_s=0.25)
+    assert duration_s(Traffic("pairs", 1), late) == pytest.approx(10.5)
+    assert duration_s(Traffic("all_reduce", 1), late) == pytest.approx(16 + 8 * 0.25)
+
+
+def test_stalls_by_hand() -> None:
+    blocking = method(Traffic("all_reduce", 1))
+    assert utilization(blocking, ROUND).others == pytest.approx(10 / 26)
+    assert utilization(replace(blocking, every_step=True), ROUND).others == pytest.approx(1 / 17)
+    under_a_phase = method(Traffic("all_reduce", 1, hiding="phase"))
+    assert utilization(under_a_phase, ROUND).others == pytest.approx(10 / 16)
+    assert utilization(under_a_phase, replace(ROUND, inner_steps=16)).others == pytest.approx(1)
+    # 4 fragments of 4 s each, 1 s of each hidden: 12 s of stalls. With 4 s hidden, the line itself lacks 6 s.
+    fragments = method(Traffic("all_reduce", 1, hiding="steps"), fragments=4, overlap_steps=1)
+    assert utilization(fragments, ROUND).others == pytest.approx(10 / 22)
+    assert utilization(replace(fragments, overlap_steps=4), ROUND).others == pytest.approx(10 / 16)
+
+
+def test_an_asynchronous_method_never_waits_and_says_what_it_could_not_send() -> None:
+    free = method(Traffic("pairs", 4, hiding="asynchronous"))
+    found = utilization(free, ROUND)
+    assert found.others == 1
+    assert found.delivered == pytest.approx(10 / 40)
+    # One of four possible partners has a tenth of the bandwidth: 40 + (400 - 40) / 4 seconds a swap.
+    assert utilization(free, replace(ROUND, straggler_share=0.1)).delivered == pytest.approx(10 / 130)
+
+
+def test_the_trainers_own_work_counts_for_all() -> None:
+    busy = replace(ROUND, apply_s_per_parameter=1e-9)  # 1 s for each average
+    assert utilization(method(Traffic("pairs", 1, hiding="asynchronous", partners=2)), busy).others == pytest.approx(
+        10 / 12
+    )
+    assert utilization(method(Traffic("all_reduce", 1)), busy).others == pytest.approx(10 / 27)
+
+
+def test_a_straggler_slows_those_who_wait_for_all_and_not_those_who_shorten_it() -> None:
+    slow = replace(ROUND, straggler_share=0.5)
+    assert utilization(method(Traffic("all_reduce", 1)), slow).others == pytest.approx(10 / 42)
+    assert utilization(method(Traffic("pairs", 1)), slow).others == pytest.approx(10 / 30)
+    # A swap of .4 bits takes 4 s, the straggler's 8: it does 6 steps, and both cycles take 14 s.
+    shortened = utilization(method(Traffic("pairs", 0.4), shortens_straggler=True), slow)
+    assert shortened.others == pytest.approx(10 / 14)
+    assert shortened.straggler == pytest.approx(6 / 14)
+    assert shortened.straggler_inner_steps == 6
+    assert shortened.mean(5) == pytest.approx((4 * 10 + 6) / 14 / 5)
+
+
+def test_diloco_at_one_and_a_half_billion_parameters_as_published() -> None:
+    """Factored Gossip DiLoCo's comparison: 53 % at 200 Mbit/s, 36 % at 100, data parallel about 1 %."""
+    step = inner_step_seconds(1.5e9, 65_536)
+    assert step == pytest.approx(4.726, abs=0.001)  # one A100 at 40 %
+    at_200 = Setting(1.5e9, step, inner_steps=100, up_bit_per_s=200e6, down_bit_per_s=200e6, peers=8)
+    at_100 = replace(at_200, up_bit_per_s=100e6, down_bit_per_s=100e6)
+    assert duration_s(METHODS["diloco"].traffic[0], at_200) == pytest.approx(2 * 7 / 8 * 1.5e9 * 32 / 200e6)  # 420 s
+    assert round(100 * utilization(METHODS["diloco"], at_200).others) == 53
+    assert round(100 * utilization(METHODS["diloco"], at_100).others) == 36
+    assert round(100 * utilization(METHODS["ddp"], at_100).others) == 1
+    assert round(100 * utilization(METHODS["factored_gossip_global_none"], at_200).others) == 100
+
+
+def test_both_published_percentages_imply_the_same_inner_step() -> None:
+    """Each is printed in whole percents, so each allows a range of seconds; the ranges overlap."""
+
+    def seconds(bit_per_s: float, share: float) -> float:
+        setting = Setting(1.5e9, 1.0, inner_steps=100, up_bit_per_s=bit_per_s, down_bit_per_s=bit_per_s, peers=8)
+        return implied_inner_step_seconds(METHODS["diloco"], setting, share)
+
+    low = max(seconds(200e6, 0.525), seconds(100e6, 0.355))
+    high = min(seconds(200e6, 0.535), seconds(100e6, 0.365))
+    assert low < inner_step_seconds(1.5e9, 65_536) < high
+    assert seconds(200e6, 0.53) == pytest.approx(420 * 0.53 / 0.47 / 100)
+
+
+def test_the_implied_inner_step_inverts_the_model() -> None:
+    for name in ("ddp", "diloco", "noloco", "sparseloco"):
+        share = utilization(METHODS[name], ROUND).others
+        assert implied_inner_step_seconds(METHODS[name], ROUND, share) == pytest.approx(ROUND.inner_step_s)
+    with pytest.raises(ValueError, match="cannot be solved"):
+        implied_inner_step_seconds(METHODS["eager_diloco"], ROUND, 0.5)
+
+
+def test_every_exchanging_recipe_has_a_method() -> None:
+    """By the first word of its name; a recipe's variants travel alike."""
+    families = {name.split(" ")[0].split("-")[0] for name in METHODS}
+    assert {"ddp", "dpsgd", "ad_psgd", "diloco", "streaming_diloco", "eager_diloco", "noloco", "gasloc"} <= families
+    assert {"factored_gossip", "dilocox", "sparseloco", "swarm"} <= families
+    assert {name for name, recipe in RECIPES.items() if recipe.exchanges and "_" not in name} <= families
+
+
+def test_numbers_of_the_table() -> None:
+    assert pytest.approx(0.21875) == SPARSELOCO_BITS
+    assert [traffic.bits for traffic in at_bits(METHODS["factored_gossip"], 8).traffic] == [8, 8]
+    assert all(name == each.name for name, each in METHODS.items())
+
+
+@given(
+    st.sampled_from(sorted(METHODS)),
+    st.floats(1e6, 1e12),
+    st.floats(1e-3, 1e3),
+    st.integers(1, 500),
+    st.floats(1e6, 1e10),
+    st.integers(2, 10_000),
+    st.floats(0.01, 1),
+    st.floats(0, 0.2),
+)
+def test_utilization_is_a_share_and_more_bandwidth_never_hurts(
+    name: str,
+    parameters: float,
+    step: float,
+    inner_steps: int,
+    bandwidth: float,
+    peers: int,
+    straggler: float,
+    latency: float,
+) -> None:
+    setting = Setting(parameters, step, inner_steps, bandwidth, bandwidth, peers, latency, straggler)
+    found = utilization(METHODS[name], setting)
+    assert 0 < found.straggler <= found.others <= 1
+    assert 0 < found.delivered <= 1
+    faster = replace(setting, up_bit_per_s=2 * bandwidth, down_bit_per_s=2 * bandwidth)
+    if not METHODS[name].shortens_straggler:  # there, rounding H may shift half a step between the two
+        assert utilization(METHODS[name], faster).others >= found.others * (1 - 1e-12)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"parameters": 0},
+        {"inner_step_s": 0},
+        {"peers": 1},
+        {"straggler_share": 0},
+        {"latency_s": -1},
+        {"inner_steps": 0},
+    ],
+)
+def test_settings_out_of_range_are_refused(change: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match="out of range"):
+        replace(ROUND, **change)  # type: ignore[arg-type]
