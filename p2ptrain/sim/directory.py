@@ -1,75 +1,66 @@
-"""The directory of presence records as the simulator has it: one list of all, bounded random samples out of it."""
+"""The simulated directory: the DHT's buckets in memory (``sim.shelves``), what peers make of them, what it costs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.sim.shelves import Shelves
 from p2ptrain.sim.sizes import presence_bytes
 from p2ptrain.swarm import Presence
+from p2ptrain.swarm.buckets import Buckets
 
-SAMPLE = 32
-"""Records that one lookup returns. A guess: a peer exchanges with a few of them before it looks again."""
+MOST = 128
+"""Records that one lookup returns, at random where it found more: as ``net.directory.MAX_RECORDS``."""
 
 REPLICAS = 5
-"""Nodes that store a record: hivemind's default (``DHTNode`` num_replicas)."""
+"""Nodes that store a record: hivemind's default (``DHTNode``, num_replicas)."""
 
 REQUEST_BYTES = 150
-"""A store or find request and its answer without the records: keys, node ids, signatures. A guess."""
+"""A request to store or find, or its answer without the records: keys, node ids, signatures. A guess."""
 
 Dated = tuple[Presence, float]
 """A record, and the time until which it counts."""
 
 
-@dataclass(slots=True)
-class SampledDirectory:
-    """Answers a lookup with a uniform random sample of the live records; with all while they fit.
+class SimulatedDirectory:
+    """All peers' views of one DHT.
 
     Args:
-        random: draws the samples.
-        sample: records in one answer, at most.
+        random: decides which buckets peers begin with, and which records are left out of a long answer.
     """
 
-    random: Random
-    sample: int = SAMPLE
-    _records: dict[PeerId, Dated] = field(default_factory=dict)
-    _peers: list[PeerId] = field(default_factory=list)
-    """The same peers in an order that only serves drawing."""
-    _places: dict[PeerId, int] = field(default_factory=dict)
+    def __init__(self, run: RunId, random: Random) -> None:
+        self._run = run
+        self._random = random
+        self._shelves: Shelves[Dated] = Shelves(run)
+        self._views: dict[PeerId, Buckets] = {}
 
-    def announce(self, presence: Presence) -> int:
-        """Take in a record; returns what storing it costs its peer in bytes sent."""
-        if presence.peer not in self._records:
-            self._places[presence.peer] = len(self._peers)
-            self._peers.append(presence.peer)
-        self._records[presence.peer] = presence, presence.issued_at + presence.lifetime_s
-        return REPLICAS * (REQUEST_BYTES + presence_bytes(presence))
+    def announce(self, presence: Presence, now: float) -> tuple[int, int]:
+        """Store a record; bytes that its peer sends and receives. As a real one, a peer looks first how large the
+        swarm is."""
+        view = self._view(presence.peer)
+        sent = received = 0
+        if view.size is None:
+            _, sent, received = self.lookup(presence.peer, now)
+        until = presence.issued_at + presence.lifetime_s
+        stores = REPLICAS * self._shelves.announce(view, presence.peer, (presence, until), until)
+        return sent + stores * (REQUEST_BYTES + presence_bytes(presence)), received + stores * REQUEST_BYTES
 
-    def lookup(self, now: float) -> tuple[tuple[Dated, ...], int, int]:
-        """Live records, and what asking for them costs in bytes sent and received."""
-        if len(self._peers) <= self.sample:
-            found = [dated for dated in self._records.values() if dated[1] > now]
-        else:
-            found = self._draw(now)
-        return tuple(found), REQUEST_BYTES, REQUEST_BYTES + sum(presence_bytes(presence) for presence, _ in found)
+    def lookup(self, peer: PeerId, now: float) -> tuple[tuple[Dated, ...], int, int]:
+        """Live records, and the bytes that asking for them sends and receives."""
+        answers = self._shelves.lookup(self._view(peer), now)
+        found = {each: dated for answer in answers for each, dated in answer.items()}
+        received = len(answers) * REQUEST_BYTES
+        if found:
+            received += sum(map(len, answers)) * presence_bytes(next(iter(found.values()))[0])
+        records = list(found.values())
+        if len(records) > MOST:
+            records = self._random.sample(records, MOST)
+        return tuple(records), len(answers) * REQUEST_BYTES, received
 
-    def _draw(self, now: float) -> list[Dated]:
-        found: dict[PeerId, Dated] = {}
-        for _ in range(2 * self.sample):  # enough, for all but the smallest swarms, to find that many different ones
-            if len(found) == self.sample or not self._peers:
-                break
-            peer = self._peers[int(self.random.random() * len(self._peers))]
-            dated = self._records[peer]
-            if dated[1] > now:
-                found[peer] = dated
-            else:
-                self._forget(peer)
-        return list(found.values())
-
-    def _forget(self, peer: PeerId) -> None:
-        """Its record has run out; the last in the list takes its place."""
-        place, last = self._places.pop(peer), self._peers.pop()
-        if last != peer:
-            self._peers[place], self._places[last] = last, place
-        del self._records[peer]
+    def _view(self, peer: PeerId) -> Buckets:
+        view = self._views.get(peer)
+        if view is None:
+            view = self._views[peer] = Buckets(self._random)
+        return view

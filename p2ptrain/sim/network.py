@@ -8,7 +8,7 @@ from random import Random
 from typing import Protocol
 
 from p2ptrain.ids import PeerId, RunId
-from p2ptrain.sim.directory import Dated, SampledDirectory
+from p2ptrain.sim.directory import Dated, SimulatedDirectory
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.trainer import Metronome, Trainer
 from p2ptrain.sim.transfers import Transfers
@@ -60,7 +60,7 @@ class SimulatedNetwork:
         conditions: Conditions,
         lookup_s: float = 0.05,
         lifetime_s: float = PRESENCE_LIFETIME_S,
-        directory: SampledDirectory | None = None,
+        directory: SimulatedDirectory | None = None,
         prepare: Callable[[list[Trainer]], None] | None = None,
     ) -> None:
         self.world = world
@@ -68,7 +68,7 @@ class SimulatedNetwork:
         self.conditions = conditions
         self.lookup_s = lookup_s
         self.lifetime_s = lifetime_s
-        self.directory = directory or SampledDirectory(Random(0))
+        self.directory = directory or SimulatedDirectory(run, Random(0))
         self.transfers = Transfers(world)
         self.metronome = Metronome(world, prepare)
         self.peers: dict[PeerId, SimulatedPeer] = {}

@@ -428,12 +428,14 @@ class SimulatedPeer:
             lifetime_s=self.network.lifetime_s,
             signature=self.network.signature,
         )
-        self.traffic.directory_up += self.network.directory.announce(presence)
+        sent, received = self.network.directory.announce(presence, self.world.now)
+        self.traffic.directory_up += sent
+        self.traffic.directory_down += received
 
     def _looked_up(self) -> None:
-        found, asked, answered = self.network.directory.lookup(self.world.now)
-        self.traffic.directory_up += asked
-        self.traffic.directory_down += answered
+        found, sent, received = self.network.directory.lookup(self.peer, self.world.now)
+        self.traffic.directory_up += sent
+        self.traffic.directory_down += received
         self.handle(PeersSeen(found))
 
     def _wake(self, time: float) -> None:

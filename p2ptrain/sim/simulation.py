@@ -10,7 +10,7 @@ from random import Random
 
 from p2ptrain.ids import RunId
 from p2ptrain.sim import cohort as cohorts
-from p2ptrain.sim.directory import SampledDirectory
+from p2ptrain.sim.directory import SimulatedDirectory
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.observer import Observer, figures
 from p2ptrain.sim.population import Population, ScenarioConditions
@@ -43,7 +43,7 @@ class Simulation:
         self.cohort = cohorts.make(scenario)
         seed = scenario.run.seed
         conditions = ScenarioConditions(Random(f"{seed}/conditions"), scenario.run.failed_exchanges)
-        directory = SampledDirectory(Random(f"{seed}/directory"))
+        directory = SimulatedDirectory(RUN, Random(f"{seed}/directory"))
         self.network = SimulatedNetwork(self.world, RUN, conditions, directory=directory, prepare=self.cohort.prepare)
         self.population = Population(scenario, self.network, conditions, self.cohort)
         self.observer = Observer(scenario, self.world, self.population, self.cohort)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -27,9 +27,6 @@ NEVER = float("inf")
 
 _PEER = attrgetter("peer")
 _EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
-
-DRAWS = 8
-"""Random peers that are tried before all are looked through. A guess: nearly always the first one suits."""
 
 
 class Fault(Enum):
@@ -83,8 +80,9 @@ class Membership:
         self._live: list[Known] = []  # who is here and is not leaving, by peer id
         self._recorded: list[Known] = []  # of these, those whose record we have
         self._alarms: list[tuple[float, PeerId]] = []  # one a peer; not after its time, which only grows
-        self._lapsed: list[Known] = []  # no longer live, and not yet forgotten
+        self._lapsed: dict[PeerId, Known] = {}  # no longer live, and not yet forgotten
         self._paused: dict[PeerId, Known] = {}  # whom we may have to leave alone
+        self._joining: set[PeerId] = set()  # who is here and cannot exchange yet
         self._furthest = 0.0  # no live peer has more progress
 
     def __len__(self) -> int:
@@ -142,6 +140,8 @@ class Membership:
         if known := self._known.get(peer):
             known.unanswered = known.broken = 0
             known.not_before = known.distrusted_until = 0.0
+            if known.alarm > known.live_until:  # it was only remembered for the pause
+                self._set_alarm(known, known.live_until)
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         """It may not engage our fragments or weights."""
@@ -153,11 +153,9 @@ class Membership:
         self._look(now)
         if not self._lapsed:
             return []
-        lapsed, self._lapsed = self._lapsed, []
+        lapsed, self._lapsed = self._lapsed, {}
         gone = []
-        for known in lapsed:
-            if known.alarm < NEVER:  # it is back
-                continue
+        for known in lapsed.values():
             if known.not_before > now:
                 self._set_alarm(known, known.not_before)
             else:
@@ -179,15 +177,20 @@ class Membership:
             if known.not_before <= now and known.state in _EXCHANGE and known.peer not in excluded
         ]
 
-    def draw(self, random: Random, now: float, suits: Callable[[Known], bool]) -> Known | None:
-        """A live peer that suits, each as likely as any other; None when there is none."""
+    def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> Known | None:
+        """``random.choice(partners(now, excluding))``, or None, without looking at those who are partners."""
         live = self.live(now)
-        for _ in range(DRAWS if live else 0):
-            known = random.choice(live)
-            if suits(known):
-                return known
-        rest = [known for known in live if suits(known)]
-        return random.choice(rest) if rest else None
+        out = {peer for peer in excluding if (known := self._known.get(peer)) is not None and known.listed}
+        out.update(self._joining)
+        out.update(peer for peer, known in self._paused.items() if known.not_before > now and known.listed)
+        if len(out) >= len(live):
+            return None
+        place = random.choice(range(len(live) - len(out)))
+        for taken in sorted(bisect_left(live, peer, key=_PEER) for peer in out):
+            if taken > place:
+                break
+            place += 1
+        return live[place]
 
     def none_beyond(self, progress: float, now: float) -> bool:
         """Whether no live peer claims more progress than this."""
@@ -234,9 +237,14 @@ class Membership:
         if live_until > known.live_until:
             known.live_until = live_until
         if known.alarm > known.live_until:
+            self._lapsed.pop(known.peer, None)
             self._set_alarm(known, known.live_until)
         if known.listed is (state is PeerState.LEAVING):
             self._unlist(known) if known.listed else self._list(known)
+        if state is PeerState.JOINING:
+            self._joining.add(known.peer)
+        else:
+            self._joining.discard(known.peer)
 
     def _list(self, known: Known) -> None:
         known.listed = True
@@ -246,6 +254,7 @@ class Membership:
 
     def _unlist(self, known: Known) -> None:
         known.listed = False
+        self._joining.discard(known.peer)
         del self._live[bisect_left(self._live, known.peer, key=_PEER)]
         if known.presence is not None:
             del self._recorded[bisect_left(self._recorded, known.peer, key=_PEER)]
@@ -271,7 +280,7 @@ class Membership:
                 self._set_alarm(known, known.not_before)
             else:
                 known.alarm = NEVER
-                self._lapsed.append(known)
+                self._lapsed[peer] = known
 
     def _forget(self, peer: PeerId) -> None:
         known = self._known.pop(peer)
