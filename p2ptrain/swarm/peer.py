@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -59,7 +60,9 @@ from p2ptrain.swarm.messages import (
 )
 from p2ptrain.swarm.rules import (
     ANNOUNCE_PERIOD_S,
+    ENOUGH_PEERS,
     FINAL_PACE_S,
+    FRESH_PEERS,
     GOODBYE_S,
     LONELY_LOOKUP_PERIOD_S,
     LOOKUP_PERIOD_S,
@@ -245,12 +248,23 @@ class Peer:
 
     def _peers_seen(self, event: PeersSeen, now: float) -> None:
         members = self._standing.members
-        for presence, live_until in event.records:
+        for presence, live_until in self._wanted(event):
             if presence.run == self._standing.rules.run and members.see(presence, live_until):
                 self._standing.note("found", presence.peer)
         alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
         if alone and event.from_lookup:
             self._begin(now)
+
+    def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
+        """The records of peers that we know, and as many others, at random, as are enough."""
+        members, records = self._standing.members, event.records
+        if len(members) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
+            return records
+        strangers = [dated for dated in records if dated[0].peer not in members]
+        room = max(ENOUGH_PEERS - len(members), FRESH_PEERS if event.from_lookup else 0)
+        if len(strangers) <= room:
+            return records
+        return [dated for dated in records if dated[0].peer in members] + self._standing.random.sample(strangers, room)
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
