@@ -216,7 +216,7 @@ class Membership:
         place = bisect_left(recorded, excluding, key=_PEER)
         without = place < len(recorded) and recorded[place].peer == excluding
         others = len(recorded) - without
-        drawn = random.sample(range(others), min(count, others))
+        drawn = _sample(random, others, min(count, others))
         records = (recorded[each + (without and each >= place)].presence for each in drawn)
         return tuple(record for record in records if record is not None)
 
@@ -304,3 +304,16 @@ class Membership:
                 continue
             self._forget(peer)
             return
+
+
+def _sample(random: Random, size: int, count: int) -> list[int]:
+    """``random.sample(range(size), count)`` for a few: what that does to be general takes longer than all the rest."""
+    if size <= 8 * count:
+        return random.sample(range(size), count)
+    drawn: list[int] = []
+    bits = size.bit_length()
+    while len(drawn) < count:
+        each = random.getrandbits(bits)
+        if each < size and each not in drawn:
+            drawn.append(each)
+    return drawn

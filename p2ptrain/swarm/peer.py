@@ -111,6 +111,7 @@ class Peer:
         self._stopped = False
         self._last_step_at: float | None = None
         self._wake_at = NEVER
+        self._next_timer = 0.0  # nothing has a deadline before
 
     # --- what shells may read ---------------------------------------------------------------------------------------
 
@@ -146,8 +147,9 @@ class Peer:
         if self._stopped:
             return [Close(event.link)] if isinstance(event, Received) else []
         self._dispatch(event, now)
-        self._run_timers(now)
-        self._sleep(now)
+        if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
+            self._run_timers(now)
+            self._sleep(now)
         effects = self._standing.effects
         self._standing.effects = []
         return effects
@@ -389,8 +391,9 @@ class Peer:
     # --- timers -----------------------------------------------------------------------------------------------------
 
     def _run_timers(self, now: float) -> None:
-        self._exchanging.expire(now)
-        self._catch_up.expire(now)
+        if now >= self._next_timer:
+            self._exchanging.expire(now)
+            self._catch_up.expire(now)
         for peer in self._standing.members.expire(now):
             self._standing.note("lost", peer, "no sign of life")
         if self._standing.state is PeerState.LEAVING:
@@ -424,15 +427,18 @@ class Peer:
         """Ask to be woken when the next timer is due."""
         if self._stopped:
             return
-        wake_at = min(self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
+        exchanging = self._exchanging
+        times = [exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by]
         if self._standing.state is not PeerState.LEAVING:
-            wake_at = min(wake_at, self._announce_at, self._lookup_at, self._finish_by)
-            if not len(self._exchanging.book):  # else it waits for the exchange's end
-                wake_at = min(wake_at, self._gossip_at)
+            times += (self._announce_at, self._lookup_at, self._finish_by)
+            if not len(exchanging.book):  # else it waits for the exchange's end
+                times.append(self._gossip_at)
             if not self._training and self._catch_up.pull is None:
-                wake_at = min(wake_at, self._search_until)
-            if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
-                wake_at = min(wake_at, self._standing.members.next_change(now) or NEVER)
+                times.append(self._search_until)
+            if exchanging.is_due or self._standing.state is PeerState.JOINING:
+                times.append(self._standing.members.next_change(now) or NEVER)
+        wake_at = min(times)
+        self._next_timer = wake_at
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
             self._standing.emit(WakeAt(wake_at))
