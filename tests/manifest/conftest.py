@@ -44,6 +44,7 @@ DATA: dict[str, Any] = {
     "training": {
         "sequence_length": 64,
         "sequences_per_step": 4,
+        "optimizer": "adamw",
         "learning_rate": 3e-3,
         "warmup_tokens": 1_000,
         "schedule": "cosine",
@@ -51,6 +52,7 @@ DATA: dict[str, Any] = {
         "beta1": 0.9,
         "beta2": 0.95,
         "epsilon": 1e-8,
+        "muon_momentum": 0.95,
         "weight_decay": 0.1,
         "gradient_clip": 1.0,
     },
