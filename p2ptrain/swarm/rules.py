@@ -36,6 +36,8 @@ class SwarmRules:
     """Who may meet whom, and who is planned to."""
     partners: int = 1
     """Planned at once, with topology ``random``."""
+    work_weights: bool = False
+    """Two peers' weights count by the tokens per second that each trains on, instead of equally."""
     catch_up_outer_steps: float = 8.0
     """A peer that never was in step and is further behind than this pulls weights instead of exchanging."""
     final_disagreement: float = 0.005
