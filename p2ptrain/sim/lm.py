@@ -47,7 +47,7 @@ class LanguageModelPool:
         training: the manifest's section. A simulated data-parallel "peer" of N computers is one with N times the
             sequences a step, N times the warm-up and N times ``tokens_per_peer``.
         tokens_per_peer: where the schedule ends.
-        text: what is read.
+        text: what is read, cut into the manifest's sequence length.
         shares: one a peer.
         seed: of the initial weights, which all peers share.
         device: where all of it lives.
@@ -63,6 +63,10 @@ class LanguageModelPool:
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
+        if text.corpus.sequence_length != training.sequence_length:
+            raise ValueError(
+                f"the text is cut into {text.corpus.sequence_length}, not {training.sequence_length} tokens"
+            )
         _keep_freed_memory()
         module = build_module(description, seed)
         self.layout = FlatLayout.of(module)

@@ -1,14 +1,15 @@
 """A Llama for several peers at once: their weights are the rows of one tensor, forward and backward are written out.
 
 The mathematics is that of ``transformers.LlamaForCausalLM`` (arXiv 2302.13971) on the same flat layout; a test holds
-losses and gradients to the real module's. Written out, because a model of a hundred thousand weights spends half of its
-time in autograd and in operations that need not be there:
+losses and gradients to the real module's. Written out, because a small model spends half of its time in autograd and in
+operations that need not be there (our measurement, 123 thousand weights, 512 tokens, one core: the module takes 18 us a
+token, torch.func.vmap over it 19 to 28, this 9.4):
 
 - q, k and v, and gate and up, are one matrix each, and query heads that share a key head are rows of one product;
 - rotary positions are one complex multiplication, once a head's rows i and i + D/2 lie side by side;
-- for one peer on the CPU, products go to oneDNN, which on processors of AMD is twice as fast as MKL, torch's BLAS.
+- for one peer on the CPU, products go to oneDNN (``kernels.linear``).
 
-A single peer's tensors have no dimension N.
+A single peer's tensors have no dimension N: so its products have two, which is what oneDNN takes.
 
 Legend: N peers, P parameters (padded), B sequences, T tokens a sequence, M = B*T, C hidden size, F feed-forward size,
 H query heads, K key heads, G = H/K, D head size, J = (H+2K)*D, V vocabulary.
@@ -17,26 +18,21 @@ H query heads, K key heads, G = H/K, D head size, J = (H+2K)*D, V vocabulary.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from p2ptrain.errors import ManifestError
+from p2ptrain.manifest.model import Decoder, Llama
 from p2ptrain.outer import FlatLayout
-
-if TYPE_CHECKING:
-    from p2ptrain.manifest import Decoder
+from p2ptrain.sim.kernels import Fixed, Normalized, cross_entropy, fixed, linear, norm_backward, normalized, outer
 
 ALIGNMENT = 16
 """The hidden size is a multiple of it: then q, k and v, and gate and up, lie without a gap in the flat layout, and each
 group is one matrix."""
-
-ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether oneDNN's product can be called. Torch uses this operator for compiled models; it has no public name."""
 
 
 class Block(NamedTuple):
@@ -59,39 +55,22 @@ class Parameters(NamedTuple):
     head: Tensor  # [N, V, C], the embedding itself where they are tied
 
 
-class _Normalized(NamedTuple):
-    """What the backward pass of a norm needs."""
-
-    plain: Tensor  # [N, M, C] before the multiplication with the norm's weight
-    scale: Tensor  # [N, M, 1] what normalized it
-
-
 class _Kept(NamedTuple):
     """What a block's backward pass needs."""
 
-    norm1: _Normalized
+    norm1: Normalized
     x1: Tensor  # [N, M, C] input of the attention
-    matrix: Tensor  # [N, J, C] that of q, k and v, in the order of ``_Fixed.rows``
+    matrix: Tensor  # [N, J, C] that of q, k and v, in the order of ``Fixed.rows``
     query: Tensor  # [N*B*K, G*T, D] rotated
     key: Tensor  # [N*B*K, T, D] rotated
     value: Tensor  # [N*B*K, T, D]
     chances: Tensor  # [N*B*K, G*T, T] softmax of the scores
     attended: Tensor  # [N, M, H*D]
-    norm2: _Normalized
+    norm2: Normalized
     x2: Tensor  # [N, M, C] input of the feed-forward part
     gate_and_up: Tensor  # [N, M, 2F]
     opened: Tensor  # [N, M, F] silu(gate)
     inner: Tensor  # [N, M, F] silu(gate) * up
-
-
-class _Fixed(NamedTuple):
-    """Constants of one shape and device."""
-
-    rows: Tensor  # [J] order of the rows of q, k, v: those that rotate together are neighbours
-    back: Tensor  # [J] the inverse order
-    turn: Tensor  # [T, 1, D/2] complex, of absolute value 1
-    turn_back: Tensor  # [T, 1, D/2] its conjugate
-    mask: Tensor  # [G*T, T] minus infinity where a query must not look
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +91,6 @@ class StackedLlama:
     @classmethod
     def of(cls, description: Decoder, layout: FlatLayout) -> StackedLlama:
         """Raises ManifestError for what is not a Llama with silu."""
-        from p2ptrain.manifest.model import Llama
-
         fits = description.config.hidden_act == "silu" and description.config.hidden_size % ALIGNMENT == 0
         if not (isinstance(description, Llama) and fits):
             wrong = description.config
@@ -174,7 +151,7 @@ class StackedLlama:
     ) -> Tensor:
         """[N] cross entropy in nats, summed over the B*T predicted tokens of each peer."""
         x, _, _ = self._forward(model, batch, [])
-        logits = _linear(x, model.head)
+        logits = linear(x, model.head)
         targets = batch[..., 1:].flatten(-2)
         return (
             functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
@@ -193,11 +170,11 @@ class StackedLlama:
         """[N] the losses as ``losses`` gives them; adds their gradients, times ``weight``, to ``slope``."""
         kept: list[_Kept] = []
         x, norm, place = self._forward(model, batch, kept)
-        loss, logits = _cross_entropy(_linear(x, model.head), batch[..., 1:].flatten(-2)[..., None])
+        loss, logits = cross_entropy(linear(x, model.head), batch[..., 1:].flatten(-2)[..., None])
         logits.mul_(weight)
-        slope.head.add_(_outer(logits, x))
+        slope.head.add_(outer(logits, x))
         flow = torch.zeros_like(x)  # [N, M, C] gradient by the residual stream, from here on
-        _norm_backward(_linear(logits, model.head.mT), norm, model.norm, slope.norm, flow)
+        norm_backward(linear(logits, model.head.mT), norm, model.norm, slope.norm, flow)
         fixed = self._fixed(x, batch.shape[-1] - 1)
         for number in reversed(range(self.layers)):
             self._block_backward(model.blocks[number], slope.blocks[number], kept[number], flow, fixed)
@@ -208,7 +185,7 @@ class StackedLlama:
 
     # --- forward ------------------------------------------------------------------------------------------------------
 
-    def _forward(self, model: Parameters, batch: Tensor, kept: list[_Kept]) -> tuple[Tensor, _Normalized, Tensor]:
+    def _forward(self, model: Parameters, batch: Tensor, kept: list[_Kept]) -> tuple[Tensor, Normalized, Tensor]:
         """The output [N, M, C] after its norm, what the norm keeps, and each token's row of all embeddings [N*M].
 
         Appends to ``kept`` what every block's backward pass needs.
@@ -222,29 +199,29 @@ class StackedLlama:
         fixed = self._fixed(x, batch.shape[-1] - 1)
         for block in model.blocks:
             x = self._block(block, x, fixed, kept)
-        return *self._normalized(x, model.norm), place
+        return *normalized(x, model.norm, self.epsilon), place
 
-    def _block(self, block: Block, x: Tensor, fixed: _Fixed, kept: list[_Kept]) -> Tensor:
+    def _block(self, block: Block, x: Tensor, fixed: Fixed, kept: list[_Kept]) -> Tensor:
         tokens = fixed.mask.shape[1]
-        x1, norm1 = self._normalized(x, block.norm1)
+        x1, norm1 = normalized(x, block.norm1, self.epsilon)
         matrix = block.query_key_value.index_select(-2, fixed.rows)
-        qkv = _linear(x1, matrix).view(-1, tokens, self.heads + 2 * self.key_heads, self.head_size)
+        qkv = linear(x1, matrix).view(-1, tokens, self.heads + 2 * self.key_heads, self.head_size)
         self._turn(qkv, fixed.turn)
         query, key, value = (self._gather(part) for part in self._split(qkv))
         scores = torch.baddbmm(fixed.mask.expand(len(query), -1, -1), query, key.mT, alpha=self.head_size**-0.5)
         chances = torch.softmax(scores, dim=-1)
         attended = self._scatter(torch.bmm(chances, value), tokens).reshape(*x.shape[:-1], -1)
-        x = _linear(attended, block.attended).add_(x)
+        x = linear(attended, block.attended).add_(x)
 
-        x2, norm2 = self._normalized(x, block.norm2)
-        gate_and_up = _linear(x2, block.gate_up)
+        x2, norm2 = normalized(x, block.norm2, self.epsilon)
+        gate_and_up = linear(x2, block.gate_up)
         gate, up = gate_and_up.chunk(2, dim=-1)
         opened = functional.silu(gate)
         inner = opened * up
         kept.append(
             _Kept(norm1, x1, matrix, query, key, value, chances, attended, norm2, x2, gate_and_up, opened, inner)
         )
-        return x.add_(_linear(inner, block.down))
+        return x.add_(linear(inner, block.down))
 
     # --- backward -----------------------------------------------------------------------------------------------------
 
@@ -254,21 +231,21 @@ class StackedLlama:
         slope: Block,  # gradients of the parameters: added to
         kept: _Kept,
         flow: Tensor,  # [N, M, C] gradient by the block's output; becomes that by its input, in place
-        fixed: _Fixed,
+        fixed: Fixed,
     ) -> None:
-        slope.down.add_(_outer(flow, kept.inner))
-        inner = _linear(flow, block.down.mT)
+        slope.down.add_(outer(flow, kept.inner))
+        inner = linear(flow, block.down.mT)
         gate, up = kept.gate_and_up.chunk(2, dim=-1)
         gate_and_up = torch.empty_like(kept.gate_and_up)
         by_gate, by_up = gate_and_up.chunk(2, dim=-1)
         torch.mul(inner, kept.opened, out=by_up)
         torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=by_gate)
-        slope.gate_up.add_(_outer(gate_and_up, kept.x2))
-        _norm_backward(_linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, slope.norm2, flow)
+        slope.gate_up.add_(outer(gate_and_up, kept.x2))
+        norm_backward(linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, slope.norm2, flow)
 
         tokens = fixed.mask.shape[1]
-        slope.attended.add_(_outer(flow, kept.attended))
-        attended = _linear(flow, block.attended.mT).view(-1, tokens, self.heads, self.head_size)
+        slope.attended.add_(outer(flow, kept.attended))
+        attended = linear(flow, block.attended.mT).view(-1, tokens, self.heads, self.head_size)
         attended = self._gather(attended)
         chances = torch.bmm(attended, kept.value.mT)
         scores = torch.ops.aten._softmax_backward_data(chances, kept.chances, -1, chances.dtype)
@@ -280,19 +257,10 @@ class StackedLlama:
         by_value.copy_(self._scatter(torch.bmm(kept.chances.mT, attended), tokens))
         self._turn(qkv, fixed.turn_back)
         qkv = qkv.view(*flow.shape[:-1], -1)
-        slope.query_key_value.add_(_outer(qkv, kept.x1).index_select(-2, fixed.back))
-        _norm_backward(_linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, slope.norm1, flow)
+        slope.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
+        norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, slope.norm1, flow)
 
     # --- pieces -------------------------------------------------------------------------------------------------------
-
-    def _normalized(
-        self,
-        x: Tensor,  # [N, M, C]
-        weight: Tensor,  # [N, 1, C]
-    ) -> tuple[Tensor, _Normalized]:
-        scale = torch.linalg.vecdot(x, x).div_(self.hidden).add_(self.epsilon).rsqrt_()[..., None]
-        plain = x * scale
-        return plain * weight, _Normalized(plain, scale)
 
     def _split(
         self,
@@ -321,68 +289,5 @@ class StackedLlama:
         part = gathered.view(-1, self.key_heads, gathered.shape[1] // tokens, tokens, self.head_size)
         return part.permute(0, 3, 1, 2, 4).flatten(2, 3) if part.shape[2] > 1 else part[:, :, 0].transpose(1, 2)
 
-    def _fixed(self, like: Tensor, tokens: int) -> _Fixed:
-        return _fixed(self.heads, self.key_heads, self.head_size, self.rope_theta, tokens, like.device, like.dtype)
-
-
-@lru_cache(maxsize=16)
-def _fixed(
-    heads: int, key_heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
-) -> _Fixed:
-    neighbours = torch.arange(head_size, device=device).view(2, -1).T.flatten()  # 0, D/2, 1, D/2 + 1, ...
-    plain = torch.arange(head_size, device=device)
-    orders = [*[neighbours] * (heads + key_heads), *[plain] * key_heads]
-    rows = torch.cat([number * head_size + order for number, order in enumerate(orders)])
-    exponents = torch.arange(0, head_size, 2, device=device).float() / head_size
-    angle = torch.arange(tokens, device=device)[:, None].float() / rope_theta**exponents  # fp32, as transformers'
-    turn = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
-    mask = torch.full((tokens, tokens), float("-inf"), device=device, dtype=dtype).triu_(1)
-    return _Fixed(rows, rows.argsort(), turn, turn.conj().resolve_conj(), mask.repeat(heads // key_heads, 1))
-
-
-def _cross_entropy(
-    logits: Tensor,  # [N, M, V]
-    targets: Tensor,  # [N, M, 1]
-) -> tuple[Tensor, Tensor]:
-    """[N] summed losses and their gradient by the logits [N, M, V].
-
-    The logarithm of a sum of exponentials is the largest logit less the logarithm of its chance.
-    """
-    chances = torch.softmax(logits, dim=-1)
-    loss = (logits.amax(dim=-1) - chances.amax(dim=-1).log_()).sum(-1) - logits.gather(-1, targets).sum(dim=(-1, -2))
-    return loss, chances.scatter_add_(-1, targets, chances.new_full((), -1.0).expand(targets.shape))
-
-
-def _norm_backward(
-    gradient: Tensor,  # [N, M, C] by the norm's output; overwritten
-    kept: _Normalized,
-    weight: Tensor,  # [N, 1, C]
-    by_weight: Tensor,  # [N, 1, C] added to
-    by_input: Tensor,  # [N, M, C] added to
-) -> None:
-    product = gradient * kept.plain
-    by_weight.add_(product.sum(dim=-2, keepdim=True))
-    along = torch.matmul(product, weight.mT).div_(product.shape[-1])  # [N, M, 1]
-    by_input.addcmul_(gradient.mul_(weight).addcmul_(kept.plain, along, value=-1), kept.scale)
-
-
-def _linear(
-    a: Tensor,  # [N, I, K]
-    matrix: Tensor,  # [N, J, K]
-) -> Tensor:
-    """[N, I, J] ``a matrix^T``."""
-    if a.dim() == 3:
-        return torch.bmm(a, matrix.mT)
-    if ONEDNN and a.dtype == torch.float32 and a.device.type == "cpu":
-        return torch.ops.mkldnn._linear_pointwise(a, matrix, None, "none", [], "")
-    return torch.mm(a, matrix.mT)
-
-
-def _outer(
-    gradient: Tensor,  # [N, M, J] by the output of a linear map
-    x: Tensor,  # [N, M, K] its input
-) -> Tensor:
-    """[N, J, K] the gradient by its matrix."""
-    if gradient.shape[-1] > x.shape[-1]:  # oneDNN's door copies the left factor: let it be the smaller one
-        return _linear(x.mT, gradient.mT).mT
-    return _linear(gradient.mT, x.mT)
+    def _fixed(self, like: Tensor, tokens: int) -> Fixed:
+        return fixed(self.heads, self.key_heads, self.head_size, self.rope_theta, tokens, like.device, like.dtype)

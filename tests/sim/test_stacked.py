@@ -5,7 +5,7 @@ import torch
 
 from p2ptrain.errors import ManifestError
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.sim import stacked as sim_stacked
+from p2ptrain.sim import kernels
 from p2ptrain.sim.stacked import StackedLlama
 from p2ptrain.train import flat_model
 from p2ptrain.train.model import summed_loss
@@ -81,7 +81,7 @@ def test_gradients_are_the_real_modules(changes, peers):
 
 @pytest.mark.parametrize("onednn", [False, True])
 def test_fp32_is_fp64_to_rounding(onednn, monkeypatch):
-    monkeypatch.setattr(sim_stacked, "ONEDNN", onednn and sim_stacked.ONEDNN)
+    monkeypatch.setattr(kernels, "ONEDNN", onednn and kernels.ONEDNN)
     model = small()
     shape, theta, batch = stacked(model), model.theta.detach(), tokens(5, 18)
     single, loss = slope(shape, theta, batch)
