@@ -78,7 +78,7 @@ class Exchanging:
             return
         if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
-        free = self.book.free_fragments()[: standing.rules.fragments_per_exchange]
+        free = self.book.free_fragments()[: standing.rules.most_per_exchange]
         if not free:
             return
         ready = standing.members.partners(now, excluding=self.book.partners())

@@ -89,7 +89,7 @@ def answer(
         return DeclineReason.CROSSING
     if offering and not crossing:
         return DeclineReason.BUSY
-    both = [fragment for fragment in free if fragment in offer.fragments][: rules.fragments_per_exchange]
+    both = [fragment for fragment in free if fragment in offer.fragments][: rules.most_per_exchange]
     if not both or under_way >= MAX_EXCHANGES:
         return DeclineReason.BUSY
     return tuple(sorted(both))

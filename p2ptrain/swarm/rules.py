@@ -62,6 +62,11 @@ class SwarmRules:
         return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
 
     @property
+    def most_per_exchange(self) -> int:
+        """Fragment numbers in one exchange that nobody planned: ``fragments_per_exchange`` of every stream."""
+        return self.fragments_per_exchange * max(1, len(self.free_fragments) // self.fragments)
+
+    @property
     def catch_up_tokens(self) -> float:
         """The bound of ``catch_up_outer_steps`` in progress."""
         return self.catch_up_outer_steps * self.tokens_per_outer_step
