@@ -32,7 +32,7 @@ beside input and output is bounded (``door.CHUNK``), but for the low-rank factor
 from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE, BlockwiseCodec
 from p2ptrain.codec.dense import BF16, FP16, FP32, DenseCodec
 from p2ptrain.codec.door import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable
-from p2ptrain.codec.feedback import Feedback, compress
+from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feedback
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.shapes import effective_rank, matrices
@@ -113,7 +113,9 @@ __all__ = [
     "first_shape",
     "get",
     "get_decodable",
+    "is_decodable",
     "matrices",
+    "needs_feedback",
     "next_shape",
     "wish_for",
     "wish_size",

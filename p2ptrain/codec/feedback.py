@@ -16,12 +16,24 @@ Legend: n elements of a fragment.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import CodecTerms, Decodable
+from p2ptrain.codec.door import Codec, CodecTerms, Decodable
 from p2ptrain.codec.lowrank import LowRankCodec
+from p2ptrain.codec.topk import TopKCodec
+
+
+def needs_feedback(codec: Codec) -> bool:
+    """Whether messages leave out so much that it must be fed back."""
+    return isinstance(codec, TopKCodec | LowRankCodec)
+
+
+def is_decodable(codec: Codec) -> TypeGuard[Decodable]:
+    """Whether a message can be read alone."""
+    return hasattr(codec, "decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,11 +158,17 @@ class Outer(Section):
 class Codec(Section):
     """The form in which weights travel."""
 
-    name: Literal["fp32", "bf16", "int8"]
-    """fp32 (32 bits per parameter, exact), bf16 (16 bits) or int8 (8 bits and a scale per block)."""
+    name: Literal["fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4"]
+    """What slow weights travel in: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits a weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
-    """Elements that share one scale in int8; divides 1024. The other codecs do not read it."""
+    """Elements that share one scale or step; divides 1024. fp32, bf16 and fp16 do not read it."""
+
+    gradients: Literal["fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank"]
+    """What pseudo-gradients travel in, where the recipe mixes them: also topk (.23 bits) or lowrank."""
+
+    rank: int = Field(ge=1, le=4_096)
+    """Rank that gradients = lowrank keeps of each matrix."""
 
 
 class Swarm(Section):

@@ -11,8 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from p2ptrain import codec as codecs
-from p2ptrain.codec import CodecTerms
+from p2ptrain.codec import CodecTerms, wish_size
 from p2ptrain.ids import RunId
 from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
@@ -24,7 +23,7 @@ from p2ptrain.sim.scenario import BytesLearner, QuadraticLearner, Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.learner import Encoded, Learner
-from p2ptrain.train.rules import learner_rules, swarm_rules
+from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,16 +82,18 @@ class BytesCohort:
         if inner_steps not in self._rules:
             scenario, recipe = self._scenario, RECIPES[self._scenario.outer.recipe]
             assert isinstance(scenario.learner, BytesLearner)
-            codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
+            codecs = codecs_of(scenario.codec)[: 1 if recipe.mix("pseudo_gradient") is None else 2]
             lengths = [piece.stop - piece.start for piece in _slices(scenario)]
-            streams = 1 if recipe.mix("pseudo_gradient") is None else 2
+            each = [(codec, length) for codec in codecs for length in lengths]
+            wishes = [wish_size(codec, length) for codec, length in each]
             self._rules[inner_steps] = CountingRules(
                 inner_steps=inner_steps,
                 tokens_per_peer=float(scenario.tokens_per_peer),
                 tokens_per_step=scenario.learner.tokens_per_step,
                 blocks=recipe.blocks,
-                streams=streams,
-                fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for length in lengths * streams),
+                streams=len(codecs),
+                fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for codec, length in each),
+                wishes=tuple(map(Blank, wishes)) if any(wishes) else (),
                 weights=tuple(Blank(4 * length) for length in lengths),
                 disagreement=scenario.learner.disagreement,
             )
@@ -121,7 +122,7 @@ class QuadraticCohort:
         assert isinstance(scenario.learner, QuadraticLearner)
         self._scenario = scenario
         self._slices = _slices(scenario)
-        self._codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
+        self._codecs = codecs_of(scenario.codec)
         random = torch.Generator().manual_seed(scenario.run.seed)
         parameters = scenario.learner.parameters
         ends = scenario.learner.smallest_curvature, scenario.learner.largest_curvature
@@ -142,7 +143,7 @@ class QuadraticCohort:
             tokens_per_step=scenario.learner.tokens_per_step,
         )
         rules = replace(learner_rules(scenario.outer, float(scenario.tokens_per_peer)), inner_steps=inner_steps)
-        return Learner(task, rules, self._slices, self._codec, notebook)
+        return Learner(task, rules, self._slices, self._codecs[0], notebook, gradient_codec=self._codecs[1])
 
     def rules(self, run: RunId) -> SwarmRules:
         return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
