@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log10
 from random import Random
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
 
 from p2ptrain.codec import CodecTerms, wish_size
 from p2ptrain.ids import RunId
@@ -17,24 +16,15 @@ from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.counting import Blank, BlankPayload, CountingLearner, CountingRules
+from p2ptrain.sim.judgement import Judgement, disagreement, slow_weights
+from p2ptrain.sim.language import LanguageCohort
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.notes import NoteCounts
-from p2ptrain.sim.scenario import BytesLearner, QuadraticLearner, Scenario
+from p2ptrain.sim.scenario import BytesLearner, LanguageModelLearner, QuadraticLearner, Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.learner import Encoded, Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """How good some peers' slow weights are."""
-
-    losses: tuple[float, ...] | None
-    """Of each; None where nothing is learnt."""
-    loss_of_mean: float | None
-    disagreement: float | None
-    """Mean distance to their mean, relative to its norm."""
 
 
 class Cohort(Protocol):
@@ -59,7 +49,8 @@ class Cohort(Protocol):
     def prepare(self, trainers: list[Trainer]) -> None:
         """All these are about to make an inner step: batch what can be batched."""
 
-    def judge(self, learners: Sequence[SimulatedLearner]) -> Judgement: ...
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
+        """Their slow weights; ``final``: with all the data there is, however long that takes."""
 
     def garble(self, payload: Any, random: Random) -> Any:
         """What a liar sends in place of this: the same sizes, anything in them."""
@@ -105,7 +96,7 @@ class BytesCohort:
     def prepare(self, trainers: list[Trainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner]) -> Judgement:
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
         assert isinstance(self._scenario.learner, BytesLearner)
         return Judgement(None, None, self._scenario.learner.disagreement)
 
@@ -151,26 +142,26 @@ class QuadraticCohort:
     def prepare(self, trainers: list[Trainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner]) -> Judgement:
-        slow = _slow(learners)
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
+        slow = slow_weights(learners)
         mean = slow.mean(0)
         losses = 0.5 * (self._curvature * (slow - self._optimum).square()).sum(1)
         of_mean = 0.5 * (self._curvature * (mean - self._optimum).square()).sum()
-        return Judgement(tuple(losses.tolist()), float(of_mean), _disagreement(slow, mean))
+        return Judgement(tuple(losses.tolist()), float(of_mean), disagreement(slow, mean))
 
     def garble(self, payload: Encoded, random: Random) -> Encoded:
         return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
 
 
-def make(scenario: Scenario) -> Cohort:
+def make(scenario: Scenario, device: str = "cpu") -> Cohort:
     """The learners that a scenario names."""
     match scenario.learner:
         case BytesLearner():
             return BytesCohort(scenario)
         case QuadraticLearner():
             return QuadraticCohort(scenario)
-        case _:
-            raise NotImplementedError(scenario.learner.kind)  # the scenario's own check says so first
+        case LanguageModelLearner():
+            return LanguageCohort(scenario, device)
 
 
 def _slices(scenario: Scenario) -> tuple[slice, ...]:
@@ -180,20 +171,3 @@ def _slices(scenario: Scenario) -> tuple[slice, ...]:
 def _rules(scenario: Scenario, learner: Learner | CountingLearner, run: RunId) -> SwarmRules:
     tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
     return swarm_rules(run, scenario.outer, scenario.swarm, learner, tokens, per_step)
-
-
-def _slow(learners: Sequence[SimulatedLearner]) -> Tensor:
-    """[N, P] their slow weights."""
-    rows = []
-    for learner in learners:
-        assert isinstance(learner, Learner)
-        rows.append(learner.state_dict()[0]["slow"])
-    return torch.stack(rows)
-
-
-def _disagreement(
-    slow: Tensor,  # [N, P]
-    mean: Tensor,  # [P]
-) -> float | None:
-    norm = float(mean.norm())
-    return float((slow - mean).norm(dim=1).mean()) / norm if norm > 0 else None

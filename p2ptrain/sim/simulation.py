@@ -37,10 +37,10 @@ Progress = Callable[[float], None]
 class Simulation:
     """A swarm, its world, and what was seen of it."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         self.world = World()
-        self.cohort = cohorts.make(scenario)
+        self.cohort = cohorts.make(scenario, device)
         seed = scenario.run.seed
         conditions = ScenarioConditions(Random(f"{seed}/conditions"), scenario.run.failed_exchanges)
         directory = SimulatedDirectory(RUN, Random(f"{seed}/directory"))
@@ -70,7 +70,7 @@ class Simulation:
             self.cpu_s += time.process_time() - cpu
 
     def report(self, title: str) -> Report:
-        self.observer.look()
+        self.observer.look(final=True)
         members, now = self.population.members, self.world.now
         parameters = self.scenario.learner.parameters
         names = dict.fromkeys(seat.group for seat in self.population.seats)

@@ -232,6 +232,11 @@ class Learner:
         self._inbox.put(None)
 
     @property
+    def slow(self) -> Tensor:
+        """[P] the slow weights, a copy."""
+        return torch.cat([state.slow for state in self._states])
+
+    @property
     def is_waiting(self) -> bool:
         """The inner phase is over, and the recipe wants its partners' shares before the next one begins."""
         return self._phase is not None
@@ -326,7 +331,6 @@ class Learner:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
         self._states = tuple(initial_state(weights) for weights in ready.weights)
         self._phase = None
-        self._shapes.clear()
         self._left_out = [torch.zeros_like(part) for part in self._left_out]
         self._norms.clear()
         self.step, self.progress = ready.step, ready.progress
@@ -481,7 +485,7 @@ class Learner:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a resumed peer goes on from: tensors, and readable numbers."""
         tensors = {
-            "slow": torch.cat([state.slow for state in self._states]),
+            "slow": self.slow,
             "momentum": torch.cat([state.momentum for state in self._states]),
             "theta": self.task.theta.detach().cpu().clone(),
             **({"left_out": torch.cat(self._left_out)} if self._left_out else {}),
