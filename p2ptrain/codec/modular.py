@@ -132,10 +132,10 @@ class ModularCodec:
         largest = torch.empty(len(step), dtype=torch.uint8)
 
         def residues(message: memoryview, staging: Staging, begin: int, end: int, whole: int) -> Tensor:
-            """[k, B] int16 the codes of one chunk; zero beyond its end."""
+            """[k, B] the codes of one chunk, int8 where that holds their differences; zero beyond its end."""
             piece = message[head + self._code_bytes(begin) : head + self._code_bytes(end)]
             packed = staging.load(piece)[: self._code_bytes(whole)]
-            codes = (unpack_nibbles(packed) if self.bits == 4 else packed).to(torch.int16)
+            codes = unpack_nibbles(packed).view(torch.int8) if self.bits == 4 else packed.to(torch.int16)
             codes[end - begin :] = 0
             return codes.view(-1, self.block_size)
 
@@ -147,7 +147,7 @@ class ModularCodec:
                 residues(other, staging_theirs, begin, end, whole),
                 hashes_theirs[these] - hashes_mine[these],
                 self.bits,
-                weights,
+                weights.short(),
             )
             scale = torch.where(largest[these] == WRAPPED, 0.0, step[these])[:, None]
             if whole == end - begin:
@@ -190,24 +190,24 @@ def cut(
 
 
 def centred(
-    residues_mine: Tensor,  # [k, B] int16
-    residues_theirs: Tensor,  # [k, B] int16
+    residues_mine: Tensor,  # [k, B] int16, or int8 of four bits
+    residues_theirs: Tensor,  # [k, B] of the same type; overwritten
     hashes: Tensor,  # [k] int16 theirs - mine, modulo 2^16
     bits: int,
-    weights: Tensor,  # [B] int32
+    weights: Tensor,  # [B] int16
 ) -> tuple[Tensor, Tensor]:
-    """[k, B] int16 theirs - mine in steps, and [k] uint8 the largest magnitude of each block, or WRAPPED.
+    """[k, B] theirs - mine in steps, and [k] uint8 the largest magnitude of each block, or WRAPPED.
 
     A block with the residue 2^(b-1), which stands for that many steps in either direction, is out of reach as well.
     """
     half = 2 ** (bits - 1)
-    apart = residues_theirs - residues_mine
-    codes = ((apart + half) & (2**bits - 1)) - half
-    carries = (codes - apart) >> bits  # -1, 0, 1: q_theirs - q_mine, if nothing wrapped
-    implied = (carries * weights).sum(dim=1, dtype=torch.int32)
-    largest = codes.abs().amax(dim=1)
+    apart = residues_theirs.sub_(residues_mine)
+    codes = (apart + half).bitwise_and_(2**bits - 1).sub_(half)
+    carries = torch.sub(codes, apart, out=apart).bitwise_right_shift_(bits)  # -1, 0, 1: q_theirs - q_mine, unwrapped
+    implied = carries.to(torch.int16).mul_(weights).sum(dim=1, dtype=torch.int32)
+    largest = torch.abs(codes, out=apart).amax(dim=1)
     wrapped = ((hashes - implied) & 0xFFFF != 0) | (largest == half)
-    return codes, torch.where(wrapped, WRAPPED, largest).to(torch.uint8)
+    return codes, torch.where(wrapped, WRAPPED, largest.to(torch.uint8))
 
 
 @functools.cache

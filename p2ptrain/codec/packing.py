@@ -17,7 +17,7 @@ def pack_nibbles(
 ) -> Tensor:
     """[k / 2] uint8."""
     pairs = codes.view(torch.int16) & 0x0F0F
-    return (pairs | (pairs >> 4)).to(torch.uint8)
+    return pairs.bitwise_or_(pairs >> 4).to(torch.uint8)
 
 
 def unpack_nibbles(
@@ -25,7 +25,7 @@ def unpack_nibbles(
 ) -> Tensor:
     """[k] uint8, 0 ... 15."""
     pairs = packed.to(torch.int16)
-    return ((pairs | (pairs << 4)) & 0x0F0F).view(torch.uint8)
+    return pairs.bitwise_or_(pairs << 4).bitwise_and_(0x0F0F).view(torch.uint8)
 
 
 def pack_twelve(

@@ -20,7 +20,7 @@ CODES = (BLOCKS.abs() * 1000).to(torch.int32) & 15
 def _modular(blocks: Tensor, steps: Tensor, weights: Tensor) -> list[Tensor]:
     mine, mine_hash = cut(blocks, steps, 4, weights)
     theirs, their_hash = cut(blocks * 1.1, steps, 4, weights)
-    codes, largest = centred(mine.short(), theirs.short(), their_hash - mine_hash, 4, weights)
+    codes, largest = centred(mine.short(), theirs.short(), their_hash - mine_hash, 4, weights.short())
     return [mine, mine_hash, codes, largest]
 
 
