@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
 from p2ptrain.codec import CodecTerms, wish_size
 from p2ptrain.ids import RunId
@@ -145,9 +146,15 @@ class QuadraticCohort:
     def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
         slow = slow_weights(learners)
         mean = slow.mean(0)
-        losses = 0.5 * (self._curvature * (slow - self._optimum).square()).sum(1)
-        of_mean = 0.5 * (self._curvature * (mean - self._optimum).square()).sum()
-        return Judgement(tuple(losses.tolist()), float(of_mean), disagreement(slow, mean))
+        of_mean = float(self.losses(mean[None]))
+        return Judgement(tuple(self.losses(slow).tolist()), of_mean, disagreement(slow, mean))
+
+    def losses(
+        self,
+        weights: Tensor,  # [M, P]
+    ) -> Tensor:
+        """[M] on the common quadratic."""
+        return 0.5 * (self._curvature * (weights - self._optimum).square()).sum(1)
 
     def garble(self, payload: Encoded, random: Random) -> Encoded:
         return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))

@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, Codec, Outer, Swarm
 from p2ptrain.manifest.section import Section
 from p2ptrain.manifest.sources import BYTE_VOCABULARY
+from p2ptrain.recipes import RECIPES
 
 MAX_PEERS = 100_000
 """More is a typing mistake: 10,000 take 1.5 GB."""
@@ -322,6 +323,11 @@ def _outer_faults(scenario: Scenario) -> list[str]:
 def _collective_faults(scenario: Scenario) -> list[str]:
     """What a simulation in lockstep does not have."""
     recipe, faults = scenario.outer.recipe, []
+    if RECIPES[recipe].mix("slow") is not None and scenario.codec.name.startswith("modular"):
+        faults.append(
+            f"codec.name: {scenario.codec.name} has a meaning between two peers only, and recipe {recipe} averages over"
+            " all; take fp32, bf16, fp16, int8 or int4"
+        )
     if scenario.learner.kind == "bytes":
         faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; take quadratic or lm")
     if scenario.outer.fragments > 1 and recipe != "streaming_diloco":
