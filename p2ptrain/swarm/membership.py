@@ -88,6 +88,9 @@ class Membership:
     def __len__(self) -> int:
         return len(self._known)
 
+    def __contains__(self, peer: PeerId) -> bool:
+        return peer in self._known
+
     def get(self, peer: PeerId) -> Known | None:
         return self._known.get(peer)
 

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 from typing import assert_never
 
@@ -31,6 +32,7 @@ from p2ptrain.swarm.events import (
     LinkFailed,
     Lookup,
     LookupFailed,
+    Open,
     OuterStepDone,
     PeersSeen,
     PhaseDone,
@@ -59,7 +61,9 @@ from p2ptrain.swarm.messages import (
 )
 from p2ptrain.swarm.rules import (
     ANNOUNCE_PERIOD_S,
+    ENOUGH_PEERS,
     FINAL_PACE_S,
+    FRESH_PEERS,
     GOODBYE_S,
     LONELY_LOOKUP_PERIOD_S,
     LOOKUP_PERIOD_S,
@@ -218,7 +222,7 @@ class Peer:
                     self._exchanging.declined(link, message, now)
             case Acknowledge():
                 self._exchanging.acknowledged(link, now)
-                self._gossip_at = now + FINAL_PACE_S if self._ended else NEVER
+                self._gossip_at = now + self._final_pause_s() if self._ended else NEVER
             case WeightsReply():
                 self._catch_up.replied(link, message, now)
             case _:
@@ -245,12 +249,23 @@ class Peer:
 
     def _peers_seen(self, event: PeersSeen, now: float) -> None:
         members = self._standing.members
-        for presence, live_until in event.records:
+        for presence, live_until in self._wanted(event):
             if presence.run == self._standing.rules.run and members.see(presence, live_until):
                 self._standing.note("found", presence.peer)
         alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
         if alone and event.from_lookup:
             self._begin(now)
+
+    def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
+        """The records of peers that we know, and as many others, at random, as are enough."""
+        members, records = self._standing.members, event.records
+        if len(members) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
+            return records
+        strangers = [dated for dated in records if dated[0].peer not in members]
+        room = max(ENOUGH_PEERS - len(members), FRESH_PEERS if event.from_lookup else 0)
+        if len(strangers) <= room:
+            return records
+        return [dated for dated in records if dated[0].peer in members] + self._standing.random.sample(strangers, room)
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
@@ -351,8 +366,18 @@ class Peer:
         self._enter(PeerState.LEAVING, now)
         self._catch_up.drop()
         self._exchanging.drop_unsettled()
+        self._forget_stillborn()
         self._leave_by = now + GOODBYE_S
         self._stop_if_resolved(now)
+
+    def _forget_stillborn(self) -> None:
+        """What was opened only now and is closed again is not opened at all: nobody need hear of it."""
+        effects = self._standing.effects
+        opened = {effect.link for effect in effects if isinstance(effect, Open)}
+        stillborn = opened & {effect.link for effect in effects if isinstance(effect, Close)}
+        self._standing.effects = [
+            effect for effect in effects if not (isinstance(effect, Open | Close) and effect.link in stillborn)
+        ]
 
     def _stop_if_resolved(self, now: float) -> None:
         """Stop once no partner can hold a commit that we do not; or when it takes too long."""
@@ -386,10 +411,14 @@ class Peer:
                 self._standing.note("finished", why=why)
                 self._leave(now, why)
                 return
-            if now >= self._gossip_at:
-                self._gossip_at = now + FINAL_PACE_S
+            if now >= self._gossip_at and not len(self._exchanging.book):
+                self._gossip_at = now + self._final_pause_s()
                 self._exchanging.make_due(now)
         self._exchanging.seek(now)
+
+    def _final_pause_s(self) -> float:
+        """Random, or two that just exchanged would call each other at once, and again."""
+        return FINAL_PACE_S * self._standing.random.uniform(0.75, 1.25)
 
     def _sleep(self, now: float) -> None:
         """Ask to be woken when the next timer is due."""
@@ -397,7 +426,9 @@ class Peer:
             return
         wake_at = min(self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
         if self._standing.state is not PeerState.LEAVING:
-            wake_at = min(wake_at, self._announce_at, self._lookup_at, self._gossip_at, self._finish_by)
+            wake_at = min(wake_at, self._announce_at, self._lookup_at, self._finish_by)
+            if not len(self._exchanging.book):  # else it waits for the exchange's end
+                wake_at = min(wake_at, self._gossip_at)
             if not self._training and self._catch_up.pull is None:
                 wake_at = min(wake_at, self._search_until)
             if self._exchanging.is_due or self._standing.state is PeerState.JOINING:

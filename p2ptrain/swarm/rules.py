@@ -57,6 +57,11 @@ class SwarmRules:
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
 
     @property
+    def plans(self) -> bool:
+        """Whether peers have to know everybody, to plan alike who meets whom."""
+        return self.topology != "random" or bool(self.beside or self.between)
+
+    @property
     def free_fragments(self) -> tuple[int, ...]:
         """The fragments that any two peers may exchange at any time."""
         return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
@@ -109,6 +114,13 @@ SEARCH_PATIENCE_S = 20.0
 
 HEARD_LIFETIME_S = 60.0
 """A peer we talked with counts as live for this long even when its record is not renewed."""
+
+ENOUGH_PEERS = 64
+"""Peers to draw partners from: of larger swarms not everybody is kept in mind, or coming and going would be most of the
+work. A guess, as ``buckets.TARGET``. Recipes that plan with everybody keep all."""
+
+FRESH_PEERS = 8
+"""Strangers taken in with each lookup all the same: so that nobody stays unknown to all."""
 
 MAX_KNOWN = 512
 """Memory bound on membership; the directory's bound on one lookup is lower."""
