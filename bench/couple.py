@@ -41,7 +41,8 @@ from p2ptrain.swarm.events import Event, OuterStepDone
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
 from p2ptrain.train.learner import Learner
-from peer.app import CODEC_THREADS, learner_rules, swarm_rules
+from p2ptrain.train.rules import learner_rules, swarm_rules
+from peer.app import CODEC_THREADS
 from peer.home import cache_directory
 from peer.network import Connection, NetworkThread, live_until
 
@@ -112,10 +113,12 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
     """A learner for this task and a network that exchanges its weights; the network ends with the block."""
     fragments = slices(len(task.theta), manifest.outer.fragments)
     chosen = codec.get(manifest.codec.name, manifest.codec.block_size)
-    learner = Learner(task, learner_rules(manifest), fragments, chosen, MemoryLog())
+    tokens = manifest.run.tokens_per_peer
+    learner = Learner(task, learner_rules(manifest.outer, tokens), fragments, chosen, MemoryLog())
     identity = Identity.load_or_create(key)
     signed = SignedManifest(manifest, "")  # nobody is shown it
-    core = Peer(identity.peer_id, swarm_rules(signed, learner), Random(0))
+    rules = swarm_rules(signed.run_id, manifest.outer, manifest.swarm, learner, tokens, manifest.tokens_per_outer_step)
+    core = Peer(identity.peer_id, rules, Random(0))
     notebook, begun = MemoryLog(), threading.Event()
     cache = PeerCache(key.with_suffix(".peers"))
     with NetworkThread() as thread, ThreadPoolExecutor(CODEC_THREADS) as pool:

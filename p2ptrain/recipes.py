@@ -2,15 +2,15 @@
 
 Every method of the DiLoCo family answers six questions, and a recipe is a set of answers::
 
-    WHAT    is mixed between peers                    Recipe.mixes
-    WHEN    relative to the inner phase               Recipe.when
-    WHO     with whom                                 Recipe.partners
+    WHAT    is mixed between peers                       Mix.stream
+    WHEN    relative to the inner phase                  Mix.when, Recipe.delay
+    WHO     with whom                                    Mix.who ; the manifest's outer.topology and outer.partners
     OUTER   how an inner phase enters the slow weights   Recipe.outer
-    CODEC   in what form weights travel               the manifest's codec section
-    H       how many inner steps between outer steps  the manifest's outer.inner_steps
+    CODEC   in what form weights travel                  the manifest's codec section
+    H       how many inner steps between outer steps     the manifest's outer.inner_steps
 
-The last two are numbers of a run and live in its manifest; so do the outer learning rate and momentum. The vocabulary
-of an answer grows with the recipe that first needs the word.
+The last two are numbers of a run and live in its manifest; so do the outer learning rate and momentum. One outer step
+interprets all of it (``p2ptrain.outer``); ``docs/ALGORITHMS.md`` has each recipe as a formula.
 """
 
 from __future__ import annotations
@@ -20,58 +20,250 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-RecipeName = Literal["local", "swarm"]
-"""What a manifest may name."""
+Stream = Literal["slow", "pseudo_gradient"]
+"""What peers average: the slow weights x, or the pseudo-gradients g. Momentum buffers are never exchanged."""
+
+When = Literal["overlapped", "blocking"]
+"""Overlapped: beside the inner steps. Blocking: between two inner phases, and the trainer waits for it."""
+
+Who = Literal["random", "planned", "all"]
+"""Random: one live peer that is not busy, drawn anew for every exchange. Planned: the partners that the run's topology
+names for this outer step, the same on both sides. All: everybody's exact mean."""
+
+OuterForm = Literal["hand_over", "momentum", "consensus", "y_form", "z_form"]
+"""Hand-over: x becomes theta itself, never subtracted. Momentum: SGD with heavy-ball or Nesterov momentum on g.
+Consensus: heavy ball, and the pull towards the partner enters through the buffer. y-form and z-form: a plain step,
+mixing, then momentum on the iterates before (y) or after (z) mixing."""
+
+Delay = Literal["none", "phase", "phase_own_fresh", "inner_steps"]
+"""How late a global average is used: at once; one phase late; one phase late, but the own share fresh; some inner steps
+late, one fragment after the other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mix:
+    """One average that peers take."""
+
+    stream: Stream
+    when: When
+    who: Who
 
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """One set of answers; pure data, interpreted by the trainer and the protocol core."""
+    """One set of answers; pure data, interpreted by the trainer, the protocol core and the simulator."""
 
-    name: RecipeName
+    name: str
     """What the manifest calls it."""
 
-    mixes: tuple[Literal["slow"], ...]
-    """What peers average: the slow weights x. Momentum buffers are never exchanged."""
+    mixes: tuple[Mix, ...]
+    """Empty: peers train alone."""
 
-    when: Literal["never", "overlapped"]
-    """Overlapped: an exchange runs beside the inner steps and its displacement is applied between two of them."""
+    outer: OuterForm
 
-    partners: Literal["none", "random"]
-    """Random: one live, compatible peer that is not busy, drawn anew for every exchange."""
-
-    outer: Literal["hand_over", "momentum"]
-    """Momentum: g = x - theta enters SGD with momentum. Hand-over: x becomes theta itself, never subtracted."""
+    source: str
+    """Where the method was published."""
 
     summary: str
     """One sentence for a reader."""
 
+    delay: Delay = "none"
+
+    every_step: bool = False
+    """It mixes after each inner step: H must be 1."""
+
+    gradients: bool = False
+    """It averages the gradients themselves, before the inner optimizer sees them: one large batch."""
+
+    feedback: bool = False
+    """Its outer momentum is the decay of error feedback, and no outer momentum buffer exists."""
+
     @property
     def exchanges(self) -> bool:
         """Whether peers of this recipe exchange anything at all."""
-        return self.when != "never"
+        return bool(self.mixes)
+
+    @property
+    def blocks(self) -> bool:
+        """Whether the trainer waits for partners between two inner phases."""
+        return bool(self.blocking)
+
+    @property
+    def blocking(self) -> tuple[Stream, ...]:
+        """What is mixed while the trainer waits."""
+        return tuple(mix.stream for mix in self.mixes if mix.when == "blocking")
+
+    @property
+    def mixes_before_step(self) -> bool:
+        """Whether the waiting comes before the outer step, which needs the mixed pseudo-gradient, or after it."""
+        return "pseudo_gradient" in self.blocking
+
+    @property
+    def overlapped(self) -> tuple[Stream, ...]:
+        """What is mixed beside the inner steps."""
+        return tuple(mix.stream for mix in self.mixes if mix.when == "overlapped")
+
+    @property
+    def is_random(self) -> bool:
+        """Whether peers look for partners by themselves, at any time."""
+        return any(mix.who == "random" for mix in self.mixes)
+
+    @property
+    def is_collective(self) -> bool:
+        """Whether some average is over all peers at once, and so needs everybody: simulated, never gossiped."""
+        return self.gradients or any(mix.who == "all" for mix in self.mixes)
+
+    def mix(self, stream: Stream) -> Mix | None:
+        """How this stream is mixed, if it is."""
+        return next((mix for mix in self.mixes if mix.stream == stream), None)
+
+
+_OVERLAPPED_RANDOM = Mix("slow", "overlapped", "random")
+_WHO: Mapping[str, Who | None] = {"none": None, "local": "planned", "global": "all"}
+
+
+def _factored(mix1: str, mix2: str) -> Recipe:
+    mixes = []
+    if (who := _WHO[mix1]) is not None:
+        mixes.append(Mix("slow", "overlapped", who))
+    if (who := _WHO[mix2]) is not None:
+        mixes.append(Mix("pseudo_gradient", "blocking", who))
+    plain = (mix1, mix2) == ("local", "local")
+    return Recipe(
+        name="factored_gossip" if plain else f"factored_gossip_{mix1}_{mix2}",
+        mixes=tuple(mixes),
+        outer="momentum",
+        source="Factored Gossip DiLoCo, arXiv 2606.22768; the algebra is our reading",
+        summary=f"Mix1 of the slow weights ({mix1}) hidden under the inner phase, Mix2 of the pseudo-gradients ({mix2})"
+        " before the outer step.",
+    )
 
 
 _ALL = (
     Recipe(
         name="local",
         mixes=(),
-        when="never",
-        partners="none",
         outer="hand_over",
-        summary="Plain AdamW on one machine, bit for bit: the reference that a swarm has to beat.",
+        source="AdamW, arXiv 1711.05101",
+        summary="Plain training on one machine, bit for bit: the reference that a swarm has to beat.",
+    ),
+    Recipe(
+        name="ddp",
+        mixes=(Mix("pseudo_gradient", "blocking", "all"),),
+        outer="hand_over",
+        source="data parallel training",
+        summary="All peers' gradients are averaged before every inner step: one large batch.",
+        every_step=True,
+        gradients=True,
+    ),
+    Recipe(
+        name="dpsgd",
+        mixes=(Mix("slow", "blocking", "planned"),),
+        outer="hand_over",
+        source="D-PSGD, arXiv 1705.09056",
+        summary="The weights are averaged with the topology's neighbours after every inner step.",
+        every_step=True,
+    ),
+    Recipe(
+        name="ad_psgd",
+        mixes=(_OVERLAPPED_RANDOM,),
+        outer="hand_over",
+        source="AD-PSGD, arXiv 1710.06952",
+        summary="After every inner step the weights are averaged in the background with one random peer.",
+        every_step=True,
+    ),
+    Recipe(
+        name="diloco",
+        mixes=(Mix("pseudo_gradient", "blocking", "all"),),
+        outer="momentum",
+        source="DiLoCo, arXiv 2311.08105, algorithm 1",
+        summary="Everybody's pseudo-gradients are averaged, and one outer Nesterov step is taken by all.",
+    ),
+    Recipe(
+        name="streaming_diloco",
+        mixes=(Mix("pseudo_gradient", "overlapped", "all"),),
+        outer="momentum",
+        delay="inner_steps",
+        source="Streaming DiLoCo, arXiv 2501.18512",
+        summary="DiLoCo one fragment after the other, each average arriving a few inner steps late.",
+    ),
+    Recipe(
+        name="eager_diloco",
+        mixes=(Mix("pseudo_gradient", "overlapped", "all"),),
+        outer="momentum",
+        delay="phase_own_fresh",
+        source="Eager Updates for Overlapped Communication in DiLoCo, arXiv 2502.12996",
+        summary="DiLoCo with the others' share of the average one phase old and the own share fresh.",
+    ),
+    Recipe(
+        name="noloco",
+        mixes=(Mix("slow", "blocking", "planned"), Mix("pseudo_gradient", "blocking", "planned")),
+        outer="consensus",
+        source="NoLoCo, arXiv 2506.10911, equations 2 and 3",
+        summary="Weights and pseudo-gradients are averaged in pairs, and the pull together goes through the momentum.",
+    ),
+    Recipe(
+        name="gasloc",
+        mixes=(Mix("slow", "blocking", "planned"),),
+        outer="momentum",
+        source="GASLoC, arXiv 2606.11081; without acceleration the momentum is 0",
+        summary="A local outer step, then the trainer waits for its partners only and averages with them.",
+    ),
+    Recipe(
+        name="gasloc_y",
+        mixes=(Mix("slow", "blocking", "planned"),),
+        outer="y_form",
+        source="GASLoC, arXiv 2606.11081, accelerated, read as momentum on the iterates before mixing",
+        summary="GASLoC with momentum on the iterates before mixing.",
+    ),
+    Recipe(
+        name="gasloc_z",
+        mixes=(Mix("slow", "blocking", "planned"),),
+        outer="z_form",
+        source="GASLoC, arXiv 2606.11081, accelerated, read as momentum on the iterates after mixing",
+        summary="GASLoC with momentum on the iterates after mixing.",
+    ),
+    *(_factored(mix1, mix2) for mix1 in _WHO for mix2 in _WHO if (mix1, mix2) != ("none", "none")),
+    Recipe(
+        name="dilocox",
+        mixes=(Mix("pseudo_gradient", "overlapped", "all"),),
+        outer="momentum",
+        delay="phase",
+        source="DiLoCoX, arXiv 2506.21263",
+        summary="Compressed pseudo-gradients of everybody, averaged beside the next phase and used one phase late.",
+    ),
+    Recipe(
+        name="sparseloco",
+        mixes=(Mix("pseudo_gradient", "blocking", "all"),),
+        outer="momentum",
+        feedback=True,
+        source="SparseLoCo, arXiv 2508.15706",
+        summary="Each peer sends the largest entries of its error feedback; the plain mean of these is the step.",
     ),
     Recipe(
         name="swarm",
-        mixes=("slow",),
-        when="overlapped",
-        partners="random",
+        mixes=(_OVERLAPPED_RANDOM,),
         outer="momentum",
+        source="p2ptrain",
         summary="A local outer step, then asynchronous pairwise averaging of the slow weights with random live peers.",
+    ),
+    Recipe(
+        name="swarm_gradients",
+        mixes=(Mix("pseudo_gradient", "overlapped", "random"),),
+        outer="momentum",
+        source="p2ptrain",
+        summary="A local outer step, corrected by random peers' pseudo-gradients as they arrive.",
+    ),
+    Recipe(
+        name="swarm_both",
+        mixes=(_OVERLAPPED_RANDOM, Mix("pseudo_gradient", "overlapped", "random")),
+        outer="momentum",
+        source="p2ptrain",
+        summary="Recipe swarm with a second stream: random peers' pseudo-gradients correct the outer step.",
     ),
 )
 
-RECIPES: Mapping[RecipeName, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
+RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
 """Every recipe by its name."""
 
-__all__ = ["RECIPES", "Recipe", "RecipeName"]
+__all__ = ["RECIPES", "Delay", "Mix", "OuterForm", "Recipe", "Stream", "When", "Who"]

@@ -61,6 +61,7 @@ MAX_NICKNAME_CHARS = 32
 MAX_IDENTIFIER_CHARS = 64
 MAX_FRAGMENTS = 4096
 MAX_FRAGMENT_INDEX = 2**16 - 1
+MAX_PARTNERS = 1024
 MAX_COUNT = 2**53
 """The largest integer range that a float holds exactly."""
 MAX_WEIGHT = 1e6
@@ -280,6 +281,7 @@ _TERMS = _record(
     clip_radius=_number(lambda x: x >= 0, "a clip radius >= 0"),
     settled=_flag(),
     state=_STATE,
+    partners=_integer(MAX_PARTNERS),
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
 _PROTOCOL = _integer(2**16 - 1)
@@ -287,7 +289,15 @@ _PROTOCOL = _integer(2**16 - 1)
 _MESSAGES: dict[int, tuple[type[Any], _Shape]] = {
     1: (
         Offer,
-        _record(Offer, run=_IDENTIFIER, protocol=_PROTOCOL, fragments=_FRAGMENTS, terms=_TERMS, known=_KNOWN),
+        _record(
+            Offer,
+            run=_IDENTIFIER,
+            protocol=_PROTOCOL,
+            fragments=_FRAGMENTS,
+            terms=_TERMS,
+            round=_COUNT,
+            known=_KNOWN,
+        ),
     ),
     2: (Accept, _record(Accept, fragments=_FRAGMENTS, terms=_TERMS, known=_KNOWN)),
     3: (

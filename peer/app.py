@@ -18,19 +18,20 @@ from p2ptrain import checkpoint, codec
 from p2ptrain.data import open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import short
-from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
+from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, Shore
 from p2ptrain.net.identity import Identity
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES
-from p2ptrain.swarm import Peer, SwarmRules
+from p2ptrain.swarm import Peer
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.telemetry import EventLog
 from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
-from p2ptrain.train.learner import Learner, LearnerRules
+from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
+from p2ptrain.train.rules import learner_rules, swarm_rules
 from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
@@ -181,13 +182,20 @@ def _build(
     task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
     learner = Learner(
         task,
-        learner_rules(manifest),
+        learner_rules(manifest.outer, manifest.run.tokens_per_peer),
         slices(len(model.theta), manifest.outer.fragments),
         codec.get(manifest.codec.name, manifest.codec.block_size),
         log,
     )
     first_loss = _resume(home, learner, signed, log)
-    rules = swarm_rules(signed, learner)
+    rules = swarm_rules(
+        signed.run_id,
+        manifest.outer,
+        manifest.swarm,
+        learner,
+        tokens_per_peer=float(manifest.run.tokens_per_peer),
+        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
+    )
     core = Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
     record = Record(
         home=home,
@@ -204,31 +212,6 @@ def _build(
         first_loss=first_loss,
     )
     return Session(core, record, log)
-
-
-def learner_rules(manifest: Manifest) -> LearnerRules:
-    """The manifest's numbers as the learner wants them."""
-    outer = manifest.outer
-    hand_over = RECIPES[outer.recipe].outer == "hand_over"
-    rule = None if hand_over else OuterRule(outer.learning_rate, outer.momentum, outer.nesterov)
-    return LearnerRules(outer.inner_steps, manifest.run.tokens_per_peer, rule)
-
-
-def swarm_rules(signed: SignedManifest, learner: Learner) -> SwarmRules:
-    """The manifest's numbers as the protocol core wants them."""
-    manifest = signed.manifest
-    return SwarmRules(
-        run=signed.run_id,
-        fragment_bytes=tuple(learner.encoded_sizes(range(manifest.outer.fragments))),
-        weights_bytes=sum(learner.weight_sizes()),
-        tokens_per_peer=float(manifest.run.tokens_per_peer),
-        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
-        exchanges_per_step=manifest.outer.exchanges_per_step,
-        fragments_per_exchange=manifest.outer.fragments_per_exchange,
-        catch_up_outer_steps=float(manifest.swarm.catch_up_outer_steps),
-        final_disagreement=manifest.swarm.final_disagreement,
-        final_gossip_s=manifest.swarm.final_gossip_s,
-    )
 
 
 def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:

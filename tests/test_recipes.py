@@ -3,27 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import get_args
 
 import pytest
 
-from p2ptrain.recipes import RECIPES, RecipeName
+from p2ptrain.recipes import RECIPES
+
+PUBLISHED = "ddp dpsgd ad_psgd diloco streaming_diloco eager_diloco noloco gasloc factored_gossip dilocox sparseloco"
 
 
-def test_every_name_a_manifest_may_use_is_a_recipe() -> None:
-    assert set(RECIPES) == set(get_args(RecipeName))
+def test_every_recipe_is_found_under_its_own_name() -> None:
     assert all(recipe.name == name for name, recipe in RECIPES.items())
+    assert set(RECIPES) >= {"local", "swarm", *PUBLISHED.split()}
 
 
 def test_local_hands_over_and_meets_nobody() -> None:
     local = RECIPES["local"]
-    assert (local.mixes, local.partners, local.outer, local.exchanges) == ((), "none", "hand_over", False)
+    assert (local.mixes, local.outer, local.exchanges, local.blocks) == ((), "hand_over", False, False)
 
 
 def test_swarm_mixes_slow_weights_with_random_peers_in_the_background() -> None:
     swarm = RECIPES["swarm"]
-    assert (swarm.mixes, swarm.when, swarm.partners, swarm.outer) == (("slow",), "overlapped", "random", "momentum")
-    assert swarm.exchanges
+    assert (swarm.overlapped, swarm.blocking, swarm.outer) == (("slow",), (), "momentum")
+    assert swarm.is_random
+    assert not swarm.is_collective
+
+
+def test_who_waits_and_for_what() -> None:
+    assert RECIPES["gasloc"].blocking == ("slow",)
+    assert not RECIPES["gasloc"].mixes_before_step
+    assert RECIPES["noloco"].blocking == ("slow", "pseudo_gradient")
+    assert RECIPES["noloco"].mixes_before_step
+    assert RECIPES["factored_gossip"].overlapped == ("slow",)
+    assert RECIPES["factored_gossip"].blocking == ("pseudo_gradient",)
+    assert {name for name, recipe in RECIPES.items() if recipe.every_step} == {"ddp", "dpsgd", "ad_psgd"}
+
+
+def test_eight_ways_to_mix_in_factored_gossip() -> None:
+    grid = {name: recipe for name, recipe in RECIPES.items() if name.startswith("factored_gossip")}
+    assert len(grid) == 8
+    assert {name for name, recipe in grid.items() if not recipe.is_collective} == {
+        "factored_gossip",
+        "factored_gossip_none_local",
+        "factored_gossip_local_none",
+    }
+
+
+@pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+def test_a_recipe_is_one_that_can_be_carried_out(recipe) -> None:
+    assert recipe.summary.endswith(".")
+    assert recipe.source
+    assert len({mix.stream for mix in recipe.mixes}) == len(recipe.mixes), "a stream is mixed in one way"
+    if recipe.outer in ("consensus", "y_form", "z_form"):
+        assert recipe.blocks, "these forms need what the round brings"
+    if recipe.delay != "none":
+        assert recipe.is_collective
+    if recipe.outer == "hand_over" and not recipe.gradients:
+        assert recipe.mix("pseudo_gradient") is None, "theta is handed over: there is no pseudo-gradient"
 
 
 def test_recipes_cannot_be_changed() -> None:

@@ -60,6 +60,8 @@ _DEMO: dict[str, Any] = {
         "momentum": 0.5,  # 235 outer steps are too few for .9: it lost to no communication at 75; our measurement.
         "recipe": "swarm",
         "inner_steps": 20,  # Half the traffic of 10, better when an exchange takes several steps; our measurement.
+        "topology": "random",
+        "partners": 1,
         "exchanges_per_step": 1,
         "fragments": 1,
         "fragments_per_exchange": 1,
@@ -101,6 +103,8 @@ _LLAMA_15M: dict[str, Any] = {
         **_NESTEROV,
         "recipe": "swarm",
         "inner_steps": 30,
+        "topology": "random",
+        "partners": 1,
         "exchanges_per_step": 2,
         "fragments": 4,
         "fragments_per_exchange": 4,
@@ -154,6 +158,8 @@ _LLAMA_135M: dict[str, Any] = {
         **_NESTEROV,
         "recipe": "swarm",
         "inner_steps": 50,
+        "topology": "random",
+        "partners": 1,
         "exchanges_per_step": 2,
         "fragments": 16,
         "fragments_per_exchange": 16,

@@ -6,6 +6,7 @@ Every field has a unit in its name or docstring; the docstrings are the comments
 
 from __future__ import annotations
 
+import difflib
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,10 +14,13 @@ from pydantic import Field, model_validator
 from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
 from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
-from p2ptrain.recipes import RECIPES, RecipeName
+from p2ptrain.recipes import RECIPES
 
 FRAGMENT_ALIGNMENT = 1024
 """Elements. Fragments begin at multiples of it, so that codec blocks never straddle two fragments."""
+
+NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
+"""Recipes with an average over all peers at once."""
 
 MAX_STEP_TOKENS = 2**24
 """Guess: four times the batch of the largest published runs; more is a typing mistake."""
@@ -86,8 +90,8 @@ class Training(Section):
 class Outer(Section):
     """How an inner phase enters the slow weights, and how often peers meet."""
 
-    recipe: RecipeName
-    """local (plain AdamW, no exchanges) or swarm (local outer step, then pairwise averaging in the background)."""
+    recipe: str
+    """How peers train together: swarm (the default), local (no exchanges), or another of docs/ALGORITHMS.md."""
 
     inner_steps: int = Field(ge=1, le=100_000)
     """Inner steps between two outer steps, H."""
@@ -101,14 +105,45 @@ class Outer(Section):
     nesterov: bool
     """Whether the outer momentum looks ahead."""
 
+    topology: Literal["random", "ring", "exponential", "complete"]
+    """Who may meet whom; random lets everybody, complete has everybody meet everybody at every outer step."""
+
+    partners: int = Field(ge=1, le=64)
+    """Partners at once where the recipe plans its exchanges; only topology random reads it."""
+
     exchanges_per_step: int = Field(ge=0, le=64)
-    """Exchanges a peer initiates per outer step; it answers about as many more. 0 in recipe local."""
+    """Exchanges a peer initiates per outer step; it answers about as many more. 0 where none are random."""
 
     fragments: int = Field(ge=1, le=4_096)
     """Number of near-equal slices of the parameters, the units of exchange."""
 
     fragments_per_exchange: int = Field(ge=1, le=4_096)
     """Slices sent in one exchange; at most fragments."""
+
+    def recipe_faults(self) -> list[str]:
+        """What does not go together with the recipe, one sentence each."""
+        recipe = RECIPES.get(self.recipe)
+        if recipe is None:
+            close = difflib.get_close_matches(self.recipe, RECIPES, n=1)
+            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(RECIPES)}"
+            return [f"outer.recipe: no recipe is called {self.recipe!r}; {meant}"]
+        faults, exchanges = [], self.exchanges_per_step
+        if recipe.is_random and exchanges == 0:
+            faults.append(f"outer.exchanges_per_step: 0, and recipe {recipe.name} would train every peer alone")
+        if not recipe.exchanges and exchanges > 0:
+            faults.append(
+                f"outer.exchanges_per_step: {exchanges}, and recipe {recipe.name} exchanges nothing; set it to 0"
+            )
+        elif not recipe.is_random and exchanges > 0:
+            faults.append(
+                f"outer.exchanges_per_step: {exchanges}, and recipe {recipe.name} plans its exchanges; set it to 0"
+            )
+        if recipe.every_step and self.inner_steps != 1:
+            faults.append(
+                f"outer.inner_steps: {self.inner_steps}, and recipe {recipe.name} mixes after every inner step;"
+                " set it to 1"
+            )
+        return faults
 
 
 class Codec(Section):
@@ -199,13 +234,11 @@ def _training_faults(manifest: Manifest) -> list[str]:
 
 def _outer_faults(manifest: Manifest) -> list[str]:
     outer, block_size = manifest.outer, manifest.codec.block_size
-    faults = []
-    exchanges = outer.exchanges_per_step
-    if RECIPES[outer.recipe].exchanges and exchanges == 0:
-        faults.append(f"outer.exchanges_per_step: 0, and recipe {outer.recipe} would train every peer alone")
-    if not RECIPES[outer.recipe].exchanges and exchanges > 0:
+    faults = outer.recipe_faults()
+    if outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete"):
         faults.append(
-            f"outer.exchanges_per_step: {exchanges}, and recipe {outer.recipe} exchanges nothing; set it to 0"
+            f"outer.recipe: {outer.recipe} averages over all peers at once, which only the simulator can; over the"
+            " network diloco does it with topology complete"
         )
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(

@@ -42,6 +42,7 @@ from p2ptrain.swarm.events import (
     Note,
     Open,
     PeersSeen,
+    Proceed,
     Pull,
     Pulled,
     Received,
@@ -180,6 +181,8 @@ class Driver:
                     self._close(known)
             case Commit():
                 self._commit(effect)
+            case Proceed():
+                self._learner.proceed(effect.step)
             case Adopt():
                 self._adopt(effect)
             case Announce():

@@ -10,7 +10,8 @@ and the momentum b. A round, as the trainer lives it::
     H inner steps move theta                          meanwhile, when an exchange is complete:
                                                           dx = displacement(difference, share(w_i, w_j), radius)
                                                           state = displaced(state, dx) ; theta[f] += dx
-    state = outer_step(state, theta[f], rule)         or hand_over(state, theta[f]) in recipe ``local``
+    g = pseudo_gradient(state, theta[f])
+    state = outer_step(state, g, rule)                or hand_over(state, theta[f]) in recipe ``local``
     theta[f] = state.slow
 
 Algorithm: DiLoCo's Nesterov step (arXiv 2311.08105) taken locally, then pairwise mixing of the slow weights, in the
@@ -21,6 +22,7 @@ pseudo-gradient alone; two displacements of one exchange cancel, so the swarm's 
 """
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
+from p2ptrain.outer.forms import accelerated, consensus_step, merged, own_fresh
 from p2ptrain.outer.fragments import FRAGMENT_ALIGNMENT, slices
 from p2ptrain.outer.mixing import displaced, displacement, l2_norm, late_pseudo_gradient, share
 from p2ptrain.outer.step import (
@@ -40,6 +42,8 @@ __all__ = [
     "FlatLayout",
     "OuterRule",
     "OuterState",
+    "accelerated",
+    "consensus_step",
     "displaced",
     "displacement",
     "flatten_module",
@@ -47,7 +51,9 @@ __all__ = [
     "initial_state",
     "l2_norm",
     "late_pseudo_gradient",
+    "merged",
     "outer_step",
+    "own_fresh",
     "pseudo_gradient",
     "pseudo_gradient_fault",
     "share",

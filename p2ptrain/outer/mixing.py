@@ -27,11 +27,19 @@ NORM_CHUNK = 1 << 16
 """Elements summed in fp32 before the sums are joined in double precision; 256 KiB, fits any second-level cache."""
 
 
-def share(weight_mine: float, weight_theirs: float) -> float:
-    """How much of the difference I move by: ``w_theirs / (w_mine + w_theirs)``. The heavier of two moves less."""
+def share(weight_mine: float, weight_theirs: float, partners: int = 1) -> float:
+    """How much of the difference I move by: ``2 / (1 + k) * w_theirs / (w_mine + w_theirs)``. The heavier moves less.
+
+    Args:
+        partners: k, with how many a snapshot is mixed at once, the larger of the two sides' numbers. For equal weights
+            1 / (1 + k): the Metropolis weights of a graph (Xiao and Boyd, 2004), stable for any k. All of n - 1 others
+            at once, and the share is that of the mean.
+    """
     if not (math.isfinite(weight_mine + weight_theirs) and weight_mine > 0 and weight_theirs > 0):
         raise ValueError(f"weights must be positive and finite, not {weight_mine} and {weight_theirs}")
-    return weight_theirs / (weight_mine + weight_theirs)
+    if partners < 1:
+        raise ValueError(f"a snapshot is mixed with at least one partner, not {partners}")
+    return 2.0 / (1 + partners) * (weight_theirs / (weight_mine + weight_theirs))
 
 
 def l2_norm(

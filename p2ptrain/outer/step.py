@@ -56,10 +56,14 @@ class OuterRule:
 
 
 class OuterState(NamedTuple):
-    """One fragment's outer state. Both tensors are immutable by agreement: replaced, never written to."""
+    """One fragment's outer state. Both tensors are immutable by agreement: replaced, never written to.
+
+    All functions here work element by element, so that a simulation may hold N peers' fragments as [N, F], and in
+    double precision.
+    """
 
     slow: Tensor  # [F] fp32: x
-    momentum: Tensor  # [F] fp32: b; never sent to anyone
+    momentum: Tensor  # [F] fp32: b, or what ``forms`` keeps instead; never sent to anyone
 
 
 def initial_state(
@@ -79,13 +83,12 @@ def pseudo_gradient(
 
 def outer_step(
     state: OuterState,
-    theta: Tensor,  # [F] fp32: the fast weights after the inner phase
+    g: Tensor,  # [F] fp32: the pseudo-gradient, own or mixed
     rule: OuterRule,
 ) -> OuterState:
     """Fold one inner phase into the slow weights. The caller then sets theta to the new ``slow``."""
-    g = pseudo_gradient(state, theta)
     momentum = state.momentum.mul(rule.momentum).add_(g)
-    update = g.add_(momentum, alpha=rule.momentum) if rule.nesterov else momentum
+    update = g.add(momentum, alpha=rule.momentum) if rule.nesterov else momentum
     return OuterState(state.slow.add(update, alpha=-rule.learning_rate), momentum)
 
 

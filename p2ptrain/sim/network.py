@@ -33,6 +33,7 @@ from p2ptrain.swarm.events import (
     Note,
     Open,
     PeersSeen,
+    Proceed,
     Pull,
     Pulled,
     Received,
@@ -140,6 +141,9 @@ class SimulatedPeer:
                 self.learner.deliver(
                     effect.link, end.difference, end.swap.mine, end.swap.theirs, effect.progress_displacement
                 )
+            case Proceed():
+                self.learner.proceed(effect.step)
+                self._world.after(0.0, self._go_on)
             case Pull():
                 self.ends[effect.link].pulled = (effect.reply, [])
             case Adopt():
@@ -173,7 +177,15 @@ class SimulatedPeer:
         """One inner step ends now and the next begins; before the start and after the end, only take in what came."""
         for event in self.learner.advance() if self.begun else self.learner.settle():
             self.handle(event)
-        if not self.finished:
+        if not self.finished and not self.learner.is_waiting:
+            self._world.after(self.step_s(), self._train)
+
+    def _go_on(self) -> None:
+        """The learner waited for its partners: the next inner step begins now."""
+        was_waiting = self.learner.is_waiting
+        for event in self.learner.settle():
+            self.handle(event)
+        if was_waiting and not self.finished and not self.learner.is_waiting:
             self._world.after(self.step_s(), self._train)
 
     # --- links --------------------------------------------------------------------------------------------------------

@@ -42,6 +42,15 @@ class OuterStepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class PhaseDone:
+    """The trainer ended an inner phase and waits: what its recipe mixes now has a snapshot."""
+
+    step: int
+    """The outer step that the phase leads to."""
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingEnded:
     """The trainer reached the run's end and only applies displacements from now on."""
 
@@ -127,6 +136,7 @@ Event = (
     | PeersSeen
     | LookupFailed
     | OuterStepDone
+    | PhaseDone
     | TrainingEnded
     | Received
     | SwapDone
@@ -176,6 +186,14 @@ class Commit:
     link: LinkId
     progress_displacement: float
     """What to add to progress with it, in tokens per peer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proceed:
+    """Every displacement that a waiting trainer waited for has been handed to it, or will not come: go on."""
+
+    step: int
+    """The outer step that it waits at; at any other it does not wait any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +276,7 @@ Effect = (
     | Send
     | Swap
     | Commit
+    | Proceed
     | Pull
     | Adopt
     | Donate

@@ -24,7 +24,7 @@ A fragment is engaged from SWAPPING (its snapshot) until Applied. An offer engag
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -49,6 +49,8 @@ class Exchange:
     mine: Terms
     started_at: float
     deadline: float
+    round: int = 0
+    """The outer step that planned it; 0: nobody did."""
     theirs: Terms | None = None
     swap_started_at: float = 0.0
     sent_bytes: int = 0
@@ -81,9 +83,9 @@ class Exchange:
 class ExchangeBook:
     """All exchanges under way, by link; answers which fragments are free."""
 
-    def __init__(self, fragments: int) -> None:
+    def __init__(self, fragments: Iterable[int]) -> None:
         self._exchanges: dict[LinkId, Exchange] = {}
-        self._last_exchanged = [-1] * fragments  # a counter, not a time: orders fragments by how long they waited
+        self._last_exchanged = dict.fromkeys(fragments, -1)  # a counter, not a time: who waited longest comes first
         self._commits = 0
 
     def __iter__(self) -> Iterator[Exchange]:
@@ -100,7 +102,8 @@ class ExchangeBook:
         if exchange.state is ExchangeState.COMMITTED:
             self._commits += 1
             for fragment in exchange.fragments:
-                self._last_exchanged[fragment] = self._commits
+                if fragment in self._last_exchanged:
+                    self._last_exchanged[fragment] = self._commits
 
     def remove(self, link: LinkId) -> Exchange | None:
         return self._exchanges.pop(link, None)
@@ -118,14 +121,18 @@ class ExchangeBook:
         }
 
     def free_fragments(self) -> list[int]:
-        """Fragments that may enter an exchange, those that waited longest first."""
+        """Fragments that may enter an exchange that nobody planned, those that waited longest first."""
         engaged = self.engaged()
-        free = [fragment for fragment in range(len(self._last_exchanged)) if fragment not in engaged]
+        free = [fragment for fragment in self._last_exchanged if fragment not in engaged]
         return sorted(free, key=lambda fragment: (self._last_exchanged[fragment], fragment))
 
-    def offer_to(self, peer: PeerId) -> Exchange | None:
-        """Our unanswered offer to this peer."""
-        return next((exchange for exchange in self.in_state(ExchangeState.OFFERED) if exchange.link.peer == peer), None)
+    def limit(self, fragments: Iterable[int]) -> None:
+        """From now on these, and no others, may enter exchanges that nobody planned."""
+        self._last_exchanged = {each: self._last_exchanged.get(each, -1) for each in fragments}
+
+    def offers(self, round_: int) -> list[Exchange]:
+        """Our unanswered offers that this outer step planned; of 0, those that nobody planned."""
+        return [exchange for exchange in self.in_state(ExchangeState.OFFERED) if exchange.round == round_]
 
     def partners(self) -> set[PeerId]:
         return {exchange.link.peer for exchange in self._exchanges.values()}

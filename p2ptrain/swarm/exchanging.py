@@ -12,12 +12,17 @@ from p2ptrain.swarm.matching import (
     implausible_progress,
     must_catch_up,
     progress_displacement,
+    refusal,
 )
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.rounds import Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.topology import neighbours
 
+ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
+"""How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
 MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
 BUSY_PAUSE_S = (0.05, 5.0)
 """Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
@@ -32,7 +37,8 @@ class Exchanging:
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self.book = ExchangeBook(len(standing.rules.fragment_bytes))
+        self.book = ExchangeBook(standing.rules.free_fragments)
+        self.rounds = Rounds(standing)
         self._budget = ProgressBudget(standing.rules.catch_up_tokens, standing.rules.catch_up_tokens)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
@@ -46,8 +52,17 @@ class Exchanging:
         if not self._committed_since_step:
             self._standing.counters.solo_steps += 1
         self._committed_since_step = False
-        self._due = self._standing.rules.exchanges_per_step
+        self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free_fragments else 0
+        self._open_round(self._standing.step, self._standing.rules.beside, False, now)
         self.seek(now)
+
+    def phase_done(self, step: int, now: float) -> None:
+        """The trainer waits for the exchanges that this outer step planned."""
+        self._open_round(step, self._standing.rules.between, True, now)
+
+    def training_ended(self) -> None:
+        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there."""
+        self.book.limit(range(self._standing.rules.fragments))
 
     def make_due(self, now: float) -> None:
         """One exchange is due without an outer step: the final gossip."""
@@ -60,69 +75,78 @@ class Exchanging:
         standing = self._standing
         if self._due == 0 or standing.state not in (PeerState.TRAINING, PeerState.FINISHING):
             return
-        if self.book.in_state(ExchangeState.OFFERED) or len(self.book) >= MAX_EXCHANGES:
+        if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
         free = self.book.free_fragments()[: standing.rules.fragments_per_exchange]
         if not free:
             return
         ready = standing.members.partners(now, excluding=self.book.partners())
-        partner = choose_partner([known for known in ready if not self._is_out_of_reach(known)], standing.random)
-        if partner is None:
-            return
-        exchange = Exchange(
-            link=standing.new_link(partner.peer),
-            state=ExchangeState.OFFERED,
-            fragments=tuple(sorted(free)),
-            mine=self._terms(),
-            started_at=now,
-            deadline=now + standing.deadlines.reply_s(),
-        )
-        self.book.put(exchange)
-        offer = Offer(
-            run=standing.rules.run,
-            protocol=standing.rules.protocol,
-            fragments=exchange.fragments,
-            terms=exchange.mine,
-            known=standing.known_to_pass_on(now, partner.peer),
-        )
-        standing.emit(Open(exchange.link, partner.addresses, offer))
+        near = self._within_topology([known for known in ready if not self._is_out_of_reach(known)], now)
+        partner = choose_partner(near, standing.random)
+        if partner is not None:
+            self._offer(partner, tuple(sorted(free)), self._terms(), 0, now)
+
+    def call_planned(self, now: float) -> None:
+        """Offer to the partners that this outer step planned, all at once."""
+        for planned, peer in self.rounds.due():
+            known = self._standing.members.get(peer)
+            planned.meetings[peer] = Meeting.DONE if known is None else Meeting.CALLED
+            if known is not None:
+                self._offer(known, planned.fragments, self._terms(len(planned.meetings)), planned.step, now)
+        self.rounds.proceed_if_over()
 
     # --- messages and completions ---------------------------------------------------------------------------------
 
     def offered(self, link: LinkId, offer: Offer, now: float) -> None:
         """Somebody wants to exchange: accept, or say why not."""
         standing = self._standing
-        crossing = self.book.offer_to(link.peer)
-        offers = self.book.in_state(ExchangeState.OFFERED)
+        offers = self.book.offers(offer.round)
+        crossing = next((each for each in offers if each.link.peer == link.peer), None)
         prompt = standing.deadlines.prompt_reply_s()
-        reply = answer(
+        reply: Round | tuple[int, ...] | DeclineReason
+        refused = refusal(
             offer,
-            link.peer,
-            me=standing.me,
             state=standing.state,
             settled=standing.settled,
             progress=standing.progress,
             distrusted=standing.members.is_distrusted(link.peer, now),
             implausible=self._implausible(offer.terms),
-            crossing=crossing is not None,
-            offering=any(now - offer.started_at < prompt for offer in offers),
-            free=self.book.free_fragments(),
-            under_way=len(self.book) - len(offers),
             rules=standing.rules,
         )
+        if refused is not None:
+            reply = refused
+        elif offer.round:
+            reply = self.rounds.answer(offer, link.peer, crossing is not None)
+        else:
+            reply = answer(
+                offer,
+                link.peer,
+                me=standing.me,
+                crossing=crossing is not None,
+                offering=any(now - offer.started_at < prompt for offer in offers),
+                free=self.book.free_fragments(),
+                under_way=len(self.book) - len(offers),
+                rules=standing.rules,
+            )
         if isinstance(reply, DeclineReason):
             standing.counters.offers_refused += 1
-            standing.note("refused", link.peer, reply.value)
+            if not (offer.round and reply in ROUTINE):
+                standing.note("refused", link.peer, reply.value)
             standing.emit(Send(link, Decline(reply, standing.state, standing.step, standing.progress, known=())))
             standing.emit(Close(link))
             return
         for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered
-            self.book.remove(withdrawn.link)
-            standing.emit(Close(withdrawn.link))
-        mine = self._terms()
-        exchange = Exchange(link, ExchangeState.OFFERED, reply, mine, now, now)
-        standing.emit(Send(link, Accept(reply, mine, known=standing.known_to_pass_on(now, link.peer))))
-        self._swap(exchange, reply, offer.terms, now)
+            if withdrawn is crossing or not offer.round:
+                self.book.remove(withdrawn.link)
+                standing.emit(Close(withdrawn.link))
+        if isinstance(reply, Round):
+            reply.meetings[link.peer] = Meeting.MEETING
+            fragments, mine = reply.fragments, self._terms(len(reply.meetings))
+        else:
+            fragments, mine = reply, self._terms()
+        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, now, round=offer.round)
+        standing.emit(Send(link, Accept(fragments, mine, known=standing.known_to_pass_on(now, link.peer))))
+        self._swap(exchange, fragments, offer.terms, now)
 
     def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
         """Our offer was accepted: swap. Its fragments are still free: accepting another's offer withdraws our own."""
@@ -138,7 +162,10 @@ class Exchanging:
         if implausible := self._implausible(accept.terms):
             self.failed(LinkFailed(link, implausible), now)
             return
-        self._due = max(self._due - 1, 0)
+        if exchange.round:
+            self.rounds.turn(exchange.round, exchange.fragments, link.peer, Meeting.MEETING)
+        else:
+            self._due = max(self._due - 1, 0)
         self._swap(exchange, accept.fragments, accept.terms, now)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
@@ -150,7 +177,13 @@ class Exchanging:
             return
         standing.counters.offers_declined += 1
         standing.deadlines.replied(now - exchange.started_at)
+        if exchange.round and decline.reason in ROUTINE:
+            self._turn(exchange, Meeting.AWAITED)
+            return
         standing.note("skipped", link.peer, decline.reason.value)
+        if exchange.round:
+            self._turn(exchange, Meeting.DONE)
+            return
         standing.members.pause(link.peer, now + self._pause_after(decline.reason, exchange))
         self.seek(now)
 
@@ -197,6 +230,7 @@ class Exchanging:
                 distance=exchange.distance,
             )
         )
+        self._turn(exchange, Meeting.MET)
 
     def applied(self, link: LinkId, now: float) -> None:
         """The displacement is in the weights: its fragments are free again."""
@@ -217,11 +251,12 @@ class Exchanging:
         else:
             standing.counters.exchanges_failed += 1
             fault = Fault.BROKEN
-            if event.link.outbound:  # still owed: to somebody else, while this outer step lasts
+            if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
         standing.blame(event, fault, now)
+        self._turn(exchange, Meeting.DONE)
         self.seek(now)
 
     def expire(self, now: float) -> None:
@@ -231,6 +266,8 @@ class Exchanging:
                 self._standing.deadlines.missed()
                 waited = now - (exchange.swap_started_at or exchange.started_at)
                 self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
+        self.rounds.expire(now)
+        self.rounds.proceed_if_over()
 
     def drop_unsettled(self) -> None:
         """We are leaving or about to catch up: close what no partner can have committed yet."""
@@ -238,6 +275,8 @@ class Exchanging:
             if exchange.state in (ExchangeState.OFFERED, ExchangeState.SWAPPING):
                 self.book.remove(exchange.link)
                 self._standing.emit(Close(exchange.link))
+        for awaited in (False, True):
+            self.rounds.close(awaited)
 
     def abandon(self) -> None:
         """Our weights are about to be replaced: a difference to the old ones must not be added to the new ones."""
@@ -250,7 +289,8 @@ class Exchanging:
 
     def next_deadline(self) -> float:
         """When ``expire`` has something to do."""
-        return min((exchange.deadline for exchange in self.book), default=float("inf"))
+        deadlines = [exchange.deadline for exchange in self.book]
+        return min([*deadlines, self.rounds.next_deadline()])
 
     @property
     def is_due(self) -> bool:
@@ -258,13 +298,54 @@ class Exchanging:
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
+    def _open_round(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
+        if fragments:
+            self.rounds.open(step, fragments, awaited, now)
+            self.call_planned(now)
+
+    def _turn(self, exchange: Exchange, to: Meeting) -> None:
+        """A planned exchange came to an end; perhaps it was the last that the trainer waits for."""
+        if exchange.round:
+            self.rounds.turn(exchange.round, exchange.fragments, exchange.link.peer, to)
+            self.rounds.proceed_if_over()
+
+    def _offer(self, partner: Known, fragments: tuple[int, ...], mine: Terms, round_: int, now: float) -> None:
+        standing = self._standing
+        exchange = Exchange(
+            link=standing.new_link(partner.peer),
+            state=ExchangeState.OFFERED,
+            fragments=fragments,
+            mine=mine,
+            started_at=now,
+            deadline=now + standing.deadlines.reply_s(),
+            round=round_,
+        )
+        self.book.put(exchange)
+        offer = Offer(
+            run=standing.rules.run,
+            protocol=standing.rules.protocol,
+            fragments=fragments,
+            terms=mine,
+            round=round_,
+            known=standing.known_to_pass_on(now, partner.peer),
+        )
+        standing.emit(Open(exchange.link, partner.addresses, offer))
+
+    def _within_topology(self, candidates: list[Known], now: float) -> list[Known]:
+        standing = self._standing
+        if standing.rules.topology == "random" or standing.state is PeerState.FINISHING:
+            return candidates
+        roster = [standing.me, *(known.peer for known in standing.members.live(now))]
+        near = neighbours(standing.rules.topology, standing.me, roster)
+        return [known for known in candidates if known.peer in near]
+
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         standing = self._standing
         size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
         self.book.put(exchange.swapping(fragments, theirs, now, now + standing.deadlines.payload_s(size)))
         standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))
 
-    def _terms(self) -> Terms:
+    def _terms(self, partners: int = 1) -> Terms:
         standing = self._standing
         return Terms(
             step=standing.step,
@@ -273,6 +354,7 @@ class Exchanging:
             clip_radius=float("inf"),
             settled=standing.settled,
             state=standing.state,
+            partners=partners,
         )
 
     def _implausible(self, terms: Terms) -> str:

@@ -34,32 +34,17 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
     return ""
 
 
-def answer(
+def refusal(
     offer: Offer,
-    sender: PeerId,
     *,
-    me: PeerId,
     state: PeerState,
     settled: bool,
     progress: float,
     distrusted: bool,
     implausible: str,
-    crossing: bool,
-    offering: bool,
-    free: list[int],
-    under_way: int,
     rules: SwarmRules,
-) -> tuple[int, ...] | DeclineReason:
-    """Answer an offer: the fragments to exchange, or why not. The first check that speaks decides.
-
-    Args:
-        crossing: we have an unanswered offer to the sender; the smaller peer id's offer wins.
-        offering: we have a fresh offer under way to somebody else. To accept now would break our word to one of the
-            two, and where offers run in a circle, all words at once, for ever. An answer comes within a round trip;
-            an offer that stays unanswered for longer does not make us busy.
-        free: our free fragments, those that waited longest first.
-        under_way: exchanges we are engaged in.
-    """
+) -> DeclineReason | None:
+    """Why no offer of this sender can be accepted now, whatever it is for. The first check that speaks decides."""
     if offer.run != rules.run:
         return DeclineReason.OTHER_RUN
     if offer.protocol != rules.protocol:
@@ -76,6 +61,30 @@ def answer(
         return DeclineReason.CATCHING_UP
     if must_catch_up(offer.terms.settled, offer.terms.progress, progress, rules):
         return DeclineReason.CATCH_UP_FIRST
+    return None
+
+
+def answer(
+    offer: Offer,
+    sender: PeerId,
+    *,
+    me: PeerId,
+    crossing: bool,
+    offering: bool,
+    free: list[int],
+    under_way: int,
+    rules: SwarmRules,
+) -> tuple[int, ...] | DeclineReason:
+    """Answer an offer that nobody planned: the fragments to exchange, or why not. The first check that speaks decides.
+
+    Args:
+        crossing: we have an unanswered offer to the sender; the smaller peer id's offer wins.
+        offering: we have a fresh offer under way to somebody else. To accept now would break our word to one of the
+            two, and where offers run in a circle, all words at once, for ever. An answer comes within a round trip;
+            an offer that stays unanswered for longer does not make us busy.
+        free: our free fragments, those that waited longest first.
+        under_way: exchanges we are engaged in.
+    """
     if crossing and me < sender:
         return DeclineReason.CROSSING
     if offering and not crossing:
@@ -93,8 +102,8 @@ def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRul
 
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
     """What an exchange adds to our progress: averaged like the weights, for the fragments exchanged, bounded."""
-    share = theirs.weight / (mine.weight + theirs.weight)
-    moved = share * (theirs.progress - mine.progress) * fragments / len(rules.fragment_bytes)
+    share = 2.0 / (1 + max(mine.partners, theirs.partners)) * theirs.weight / (mine.weight + theirs.weight)
+    moved = share * (theirs.progress - mine.progress) * min(fragments / rules.fragments, 1.0)
     bound = rules.catch_up_tokens
     return max(-bound, min(moved, bound))
 

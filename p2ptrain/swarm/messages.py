@@ -43,6 +43,8 @@ class DeclineReason(StrEnum):
     LEAVING = "leaving"
     NO_WEIGHTS = "it has no weights to give"
     NOT_BEHIND = "we are not behind it"
+    NOT_YET = "it has not come to this outer step yet"
+    NOT_PLANNED = "it planned this outer step without us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,8 @@ class Terms:
     settled: bool
     """False until the peer has once been in step with the swarm."""
     state: PeerState
+    partners: int = 1
+    """With how many the same snapshot is mixed at once; the larger of both sides' numbers counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ class Offer:
     protocol: int
     fragments: tuple[int, ...]
     terms: Terms
+    round: int = 0
+    """The outer step that planned this exchange on both sides; 0 for one that nobody planned."""
     known: tuple[Presence, ...] = ()
     """A few live peers, so that membership spreads without the directory too."""
 

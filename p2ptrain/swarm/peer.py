@@ -33,6 +33,7 @@ from p2ptrain.swarm.events import (
     LookupFailed,
     OuterStepDone,
     PeersSeen,
+    PhaseDone,
     Pulled,
     Received,
     Started,
@@ -157,6 +158,9 @@ class Peer:
                 self._standing.note("lonely", why="nobody could be asked for peers")
             case OuterStepDone():
                 self._outer_step_done(event, now)
+            case PhaseDone():
+                self._standing.progress = event.progress
+                self._exchanging.phase_done(event.step, now)
             case TrainingEnded():
                 self._training_ended(event, now)
             case Received():
@@ -314,6 +318,7 @@ class Peer:
         self._ended = True
         self._standing.settled = True  # whatever is ahead of us now is no further than the end
         self._catch_up.drop()
+        self._exchanging.training_ended()
         self._enter(PeerState.FINISHING, now)
         self._finish_by = now + self._standing.rules.final_gossip_s
         self._exchanging.last_commit_at = now
@@ -323,12 +328,12 @@ class Peer:
     def _finished_why(self, now: float) -> str:
         """Why the final gossip is over; empty while it is not."""
         standing, exchanging = self._standing, self._exchanging
-        if standing.rules.exchanges_per_step == 0:
+        if not standing.rules.exchanges:
             return "this recipe exchanges nothing"
         still_training = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
         recent = exchanging.distances[-AGREEMENTS:]
         agreed = len(recent) == AGREEMENTS and max(recent) <= standing.rules.final_disagreement
-        if agreed and not still_training:
+        if agreed and not still_training and not exchanging.book.engaged():  # what we just accepted, we also do
             return "the swarm agrees"
         if not len(exchanging.book) and not still_training and now >= exchanging.last_commit_at + LONELY_S:
             return "nobody is left to exchange with"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.swarm.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,18 @@ class SwarmRules:
     exchanges_per_step: int = 1
     """Exchanges a peer initiates per outer step. It serves about as many."""
     fragments_per_exchange: int = 1
+    streams: int = 1
+    """Tensors that a fragment stands for: with two, the upper half of the numbers are the second stream's fragments."""
+    free: tuple[int, ...] | None = None
+    """Fragments exchanged beside training with whoever is there; None: all."""
+    beside: tuple[int, ...] = ()
+    """Fragments exchanged beside training with the partners that the topology plans for an outer step."""
+    between: tuple[int, ...] = ()
+    """Fragments exchanged with planned partners while the trainer waits."""
+    topology: Topology = "random"
+    """Who may meet whom, and who is planned to."""
+    partners: int = 1
+    """Planned at once, with topology ``random``."""
     catch_up_outer_steps: float = 8.0
     """A peer that never was in step and is further behind than this pulls weights instead of exchanging."""
     final_disagreement: float = 0.005
@@ -30,6 +43,21 @@ class SwarmRules:
     final_gossip_s: float = 60.0
     """... or this long after our own end, whoever still trains."""
     protocol: int = PROTOCOL_VERSION
+
+    @property
+    def fragments(self) -> int:
+        """F: slices of the parameters."""
+        return len(self.fragment_bytes) // self.streams
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether peers of this run exchange anything."""
+        return self.exchanges_per_step > 0 or bool(self.beside or self.between)
+
+    @property
+    def free_fragments(self) -> tuple[int, ...]:
+        """The fragments that any two peers may exchange at any time."""
+        return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
 
     @property
     def catch_up_tokens(self) -> float:
@@ -63,6 +91,11 @@ OUT_OF_STEP_S = 60.0
 OUT_OF_STEP_STEPS = 2
 """A peer that exchanged nothing for so long, in seconds and in outer steps, while others are implausibly far ahead, was
 frozen or cut off: it pulls like a newcomer. Guesses; one exchange with an honest peer keeps a liar from using this."""
+
+ROUND_PATIENCE_S = 30.0
+ROUND_PATIENCE_STEPS = 4.0
+"""How long a waiting trainer waits for partners that have not come to its outer step: the longer of so many seconds and
+of so many of its own outer steps. Guesses; recipes that wait were published for machines that are equally fast."""
 
 SEARCH_PATIENCE_S = 20.0
 """A starting peer whose directory does not answer trains alone after this long (it goes on searching)."""

@@ -14,7 +14,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -31,17 +31,18 @@ from p2ptrain.outer import (
     OuterState,
     displaced,
     displacement,
-    hand_over,
     initial_state,
     l2_norm,
-    outer_step,
+    late_pseudo_gradient,
     pseudo_gradient,
     pseudo_gradient_fault,
     share,
 )
 from p2ptrain.ports import Clock, InnerTask, Notebook
+from p2ptrain.recipes import RECIPES, Recipe, Stream
 from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, PhaseDone, TrainingEnded
+from p2ptrain.train.outer_phase import OuterPhase
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
@@ -57,8 +58,9 @@ class LearnerRules:
     """H."""
     tokens_per_peer: float
     """Training ends at the first outer step whose progress reaches this."""
-    outer: OuterRule | None
-    """None hands theta over unchanged: recipe ``local``."""
+    outer: OuterRule
+    """Recipes that hand theta over do not read it."""
+    recipe: Recipe = RECIPES["swarm"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,8 @@ class Encoded:
     parts: tuple[bytes, ...]
     norm: float
     """L2 norm of the snapshot's fragments."""
+    step: int = 0
+    """Outer steps that the snapshot had behind it."""
 
     @property
     def size_bytes(self) -> int:
@@ -83,6 +87,14 @@ class Difference:
     parts: tuple[Tensor, ...]  # [F] fp32 each
     distance: float
     """||theirs - mine|| / ||mine||."""
+    step: int = 0
+    """Of the own snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    step: int
+    parts: tuple[Tensor, ...]  # [F] fp32 each: the slow fragments, then the pseudo-gradients'
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +104,11 @@ class _Displacement:
     share: float
     clip_radius: float
     progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Proceed:
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +126,8 @@ class Learner:
         task: the inner optimization; its ``theta`` [P] becomes the initial slow weights.
         rules: H, the end, the outer rule.
         fragments: slices of [0, P), one a fragment.
-        codec: for exchanges.
+        codec: for the slow weights in exchanges.
+        gradient_codec: for pseudo-gradients; None: the same.
         notebook: told of discarded inner phases.
         clock: measures what the network costs the trainer.
     """
@@ -122,6 +140,7 @@ class Learner:
         codec: Codec,
         notebook: Notebook,
         clock: Clock = time.perf_counter,
+        gradient_codec: Codec | None = None,
     ) -> None:
         self.task = task
         self.step = 0
@@ -135,48 +154,53 @@ class Learner:
         """Seconds the trainer spent on what exchanges brought, and on nothing else."""
         self._rules = rules
         self._slices = tuple(fragments)
-        self._codec = codec
+        self._codecs = {"slow": codec, "pseudo_gradient": gradient_codec or codec}
+        self._streams = 1 if rules.recipe.mix("pseudo_gradient") is None else 2
         self._notebook = notebook
         self._clock = clock
         self._inner = 0
         self._losses = 0.0
         self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
+        self._phase: OuterPhase | None = None
+        """The outer step under way, while the recipe waits for partners."""
         self._published = self._snapshot()
-        self._inbox: SimpleQueue[_Displacement | _Adoption | None] = SimpleQueue()  # None only wakes the trainer
+        self._inbox: SimpleQueue[_Displacement | _Proceed | _Adoption | None] = SimpleQueue()  # None only wakes
 
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
     def advance(self) -> list[Event]:
-        """Apply what is ready, then one inner step; after H of them the outer step. What the core must hear of it."""
+        """Apply what is ready, then one inner step; after H of them the outer step. What the core must hear of it.
+
+        While the recipe waits for partners no step is made: call ``settle`` until ``is_waiting`` is over.
+        """
         events = self.settle()
-        if self.ended:
+        if self.ended or self.is_waiting:
             return events
         result = self.task.inner_step(self.progress)
         self.tokens += result.tokens
         self.progress += result.tokens
         self._losses += result.loss
         self._inner += 1
-        if self._inner == self._rules.inner_steps:
-            self._outer_step()
-            events.append(OuterStepDone(self.step, self.progress))
-            if self.progress >= self._rules.tokens_per_peer:
-                self.ended = True
-                events.append(TrainingEnded(self.step, self.progress))
-        return events
+        return events + self._end_phase() if self._inner == self._rules.inner_steps else events
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; with ``wait_s``, wait that long for the first of it, or for ``wake``."""
         events: list[Event] = []
+        started = self._clock()
         try:
             ready = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            started = started if self.is_waiting else self._clock()
             while True:
-                started = self._clock()
-                if isinstance(ready, _Adoption):
-                    events.extend(self._adopt(ready))
-                elif ready is not None:
-                    events.append(self._apply(ready))
+                match ready:
+                    case _Displacement():
+                        events.append(self._apply(ready))
+                    case _Proceed():
+                        events.extend(self._proceed(ready))
+                    case _Adoption():
+                        events.extend(self._adopt(ready))
                 self.blocked_s += self._clock() - started
+                started = self._clock()
                 ready = self._inbox.get_nowait()
         except Empty:
             return events
@@ -185,64 +209,96 @@ class Learner:
         """End a waiting ``settle``. From any thread, and from a signal handler."""
         self._inbox.put(None)
 
-    def _outer_step(self) -> None:
+    @property
+    def is_waiting(self) -> bool:
+        """The inner phase is over, and the recipe wants its partners' shares before the next one begins."""
+        return self._phase is not None
+
+    def _end_phase(self) -> list[Event]:
         self.loss = self._losses / self._inner
         self._inner, self._losses = 0, 0.0
-        self.step += 1
-        theta = self.task.theta
-        if self._rules.outer is None:
-            self._states = tuple(
-                hand_over(state, theta[piece].cpu()) for state, piece in zip(self._states, self._slices, strict=True)
-            )
-        elif not self._is_faulty():
-            self._states = tuple(
-                outer_step(state, theta[piece].cpu(), self._rules.outer)
-                for state, piece in zip(self._states, self._slices, strict=True)
-            )
-        self._restart_from_slow()
+        recipe, rule = self._rules.recipe, self._rules.outer
+        thetas = [self.task.theta[piece].cpu() for piece in self._slices]
+        faulty = recipe.outer != "hand_over" and self._is_faulty(thetas)
+        phase = OuterPhase.begin(recipe, rule, self._states, thetas, faulty)
+        if not recipe.blocks:
+            return self._restart(phase)
+        self._phase = phase
+        self._published = self._snapshot(phase)
+        return [PhaseDone(self.step + 1, self.progress)]
 
-    def _is_faulty(self) -> bool:
+    def _proceed(self, ready: _Proceed) -> list[Event]:
+        phase = self._phase
+        if phase is None or ready.step != self.step + 1:
+            return []
+        self._phase = None
+        return self._restart(phase)
+
+    def _restart(self, phase: OuterPhase) -> list[Event]:
+        """Conclude the outer step: the next inner phase begins at the slow weights."""
+        self._states = phase.conclude()
+        self.step += 1
+        if self._rules.recipe.outer != "hand_over" or self._rules.recipe.exchanges:
+            self._set_theta()
+        self._published = self._snapshot(phase)
+        events: list[Event] = [OuterStepDone(self.step, self.progress)]
+        if self.progress >= self._rules.tokens_per_peer:
+            self.ended = True
+            events.append(TrainingEnded(self.step, self.progress))
+        return events
+
+    def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
         """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
-        theta = self.task.theta
-        norms = [
-            l2_norm(pseudo_gradient(state, theta[piece].cpu()))
-            for state, piece in zip(self._states, self._slices, strict=True)
-        ]
+        norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
         norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
         fault = pseudo_gradient_fault(norm, self._norms)
         if norm < float("inf"):  # False for NaN
             self._norms.append(norm)
         if fault is not None:
-            self._notebook.note("discarded", step=self.step, why=fault)
+            self._notebook.note("discarded", step=self.step + 1, why=fault)
         return fault is not None
 
-    def _restart_from_slow(self) -> None:
-        if self._rules.outer is not None:
-            for state, piece in zip(self._states, self._slices, strict=True):
-                self.task.theta[piece].copy_(state.slow)
-        self._published = self._snapshot()
+    def _set_theta(self) -> None:
+        for state, piece in zip(self._states, self._slices, strict=True):
+            self.task.theta[piece].copy_(state.slow)
 
     def _apply(self, ready: _Displacement) -> Applied:
-        states = list(self._states)
-        for fragment, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
-            dx = displacement(part, ready.share, ready.clip_radius)
-            states[fragment] = displaced(states[fragment], dx)
-            theta = self.task.theta[self._slices[fragment]]
-            theta.add_(dx.to(theta.device))
-        self._states = tuple(states)
-        self._published = self._snapshot()
+        for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
+            stream, fragment = self._place(piece)
+            displacement_ = displacement(part, ready.share, ready.clip_radius)
+            if self._phase is not None and stream in self._rules.recipe.blocking:
+                self._phase.take(stream, fragment, displacement_)
+            elif stream == "slow":
+                self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
+            elif ready.difference.step == self.step:
+                self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
+
+    def _state(self, fragment: int) -> OuterState:
+        return self._states[fragment] if self._phase is None else self._phase.states[fragment]
+
+    def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
+        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+        states = list(self._states) if self._phase is None else self._phase.states
+        states[fragment] = state
+        if self._phase is None:
+            self._states = tuple(states)
+        theta = self.task.theta[self._slices[fragment]]
+        theta.add_(displacement_.to(theta.device))
+        published = self._published
+        parts = (*published.parts[:fragment], state.slow, *published.parts[fragment + 1 :])
+        self._published = replace(published, parts=parts)
 
     def _adopt(self, ready: _Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
         self._states = tuple(initial_state(weights) for weights in ready.weights)
+        self._phase = None
         self._norms.clear()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses = 0, 0.0
         self.ended = self.progress >= self._rules.tokens_per_peer
-        for state, piece in zip(self._states, self._slices, strict=True):
-            self.task.theta[piece].copy_(state.slow)
+        self._set_theta()
         self._published = self._snapshot()
         self.task.reset(REWARM_STEPS)
         events: list[Event] = []
@@ -253,44 +309,62 @@ class Learner:
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
-    def _snapshot(self) -> tuple[Tensor, ...]:
-        return tuple(state.slow for state in self._states)
+    def _snapshot(self, phase: OuterPhase | None = None) -> _Snapshot:
+        """What partners may have: the slow weights and, if the recipe mixes them, the last pseudo-gradients."""
+        if phase is None:
+            slow = tuple(state.slow for state in self._states)
+            gradients = tuple(torch.zeros_like(part) for part in slow) if self._streams == 2 else ()
+        else:
+            slow, gradients = phase.snapshots("slow"), phase.snapshots("pseudo_gradient")
+        return _Snapshot(self.step, slow + gradients)
 
     # --- any thread -------------------------------------------------------------------------------------------------
+    #
+    # To the network a fragment is a number: 0 to F - 1 the slow weights, F to 2 F - 1 the pseudo-gradients.
+
+    @property
+    def streams(self) -> int:
+        """How many tensors of each fragment partners may have: 2 when the recipe mixes pseudo-gradients."""
+        return self._streams
 
     def encode(self, fragments: Sequence[int]) -> Encoded:
         """These fragments of the present snapshot as bytes."""
         snapshot = self._published
-        parts = tuple(
-            self._codec.encode(snapshot[fragment], CodecTerms(snapshot[fragment].numel())) for fragment in fragments
-        )
-        norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(snapshot[f]) for f in fragments])))
-        return Encoded(tuple(fragments), parts, norm)
+        parts = tuple(self._codec(each).encode(snapshot.parts[each], self._terms(each)) for each in fragments)
+        norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(snapshot.parts[each]) for each in fragments])))
+        return Encoded(tuple(fragments), parts, norm, snapshot.step)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
         parts = tuple(
-            self._codec.difference(my_part, their_part, CodecTerms(self._length(fragment)))
+            self._codec(fragment).difference(my_part, their_part, self._terms(fragment))
             for fragment, my_part, their_part in zip(mine.fragments, mine.parts, theirs, strict=True)
         )
         norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(part) for part in parts])))
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
-        return Difference(mine.fragments, parts, norm / max(mine.norm, torch.finfo(torch.float32).tiny))
+        distance = norm / max(mine.norm, torch.finfo(torch.float32).tiny)
+        return Difference(mine.fragments, parts, distance, mine.step)
 
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
         """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
         clip_radius = min(mine.clip_radius, theirs.clip_radius)
-        self._inbox.put(_Displacement(link, difference, share(mine.weight, theirs.weight), clip_radius, progress))
+        portion = share(mine.weight, theirs.weight, max(mine.partners, theirs.partners))
+        self._inbox.put(_Displacement(link, difference, portion, clip_radius, progress))
+
+    def proceed(self, step: int) -> None:
+        """Let a trainer that waits at this outer step go on, with what was delivered before."""
+        self._inbox.put(_Proceed(step))
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
-        return [self._codec.encoded_size(CodecTerms(self._length(fragment))) for fragment in fragments]
+        return [self._codec(fragment).encoded_size(self._terms(fragment)) for fragment in fragments]
 
     def weights(self) -> list[bytes]:
-        """All fragments of the present snapshot, fp32: what a newcomer gets."""
+        """All slow weights of the present snapshot, fp32: what a newcomer gets."""
         fp32 = codecs.get("fp32")
-        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self._published]
+        slow = self._published.parts[: len(self._slices)]
+        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in slow]
 
     def weight_sizes(self) -> list[int]:
         """Bytes of each fragment in fp32."""
@@ -308,6 +382,17 @@ class Learner:
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # False for NaN
                 raise RemoteError("its weights are not finite")
+
+    def _place(self, number: int) -> tuple[Stream, int]:
+        """The stream and the fragment that a number of the network's stands for."""
+        stream: Stream = "slow" if number < len(self._slices) else "pseudo_gradient"
+        return stream, number % len(self._slices)
+
+    def _codec(self, number: int) -> Codec:
+        return self._codecs[self._place(number)[0]]
+
+    def _terms(self, number: int) -> CodecTerms:
+        return CodecTerms(self._length(self._place(number)[1]))
 
     def _length(self, fragment: int) -> int:
         piece = self._slices[fragment]
@@ -340,7 +425,6 @@ class Learner:
         if not slow.shape == momentum.shape == theta.shape == self.task.theta.shape:
             raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self.task.theta.shape)}")
         self._states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
-        self._published = self._snapshot()
         self.task.theta.copy_(theta)
         self.task.load_state_dict(
             {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}
@@ -348,3 +432,4 @@ class Learner:
         self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._norms = deque(numbers["norms"], maxlen=NORM_HISTORY)
+        self._published = self._snapshot()

@@ -53,10 +53,12 @@ def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hoo
         post(TrainingEnded(learner.step, learner.progress))
 
     while not learner.ended and not signals.stop.is_set() and not signals.finished.is_set():
-        events = learner.advance()
+        waiting = learner.is_waiting
+        events = learner.settle(wait_s=NAP_S) if waiting else learner.advance()
         if any(isinstance(event, OuterStepDone) for event in events):
             hooks.outer_step_done()
-        hooks.inner_step_done()
+        if not waiting:
+            hooks.inner_step_done()
         if learner.ended:
             hooks.training_ended()
         tell(events)

@@ -60,6 +60,8 @@ DATA: dict[str, Any] = {
         "learning_rate": 0.7,
         "momentum": 0.9,
         "nesterov": True,
+        "topology": "random",
+        "partners": 1,
         "exchanges_per_step": 1,
         "fragments": 4,
         "fragments_per_exchange": 2,

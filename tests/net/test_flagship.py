@@ -7,6 +7,7 @@ other. If they differ, one shell decides something that belongs to the core.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from random import Random
 
 import pytest
@@ -14,18 +15,22 @@ import torch
 
 from p2ptrain import codec
 from p2ptrain.ids import PeerId, RunId
+from p2ptrain.manifest import Outer, Swarm
 from p2ptrain.net.driver import Driver, Shore, at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
-from p2ptrain.outer import OuterRule, slices
+from p2ptrain.outer import slices
+from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import Calm, QuadraticTask, SimulatedNetwork, SimulatedPeer, World
-from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
+from p2ptrain.sim.lockstep import Lockstep, LockstepRules
+from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train.learner import Learner, LearnerRules
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.rules import learner_rules, swarm_rules
 
 RUN = RunId("ab" * 32)
 PEERS = [PeerId(name) for name in ("amber", "birch", "cedar", "dune")]
-P, H = 5000, 4
+P, H, TOKENS = 5000, 4, 200.0
 LOOKUP_S = 0.05
 
 
@@ -39,52 +44,71 @@ def latencies() -> dict[tuple[PeerId, PeerId], float]:
     return {(a, b): random.uniform(0.005, 0.06) for a in PEERS for b in PEERS if a != b}
 
 
-def make_peer(peer: PeerId, codec_name: str, fragments: int, seed: int) -> tuple[Peer, Learner]:
+@dataclass(frozen=True)
+class Case:
+    """One run of the four peers."""
+
+    recipe: str = "swarm"
+    codec: str = "fp32"
+    fragments: int = 1
+    seed: int = 0
+    topology: str = "random"
+    partners: int = 1
+    final_gossip_s: float = 60.0
+
+    @property
+    def outer(self) -> Outer:
+        recipe = RECIPES[self.recipe]
+        return Outer(
+            recipe=self.recipe,
+            inner_steps=1 if recipe.every_step else H,
+            learning_rate=0.7,
+            momentum=0.5,
+            nesterov=True,
+            topology=self.topology,
+            partners=self.partners,
+            exchanges_per_step=2 if recipe.is_random else 0,
+            fragments=self.fragments,
+            fragments_per_exchange=max(self.fragments - 1, 1),
+        )
+
+
+def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
     random = torch.Generator().manual_seed(PEERS.index(peer))
     task = QuadraticTask(
         curvature=0.2 + torch.rand(P, generator=random),
         optimum=torch.randn(P, generator=random),
         noise=0.1,
-        seed=seed + PEERS.index(peer),
+        seed=case.seed + PEERS.index(peer),
     )
-    learner = Learner(
-        task,
-        LearnerRules(inner_steps=H, tokens_per_peer=200.0, outer=OuterRule(0.7, 0.9)),
-        slices(P, fragments),
-        codec.get(codec_name),
-        MemoryLog(),
+    outer, swarm = (
+        case.outer,
+        Swarm(catch_up_outer_steps=8, final_disagreement=0.02, final_gossip_s=case.final_gossip_s),
     )
-    rules = SwarmRules(
-        run=RUN,
-        fragment_bytes=tuple(learner.encoded_sizes(range(fragments))),
-        weights_bytes=4 * P,
-        tokens_per_peer=200.0,
-        tokens_per_outer_step=float(H),
-        exchanges_per_step=2,
-        fragments_per_exchange=max(fragments - 1, 1),
-        final_disagreement=0.02,
-    )
-    return Peer(peer, rules, Random(f"{seed}/{peer}")), learner
+    parts = slices(P, case.fragments)
+    learner = Learner(task, learner_rules(outer, TOKENS), parts, codec.get(case.codec), MemoryLog())
+    rules = swarm_rules(RUN, outer, swarm, learner, TOKENS, float(outer.inner_steps))
+    return Peer(peer, rules, Random(f"{case.seed}/{peer}")), learner
 
 
-def simulate(codec_name: str, fragments: int, seed: int) -> dict[PeerId, SimulatedPeer]:
+def simulate(case: Case) -> dict[PeerId, SimulatedPeer]:
     world = World()
     network = SimulatedNetwork(world, RUN, Calm(latencies()), lookup_s=LOOKUP_S)
     for index, peer in enumerate(PEERS):
-        core, learner = make_peer(peer, codec_name, fragments, seed)
+        core, learner = make_peer(peer, case)
         network.peers[peer] = SimulatedPeer(network, peer, core, learner, step_seconds(peer), MemoryLog())
         world.at(0.001 * index, network.peers[peer].start)
     world.run()
     return network.peers
 
 
-def drive(codec_name: str, fragments: int, seed: int) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
+def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
     delays = latencies()
     ended: dict[PeerId, tuple[Peer, Learner, MemoryLog]] = {}
 
     async def one(network: MemoryNetwork, peer: PeerId, delay: float) -> None:
         loop = asyncio.get_running_loop()
-        core, learner = make_peer(peer, codec_name, fragments, seed)
+        core, learner = make_peer(peer, case)
         notebook = MemoryLog()
         begun = asyncio.Event()
         shore = Shore(
@@ -100,6 +124,8 @@ def drive(codec_name: str, fragments: int, seed: int) -> dict[PeerId, tuple[Peer
             work=at_once,
         )
         driver = Driver(core, learner, shore)
+        proceed = asyncio.Event()
+        learner.proceed = lambda step, then=learner.proceed: (then(step), proceed.set())
         await asyncio.sleep(delay)
         pace = step_seconds(peer)
 
@@ -108,6 +134,11 @@ def drive(codec_name: str, fragments: int, seed: int) -> dict[PeerId, tuple[Peer
                 await asyncio.sleep(pace())
                 for event in learner.advance() if begun.is_set() else learner.settle():
                     driver.handle(event)
+                while learner.is_waiting:
+                    await proceed.wait()
+                    proceed.clear()
+                    for event in learner.settle():
+                        driver.handle(event)
 
         training = asyncio.create_task(trainer())
         await driver.run()
@@ -124,10 +155,25 @@ def drive(codec_name: str, fragments: int, seed: int) -> dict[PeerId, tuple[Peer
     return ended
 
 
-@pytest.mark.parametrize(("codec_name", "fragments", "seed"), [("fp32", 1, 0), ("int8", 3, 1), ("bf16", 2, 2)])
-def test_simulator_and_driver_end_bitwise_equal(codec_name, fragments, seed):
-    simulated = simulate(codec_name, fragments, seed)
-    driven = drive(codec_name, fragments, seed)
+CASES = [
+    Case(),
+    Case(codec="int8", fragments=3, seed=1),
+    Case(codec="bf16", fragments=2, seed=2),
+    Case("swarm_both", fragments=2),
+    Case("ad_psgd"),
+    Case("gasloc", partners=2),
+    Case("gasloc_y", topology="ring", seed=1),
+    Case("noloco", fragments=3),
+    Case("factored_gossip", codec="bf16"),
+    Case("dpsgd", topology="exponential"),
+    Case("diloco", topology="complete"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_simulator_and_driver_end_bitwise_equal(case):
+    simulated = simulate(case)
+    driven = drive(case)
     for peer in PEERS:
         core, learner, notebook = driven[peer]
         assert [kind for kind, _ in notebook.notes] == simulated[peer].notebook.kinds()
@@ -141,13 +187,45 @@ def test_simulator_and_driver_end_bitwise_equal(codec_name, fragments, seed):
             assert torch.equal(tensor, expected_tensors[name]), name
 
 
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case("diloco", topology="complete"),
+        Case("gasloc"),
+        Case("gasloc", partners=2, seed=3),
+        Case("gasloc_y", topology="ring"),
+        Case("gasloc_z", topology="exponential"),
+        Case("noloco"),
+        Case("dpsgd"),
+    ],
+    ids=str,
+)
+def test_where_nothing_fails_peers_do_what_lockstep_does(case):
+    """Messages, offers, rounds and byte strings on one side, a mixing matrix on the other."""
+    tasks = [make_peer(peer, case)[1].task for peer in PEERS]
+    rules = learner_rules(case.outer, TOKENS)
+    lockstep = Lockstep(
+        tasks,
+        LockstepRules(rules.recipe, rules.outer, rules.inner_steps, case.topology, case.partners, seed=RUN),
+        advance=lambda progress: [task.inner_step(progress).loss for task in tasks],
+        tokens_per_step=1.0,
+    )
+    while lockstep.progress < TOKENS:
+        lockstep.outer_step()
+    peers = simulate(replace(case, final_gossip_s=0.0))
+    for peer, row in zip(PEERS, lockstep.slow, strict=True):
+        assert peers[peer].learner.step == lockstep.step
+        assert peers[peer].core.counters.exchanges_failed == 0
+        torch.testing.assert_close(peers[peer].learner.state_dict()[0]["slow"], row, rtol=0, atol=2e-5)
+
+
 def test_another_seed_ends_elsewhere():
-    one, other = simulate("fp32", 1, 0), simulate("fp32", 1, 7)
+    one, other = simulate(Case()), simulate(Case(seed=7))
     assert not torch.equal(one[PEERS[0]].learner.task.theta, other[PEERS[0]].learner.task.theta)
 
 
 def test_the_swarm_agrees_and_learns():
-    peers = simulate("fp32", 1, 3)
+    peers = simulate(Case(seed=3))
     slow = torch.stack([peer.learner.state_dict()[0]["slow"] for peer in peers.values()])
     mean = slow.mean(0)
     assert float((slow - mean).norm(dim=1).mean() / mean.norm()) < 0.02

@@ -109,18 +109,14 @@ def test_displaced_is_a_new_state_and_keeps_the_momentum() -> None:
 def test_t11_a_late_pseudo_gradient_equals_the_blocking_mix(seed: int, momentum: float, nesterov: bool) -> None:
     """Also two steps on: the buffer has to be right, not only the weights."""
     rule = OuterRule(0.7, momentum, nesterov)
-    state = OuterState(random(200, seed), random(200, seed + 1))
-    theta = random(200, seed + 2)
-    correction, next_phase = random(200, seed + 3), random(200, seed + 4)
+    state = OuterState(random(200, seed).double(), random(200, seed + 1).double())
+    g, correction, next_g = (random(200, seed + place).double() for place in (2, 3, 4))
 
-    blocking = outer_step(state, theta - correction, rule)
-    own = outer_step(state, theta, rule)
+    blocking = outer_step(state, g + correction, rule)
+    own = outer_step(state, g, rule)
     late, follow = late_pseudo_gradient(own, correction, rule)
-    torch.testing.assert_close(late.slow, blocking.slow, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(late.slow, blocking.slow, rtol=0, atol=1e-13)
     torch.testing.assert_close(own.slow + follow, late.slow, rtol=0, atol=0)
     torch.testing.assert_close(
-        outer_step(late, late.slow + next_phase, rule).slow,
-        outer_step(blocking, blocking.slow + next_phase, rule).slow,
-        rtol=1e-5,
-        atol=1e-5,
+        outer_step(late, next_g, rule).slow, outer_step(blocking, next_g, rule).slow, rtol=0, atol=1e-13
     )

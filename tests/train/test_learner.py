@@ -10,6 +10,7 @@ from p2ptrain import codec
 from p2ptrain.errors import RemoteError
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.outer import OuterRule, slices
+from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, OuterStepDone, TrainingEnded
@@ -27,9 +28,9 @@ def quadratic(seed: int = 0, noise: float = 0.1) -> QuadraticTask:
     return QuadraticTask(curvature, optimum, noise=noise, seed=seed)
 
 
-def learner(task=None, *, inner_steps=4, tokens=1000.0, outer=OuterRule(0.7, 0.9), fragments=2, codec_name="fp32"):  # noqa: B008
+def learner(task=None, *, inner_steps=4, tokens=1000.0, recipe="swarm", momentum=0.9, fragments=2, codec_name="fp32"):
     task = task or quadratic()
-    rules = LearnerRules(inner_steps, tokens, outer)
+    rules = LearnerRules(inner_steps, tokens, OuterRule(0.7, momentum), RECIPES[recipe])
     return Learner(task, rules, slices(len(task.theta), fragments), codec.get(codec_name), MemoryLog())
 
 
@@ -68,7 +69,7 @@ def test_t8_one_peer_equals_torch_inside_and_outside_bitwise(tiny_run):
 
 def test_t8_recipe_local_is_plain_inner_training_bitwise(tiny_run):
     tiny = tiny_run()
-    ours = learner(tiny.task(), inner_steps=3, tokens=1e9, outer=None)
+    ours = learner(tiny.task(), inner_steps=3, tokens=1e9, recipe="local")
     for _ in range(11):
         ours.advance()
     reference, progress = tiny.task(), 0
@@ -118,7 +119,7 @@ def test_a_snapshot_does_not_change_while_training_goes_on():
     each = learner()
     each.advance()
     before = each.encode((0, 1))
-    snapshot = each._published
+    snapshot = each._published.parts
     kept = [part.clone() for part in snapshot]
     for _ in range(8):
         each.advance()

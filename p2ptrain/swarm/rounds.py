@@ -1,0 +1,145 @@
+"""Rounds: the exchanges that both sides planned for one outer step.
+
+A round opens when a peer comes to its outer step. The peer offers to each planned partner; a partner that is not there
+yet declines, and offers itself when it comes: so the later of two finds the earlier one waiting, and nobody polls. A
+round that the trainer waits for is over when every partner's exchange has committed or failed, or patience ends.
+
+::
+
+    partner     on                                   -> becomes
+    ---------   ----------------------------------   ----------
+    DUE         our offer goes out                    CALLED
+    CALLED      not yet, or our offers crossed        AWAITED
+    DUE, CALLED, AWAITED   its offer comes            MEETING
+    CALLED      its accept comes                      MEETING
+    MEETING     committed                             MET
+    MEETING     failed                                DONE
+    CALLED      declined otherwise, unanswered        DONE      (its own offer may still come, and is taken)
+    AWAITED     patience ends                         DONE
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.events import Proceed
+from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
+from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS
+from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.topology import planned_partners
+
+
+class Meeting(Enum):
+    """How far we are with one planned partner."""
+
+    DUE = auto()
+    CALLED = auto()
+    AWAITED = auto()
+    MEETING = auto()
+    MET = auto()
+    DONE = auto()
+
+
+@dataclass(slots=True)
+class Round:
+    """The planned exchanges of one outer step."""
+
+    step: int
+    fragments: tuple[int, ...]
+    awaited: bool
+    """The trainer waits for it."""
+    until: float
+    meetings: dict[PeerId, Meeting] = field(default_factory=dict)
+
+    @property
+    def is_over(self) -> bool:
+        return all(meeting in (Meeting.MET, Meeting.DONE) for meeting in self.meetings.values())
+
+
+class Rounds:
+    """At most two open rounds: one beside training, one that the trainer waits for."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._open: list[Round] = []
+
+    def open(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
+        """We have come to this outer step. The round of an earlier one lapses."""
+        standing = self._standing
+        self.close(awaited)
+        fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s())
+        if fresh.fragments and standing.state is PeerState.TRAINING:
+            rules = standing.rules
+            here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
+            roster = [standing.me, *(known.peer for known in here)]  # who was joining at last may train by now
+            planned = planned_partners(rules.topology, rules.partners, standing.me, roster, rules.run, step)
+            fresh.meetings = dict.fromkeys(planned, Meeting.DUE)
+        self._open.append(fresh)
+        self.proceed_if_over()
+
+    def close(self, awaited: bool) -> None:
+        """Forget a round; a waiting trainer goes on."""
+        for lapsed in [each for each in self._open if each.awaited is awaited]:
+            self._open.remove(lapsed)
+            if awaited:
+                self._standing.emit(Proceed(lapsed.step))
+
+    def due(self) -> list[tuple[Round, PeerId]]:
+        """Whom to call now."""
+        return [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
+
+    def answer(self, offer: Offer, sender: PeerId, crossing: bool) -> Round | DeclineReason:
+        """Answer an offer for a planned exchange, once it passed all checks that are the same for every offer."""
+        found = self.of(offer.round, offer.fragments)
+        if found is None:
+            ahead = offer.round > max((each.step for each in self._open), default=self._standing.step)
+            return DeclineReason.NOT_YET if ahead else DeclineReason.NOT_PLANNED
+        if found.fragments != offer.fragments or found.meetings.get(sender) in (None, Meeting.MEETING, Meeting.MET):
+            return DeclineReason.NOT_PLANNED
+        if crossing and self._standing.me < sender:
+            return DeclineReason.CROSSING
+        return found
+
+    def of(self, step: int, fragments: tuple[int, ...]) -> Round | None:
+        """The open round of this outer step that these fragments belong to."""
+        return next((r for r in self._open if r.step == step and set(fragments) <= set(r.fragments)), None)
+
+    def turn(self, step: int, fragments: tuple[int, ...], peer: PeerId, to: Meeting) -> None:
+        """A planned exchange has come this far."""
+        found = self.of(step, fragments)
+        if found is not None and peer in found.meetings:
+            found.meetings[peer] = to
+
+    def expire(self, now: float) -> None:
+        """Stop waiting for partners that did not come. Who was called has a deadline of its own."""
+        for each in self._open:
+            if each.awaited and each.until <= now:
+                late = [peer for peer, at in each.meetings.items() if at is Meeting.AWAITED]
+                each.meetings.update(dict.fromkeys(late, Meeting.DONE))
+                for peer in late:
+                    self._standing.note("skipped", peer, "it did not come to this outer step in time")
+
+    def proceed_if_over(self) -> None:
+        """Let the trainer go on when nothing is left to wait for."""
+        for each in [each for each in self._open if each.awaited and each.is_over]:
+            self._open.remove(each)
+            self._standing.emit(Proceed(each.step))
+
+    def next_deadline(self) -> float:
+        """When ``expire`` has something to do."""
+        waiting = [each for each in self._open if each.awaited and Meeting.AWAITED in each.meetings.values()]
+        return min((each.until for each in waiting), default=float("inf"))
+
+    def _due_at(self, step: int, fragments: tuple[int, ...]) -> tuple[int, ...]:
+        """The fragments whose turn it is: ``fragments_per_exchange`` of every stream, in turn."""
+        rules = self._standing.rules
+        window = rules.fragments_per_exchange
+        if window >= rules.fragments:
+            return fragments
+        turn = {(step * window + place) % rules.fragments for place in range(window)}
+        return tuple(fragment for fragment in fragments if fragment % rules.fragments in turn)
+
+    def _patience_s(self) -> float:
+        return max(ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS * self._standing.seconds_per_outer_step)

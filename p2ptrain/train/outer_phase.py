@@ -1,0 +1,126 @@
+"""Between two inner phases: one outer step of any recipe, in two halves around the exchanges that it waits for.
+
+::
+
+    recipe mixes, blocking       first half                wait for       second half
+    --------------------------   -----------------------   ------------   ----------------------------
+    nothing                      fold g into x, b           -              -
+    g   (DiLoCo, Mix2)           publish g                  dg             fold g + dg
+    x and g  (NoLoCo)            publish x, g               dg, pull       fold g + dg and the pull
+    x   (GASLoC, D-PSGD)         fold ; publish x           dx             x += dx ; accelerate
+
+Everything is element by element: the learner holds one peer's fragments [F], the lockstep simulator all peers' [N, F].
+
+Legend: F elements of one fragment, N peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.outer import (
+    OuterRule,
+    OuterState,
+    accelerated,
+    consensus_step,
+    displaced,
+    hand_over,
+    outer_step,
+    pseudo_gradient,
+)
+from p2ptrain.recipes import Recipe, Stream
+
+
+@dataclass(slots=True)
+class OuterPhase:
+    """One outer step under way. ``begin`` it, ``take`` what the round brings, ``conclude`` it."""
+
+    recipe: Recipe
+    rule: OuterRule
+    before: tuple[OuterState, ...]
+    """The states at the end of the inner phase."""
+    states: list[OuterState]
+    """... and as far as they have come."""
+    gradients: list[Tensor]
+    """Pseudo-gradients, a fragment each, if the recipe mixes them; else empty."""
+    pulls: list[Tensor]
+    """Displacements of x that enter through the momentum, a fragment each (NoLoCo); else empty."""
+    stepped: tuple[Tensor, ...] = ()
+    """x after the step and before mixing, if the recipe accelerates."""
+
+    @classmethod
+    def begin(
+        cls,
+        recipe: Recipe,
+        rule: OuterRule,
+        states: Sequence[OuterState],
+        thetas: Sequence[Tensor],  # [F] each: the fast weights after the inner phase, on the states' device
+        faulty: bool = False,
+    ) -> OuterPhase:
+        """The first half. A faulty inner phase counts for nothing: its pseudo-gradient is zero, or takes no step."""
+        phase = cls(recipe, rule, tuple(states), list(states), [], [])
+        if recipe.mix("pseudo_gradient") is not None and recipe.outer != "hand_over":
+            phase.gradients = [
+                torch.zeros_like(theta) if faulty else pseudo_gradient(state, theta)
+                for state, theta in zip(states, thetas, strict=True)
+            ]
+        if recipe.mixes_before_step and "slow" in recipe.blocking:
+            phase.pulls = [torch.zeros_like(theta) for theta in thetas]
+        if not recipe.mixes_before_step and not faulty:
+            phase.states = [
+                phase._folded(fragment, state, theta)
+                for fragment, (state, theta) in enumerate(zip(states, thetas, strict=True))
+            ]
+            phase.stepped = tuple(state.slow for state in phase.states)
+        elif not recipe.mixes_before_step:
+            phase.stepped = tuple(state.slow for state in states)
+        return phase
+
+    def snapshots(self, stream: Stream) -> tuple[Tensor, ...]:
+        """[F] each: what a round exchanges of this stream."""
+        return tuple(self.gradients) if stream == "pseudo_gradient" else tuple(state.slow for state in self.states)
+
+    def take(
+        self,
+        stream: Stream,
+        fragment: int,
+        displacement: Tensor,  # [F]
+    ) -> None:
+        """Take in what an exchange of the round yielded."""
+        if stream == "pseudo_gradient":
+            self.gradients[fragment] = self.gradients[fragment] + displacement
+        elif self.pulls:
+            self.pulls[fragment] = self.pulls[fragment] + displacement
+        else:
+            self.states[fragment] = displaced(self.states[fragment], displacement)
+
+    def conclude(self) -> tuple[OuterState, ...]:
+        """The second half: the states that the next inner phase begins with."""
+        form = self.recipe.outer
+        if self.recipe.mixes_before_step:
+            self.states = [self._mixed(fragment, state) for fragment, state in enumerate(self.states)]
+        elif form == "y_form" or form == "z_form":
+            self.states = [
+                accelerated(before, stepped, mixed.slow, self.rule, form)
+                for before, stepped, mixed in zip(self.before, self.stepped, self.states, strict=True)
+            ]
+        return tuple(self.states)
+
+    def _folded(self, fragment: int, state: OuterState, theta: Tensor) -> OuterState:
+        """One fragment after a step by its own pseudo-gradient."""
+        if self.recipe.outer == "hand_over":
+            return hand_over(state, theta)
+        g = self.gradients[fragment] if self.gradients else pseudo_gradient(state, theta)
+        if self.recipe.outer == "momentum":
+            return outer_step(state, g, self.rule)
+        return OuterState(state.slow.add(g, alpha=-self.rule.learning_rate), state.momentum)
+
+    def _mixed(self, fragment: int, state: OuterState) -> OuterState:
+        """One fragment after a step by the mixed pseudo-gradient."""
+        if self.pulls:
+            return consensus_step(state, self.gradients[fragment], self.pulls[fragment], self.rule)
+        return outer_step(state, self.gradients[fragment], self.rule)

@@ -1,0 +1,55 @@
+"""A run's numbers as the two cores want them: the same translation for the real peer and for the simulator."""
+
+from __future__ import annotations
+
+from p2ptrain.ids import RunId
+from p2ptrain.manifest import Outer, Swarm
+from p2ptrain.outer import OuterRule
+from p2ptrain.recipes import RECIPES, Stream
+from p2ptrain.swarm import SwarmRules
+from p2ptrain.train.learner import Learner, LearnerRules
+
+
+def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
+    """What the learner has to know: H, the end, the recipe and its numbers."""
+    recipe = RECIPES[outer.recipe]
+    momentum = 0.0 if recipe.feedback else outer.momentum
+    rule = OuterRule(outer.learning_rate, momentum, outer.nesterov)
+    return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe)
+
+
+def swarm_rules(
+    run: RunId,
+    outer: Outer,
+    swarm: Swarm,
+    learner: Learner,
+    tokens_per_peer: float,
+    tokens_per_outer_step: float,
+) -> SwarmRules:
+    """What the protocol core has to know: sizes, and which fragments meet when and with whom."""
+    recipe = RECIPES[outer.recipe]
+    pieces = outer.fragments * learner.streams
+
+    def numbers(*streams: Stream) -> tuple[int, ...]:
+        """The network's fragment numbers of these streams."""
+        begins = {"slow": 0, "pseudo_gradient": outer.fragments}
+        return tuple(begins[stream] + fragment for stream in streams for fragment in range(outer.fragments))
+
+    return SwarmRules(
+        run=run,
+        fragment_bytes=tuple(learner.encoded_sizes(range(pieces))),
+        weights_bytes=sum(learner.weight_sizes()),
+        tokens_per_peer=tokens_per_peer,
+        tokens_per_outer_step=tokens_per_outer_step,
+        exchanges_per_step=outer.exchanges_per_step,
+        fragments_per_exchange=outer.fragments_per_exchange,
+        streams=learner.streams,
+        free=numbers(*(mix.stream for mix in recipe.mixes if mix.who == "random")),
+        beside=numbers(*(mix.stream for mix in recipe.mixes if mix.who != "random" and mix.when == "overlapped")),
+        between=numbers(*recipe.blocking),
+        topology=outer.topology,
+        partners=outer.partners,
+        catch_up_outer_steps=float(swarm.catch_up_outer_steps),
+        final_disagreement=swarm.final_disagreement,
+        final_gossip_s=swarm.final_gossip_s,
+    )

@@ -1,0 +1,254 @@
+"""The pool of simulated language models: step for step what the real peers' task computes."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from p2ptrain.data import ByteTokenizer, Corpus, split_stream
+from p2ptrain.errors import CorpusError
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import preset, with_changes
+from p2ptrain.sim import lm
+from p2ptrain.sim.lm import LanguageModelPool
+from p2ptrain.sim.text import Text, shares
+from p2ptrain.train import LanguageModelTask, Placement, Reader, flat_model, validation_loss
+
+TINY = {
+    "model.config.hidden_size": 16,
+    "model.config.intermediate_size": 32,
+    "model.config.num_hidden_layers": 2,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "model.config.max_position_embeddings": 32,
+    "training.sequence_length": 16,
+    "training.sequences_per_step": 4,
+    "training.warmup_tokens": 128,
+    "outer.inner_steps": 2,
+    "run.tokens_per_peer": 6400,
+}
+READERS = tuple(Reader(1, PeerId(name)) for name in ("alice", "bob", "carol"))
+
+
+def manifest(**changes):
+    dotted = {path.replace("__", "."): value for path, value in changes.items()}
+    return with_changes(preset("demo", "ab" * 32), TINY | dotted)
+
+
+def text(blocks=6):
+    lines = "".join(f"{number} times {number} is {number * number}.\n" for number in range(700)).encode()
+    tokens = np.frombuffer(lines, dtype=np.uint8)
+    corpus = Corpus(tokens, split_stream(len(tokens), 16, 0.1), ByteTokenizer())
+    assert corpus.split.regions >= blocks
+    return Text(corpus)
+
+
+def pool(run=None, readers=READERS, kind="iid"):
+    run, words = run or manifest(), text()
+    return LanguageModelPool(
+        run.model, run.training, run.run.tokens_per_peer, words, shares(words, readers, kind), run.run.seed
+    )
+
+
+def real(run, reader):
+    model = flat_model(run.model, run.run.seed, torch.device("cpu"))
+    return LanguageModelTask(model, text().corpus, run.training, run.run.tokens_per_peer, reader, Placement(None, 64))
+
+
+def step_all(some_pool, progress):
+    some_pool.prepare([(row, progress) for row in range(len(some_pool.tasks))])
+    return [task.inner_step(progress).loss for task in some_pool.tasks]
+
+
+def test_the_pool_computes_what_the_real_tasks_compute():
+    """Ten steps, a displacement and a reset among them.
+
+    Losses agree to a few units in the last place; weights to 1e-5 of their norm: AdamW divides by the root of the
+    second moment, so that where a gradient is nearly zero its rounding moves a weight by up to the learning rate.
+    """
+    run = manifest()
+    simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
+    for step in range(10):
+        progress = float(64 * step)
+        losses = step_all(simulated, progress)
+        assert losses == pytest.approx([task.inner_step(progress).loss for task in tasks], rel=1e-6)
+        if step == 4:
+            for one in (*simulated.tasks, *tasks):
+                one.theta.mul_(1.01)
+        if step == 6:
+            for one in (simulated.tasks[1], tasks[1]):
+                one.reset(3)
+    for one, other in zip(simulated.tasks, tasks, strict=True):
+        assert torch.linalg.vector_norm(one.theta - other.theta) < 1e-5 * torch.linalg.vector_norm(other.theta)
+        mine, theirs = one.state_dict(), other.state_dict()
+        assert torch.equal(mine["counters"], theirs["counters"])
+        for name in ("first_moment", "second_moment"):
+            error = torch.linalg.vector_norm(mine[name] - theirs[name])
+            assert error < 1e-3 * torch.linalg.vector_norm(theirs[name])
+
+
+def test_the_state_is_the_real_tasks_state():
+    run = manifest()
+    simulated, task = pool(run), real(run, READERS[1])
+    for step in range(3):
+        task.inner_step(64.0 * step)
+    simulated.tasks[1].theta.copy_(task.theta)
+    simulated.tasks[1].load_state_dict(task.state_dict())
+    for step in range(3, 6):
+        expected = task.inner_step(64.0 * step).loss
+        assert simulated.tasks[1].inner_step(64.0 * step).loss == pytest.approx(expected, rel=1e-6)
+
+
+def test_how_steps_are_grouped_changes_no_bit():
+    together, alone = pool(), pool()
+    for step in range(4):
+        losses = step_all(together, 64.0 * step)
+        assert losses == [task.inner_step(64.0 * step).loss for task in reversed(alone.tasks)][::-1]
+    assert torch.equal(together.theta, alone.theta)
+
+
+def test_stacked_rows_agree_with_rows_one_by_one(monkeypatch):
+    """What CUDA does, here in the CPU's batched kernels."""
+    alone, stacked = pool(), pool()
+    monkeypatch.setattr(LanguageModelPool, "_rows_at_once", 2)
+    for step in range(4):
+        progress = [64.0 * step, 64.0 * step + 1, 64.0 * step + 2]
+        stacked.prepare(list(zip((2, 0, 1), progress, strict=True)))
+        losses = [stacked.tasks[row].inner_step(at).loss for row, at in zip((2, 0, 1), progress, strict=True)]
+        others = [alone.tasks[row].inner_step(at).loss for row, at in zip((2, 0, 1), progress, strict=True)]
+        assert losses == pytest.approx(others, rel=1e-6)
+    assert torch.allclose(stacked.theta, alone.theta, atol=1e-5)
+
+
+def test_peers_move_only_themselves():
+    simulated = pool()
+    before = simulated.theta.clone()
+    simulated.tasks[1].inner_step(0.0)
+    moved = [not torch.equal(now, then) for now, then in zip(simulated.theta, before, strict=True)]
+    assert moved == [False, True, False]
+
+
+def test_a_prepared_step_must_be_taken_as_prepared():
+    simulated = pool()
+    simulated.prepare([(0, 64.0)])
+    with pytest.raises(RuntimeError, match=r"prepared at progress 64\.0, not 128\.0"):
+        simulated.tasks[0].inner_step(128.0)
+    for forbidden in (lambda: simulated.prepare([(0, 64.0)]), simulated.tasks[0].state_dict):
+        with pytest.raises(RuntimeError, match="was prepared, and its inner step not taken"):
+            forbidden()
+    assert simulated.tasks[0].inner_step(64.0).tokens == 64
+
+
+def test_sequences_beyond_one_pass_are_accumulated(monkeypatch):
+    """A data-parallel peer has many: the same step to rounding."""
+    whole, parts = pool(), pool()
+    monkeypatch.setattr(lm, "CPU_PASS_TOKENS", 48)
+    some = parts.tasks[0].inner_step(64.0).loss
+    monkeypatch.undo()
+    assert some == pytest.approx(whole.tasks[0].inner_step(64.0).loss, rel=1e-6)
+    assert torch.allclose(whole.theta, parts.theta, atol=1e-5)
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing():
+    simulated = pool()
+    task = simulated.tasks[0]
+    task.inner_step(0.0)
+    kept = task.theta.clone()
+    task.theta.fill_(float("nan"))
+    moment = task.state_dict()["first_moment"].clone()
+    assert math.isnan(task.inner_step(64.0).loss)
+    assert torch.isnan(task.theta).all()
+    assert torch.equal(task.state_dict()["first_moment"], moment)
+    assert task.step == 2
+    task.theta.copy_(kept)
+    assert math.isfinite(task.inner_step(64.0).loss)
+
+
+def test_a_resumed_peer_goes_on_as_if_never_stopped():
+    steady, resumed = pool(), pool()
+    step_all(steady, 0.0)
+    steady.tasks[2].reset(4)
+    step_all(steady, 64.0)
+    for old, new in zip(steady.tasks, resumed.tasks, strict=True):
+        new.theta.copy_(old.theta)
+        new.load_state_dict({name: tensor.clone() for name, tensor in old.state_dict().items()})
+    for progress in (128.0, 192.0):
+        assert step_all(steady, progress) == step_all(resumed, progress)
+    assert torch.equal(steady.theta, resumed.theta)
+
+
+@pytest.mark.parametrize("missing", ["first_moment", "second_moment", "counters"])
+def test_a_state_that_does_not_fit_changes_nothing(missing):
+    task = pool().tasks[0]
+    task.inner_step(0.0)
+    state = {name: tensor.clone() for name, tensor in task.state_dict().items()}
+    with pytest.raises(KeyError):
+        task.load_state_dict({name: tensor for name, tensor in state.items() if name != missing})
+    with pytest.raises(ValueError, match="belong"):
+        task.load_state_dict({**state, missing: torch.zeros(3, dtype=state[missing].dtype)})
+    assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
+
+
+def test_evaluation_is_the_real_modules_loss(monkeypatch):
+    run = manifest()
+    simulated = pool(run)
+    step_all(simulated, 64.0)
+    model = flat_model(run.model, run.run.seed, torch.device("cpu"))
+    words = text()
+    losses = []
+    for theta in simulated.theta:
+        model.theta.copy_(theta)
+        losses.append(validation_loss(model.module, words.corpus, 10**9))
+    counts = [len(words.starts(part)) for part in ("validation", "test")]
+    assert sum(counts) == words.corpus.split.held_out_sequences
+    measured = [simulated.evaluate(simulated.theta, part) for part in ("validation", "test")]
+    mean = (measured[0] * counts[0] + measured[1] * counts[1]) / sum(counts)
+    assert mean.tolist() == pytest.approx(losses, rel=1e-6)
+    assert not torch.equal(*measured)
+
+
+def test_a_part_of_the_evaluation_is_spread_over_the_text():
+    simulated = pool()
+    few = simulated.evaluate(simulated.theta[:1], "test", sequences=5)
+    assert few.shape == (1,)
+    assert few.item() == pytest.approx(simulated.evaluate(simulated.theta[:1], "test").item(), rel=0.05)
+
+
+def test_the_shipped_text_is_cut_into_three_parts_without_overlap():
+    words = Text.builtin(64)
+    split = words.corpus.split
+    parts = [
+        words.starts("validation"),
+        words.starts("test"),
+        [split.train_start(n) for n in range(split.train_sequences)],
+    ]
+    spans = sorted((start, number) for number, starts in enumerate(parts) for start in starts)
+    for (start, one), (following, other) in itertools.pairwise(spans):
+        assert following >= start + (64 if one == other else 65)  # of one block, neighbours share a token
+    assert len(parts[0]) == len(parts[1]) > 3000
+
+
+def test_every_shard_is_another_piece_of_the_text():
+    words = text()
+    total = words.corpus.train_sequences
+    parts = shares(words, READERS, "shards")
+    assert [part.first for part in parts] == [0, total // 3, 2 * total // 3]
+    read = [set(part.starts(words.corpus.split, 0, part.sequences)) for part in parts]
+    assert sum(len(one) for one in read) == len(set.union(*read)) == total
+    whole = shares(words, READERS, "iid")
+    orders = [part.starts(words.corpus.split, 0, total) for part in whole]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert orders[0] != orders[1]
+    with pytest.raises(CorpusError, match="cannot share"):
+        shares(words, READERS * total, "shards")
+
+
+def test_a_shard_is_learned_by_its_peer():
+    run = manifest(run__tokens_per_peer=64_000, training__learning_rate=1e-2)
+    simulated = pool(run, kind="shards")
+    first = step_all(simulated, 0.0)
+    for step in range(1, 40):
+        last = step_all(simulated, 64.0 * step)
+    assert all(after < 0.8 * before for before, after in zip(first, last, strict=True))
