@@ -13,7 +13,7 @@ Everything else turns cells into tables::
     identity     of a scenario, of the code that decides the numbers, of the machine
     store        one JSON file a cell, written whole or not at all
     plan         which cell comes next, and what all of them will cost
-    pool         worker processes with one thread of torch each
+    pool         worker processes with one thread of torch each; worker is their side of it
     run          plan + store + pool: what ``python -m bench.evidence`` does
     summary      means and standard errors, and when one figure is better than another
     rule         from the summary to the default recipe, its numbers and its codec; the goals

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,9 @@ from bench.evidence.plan import Results, State, hours, ordered, quick
 from bench.evidence.pool import Pool
 from bench.evidence.run import Campaign, expected, measured_pace, publish
 from bench.evidence.store import Store
-from bench.evidence.tables import DOCUMENT, RESULTS, evidence_lines, load
+from bench.evidence.tables import DOCUMENT, RESULTS, drawings, evidence_lines, load
 from bench.results import replaced
-from p2ptrain.files import replace
+from p2ptrain import files
 
 CELLS = ROOT / "out" / "evidence"
 QUICK = ROOT / "out" / "evidence-quick"
@@ -73,7 +74,7 @@ def main(
     if list_only:
         _list(campaign, console)
         return
-    _stop_on_terminate()
+    _stop_on_signals()
     try:
         with Pool(workers, FAKE if rehearse else REAL, device) as pool:
             campaign.run(pool, workers, 3_600 * budget_hours)
@@ -81,7 +82,8 @@ def main(
         campaign.say("stopped; what was finished is kept, and the next call goes on from there")
         raise SystemExit(130) from None
     finally:
-        publish(EXPERIMENTS, campaign, folder, [name for name in EXPERIMENTS if name in names])
+        shown = {name: replace(each, cells=tuple(quick(each.cells))) for name, each in EXPERIMENTS.items()}
+        publish(shown if is_quick else EXPERIMENTS, campaign, folder, [name for name in EXPERIMENTS if name in names])
         target = _write_tables(folder, is_quick, rehearse)
         campaign.say(f"written: {folder} and {target}")
     failed = [job for job in campaign.jobs() if job.state is State.FAILED]
@@ -98,7 +100,7 @@ def plan_table(campaign: Campaign, workers: int) -> Table:
         table.add_column(heading, justify="right")
     todo = [job for job in all_jobs if campaign.wanted(job) or job.state is State.WAITING]
     left, whole = expected(job.cell for job in todo), expected(job.cell for job in all_jobs)
-    for name, (_, core_hours) in whole.items():
+    for name, (_, core_hours) in sorted(whole.items(), key=lambda each: (each[0] != "tuning", each[0])):
         states = [str(sum(job.cell.experiment == name and job.state is state for job in all_jobs)) for state in State]
         table.add_row(name, *states, f"{speed * left.get(name, (0, 0.0))[1]:.2f}", f"{speed * core_hours:.2f}")
     real = (hours([job.cell for job in jobs], workers, speed) for jobs in (todo, all_jobs))
@@ -157,24 +159,25 @@ def _published(folder: Path, is_quick: bool) -> Results:
 
 
 def _write_tables(folder: Path, is_quick: bool, rehearse: bool) -> Path:
-    lines = evidence_lines(load(folder))
+    lines = evidence_lines(load(folder), drawings(folder))
     if folder == RESULTS:
-        replace(DOCUMENT, replaced(DOCUMENT.read_text(encoding="utf-8"), "evidence", lines).encode())
+        files.replace(DOCUMENT, replaced(DOCUMENT.read_text(encoding="utf-8"), "evidence", lines).encode())
         return DOCUMENT
     title = "rehearsal: made-up numbers" if rehearse else NOT_THE_EVIDENCE
     target = folder / "RESULTS.md"
     target.parent.mkdir(parents=True, exist_ok=True)
-    replace(target, "\n".join([f"# {title}", "", *lines, ""]).encode())
+    files.replace(target, "\n".join([f"# {title}", "", *lines, ""]).encode())
     return target
 
 
-def _stop_on_terminate() -> None:
-    """SIGTERM ends a run as Ctrl+C does."""
+def _stop_on_signals() -> None:
+    """SIGTERM ends a run as Ctrl+C does, and Ctrl+C does so in the background too, where shells have it ignored."""
 
     def stop(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, stop)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class Contender:
     """Fields of the manifest's section ``outer`` beside recipe, H, learning rate and momentum."""
 
     codec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fp32"})
-    """The manifest's section ``codec``."""
+    """Fields of the manifest's section ``codec``."""
 
     tuned_as: str | None = None
     """Whose tuning it uses; None for a method without outer learning rate and momentum."""
@@ -44,9 +44,11 @@ class Setting:
     """H."""
     steps: int = 3_200
     """Inner steps of each peer, all told."""
-    data: Literal["iid", "non_iid"] = "iid"
-    """Non-IID: each peer reads its own stretch of the corpus and no other."""
+    data: Literal["iid", "shards"] = "iid"
+    """Shards, that is non-IID: each peer reads its own stretch of the corpus and no other."""
     learner: Literal["lm", "quadratic", "bytes"] = "lm"
+    points: int = 1
+    """Of the curve; each costs an evaluation of all peers."""
     exchange_steps: float = 0.05
     """s / t: seconds that all parameters take in fp32 over one line, in inner steps of time. .05: traffic is cheap."""
     straggler: float = 1.0
@@ -92,6 +94,16 @@ class Cell:
     """Cells of a lower tier come first: 0 tuning, 1 R1's centre, 2 the other centres, 3 and on the rest."""
     quick: bool = False
     """Whether ``make results-quick`` has it."""
+    shorter: int = 1
+    """By what its steps are divided, for ``make results-quick``."""
+
+    @property
+    def steps(self) -> int:
+        """Inner steps of each peer: the setting's, but for quick cells, which still make ten outer steps."""
+        setting = self.setting
+        if self.shorter == 1 or setting.learner == "bytes":
+            return setting.steps
+        return max(setting.steps // self.shorter, 10 * setting.inner_steps)
 
     @property
     def name(self) -> str:

@@ -77,7 +77,7 @@ def draw(experiment: Experiment, found: Sequence[Summary], path: Path) -> bool:
 
 
 def svg(panels: Sequence[tuple[Panel, Sequence[Line]]]) -> bytes:
-    """The panels side by side."""
+    """The panels side by side, with one legend, the first panel's."""
     # Here, so that tables are written where matplotlib is not installed.
     import matplotlib
     from matplotlib.figure import Figure
@@ -89,15 +89,17 @@ def svg(panels: Sequence[tuple[Panel, Sequence[Line]]]) -> bytes:
         grid = figure.subplots(rows, columns, squeeze=False)
         for index, axes in enumerate(grid.flat):
             if index < len(panels):
-                _panel(axes, *panels[index], legend=index == 0)
+                _panel(axes, *panels[index])
             else:
                 axes.set_axis_off()
+        handles, labels = grid[0][0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2 * columns, fontsize=7)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
     return buffer.getvalue()
 
 
-def _panel(axes: Any, panel: Panel, drawn: Sequence[Line], *, legend: bool) -> None:
+def _panel(axes: Any, panel: Panel, drawn: Sequence[Line]) -> None:
     for index, line in enumerate(drawn):
         errors = line.errors if any(line.errors) else None
         axes.errorbar(
@@ -105,9 +107,8 @@ def _panel(axes: Any, panel: Panel, drawn: Sequence[Line], *, legend: bool) -> N
         )
     if panel.logarithmic:
         axes.set_xscale("log")
+        axes.minorticks_off()  # hundreds of strokes that nobody reads
     axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
     axes.grid(alpha=0.3)
-    if legend:
-        axes.legend(fontsize=7)

@@ -26,6 +26,7 @@ NUMERIC_SOURCES = (
     "p2ptrain/train/learner.py",
     "p2ptrain/train/model.py",
     "p2ptrain/train/outer_phase.py",
+    "p2ptrain/train/rules.py",
     "p2ptrain/data/assign.py",
     "p2ptrain/data/split.py",
     "bench/evidence/headline.py",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
-from bench.evidence.cells import Cell, Choice, Setting
+from bench.evidence.cells import Cell, Choice
 from bench.evidence.grid import UNTUNED, best
 from bench.evidence.identity import scenario_digest
 from bench.evidence.scenario import scenario, total_tokens
@@ -24,11 +24,14 @@ TOKENS_PER_CORE_S = 60_000
 OUTER_STEP_S = 0.002
 """Of one core for one peer's outer step with its exchanges. Assumed."""
 
-START_S = 5.0
-"""Of one core for building a world and for the evaluations. Assumed."""
+START_S = 3.0
+"""Of one core for building a world. Assumed."""
+
+LOOK_S = 0.7
+"""Of one core for evaluating one peer at one point of a curve. Assumed."""
 
 QUICK_SHARE = 8
-"""``make results-quick`` runs this fraction of a cell's inner steps."""
+"""By what ``make results-quick`` divides a cell's inner steps."""
 
 Results = Mapping[str, Sequence[tuple[Choice, float | None]]]
 """What the tuning found: for each contender its choices, in the grid's order, with their losses."""
@@ -64,13 +67,8 @@ def ordered(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def quick(cells: Iterable[Cell]) -> list[Cell]:
-    """The small part for ``make results-quick``: the marked cells, with fewer steps, at least ten outer steps."""
-    return [replace(cell, setting=_shorter(cell.setting)) for cell in cells if cell.quick]
-
-
-def _shorter(setting: Setting) -> Setting:
-    steps = setting.steps if setting.learner == "bytes" else max(setting.steps // QUICK_SHARE, 10 * setting.inner_steps)
-    return replace(setting, steps=steps)
+    """The small part for ``make results-quick``: the marked cells, with fewer steps."""
+    return [replace(cell, shorter=QUICK_SHARE) for cell in cells if cell.quick]
 
 
 def choice_for(cell: Cell, results: Results) -> Choice | None:
@@ -138,10 +136,11 @@ def _state(record: Record | None, code: str) -> State:
 def core_seconds(cell: Cell) -> float:
     """What a cell is expected to take of one core."""
     setting = cell.setting
-    outer_steps = setting.peers * setting.steps / setting.inner_steps
-    compute = total_tokens(setting) / TOKENS_PER_CORE_S if setting.learner == "lm" else 0.0
+    outer_steps = setting.peers * cell.steps / setting.inner_steps
+    compute = total_tokens(cell) / TOKENS_PER_CORE_S if setting.learner == "lm" else 0.0
     per_outer_step = OUTER_STEP_S if setting.learner == "lm" else OUTER_STEP_S / 2
-    return START_S + compute + outer_steps * per_outer_step
+    looks = LOOK_S * setting.points * (setting.peers + 1) if setting.learner == "lm" else 0.0
+    return START_S + compute + outer_steps * per_outer_step + looks
 
 
 def pace(done: Iterable[tuple[Cell, float]]) -> float:

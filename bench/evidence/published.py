@@ -29,6 +29,10 @@ from p2ptrain.sim.cost import (
 STEP_TOKENS = 65_536
 """Tokens of one peer's inner step. Inferred: with one A100 at 40 % it makes both of DiLoCo's percentages come out."""
 
+SMALL_STEP_TOKENS = 16_384
+"""The same for 135M parameters. A guess: small models are trained with small batches. Utilization depends on tokens a
+step and on the device alone, since both computing and sending grow with the parameters."""
+
 APPLY_S_PER_PARAMETER = 12.7e-3 / 15.5e6
 """A trainer stands still for 12.7 ms to apply an exchange of 15.5M parameters (our measurement, bench/trainer.py)."""
 
@@ -40,13 +44,19 @@ class Model:
     parameters: float
     devices: int
     """A100 of 80 GB: the smallest power of two that holds 16 bytes a parameter. A guess at what a peer would be."""
+    step_tokens: int = STEP_TOKENS
 
     @property
     def inner_step_s(self) -> float:
-        return inner_step_seconds(self.parameters, STEP_TOKENS, self.devices * A100_FLOP_PER_S * MODEL_FLOP_UTILIZATION)
+        flop_per_s = self.devices * A100_FLOP_PER_S * MODEL_FLOP_UTILIZATION
+        return inner_step_seconds(self.parameters, self.step_tokens, flop_per_s)
 
 
-MODELS: Mapping[str, Model] = {"135M": Model(135e6, 1), "1.5B": Model(1.5e9, 1), "70B": Model(70e9, 16)}
+MODELS: Mapping[str, Model] = {
+    "135M": Model(135e6, 1, SMALL_STEP_TOKENS),
+    "1.5B": Model(1.5e9, 1),
+    "70B": Model(70e9, 16),
+}
 MEGABITS = (10, 100, 200, 1_000, 10_000)
 STRAGGLERS = (1.0, 0.2)
 INNER_STEPS = 30
@@ -100,8 +110,8 @@ def entries() -> list[Entry]:
         setting = setting_of(line)
         for method in CONTENDERS:
             found = utilization(method, setting)
-            figures = {"utilization": found.others, "mean_utilization": found.mean(setting.peers)}
-            if found.delivered < 1:
+            figures = {"utilization": found.others}
+            if any(traffic.hiding == "asynchronous" for traffic in method.traffic):
                 figures["delivered"] = found.delivered
             rounded = {name: round(number, 4) for name, number in figures.items()}
             made.append({"contender": method.name, "setting": line.key(), "headline": rounded})

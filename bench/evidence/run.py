@@ -5,12 +5,11 @@ A run that is stopped, in whatever way, loses the cells under way and nothing el
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from bench.evidence import documents, figures
 from bench.evidence.cells import Cell
@@ -18,10 +17,24 @@ from bench.evidence.grid import document as tuning_document
 from bench.evidence.headline import headline
 from bench.evidence.layout import Experiment
 from bench.evidence.plan import Job, Results, State, core_seconds, hours, jobs, pace, tuned
-from bench.evidence.pool import Outcome, Pool
+from bench.evidence.pool import Outcome
 from bench.evidence.store import Record, Store
 from bench.evidence.summary import document as summary_document
 from bench.evidence.summary import summaries
+
+
+class Workers(Protocol):
+    """``pool.Pool``, or ``fake.InlinePool``."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    @property
+    def is_busy(self) -> bool: ...
+
+    def start(self, key: int, scenario: Mapping[str, Any]) -> None: ...
+
+    def next(self) -> Outcome: ...
 
 
 @dataclass(slots=True)
@@ -64,7 +77,7 @@ class Campaign:
         stale = self.refresh_stale and job.state is State.STALE
         return (stale or job.state is State.TO_DO) and job.cell.name not in self.given_up
 
-    def run(self, pool: Pool, workers: int, budget_s: float) -> None:
+    def run(self, pool: Workers, workers: int, budget_s: float) -> None:
         """Run what is wanted until nothing is left or no cell may be started any more."""
         began = self.clock()
         under_way: dict[int, Job] = {}
@@ -149,9 +162,11 @@ def publish(
     found = {name: summaries(experiments[name], each["cells"]) for name, each in there.items()}
     tuning = documents.read(folder / "tuning.json")
     documents.write(folder / "summary.json", summary_document(found, experiments, tuning))
-    for name, rows in found.items():
-        with contextlib.suppress(ImportError):
+    try:
+        for name, rows in found.items():
             figures.draw(experiments[name], rows, folder / "figures" / f"{name}.svg")
+    except ImportError:
+        campaign.say("matplotlib is not installed: drawings stay as they are; pip install matplotlib makes them")
 
 
 def _same_numbers(made: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:

@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 from bench.evidence.cells import Cell, Choice, Setting
+from p2ptrain.recipes import RECIPES
 
-PARAMETERS = 123_000
-"""Of the small transformer, to turn ``exchange_steps`` into Mbit/s. Rounded: it sets a pace, it counts no byte."""
+PARAMETERS = {"lm": 123_000, "quadratic": 4_096, "bytes": 135_000_000}
+"""To turn ``exchange_steps`` into Mbit/s. Rounded for the transformer: it sets a pace, it counts no byte."""
 
 SEQUENCE_LENGTH = 64
 SEQUENCES_PER_STEP = 2
@@ -22,50 +23,78 @@ TOKENS_PER_STEP = SEQUENCE_LENGTH * SEQUENCES_PER_STEP
 STEP_S = 1.0
 """Simulated seconds of an inner step; only ratios to it matter."""
 
-LATENCY_S = 0.05
-"""One way. A guess at what lies between two homes on one continent."""
+LATENCY_S = 0.025
+"""One way to the middle of the network. A guess at homes on one continent."""
 
-NO_EXCHANGES = {"local"}
+ODD, OTHERS = "odd", "others"
+"""Names of groups: the peer with the slow line or the fast computer, and all that are alike."""
+
+OUTER = {
+    "nesterov": True,
+    "topology": "random",
+    "partners": 1,
+    "exchanges_per_step": 1,
+    "fragments": 1,
+    "fragments_per_exchange": 1,
+}
+"""What a contender does not say of the manifest's section ``outer``."""
 
 
 def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
     """The scenario of a cell, with the numbers that the tuning chose for it."""
     setting = cell.setting
-    outer = {
-        "recipe": choice.recipe,
-        "inner_steps": setting.inner_steps,
-        "learning_rate": choice.learning_rate,
-        "momentum": choice.momentum,
-        "nesterov": True,
-        **cell.contender.outer,
-    }
-    return {
+    made = {
         "run": {
             "seed": cell.seed,
-            "tokens_per_peer": setting.steps * TOKENS_PER_STEP,
+            "tokens_per_peer": cell.steps * tokens_per_step(setting),
             "split": cell.split,
+            "points": setting.points,
             "failed_exchanges": setting.failures,
         },
         "learner": _learner(setting),
-        "outer": outer,
-        "codec": dict(cell.contender.codec),
-        "peers": _peers(setting),
+        "outer": _outer(cell, choice),
+        "codec": {"block_size": 1_024, **cell.contender.codec},
+        # Figures are taken when training ends: what gossip does afterwards would hide how far apart the peers are.
+        "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 0.0},
+        "peers": _peers(setting, cell.steps * STEP_S),
     }
+    if setting.straggler != 1.0 and choice.recipe.startswith("gasloc"):
+        made["pace"] = {"policy": "straggler"}
+    return made
 
 
-def total_tokens(setting: Setting) -> int:
+def tokens_per_step(setting: Setting) -> int:
+    """Tokens of one peer's inner step; the other learners count steps."""
+    return TOKENS_PER_STEP if setting.learner == "lm" else 1
+
+
+def total_tokens(cell: Cell) -> int:
     """Tokens that all peers see together."""
-    return setting.peers * setting.steps * TOKENS_PER_STEP
+    return cell.setting.peers * cell.steps * tokens_per_step(cell.setting)
 
 
-def megabit_per_s(exchange_steps: float) -> float:
-    """The line on which all parameters in fp32 take this many inner steps of time."""
-    return PARAMETERS * 32 / (exchange_steps * STEP_S) / 1e6
+def megabit_per_s(setting: Setting) -> float:
+    """The line on which all parameters in fp32 take ``exchange_steps`` inner steps of time."""
+    return PARAMETERS[setting.learner] * 32 / (setting.exchange_steps * STEP_S) / 1e6
+
+
+def _outer(cell: Cell, choice: Choice) -> dict[str, Any]:
+    outer = {
+        "recipe": choice.recipe,
+        "inner_steps": cell.setting.inner_steps,
+        "learning_rate": choice.learning_rate,
+        "momentum": choice.momentum,
+        **OUTER,
+        **cell.contender.outer,
+    }
+    if not RECIPES[choice.recipe].is_random:  # it plans its exchanges, or has none
+        outer["exchanges_per_step"] = 0
+    return outer
 
 
 def _learner(setting: Setting) -> dict[str, Any]:
     if setting.learner != "lm":
-        return {"kind": setting.learner}
+        return {"kind": setting.learner, "parameters": PARAMETERS[setting.learner]}
     return {
         "kind": "lm",
         "data": setting.data,
@@ -74,10 +103,11 @@ def _learner(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _peers(setting: Setting) -> list[dict[str, Any]]:
-    """Groups of like peers. The odd one out, slow line or fast computer, is a group of one and comes first."""
-    line = megabit_per_s(setting.exchange_steps)
+def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
+    """Groups of like peers; the odd one out comes first."""
+    line = megabit_per_s(setting)
     usual: dict[str, Any] = {
+        "name": OTHERS,
         "count": setting.peers,
         "step_s": STEP_S,
         "up_mbit_s": line,
@@ -89,17 +119,14 @@ def _peers(setting: Setting) -> list[dict[str, Any]]:
         odd = {"up_mbit_s": line * setting.straggler, "down_mbit_s": line * setting.straggler}
     if setting.speed_ratio != 1.0:
         odd["step_s"] = STEP_S / setting.speed_ratio
-    groups = [{**usual, "count": 1, **odd}, {**usual, "count": setting.peers - 1}] if odd else [usual]
-    if setting.comings_and_goings:
-        groups = _moving(groups, setting)
-    return groups
+    groups = [{**usual, "name": ODD, "count": 1, **odd}, {**usual, "count": setting.peers - 1}] if odd else [usual]
+    return _moving(groups, setting, whole_s) if setting.comings_and_goings else groups
 
 
-def _moving(groups: list[dict[str, Any]], setting: Setting) -> list[dict[str, Any]]:
+def _moving(groups: list[dict[str, Any]], setting: Setting, whole_s: float) -> list[dict[str, Any]]:
     """A quarter of the peers leaves at half time; as many others come when a third has passed."""
     quarter = math.ceil(setting.peers / 4)
-    whole_s = setting.steps * STEP_S
     *first, last = groups
-    leaving = {**last, "count": quarter, "leaves_at_s": whole_s / 2}
-    coming = {**last, "count": quarter, "arrives_at_s": whole_s / 3}
+    leaving = {**last, "name": "leaving", "count": quarter, "leaves_at_s": whole_s / 2}
+    coming = {**last, "name": "coming", "count": quarter, "arrives_at_s": whole_s / 3}
     return [*first, {**last, "count": last["count"] - quarter}, leaving, coming]

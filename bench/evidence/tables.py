@@ -51,8 +51,18 @@ def summary_of(made: Documents) -> dict[str, Any]:
     return summary_document(summarized(made), EXPERIMENTS, made.get("tuning"))
 
 
-def evidence_lines(made: Documents) -> list[str]:
-    """The whole evidence part."""
+def drawings(folder: Path = RESULTS) -> frozenset[str]:
+    """The experiments that have a drawing."""
+    return frozenset(path.stem for path in (folder / "figures").glob("*.svg"))
+
+
+def evidence_lines(made: Documents, drawn: frozenset[str] = frozenset()) -> list[str]:
+    """The whole evidence part.
+
+    Args:
+        made: the documents.
+        drawn: experiments whose drawing can be shown.
+    """
     found, summary = summarized(made), summary_of(made)
     decision = decide(summary)
     lines = [*_state_lines(made), ""]
@@ -61,7 +71,7 @@ def evidence_lines(made: Documents) -> list[str]:
     lines += ["### Where others win", "", *_losses(found), ""]
     lines += ["### Tuning", "", *_tuning_lines(made.get("tuning")), ""]
     for name, experiment in EXPERIMENTS.items():
-        lines += [*_experiment_lines(experiment, made.get(name), found.get(name, [])), ""]
+        lines += [*_experiment_lines(experiment, made.get(name), found.get(name, []), name in drawn), ""]
     return lines[:-1]
 
 
@@ -161,7 +171,7 @@ def _listed(numbers: Iterable[float]) -> str:
 
 
 def _experiment_lines(
-    experiment: Experiment, document: Mapping[str, Any] | None, found: Sequence[Summary]
+    experiment: Experiment, document: Mapping[str, Any] | None, found: Sequence[Summary], has_drawing: bool
 ) -> Iterator[str]:
     yield f"### {experiment.id}. {experiment.question}"
     yield ""
@@ -177,7 +187,7 @@ def _experiment_lines(
             f"| {each['what']} | {each['published']} | {each['ours']} | {each['standing']} |"
             for each in document["checks"]
         )
-    if experiment.panels:
+    if has_drawing:
         yield ""
         yield f"![{experiment.question}](results/figures/{experiment.id}.svg)"
     by_place = _by_place(found)
@@ -241,7 +251,7 @@ def main(check: bool) -> None:
     made = load()
     summary = documents.text(summary_of(made))
     before = DOCUMENT.read_text(encoding="utf-8")
-    after = replaced(before, "evidence", evidence_lines(made))
+    after = replaced(before, "evidence", evidence_lines(made, drawings()))
     path = RESULTS / "summary.json"
     if check:
         same = after == before and path.exists() and path.read_text(encoding="utf-8") == summary

@@ -31,7 +31,7 @@ ELSEWHERE = tuple(
     for inner_steps in STEPS
     if (setting := Setting(peers=peers, inner_steps=inner_steps, steps=STEPS[inner_steps])) not in DECISIVE
 )
-NON_IID = tuple(Setting(inner_steps=inner_steps, steps=STEPS[inner_steps], data="non_iid") for inner_steps in (10, 30))
+NON_IID = tuple(Setting(inner_steps=inner_steps, steps=STEPS[inner_steps], data="shards") for inner_steps in (10, 30))
 EVERY_STEP = Setting(inner_steps=1)
 
 VARIANTS = (SWARM_2, SWARM_INT8, SWARM_MODULAR4)

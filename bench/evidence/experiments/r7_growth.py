@@ -10,7 +10,9 @@ from bench.evidence.layout import Column, Experiment, Panel, Point, Row, Table
 SWARM = Contender(name="swarm", forms=("swarm",), outer=ONE_EXCHANGE, codec=INT8)
 """Not tuned: neither bytes nor the way to agreement on a quadratic depend on the tuning of a language model."""
 
-COUNTED = tuple(Setting(peers=peers, steps=200, learner="bytes") for peers in (8, 100, 1_000, 10_000))
+COUNTED = tuple(
+    Setting(peers=peers, steps=200, learner="bytes", exchange_steps=4.0) for peers in (8, 100, 1_000, 10_000)
+)
 MEASURED = tuple(Setting(peers=peers, steps=1_000, learner="quadratic") for peers in (8, 64, 512))
 
 _BYTES = (
