@@ -46,6 +46,8 @@ from peer.app import CODEC_THREADS
 from peer.home import cache_directory
 from peer.network import Connection, NetworkThread, live_until
 
+TOKENS = 1000
+"""That a fake outer step says it trained on."""
 QUIET_S = 1.0
 """Exchanges are over when nothing was counted for so long."""
 BEGIN_DEADLINE_S = 60.0
@@ -166,7 +168,7 @@ class Couple:
     def exchange(self) -> None:
         """Let the exchanges of one outer step be due on both sides."""
         learner = self.ours.learner
-        self.ours.driver.post(OuterStepDone(learner.step, learner.progress))
+        self.ours.driver.post(OuterStepDone(learner.step, learner.progress, TOKENS))
         assert self.partner.stdin is not None
         self.partner.stdin.write(json.dumps([learner.step, learner.progress]) + "\n")
         self.partner.stdin.flush()
@@ -240,7 +242,7 @@ def be_partner(preset_name: str, changes: Mapping[str, Any], key: Path) -> None:
         def listen() -> None:
             for line in sys.stdin:
                 step, progress = json.loads(line)
-                ours.driver.post(OuterStepDone(step, progress))
+                ours.driver.post(OuterStepDone(step, progress, TOKENS))
             over.set()
             ours.learner.wake()
 

@@ -31,7 +31,7 @@ from p2ptrain.errors import HomeError, NetworkError, UserError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
-from p2ptrain.net.directory import DhtDirectory, PeerCache
+from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
@@ -135,27 +135,33 @@ async def _attend(node: Node, signed: SignedManifest, cache: PeerCache, say: Say
 
 
 async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -> None:
-    """Tell of peers that come and go, and remember where they are. Survives NetworkError."""
+    """Tell of peers that come and go, and remember where they are. Survives NetworkError.
+
+    In a swarm so large that a lookup finds a sample of it, who came or went cannot be told, only how many there are.
+    """
     loop = asyncio.get_running_loop()
-    directory = DhtDirectory(node.dht, node.run)
     before: words.View = {}
+    saw_all = True
     told_at = loop.time()
     say("peers", words.status_line(before, tokens_per_peer))
     while True:
         await asyncio.sleep(LOOKUP_EVERY_S)
         try:
-            now = words.living(await directory.lookup()) if node.has_company else {}
+            now = words.living(await node.directory.lookup()) if node.has_company else {}
         except NetworkError:  # nobody answers just now: what was known is as good as anything
             continue
-        lines = words.news(before, now, tokens_per_peer)
-        if lines:
+        sees_all = node.directory.sees_all
+        lines = words.news(before, now, tokens_per_peer) if saw_all and sees_all else []
+        is_due = loop.time() - told_at > STATUS_EVERY_S
+        if lines or is_due:
             _remember(node, cache, now, say)
         for line in lines:
             say("peers", line)
-        if (lines and len(now) > 1) or (now and loop.time() - told_at > STATUS_EVERY_S):
-            say("peers", words.status_line(now, tokens_per_peer))
+        if (lines and len(now) > 1) or (now and is_due):
+            size = 0 if sees_all else node.directory.size
+            say("peers", words.status_line(now, tokens_per_peer, size))
             told_at = loop.time()
-        before = now
+        before, saw_all = now, sees_all
 
 
 def _remember(node: Node, cache: PeerCache, now: words.View, say: Say) -> None:

@@ -77,11 +77,13 @@ def news(before: View, now: View, tokens_per_peer: int) -> list[str]:
     return came + changed + left
 
 
-def status_line(now: View, tokens_per_peer: int) -> str:
-    """Who is here and how far they are."""
+def status_line(now: View, tokens_per_peer: int, size: int = 0) -> str:
+    """Who is here and how far they are. ``size``: these are a sample of about so many peers; 0: they are all."""
     if not now:
         return "nobody is here; training starts when the first peer joins"
     named = [f"{name(record)} {doing(record, tokens_per_peer)}" for record in list(now.values())[:MOST_NAMED]]
+    if size:
+        return f"about {size} here, among them: {'; '.join(named)}"
     others = [f"{len(now) - MOST_NAMED} more"] if len(now) > MOST_NAMED else []
     return f"{len(now)} here: {'; '.join(named + others)}"
 

@@ -85,7 +85,10 @@ class Directory(Protocol):
         """Publish our own signed record. Raises NetworkError."""
 
     async def lookup(self) -> list[Presence]:
-        """All live records whose signatures hold. Raises NetworkError when nobody could be asked."""
+        """Live records whose signatures hold: all in a small swarm, a random sample of a large one, another each time.
+
+        Raises NetworkError when nobody could be asked.
+        """
 
 
 class Notebook(Protocol):

@@ -25,7 +25,7 @@ from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteErro
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.directory import CLOCK_SKEW_S, DhtDirectory, PeerCache
+from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
@@ -219,10 +219,10 @@ class Connection:
                 await self._transport.listen(handler)
 
     async def announce(self, presence: Presence) -> None:
-        await DhtDirectory(self._now().dht, self._run).announce(presence)
+        await self._now().directory.announce(presence)
 
     async def lookup(self) -> list[Presence]:
-        return await DhtDirectory(self._now().dht, self._run).lookup()
+        return await self._now().directory.lookup()
 
     # --- the node of the day ------------------------------------------------------------------------------------------
 

@@ -62,6 +62,7 @@ _DEMO: dict[str, Any] = {
         "inner_steps": 20,  # Half the traffic of 10, better when an exchange takes several steps; our measurement.
         "topology": "random",
         "partners": 1,
+        "weights": "equal",
         "exchanges_per_step": 1,
         "fragments": 1,
         "fragments_per_exchange": 1,
@@ -105,6 +106,7 @@ _LLAMA_15M: dict[str, Any] = {
         "inner_steps": 30,
         "topology": "random",
         "partners": 1,
+        "weights": "equal",
         "exchanges_per_step": 2,
         "fragments": 4,
         "fragments_per_exchange": 4,
@@ -160,6 +162,7 @@ _LLAMA_135M: dict[str, Any] = {
         "inner_steps": 50,
         "topology": "random",
         "partners": 1,
+        "weights": "equal",
         "exchanges_per_step": 2,
         "fragments": 16,
         "fragments_per_exchange": 16,

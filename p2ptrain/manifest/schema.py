@@ -111,6 +111,9 @@ class Outer(Section):
     partners: int = Field(ge=1, le=64)
     """Partners at once where the recipe plans its exchanges; only topology random reads it."""
 
+    weights: Literal["equal", "work"]
+    """How two peers' weights count in their average: equal, or by the tokens per second that each trains on."""
+
     exchanges_per_step: int = Field(ge=0, le=64)
     """Exchanges a peer initiates per outer step; it answers about as many more. 0 where none are random."""
 

@@ -1,21 +1,23 @@
 """``ports.Directory`` over the DHT: where live peers of the run are found, and the cache that outlives a restart.
 
-One DHT key per run; under it one subkey per peer id holding its encoded, signed presence until it expires. A lookup is
-one ``get`` of that key. Every node, the bootstrap too, runs ``PresenceValidator``: it stores and returns nothing but
-presence records of this run whose signatures hold, so the DHT can neither be filled with other things nor forged. Since
-a node may be modified, lookups verify again what comes back.
+One DHT key per bucket (``swarm.buckets``: which of them a peer announces itself under, and which a lookup asks); under
+it one subkey per peer id holding its encoded, signed presence until it expires. Every node, the bootstrap too, runs
+``PresenceValidator``: it stores and returns nothing but presence records of this run whose signatures hold, under the
+keys of their own peers' buckets, so the DHT can neither be filled with other things nor forged. Since a node may be
+modified, lookups verify again what comes back.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import logging
-import random
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
+from random import Random
 
 import msgpack
 from hivemind.dht.node import DHTNode
@@ -29,24 +31,27 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import verify
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
+from p2ptrain.swarm.buckets import MAX_LEVEL, Bucket, Buckets, home
 
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 15.0
-"""For one store or lookup. A guess: 34 ms were measured with 24 nodes, and each dead node on the way costs 3 s."""
-MAX_RECORDS = 256
-"""Presences that one lookup returns, at random where there are more. A guess: more than a peer can exchange with in
-their lifetime."""
+"""For one announcement or lookup. A guess: 34 ms a key were measured with 24 nodes, and each dead node on the way costs
+3 s."""
+MAX_RECORDS = 128
+"""Presences that one lookup returns, at random where it found more: a newcomer does, and a peer in a swarm that just
+grew. A guess: more than a peer can exchange with in their lifetime."""
 MAX_STORED_PEERS = 2048
-"""Peers that a node stores records of: beyond it a get's answer would near the 4 MiB that break unary calls."""
+"""Peers that a node takes in live records of, to store or as a lookup's answer: beyond it the answer of a crowded key
+would near the 4 MiB that break unary calls. In a swarm that has settled a node sees some hundreds."""
 CLOCK_SKEW_S = 300.0
 """How far ahead of ours an issuer's clock may be. A guess."""
 MAX_CACHED = 64
 
 
-def presence_key(run: RunId) -> str:
-    """The DHT key of a run's presence records."""
-    return f"p2ptrain.{run}.presence"
+def presence_key(run: RunId, bucket: Bucket) -> str:
+    """The DHT key of a bucket of a run's presence records."""
+    return f"p2ptrain.{run}.presence.{bucket.level}.{bucket.number}"
 
 
 class PresenceValidator(RecordValidatorBase):
@@ -54,18 +59,16 @@ class PresenceValidator(RecordValidatorBase):
 
     def __init__(self, run: RunId) -> None:
         self._run = run
-        self._key = DHTID.generate(source=presence_key(run)).to_bytes()
         self._expirations: dict[PeerId, float] = {}
 
     def validate(self, record: DHTRecord) -> bool:
         presence = _unwrapped(record.value)
         return (
-            record.key == self._key
-            and presence is not None
+            presence is not None
             and presence.run == self._run
             and record.subkey == MSGPackSerializer.dumps(presence.peer)
+            and _is_home(self._run, presence.peer, record.key)
             and self._is_timely(presence, record.expiration_time)
-            and _is_signed(presence)
             and self._has_room(presence.peer, record.expiration_time)
         )
 
@@ -89,46 +92,85 @@ class PresenceValidator(RecordValidatorBase):
 
 class DhtDirectory:
     """See the module. A presence's lifetime must not shrink from one announcement to the next: the DHT keeps whichever
-    record expires later."""
+    record expires later. Keep it as long as the node: it learns how large the swarm is."""
 
-    def __init__(self, dht: DHTNode, run: RunId) -> None:
+    def __init__(self, dht: DHTNode, run: RunId, random: Random | None = None) -> None:
         self._dht = dht
         self._run = run
+        self._random = random or Random()
+        self._buckets = Buckets(self._random)
+        self._lying: dict[Bucket, float] = {}
+        """Where records of ours lie, until when."""
+
+    @property
+    def size(self) -> int:
+        """About how many peers the swarm has; 0 before the first lookup."""
+        return self._buckets.size or 0
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a lookup finds everybody, not a sample."""
+        return self._buckets.level == 0
 
     async def announce(self, presence: Presence) -> None:
+        """Store a record. The first time this looks up first: how large the swarm is decides where the record lies."""
+        if self._buckets.size is None:
+            with contextlib.suppress(NetworkError):  # then the root it is, as in any small swarm
+                await self.lookup()
+        until = presence.issued_at + presence.lifetime_s
+        homes = self._homes(presence)
         try:
             async with asyncio.timeout(DEADLINE_S):
-                stored = await self._dht.store(
-                    presence_key(self._run),
-                    wire.encode_presence(presence),
-                    presence.issued_at + presence.lifetime_s,
-                    subkey=presence.peer,
+                stored = await self._dht.store_many(
+                    [presence_key(self._run, bucket) for bucket in homes],
+                    [wire.encode_presence(presence)] * len(homes),
+                    until,
+                    subkeys=[presence.peer] * len(homes),
                 )
         except TimeoutError:
             raise NetworkError(f"storing our record took more than {DEADLINE_S:.0f} s") from None
-        if not stored:
+        if not any(stored.values()):
             raise NetworkError("no node stored our record; if this lasts, check this machine's clock")
+        self._lying |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
         if not self._dht.protocol.routing_table.uid_to_peer_id:
             raise NetworkError("no other node is known")
+        found: dict[PeerId, Presence] = {}
+        search = self._buckets.search()
         try:
             async with asyncio.timeout(DEADLINE_S):
-                found = await self._dht.get(presence_key(self._run), latest=True)
+                while search.next is not None:
+                    records = await self._records(search.next)
+                    search.answered(len(records))
+                    found |= {record.peer: record for record in records}
         except TimeoutError:
-            raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
+            if not found:
+                raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
+        # Not the latest: records may be dated ahead, and would then crowd out all others.
+        return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
+
+    def _homes(self, presence: Presence) -> list[Bucket]:
+        """Where to store a record now; the last one also wherever an earlier one still says that we are here."""
+        now = get_dht_time()
+        self._lying = {bucket: until for bucket, until in self._lying.items() if until > now}
+        homes = self._buckets.homes(self._run, presence.peer)
+        return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
+
+    async def _records(self, bucket: Bucket) -> list[Presence]:
+        """The live records of a bucket that their owners signed."""
+        found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         now = get_dht_time()
-        records = [
-            presence
+        records = {
+            presence.peer: presence
             for entry in entries.values()
             if (presence := _decoded(entry.value)) is not None
             and presence.run == self._run
             and presence.issued_at + presence.lifetime_s > now
-            and _is_signed(presence)
-        ]
-        # Not the latest: records may be dated ahead, and would then crowd out all others.
-        return random.sample(records, min(len(records), MAX_RECORDS))
+            and home(self._run, presence.peer, bucket.level) == bucket
+        }
+        return list(records.values())
 
 
 class PeerCache:
@@ -160,19 +202,25 @@ class PeerCache:
         files.replace(self._path, text.encode())
 
 
+@lru_cache(maxsize=4 * MAX_STORED_PEERS)
+def _is_home(run: RunId, peer: PeerId, key: bytes) -> bool:
+    """Whether a key is that of one of the peer's buckets. Remembered: the same come back with every record."""
+    keys = (presence_key(run, home(run, peer, level)) for level in range(MAX_LEVEL + 1))
+    return any(DHTID.generate(source=each).to_bytes() == key for each in keys)
+
+
 @lru_cache(maxsize=2 * MAX_STORED_PEERS)
-def _is_signed(presence: Presence) -> bool:
-    """``verify``, remembered: the same records come back with every lookup."""
-    return verify(presence)
+def _genuine(encoded: bytes) -> Presence | None:
+    """The record that these bytes spell, if it is well-formed and signed. Remembered: each comes back many times."""
+    try:
+        presence = wire.decode_presence(encoded)
+    except RemoteError:
+        return None
+    return presence if verify(presence) else None
 
 
 def _decoded(value: object) -> Presence | None:
-    if type(value) is not bytes:
-        return None
-    try:
-        return wire.decode_presence(value)
-    except RemoteError:
-        return None
+    return _genuine(value) if type(value) is bytes else None
 
 
 def _unwrapped(value: bytes) -> Presence | None:

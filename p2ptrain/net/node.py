@@ -26,7 +26,7 @@ from p2ptrain.errors import NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net import address
 from p2ptrain.net.daemon import Daemon
-from p2ptrain.net.directory import PresenceValidator
+from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm.messages import Presence
 
@@ -53,6 +53,7 @@ class Node:
         self.run = run
         self.daemon = daemon
         self.dht = dht
+        self.directory = DhtDirectory(dht, run)
         self._local = local
         self._bootstraps: dict[PeerId, tuple[str, ...]] = {}
         self._peers: dict[PeerId, tuple[str, ...]] = {}

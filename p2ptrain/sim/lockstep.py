@@ -174,9 +174,13 @@ class Lockstep:
     # --- averages -----------------------------------------------------------------------------------------------------
 
     def _displacement(self, mix: Mix, own: Tensor) -> Tensor:
-        """[N, F] what this average adds to the own values: the difference of what was sent, both ways."""
+        """[N, F] what this average adds to the own values.
+
+        Everybody's mean stands in their place, and is the same for all whatever was lost in sending. Partners add the
+        difference of what both sent, so that the mean stays where it is.
+        """
         sent = self._send(mix.stream, own)
-        return (self._mean(sent) if mix.who == "all" else self._neighbours_mean(sent)) - sent
+        return self._mean(sent) - own if mix.who == "all" else self._neighbours_mean(sent) - sent
 
     def _mean(self, sent: Tensor) -> Tensor:
         """[N, F] everybody's mean, for each who can be reached; the others keep their own."""

@@ -13,6 +13,7 @@ exchange       one exchange as a table of states, and the book of all
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
 peer           ``Peer.handle(event, now) -> effects``: the door
+buckets        which keys of the directory hold whom; for the shells, the core asks no more than Announce and Lookup
 =============  ======================================================================================
 
 Three rules keep asynchronous mixing stable: a fragment is engaged from its snapshot until its displacement is

@@ -39,6 +39,8 @@ class OuterStepDone:
 
     step: int
     progress: float
+    tokens: int
+    """That this peer itself trained on in it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from p2ptrain.swarm.matching import (
     must_catch_up,
     progress_displacement,
     refusal,
+    work_weight,
 )
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
@@ -77,7 +78,7 @@ class Exchanging:
             return
         if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
-        free = self.book.free_fragments()[: standing.rules.fragments_per_exchange]
+        free = self.book.free_fragments()[: standing.rules.most_per_exchange]
         if not free:
             return
         ready = standing.members.partners(now, excluding=self.book.partners())
@@ -350,7 +351,7 @@ class Exchanging:
         return Terms(
             step=standing.step,
             progress=standing.progress,
-            weight=1.0,
+            weight=work_weight(standing.rate) if standing.rules.work_weights else 1.0,
             clip_radius=float("inf"),
             settled=standing.settled,
             state=standing.state,

@@ -89,7 +89,7 @@ def answer(
         return DeclineReason.CROSSING
     if offering and not crossing:
         return DeclineReason.BUSY
-    both = [fragment for fragment in free if fragment in offer.fragments][: rules.fragments_per_exchange]
+    both = [fragment for fragment in free if fragment in offer.fragments][: rules.most_per_exchange]
     if not both or under_way >= MAX_EXCHANGES:
         return DeclineReason.BUSY
     return tuple(sorted(both))
@@ -100,6 +100,11 @@ def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRul
     return not settled and others - progress > rules.catch_up_tokens
 
 
+def work_weight(rate: float) -> float:
+    """The mixing weight of a peer that trains on so many tokens per second; next to nothing before it has trained."""
+    return min(max(rate, LEAST_WEIGHT), LARGEST_WEIGHT)
+
+
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
     """What an exchange adds to our progress: averaged like the weights, for the fragments exchanged, bounded."""
     share = 2.0 / (1 + max(mine.partners, theirs.partners)) * theirs.weight / (mine.weight + theirs.weight)
@@ -107,6 +112,9 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     bound = rules.catch_up_tokens
     return max(-bound, min(moved, bound))
 
+
+LEAST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e6
+"""Bounds of a work weight, tokens per second. Guesses far outside of what computers do."""
 
 RATE_SLACK = 16.0
 """Exchanges may raise our progress this many times as fast as our own training does. Progress is averaged, so

@@ -297,6 +297,7 @@ class Peer:
     def _begin(self, now: float) -> None:
         if not self._training:
             self._training = True
+            self._last_step_at = now
             self._standing.emit(BeginTraining())
         self._enter(PeerState.TRAINING, now)
 
@@ -307,7 +308,8 @@ class Peer:
         standing.step, standing.progress = event.step, event.progress
         standing.counters.outer_steps += 1
         if self._last_step_at is not None and now > self._last_step_at:
-            standing.rate = standing.rules.tokens_per_outer_step / (now - self._last_step_at)
+            standing.rate = event.tokens / (now - self._last_step_at)
+            standing.seconds_per_outer_step = now - self._last_step_at
         self._last_step_at = now
         self._exchanging.step_done(now)
 

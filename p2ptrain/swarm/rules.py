@@ -36,6 +36,8 @@ class SwarmRules:
     """Who may meet whom, and who is planned to."""
     partners: int = 1
     """Planned at once, with topology ``random``."""
+    work_weights: bool = False
+    """Two peers' weights count by the tokens per second that each trains on, instead of equally."""
     catch_up_outer_steps: float = 8.0
     """A peer that never was in step and is further behind than this pulls weights instead of exchanging."""
     final_disagreement: float = 0.005
@@ -58,6 +60,11 @@ class SwarmRules:
     def free_fragments(self) -> tuple[int, ...]:
         """The fragments that any two peers may exchange at any time."""
         return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
+
+    @property
+    def most_per_exchange(self) -> int:
+        """Fragment numbers in one exchange that nobody planned: ``fragments_per_exchange`` of every stream."""
+        return self.fragments_per_exchange * max(1, len(self.free_fragments) // self.fragments)
 
     @property
     def catch_up_tokens(self) -> float:

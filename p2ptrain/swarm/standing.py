@@ -49,7 +49,9 @@ class Standing:
     step: int = 0
     progress: float = 0.0
     rate: float = 0.0
-    """Our own tokens per second, 0 until two outer steps are done."""
+    """Our own tokens per second, 0 until an outer step is done."""
+    seconds_per_outer_step: float = 0.0
+    """Of our own training; 0 until one is done."""
     settled: bool = False
     """True once we have been in step with the swarm, until we drop out of it (``peer._is_out_of_step``)."""
     state: PeerState = PeerState.JOINING
@@ -57,11 +59,6 @@ class Standing:
     counters: Counters = field(default_factory=Counters)
     effects: list[Effect] = field(default_factory=list)
     serial: int = 0
-
-    @property
-    def seconds_per_outer_step(self) -> float:
-        """Of our own training; 0 until two are done."""
-        return self.rules.tokens_per_outer_step / self.rate if self.rate > 0 else 0.0
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)

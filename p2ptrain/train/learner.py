@@ -160,6 +160,7 @@ class Learner:
         self._clock = clock
         self._inner = 0
         self._losses = 0.0
+        self._phase_tokens = 0
         self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         self._phase: OuterPhase | None = None
@@ -179,6 +180,7 @@ class Learner:
             return events
         result = self.task.inner_step(self.progress)
         self.tokens += result.tokens
+        self._phase_tokens += result.tokens
         self.progress += result.tokens
         self._losses += result.loss
         self._inner += 1
@@ -241,7 +243,8 @@ class Learner:
         if self._rules.recipe.outer != "hand_over" or self._rules.recipe.exchanges:
             self._set_theta()
         self._published = self._snapshot(phase)
-        events: list[Event] = [OuterStepDone(self.step, self.progress)]
+        events: list[Event] = [OuterStepDone(self.step, self.progress, self._phase_tokens)]
+        self._phase_tokens = 0
         if self.progress >= self._rules.tokens_per_peer:
             self.ended = True
             events.append(TrainingEnded(self.step, self.progress))
@@ -296,7 +299,7 @@ class Learner:
         self._phase = None
         self._norms.clear()
         self.step, self.progress = ready.step, ready.progress
-        self._inner, self._losses = 0, 0.0
+        self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
         self.ended = self.progress >= self._rules.tokens_per_peer
         self._set_theta()
         self._published = self._snapshot()
@@ -414,6 +417,7 @@ class Learner:
             "inner_losses": self._losses if math.isfinite(self._losses) else 0.0,  # JSON has no NaN; it is only shown
             "progress": self.progress,
             "tokens": self.tokens,
+            "phase_tokens": self._phase_tokens,
             "norms": list(self._norms),
             "ended": self.ended,
         }
@@ -430,6 +434,7 @@ class Learner:
             {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}
         )
         self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
+        self._phase_tokens = numbers["phase_tokens"]
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._norms = deque(numbers["norms"], maxlen=NORM_HISTORY)
         self._published = self._snapshot()

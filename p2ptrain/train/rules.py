@@ -49,6 +49,7 @@ def swarm_rules(
         between=numbers(*recipe.blocking),
         topology=outer.topology,
         partners=outer.partners,
+        work_weights=outer.weights == "work",
         catch_up_outer_steps=float(swarm.catch_up_outer_steps),
         final_disagreement=swarm.final_disagreement,
         final_gossip_s=swarm.final_gossip_s,

@@ -80,6 +80,9 @@ def test_the_status_line_is_bounded() -> None:
     assert line.count("training") == MOST_NAMED
     assert line.endswith("5 more")
     assert "nobody" in status_line({}, 1000)
+    sample = status_line(living(crowd), 1000, size=900)
+    assert sample.startswith("about 900 here, among them: ")
+    assert sample.count("training") == MOST_NAMED
 
 
 def test_a_nickname_cannot_steer_the_terminal() -> None:

@@ -62,6 +62,7 @@ DATA: dict[str, Any] = {
         "nesterov": True,
         "topology": "random",
         "partners": 1,
+        "weights": "equal",
         "exchanges_per_step": 1,
         "fragments": 4,
         "fragments_per_exchange": 2,

@@ -1,20 +1,30 @@
-"""What the DHT may hold, and the peer cache on disk. No network."""
+"""What the DHT may hold, the directory over a pretended DHT node (and once a real one), and the peer cache on disk."""
 
+import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import msgpack
 import pytest
+import uvloop
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
-from hivemind.utils.timed_storage import get_dht_time
+from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
 from p2ptrain import wire
+from p2ptrain.errors import NetworkError
 from p2ptrain.ids import RunId
-from p2ptrain.net import directory
-from p2ptrain.net.directory import MAX_CACHED, PeerCache, PresenceValidator, presence_key
-from p2ptrain.net.identity import Identity
+from p2ptrain.net import directory, virtual_time
+from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
+from p2ptrain.net.identity import Identity, _peer_id
+from p2ptrain.net.node import Node
+from p2ptrain.swarm.buckets import MAX_GETS, MAX_LEVEL, Bucket, home
 from p2ptrain.swarm.messages import PeerState, Presence
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
@@ -31,17 +41,23 @@ def presence_of(identity: Identity, run: RunId = RUN, issued_at: float | None = 
     return identity.sign(Presence(identity.peer_id, run, PLACES, PeerState.TRAINING, 1, 2.0, "fox", at, 60.0))
 
 
-def record_of(presence: Presence, run: RunId = RUN) -> DHTRecord:
+def key_of(bucket: Bucket, run: RunId = RUN) -> bytes:
+    return DHTID.generate(source=presence_key(run, bucket)).to_bytes()
+
+
+def record_of(presence: Presence, level: int = 0) -> DHTRecord:
     return DHTRecord(
-        key=DHTID.generate(source=presence_key(run)).to_bytes(),
+        key=key_of(home(RUN, presence.peer, level)),
         subkey=msgpack.packb(presence.peer),
         value=msgpack.packb(wire.encode_presence(presence)),
         expiration_time=presence.issued_at + presence.lifetime_s,
     )
 
 
-def test_a_signed_record_in_its_place_passes(identity: Identity):
-    assert PresenceValidator(RUN).validate(record_of(presence_of(identity)))
+def test_a_signed_record_in_its_places_passes(identity: Identity):
+    validator = PresenceValidator(RUN)
+    presence = presence_of(identity)
+    assert all(validator.validate(record_of(presence, level)) for level in range(MAX_LEVEL + 1))
 
 
 def test_everything_else_is_rejected(identity: Identity, tmp_path: Path):
@@ -51,6 +67,9 @@ def test_everything_else_is_rejected(identity: Identity, tmp_path: Path):
     future = presence_of(identity, issued_at=get_dht_time() + 3000.0)
     rejected = {
         "another key": replace(good, key=DHTID.generate(source="x").to_bytes()),
+        "another bucket": replace(good, key=key_of(Bucket(3, (home(RUN, identity.peer_id, 3).number + 1) % 8))),
+        "too deep a bucket": replace(good, key=key_of(home(RUN, identity.peer_id, MAX_LEVEL + 1))),
+        "another run's bucket": replace(good, key=key_of(Bucket(0, 0), OTHER_RUN)),
         "another's subkey": replace(good, subkey=msgpack.packb(other.peer_id)),
         "no subkey": replace(good, subkey=msgpack.packb(None)),
         "forged": record_of(replace(presence, step=2)),
@@ -80,6 +99,260 @@ def test_a_node_stores_a_bounded_number_of_peers(tmp_path: Path, monkeypatch: py
     assert validator.validate(record_of(presence_of(a)))
     monkeypatch.setattr(directory, "get_dht_time", lambda: now + 100.0)
     assert validator.validate(record_of(presence_of(c, issued_at=now + 100.0)))
+
+
+# --- the directory ----------------------------------------------------------------------------------------------------
+
+
+class PretendedNode:
+    """A DHT whose every node is this one. Takes in what validators let pass; ``honest = False``: anything."""
+
+    def __init__(self) -> None:
+        self.protocol = SimpleNamespace(routing_table=SimpleNamespace(uid_to_peer_id={"somebody": "else"}))
+        self.honest = True
+        self.gets: list[str] = []
+        self.before_get: Callable[[], Any] = lambda: asyncio.sleep(0)
+        self.held: dict[str, dict[str, ValueWithExpiration]] = {}
+
+    async def store_many(self, keys, values, expiration_time, subkeys):
+        stored = {}
+        for key, value, subkey in zip(keys, values, subkeys, strict=True):
+            place = DHTID.generate(source=key).to_bytes()
+            record = DHTRecord(place, msgpack.packb(subkey), msgpack.packb(value), expiration_time)
+            stored[key, subkey] = not self.honest or PresenceValidator(RUN).validate(record)
+            if stored[key, subkey]:
+                self.held.setdefault(key, {})[subkey] = ValueWithExpiration(value, expiration_time)
+        return stored
+
+    async def get(self, key, latest):
+        assert latest
+        self.gets.append(key)
+        await self.before_get()
+        return ValueWithExpiration(self.held[key], 0.0) if key in self.held else None
+
+    def put(self, presence: Presence, bucket: Bucket) -> None:
+        value = ValueWithExpiration(wire.encode_presence(presence), presence.issued_at + presence.lifetime_s)
+        self.held.setdefault(presence_key(RUN, bucket), {})[presence.peer] = value
+
+
+@pytest.fixture(scope="module")
+def crowd() -> list[Identity]:
+    """Always the same, and so are their buckets."""
+    keys = [Ed25519PrivateKey.from_private_bytes(number.to_bytes(32)) for number in range(240)]
+    return [Identity(Path(), _peer_id(key.public_key()), key) for key in keys]
+
+
+def directory_over(node: Any, seed: int = 1) -> DhtDirectory:
+    return DhtDirectory(node, RUN, Random(seed))
+
+
+def peers_of(records: list[Presence]) -> set[str]:
+    return {record.peer for record in records}
+
+
+def test_a_small_swarm_sees_all_and_costs_one_key(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        directories = [directory_over(node, seed) for seed in range(10)]
+        for each, identity in zip(directories, crowd, strict=False):
+            await each.announce(presence_of(identity))
+        assert list(node.held) == [presence_key(RUN, Bucket(0, 0))]
+        for each in directories:
+            assert peers_of(await each.lookup()) == {identity.peer_id for identity in crowd[:10]}
+            assert each.sees_all
+            assert each.size == 10
+        assert len(node.gets) == 20  # one each before the first announcement, and one each now
+
+    virtual_time.run(main())
+
+
+def test_a_newcomer_to_a_crowd_learns_its_size_and_announces_itself_where_others_look(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        for identity in crowd[1:]:
+            for level in range(4):
+                node.put(presence_of(identity), home(RUN, identity.peer_id, level))
+        newcomer = directory_over(node)
+        await newcomer.announce(presence_of(crowd[0]))
+        assert len(node.gets) == 2  # the root, two levels too full, and one that is not
+        assert not newcomer.sees_all
+        assert 180 <= newcomer.size <= 300
+        where = {key for key, held in node.held.items() if crowd[0].peer_id in held}
+        assert {presence_key(RUN, home(RUN, crowd[0].peer_id, level)) for level in (1, 2, 3)} <= where
+        for _ in range(4):
+            node.gets.clear()
+            found = await newcomer.lookup()
+            assert len(peers_of(found)) == len(found) <= MAX_RECORDS
+            assert len(node.gets) == 1
+
+    virtual_time.run(main())
+
+
+def test_a_lookup_is_bounded_and_takes_anyone(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        for identity in crowd:
+            node.put(presence_of(identity), Bucket(0, 0))
+        seen: set[str] = set()
+        for seed in range(16):
+            found = await directory_over(node, seed).lookup()
+            assert len(found) == MAX_RECORDS
+            seen |= peers_of(found)
+        assert len(node.gets) <= 16 * MAX_GETS
+        assert seen == {identity.peer_id for identity in crowd}
+
+    virtual_time.run(main())
+
+
+def test_a_lookup_verifies_again(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        good = presence_of(crowd[0])
+        unfit = [
+            replace(presence_of(crowd[1]), step=9),
+            replace(presence_of(crowd[2]), peer=crowd[3].peer_id),
+            presence_of(crowd[4], OTHER_RUN),
+            presence_of(crowd[5], issued_at=get_dht_time() - 61.0),
+        ]
+        for presence in (*unfit, good):
+            node.put(presence, Bucket(0, 0))
+        held = node.held[presence_key(RUN, Bucket(0, 0))]
+        held |= dict.fromkeys(("garbage", "more"), ValueWithExpiration({"a": 1}, get_dht_time() + 9.0))
+        assert await directory_over(node).lookup() == [good]
+
+    virtual_time.run(main())
+
+
+def test_a_record_in_anothers_bucket_is_not_found(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        for identity in crowd:
+            node.put(presence_of(identity), Bucket(0, 0))
+        each = directory_over(node)
+        await each.lookup()
+        node.held.clear()
+        node.gets.clear()
+        stray = presence_of(crowd[0])
+        for number in range(4):
+            if Bucket(2, number) != home(RUN, stray.peer, 2):
+                node.put(stray, Bucket(2, number))
+        for _ in range(3):
+            assert await each.lookup() == []
+        assert node.gets[0].startswith(f"p2ptrain.{RUN}.presence.2.")
+
+    virtual_time.run(main())
+
+
+def test_one_that_leaves_says_so_wherever_it_said_that_it_is_here(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        leaver = directory_over(node)
+        await leaver.announce(presence_of(crowd[0]))  # at the root, in an empty swarm
+        for identity in crowd[1:]:
+            for level in range(4):
+                node.put(presence_of(identity), home(RUN, identity.peer_id, level))
+        await leaver.lookup()
+        await leaver.announce(presence_of(crowd[0], issued_at=get_dht_time() + 1.0))
+        gone = replace(presence_of(crowd[0]), state=PeerState.LEAVING, issued_at=get_dht_time() + 2.0)
+        gone = crowd[0].sign(gone)
+        await leaver.announce(gone)
+        said = {key: held[crowd[0].peer_id].value for key, held in node.held.items() if crowd[0].peer_id in held}
+        assert len(said) >= 4
+        assert set(said.values()) == {wire.encode_presence(gone)}
+
+    virtual_time.run(main())
+
+
+def test_a_dht_that_does_not_answer_is_a_network_error(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        for identity in crowd:
+            node.put(presence_of(identity), Bucket(0, 0))
+        each = directory_over(node)
+
+        async def freeze() -> None:
+            await asyncio.sleep(3600.0)
+
+        async def freeze_later() -> None:
+            if len(node.gets) > 1:
+                await freeze()
+
+        node.before_get = freeze
+        with pytest.raises(NetworkError, match="the lookup took more than 15 s"):
+            await each.lookup()
+        node.gets.clear()
+        node.before_get = freeze_later
+        assert len(await each.lookup()) == MAX_RECORDS  # what came in time counts
+        assert each.size == len(crowd)
+
+        node.store_many = lambda *_, **__: freeze()  # type: ignore[method-assign]
+        with pytest.raises(NetworkError, match="storing our record took more than 15 s"):
+            await each.announce(presence_of(crowd[0]))
+
+    virtual_time.run(main())
+
+
+def test_a_record_that_nobody_takes_is_a_network_error(crowd: list[Identity]):
+    async def main() -> None:
+        each = directory_over(PretendedNode())
+        with pytest.raises(NetworkError, match="no node stored our record"):
+            await each.announce(replace(presence_of(crowd[0]), step=2))
+
+    virtual_time.run(main())
+
+
+def test_a_lone_node_keeps_its_record_and_cannot_look_up(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        node.protocol.routing_table.uid_to_peer_id = {}
+        each = directory_over(node)
+        await each.announce(presence_of(crowd[0]))
+        assert list(node.held) == [presence_key(RUN, Bucket(0, 0))]
+        with pytest.raises(NetworkError, match="no other node is known"):
+            await each.lookup()
+
+    virtual_time.run(main())
+
+
+@pytest.mark.net
+def test_a_crowd_is_found_over_a_real_dht(crowd: list[Identity], tmp_path: Path):
+    """Two real nodes, and the records of 120 peers of which one is there: too many for one bucket."""
+
+    async def main() -> None:
+        nodes: list[Node] = []
+        try:
+            for name in ("first", "second"):
+                identity = Identity.load_or_create(tmp_path / name)
+                known = [f"{nodes[0].addresses[0]}/p2p/{nodes[0].peer_id}"] if nodes else []
+                listen = ["/ip4/127.0.0.1/tcp/0"]
+                nodes.append(await Node.start(identity, RUN, listen=listen, bootstraps=known, local=True))
+            async with asyncio.timeout(30.0):
+                while not all(node.has_company for node in nodes):
+                    await asyncio.sleep(0.02)
+            peers = crowd[:120]
+            teller = directory_over(nodes[0].dht)
+            for _ in range(2):  # the second time with the size in mind
+                for identity in peers:
+                    await teller.announce(presence_of(identity))
+                assert await teller.lookup()
+            assert not teller.sees_all
+
+            newcomer = directory_over(nodes[1].dht)
+            found: set[str] = set()
+            for _ in range(12):
+                found |= peers_of(await newcomer.lookup())
+                assert 90 <= newcomer.size <= 150
+            assert not newcomer.sees_all
+            assert found == {identity.peer_id for identity in peers}
+        finally:
+            for node in nodes:
+                await node.close()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+
+
+# --- the cache --------------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_returns_what_was_saved_latest_first(tmp_path: Path):

@@ -17,7 +17,7 @@ import torch
 
 from p2ptrain import codec
 from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.net.driver import Driver, Shore, at_once
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import receive_payload, send_payload
@@ -35,7 +35,7 @@ RUN = RunId("ab" * 32)
 AMBER, BIRCH, CEDAR = PeerId("amber"), PeerId("birch"), PeerId("cedar")
 P = 2048
 TERMS = Terms(1, 4.0, 1.0, float("inf"), True, PeerState.TRAINING)
-OFFER = Offer(RUN, 1, (0,), TERMS)
+OFFER = Offer(RUN, PROTOCOL_VERSION, (0,), TERMS)
 
 
 class Trainee:
@@ -295,7 +295,7 @@ def test_a_stranger_that_says_nothing_is_closed():
     ("offer", "reason"),
     [
         (replace(OFFER, run=RunId("cd" * 32)), DeclineReason.OTHER_RUN),
-        (replace(OFFER, protocol=2), DeclineReason.OTHER_PROTOCOL),
+        (replace(OFFER, protocol=PROTOCOL_VERSION + 1), DeclineReason.OTHER_PROTOCOL),
         (replace(OFFER, terms=replace(TERMS, progress=1e15)), DeclineReason.IMPLAUSIBLE_PROGRESS),
         (replace(OFFER, terms=replace(TERMS, state=PeerState.TRAINING), fragments=(3,)), DeclineReason.BUSY),
     ],
@@ -317,7 +317,7 @@ def test_a_newcomer_gets_our_weights_whole():
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:
         await asyncio.sleep(20.0)  # until amber is further ahead than the bound
         link = await network.transport(BIRCH).open(AMBER)
-        await say(link, WeightsRequest(RUN, 1, 0.0))
+        await say(link, WeightsRequest(RUN, PROTOCOL_VERSION, 0.0))
         reply = await hear(link)
         assert isinstance(reply, WeightsReply)
         parts = await receive_payload(link, [4 * P])

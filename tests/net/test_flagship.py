@@ -67,6 +67,7 @@ class Case:
             nesterov=True,
             topology=self.topology,
             partners=self.partners,
+            weights="equal",
             exchanges_per_step=2 if recipe.is_random else 0,
             fragments=self.fragments,
             fragments_per_exchange=max(self.fragments - 1, 1),

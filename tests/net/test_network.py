@@ -27,6 +27,7 @@ from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.ports import Link
+from p2ptrain.swarm.buckets import Bucket
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.wire import FrameKind, encode_presence
 
@@ -165,7 +166,7 @@ def test_presences_are_seen_by_all_and_forgeries_by_nobody(swarm: Swarm):
         dht = swarm.nodes[1].dht
         honest, dht.protocol.record_validator = dht.protocol.record_validator, None
         try:
-            key, until_then = presence_key(RUN), forged.issued_at + forged.lifetime_s
+            key, until_then = presence_key(RUN, Bucket(0, 0)), forged.issued_at + forged.lifetime_s
             await dht.store(key, encode_presence(forged), until_then, subkey=forged.peer, exclude_self=True)
             await dht.store("spam", b"x" * 1000, until_then, exclude_self=True)
         finally:

@@ -117,7 +117,7 @@ class Table:
             seat = self[name]
             seat.step += 1
             seat.progress += tokens
-            self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress))
+            self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress, int(tokens)))
 
     def end_training(self, *names: str) -> None:
         for name in names or tuple(self.seats):

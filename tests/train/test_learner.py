@@ -162,9 +162,9 @@ def test_outer_steps_and_the_end_are_reported_once():
     each = learner(inner_steps=2, tokens=5.0)
     events = [event for _ in range(8) for event in each.advance()]
     assert events == [
-        OuterStepDone(1, 2.0),
-        OuterStepDone(2, 4.0),
-        OuterStepDone(3, 6.0),
+        OuterStepDone(1, 2.0, 2),
+        OuterStepDone(2, 4.0, 2),
+        OuterStepDone(3, 6.0, 2),
         TrainingEnded(3, 6.0),
     ]
     assert each.tokens == 6
