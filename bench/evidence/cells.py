@@ -50,7 +50,8 @@ class Setting:
     points: int = 1
     """Of the curve; each costs an evaluation of all peers."""
     exchange_steps: float = 0.05
-    """s / t: seconds that all parameters take in fp32 over one line, in inner steps of time. .05: traffic is cheap."""
+    """s / t: seconds that all parameters take in fp32 over one line, in inner steps of time. .05: traffic is cheap.
+    Learner bytes does not read it: its peers are at home."""
     straggler: float = 1.0
     """Bandwidth of one peer as a share of the others'."""
     failures: float = 0.0

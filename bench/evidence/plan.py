@@ -21,8 +21,9 @@ from bench.evidence.store import Record, Store
 TOKENS_PER_CORE_S = 60_000
 """Of the stacked small transformer on one core. Assumed until runs have been measured."""
 
-OUTER_STEP_S = 0.002
-"""Of one core for one peer's outer step with its exchanges. Assumed."""
+OUTER_STEP_S = {"lm": 0.002, "quadratic": 0.007, "bytes": 0.002}
+"""Of one core for one peer's outer step with its exchanges; the quadratic's ten inner steps are in it. The last two are
+measured on the simulator, the first is assumed."""
 
 START_S = 3.0
 """Of one core for building a world. Assumed."""
@@ -138,9 +139,8 @@ def core_seconds(cell: Cell) -> float:
     setting = cell.setting
     outer_steps = setting.peers * cell.steps / setting.inner_steps
     compute = total_tokens(cell) / TOKENS_PER_CORE_S if setting.learner == "lm" else 0.0
-    per_outer_step = OUTER_STEP_S if setting.learner == "lm" else OUTER_STEP_S / 2
     looks = LOOK_S * setting.points * (setting.peers + 1) if setting.learner == "lm" else 0.0
-    return START_S + compute + outer_steps * per_outer_step + looks
+    return START_S + compute + outer_steps * OUTER_STEP_S[setting.learner] + looks
 
 
 def pace(done: Iterable[tuple[Cell, float]]) -> float:

@@ -12,8 +12,11 @@ from typing import Any
 from bench.evidence.cells import Cell, Choice, Setting
 from p2ptrain.recipes import RECIPES
 
-PARAMETERS = {"lm": 123_000, "quadratic": 4_096, "bytes": 135_000_000}
+PARAMETERS = {"lm": 123_000, "quadratic": 16_384, "bytes": 135_000_000}
 """To turn ``exchange_steps`` into Mbit/s. Rounded for the transformer: it sets a pace, it counts no byte."""
+
+HOME_MBIT_S = (20.0, 100.0)
+"""Up and down, where only bytes are counted: the line of the project's goals."""
 
 SEQUENCE_LENGTH = 64
 SEQUENCES_PER_STEP = 2
@@ -22,6 +25,9 @@ TOKENS_PER_STEP = SEQUENCE_LENGTH * SEQUENCES_PER_STEP
 
 STEP_S = 1.0
 """Simulated seconds of an inner step; only ratios to it matter."""
+
+STEP_JITTER = 0.1
+"""Share by which a step is longer or shorter. A guess; without any, all peers would call each other at one instant."""
 
 LATENCY_S = 0.025
 """One way to the middle of the network. A guess at homes on one continent."""
@@ -33,6 +39,7 @@ OUTER = {
     "nesterov": True,
     "topology": "random",
     "partners": 1,
+    "weights": "equal",
     "exchanges_per_step": 1,
     "fragments": 1,
     "fragments_per_exchange": 1,
@@ -105,18 +112,19 @@ def _learner(setting: Setting) -> dict[str, Any]:
 
 def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
     """Groups of like peers; the odd one out comes first."""
-    line = megabit_per_s(setting)
+    up, down = (megabit_per_s(setting),) * 2 if setting.learner != "bytes" else HOME_MBIT_S
     usual: dict[str, Any] = {
         "name": OTHERS,
         "count": setting.peers,
         "step_s": STEP_S,
-        "up_mbit_s": line,
-        "down_mbit_s": line,
+        "step_jitter": STEP_JITTER,
+        "up_mbit_s": up,
+        "down_mbit_s": down,
         "latency_s": LATENCY_S,
     }
     odd: dict[str, Any] = {}
     if setting.straggler != 1.0:
-        odd = {"up_mbit_s": line * setting.straggler, "down_mbit_s": line * setting.straggler}
+        odd = {"up_mbit_s": up * setting.straggler, "down_mbit_s": down * setting.straggler}
     if setting.speed_ratio != 1.0:
         odd["step_s"] = STEP_S / setting.speed_ratio
     groups = [{**usual, "name": ODD, "count": 1, **odd}, {**usual, "count": setting.peers - 1}] if odd else [usual]

@@ -18,6 +18,9 @@ from typing import Any
 
 from bench.evidence.pool import Simulate
 
+LONGEST_FAILURE = 500
+"""Characters that are kept of an error."""
+
 
 def main() -> None:
     """Work until nobody listens."""
@@ -34,13 +37,13 @@ def main() -> None:
 
 
 def answered(simulate: Simulate, scenario: Mapping[str, Any], device: str) -> dict[str, Any]:
-    """The report, or the first line of why there is none; and how long it took."""
+    """The report, or why there is none in one line; and how long it took."""
     began = time.perf_counter()
     report, failure = None, None
     try:
         report = simulate(scenario, device)
     except Exception as error:  # whatever a scenario does, the next one gets its turn
-        failure = f"{type(error).__name__}: {error}".splitlines()[0]
+        failure = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_FAILURE]
     return {"seconds": time.perf_counter() - began, "report": report, "failure": failure}
 
 

@@ -218,6 +218,7 @@ def test_a_scenario_by_hand() -> None:
             "name": "others",
             "count": 4,
             "step_s": 1.0,
+            "step_jitter": 0.1,
             "up_mbit_s": 123_000 * 32 / 2 / 1e6,
             "down_mbit_s": 123_000 * 32 / 2 / 1e6,
             "latency_s": 0.025,

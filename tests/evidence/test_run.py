@@ -173,7 +173,7 @@ def test_worker_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
             outcome = pool.next()
             outcomes[outcome.key] = outcome
     assert outcomes[0].lost
-    assert outcomes[1].failure == "ValueError: first line"
+    assert outcomes[1].failure == "ValueError: first line second"
     assert not outcomes[1].lost
     assert outcomes[3].report == {"seed": 3, "device": "moon", "threads": "1"}
 
