@@ -8,7 +8,8 @@
      │    ├── JoinLinkError   a join link is malformed, truncated or names another run
      │    ├── CorpusError     a corpus is unreadable, empty, too short or has the wrong digest
      │    ├── HomeError       a peer's home is locked, unwritable, full or belongs to another run
-     │    └── DeviceError     the model does not fit, or the device or platform cannot run it
+     │    ├── DeviceError     the model does not fit, or the device or platform cannot run it
+     │    └── ScenarioError   a simulation's scenario or report is malformed, impossible or of another version
      ├── RemoteError          a peer broke the protocol: costs it trust, we go on
      └── NetworkError         the network failed: a state that heals, we go on
 
@@ -54,6 +55,10 @@ class HomeError(UserError):
 
 class DeviceError(UserError):
     """The model does not fit, or the device or platform cannot run it."""
+
+
+class ScenarioError(UserError):
+    """A simulation's scenario or report is malformed, impossible or of another version."""
 
 
 class RemoteError(P2pTrainError):

@@ -1,13 +1,15 @@
 """Schema errors in the owner's words: one line per problem, naming the field, the value and the nearest valid name.
 
-pydantic reports a location, a type and a message for each error; this module turns the whole report into a single
-``ManifestError``. Names and values may come from a stranger, so they are shortened and made printable.
+pydantic reports a location, a type and a message for each error; this module turns the whole report into lines, and
+for manifests into a single ``ManifestError``. Names and values may come from a stranger, so they are shortened and made
+printable.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -26,24 +28,35 @@ def validated(data: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest.model_validate(data)
     except ValidationError as error:
-        entries = error.errors(include_url=False)
-        lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry)]
-        if len(entries) > _MAX_LINES:
-            lines.append(f"and {len(entries) - _MAX_LINES} more")
         remedy = "Mend these fields; `p2ptrain init` writes a manifest that is valid."
-        raise ManifestError("\n".join(lines), remedy) from None
+        raise ManifestError("\n".join(told(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
 
 
-def _lines(entry: Mapping[str, Any]) -> list[str]:
+def told(error: ValidationError, root: type[Section], tagged: Collection[str]) -> list[str]:
+    """One line for each thing wrong, the first of many.
+
+    Args:
+        root: what was to be validated.
+        tagged: its sections that come in variants, which pydantic names after them in a location.
+    """
+    entries = error.errors(include_url=False)
+    lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry, root, tagged)]
+    if len(entries) > _MAX_LINES:
+        lines.append(f"and {len(entries) - _MAX_LINES} more")
+    return lines
+
+
+def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str]) -> list[str]:
     """The lines for one pydantic error."""
     if not entry["loc"] and entry["type"] == "value_error":  # A rule between fields: its message names them.
         return str(entry["ctx"]["error"]).split("\n")
-    location = [str(part) for part in entry["loc"]] or ["manifest"]  # The latter when it is no table of strings at all.
-    tag = location.pop(1) if location[0] in _TAGGED_SECTIONS and len(location) > 1 else None
-    path = ".".join(printable(part) for part in location)
+    location = list(entry["loc"]) or [root.__name__.lower()]  # The latter when it is no table of strings at all.
+    tag = str(location.pop(1)) if location[0] in tagged and len(location) > 1 else None
+    path = _path(location)
+    name = ".".join(printable(part) for part in location if isinstance(part, str))
     match entry["type"]:
         case "extra_forbidden":
-            return [f"{path}: unknown {_unit(location)}{_suggestion(path, tag)}"]
+            return [f"{path}: unknown {_unit(location)}{_suggestion(name, root, tag)}"]
         case "missing":
             return [f"{path}: missing"]
         case "union_tag_not_found":
@@ -55,24 +68,41 @@ def _lines(entry: Mapping[str, Any]) -> list[str]:
             hint = f"; did you mean {nearest[0]}?" if nearest else f"; it may be {', '.join(tags)}"
             return [f"{path}.{_discriminator(entry)}: {shown(found)} is not known{hint}"]
         case "string_pattern_mismatch":
-            return [f"{path}: found {shown(entry['input'])}; wanted: {dict(_fields(Manifest, tag)).get(path)}"]
+            return [f"{path}: found {shown(entry['input'])}; wanted: {dict(_fields(root, tag)).get(name)}"]
+        case "literal_error":
+            return [f"{path}: {_message(entry)}, found {shown(entry['input'])}{_nearest_literal(entry)}"]
         case "value_error":
             return [f"{path}: found {shown(entry['input'])}: {entry['ctx']['error']}"]
-    return [f"{path}: {entry['msg'][0].lower()}{entry['msg'][1:]}, found {shown(entry['input'])}"]
+    return [f"{path}: {_message(entry)}, found {shown(entry['input'])}"]
+
+
+def _message(entry: Mapping[str, Any]) -> str:
+    return f"{entry['msg'][0].lower()}{entry['msg'][1:]}"
+
+
+def _nearest_literal(entry: Mapping[str, Any]) -> str:
+    nearest = difflib.get_close_matches(str(entry["input"]), re.findall("'([^']+)'", entry["ctx"]["expected"]), n=1)
+    return f"; did you mean {nearest[0]}?" if nearest else ""
+
+
+def _path(location: Sequence[str | int]) -> str:
+    """``peers[0].count``."""
+    parts = [f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in location]
+    return "".join(parts).removeprefix(".")
 
 
 def _discriminator(entry: Mapping[str, Any]) -> str:
     return str(entry["ctx"]["discriminator"]).strip("'")
 
 
-def _unit(location: list[str]) -> str:
+def _unit(location: Sequence[str | int]) -> str:
     return "section" if len(location) == 1 else "field"
 
 
-def _suggestion(path: str, tag: str | None) -> str:
+def _suggestion(path: str, root: type[Section], tag: str | None) -> str:
     """The valid name most likely meant: the same word in another table, or the nearest word in the same one."""
     table, _, word = path.rpartition(".")
-    valid = [(*name.rpartition("."), name) for name, _ in _fields(Manifest, tag)]
+    valid = [(*name.rpartition("."), name) for name, _ in _fields(root, tag)]
     siblings = [sibling for home, _, sibling, _ in valid if home == table]
     nearest = difflib.get_close_matches(word, siblings, n=1)
     meant = [name for home, _, sibling, name in valid if sibling == word or (home == table and sibling in nearest)]

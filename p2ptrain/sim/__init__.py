@@ -6,7 +6,8 @@ ends bitwise where the asyncio driver ends (``tests/net/test_flagship.py``).
 """
 
 from p2ptrain.sim.learners import QuadraticTask
-from p2ptrain.sim.network import Calm, Conditions, SimulatedNetwork, SimulatedPeer
+from p2ptrain.sim.network import Calm, Conditions, SimulatedNetwork
+from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.world import World
 
 __all__ = ["Calm", "Conditions", "QuadraticTask", "SimulatedNetwork", "SimulatedPeer", "World"]

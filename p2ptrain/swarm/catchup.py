@@ -141,6 +141,8 @@ class CatchUp:
 
     def expire(self, now: float) -> None:
         """Give up on donors and newcomers whose deadline has passed."""
+        if self.pull is None and not self._donations:
+            return
         waiting = dict(self._donations)
         if self.pull is not None:
             waiting[self.pull.link] = self.pull.deadline
@@ -153,7 +155,7 @@ class CatchUp:
 
     def next_deadline(self) -> float:
         own = self.pull.deadline if self.pull is not None else float("inf")
-        return min(own, min(self._donations.values(), default=float("inf")))
+        return min(own, *self._donations.values()) if self._donations else own
 
     def holds(self, link: LinkId) -> bool:
         return link in self._donations or (self.pull is not None and self.pull.link == link)
@@ -170,6 +172,8 @@ class CatchUp:
 
     def _ahead(self, now: float) -> list[Known]:
         standing = self._standing
+        if standing.settled or standing.members.none_beyond(standing.progress + standing.rules.catch_up_tokens, now):
+            return []
         return [
             known
             for known in standing.members.live(now)

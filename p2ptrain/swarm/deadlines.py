@@ -12,6 +12,7 @@ from statistics import median
 
 REMEMBERED = 64  # guess: an hour of exchanges at one a minute
 SPREADS = 8.0  # MADs above the median; exchange times have heavy tails. Guess
+SHARING = 4.0  # a line may be shared by so many exchanges (rules.MAX_EXCHANGES) and was not when the few samples came
 FIRST_REPLY_S = 10.0  # before anything is measured
 REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine was seen to answer after 1 s
 PROMPT_BOUNDS_S = (0.2, 1.0)  # a round trip across the world, and a busy machine
@@ -24,17 +25,17 @@ class Deadlines:
     """Measured reply times and transfer rates of one peer's exchanges with all partners."""
 
     def __init__(self) -> None:
-        self._replies: deque[float] = deque(maxlen=REMEMBERED)
-        self._per_byte: deque[float] = deque(maxlen=REMEMBERED)
+        self._replies = _Samples()
+        self._per_byte = _Samples()
         self._patience = 1.0
 
     def replied(self, seconds: float) -> None:
         """A partner answered an offer after this long."""
-        self._replies.append(seconds)
+        self._replies.add(seconds)
 
     def transferred(self, size_bytes: int, seconds: float) -> None:
         """A payload exchange of this size completed."""
-        self._per_byte.append(seconds / max(size_bytes, 1))
+        self._per_byte.add(seconds / max(size_bytes, 1))
         self._patience = 1.0
 
     def missed(self) -> None:
@@ -43,27 +44,54 @@ class Deadlines:
 
     def reply_s(self) -> float:
         """How long to wait for an answer to an offer."""
-        estimate = _bound(self._replies) if self._replies else FIRST_REPLY_S
+        estimate = self._replies.bound() if self._replies else FIRST_REPLY_S
         return _clamp(self._patience * estimate, *REPLY_BOUNDS_S)
 
     def prompt_reply_s(self) -> float:
         """An answer that takes longer than this is unusually late."""
-        return _clamp(4 * median(self._replies), *PROMPT_BOUNDS_S) if self._replies else PROMPT_BOUNDS_S[1]
+        return _clamp(4 * self._replies.median(), *PROMPT_BOUNDS_S) if self._replies else PROMPT_BOUNDS_S[1]
 
     def payload_s(self, size_bytes: int) -> float:
         """How long to wait for a payload of this size both ways, acknowledgements included."""
-        per_byte = _bound(self._per_byte) if self._per_byte else 1.0 / FIRST_RATE
+        per_byte = 1.0 / FIRST_RATE
+        if self._per_byte:
+            per_byte = max(self._per_byte.bound(), SHARING * self._per_byte.median())
         shortest, longest = PAYLOAD_BOUNDS_S
         return _clamp(self._patience * per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
 
     def typical_payload_s(self, size_bytes: int) -> float | None:
         """The median time of a payload of this size, None before any was measured."""
-        return median(self._per_byte) * size_bytes if self._per_byte else None
+        return self._per_byte.median() * size_bytes if self._per_byte else None
 
 
-def _bound(samples: deque[float]) -> float:
-    middle = median(samples)
-    return middle + SPREADS * median(abs(sample - middle) for sample in samples)
+class _Samples:
+    """The last samples; what is asked of them is computed once for each new one."""
+
+    __slots__ = ("_bound", "_median", "_values")
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=REMEMBERED)
+        self._median: float | None = None
+        self._bound: float | None = None
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def add(self, value: float) -> None:
+        self._values.append(value)
+        self._median = self._bound = None
+
+    def median(self) -> float:
+        if self._median is None:
+            self._median = median(self._values)
+        return self._median
+
+    def bound(self) -> float:
+        """Median + ``SPREADS`` times the median distance from it."""
+        if self._bound is None:
+            middle = self.median()
+            self._bound = middle + SPREADS * median([abs(value - middle) for value in self._values])
+        return self._bound
 
 
 def _clamp(value: float, low: float, high: float) -> float:

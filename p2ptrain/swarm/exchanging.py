@@ -81,9 +81,7 @@ class Exchanging:
         free = self.book.free_fragments()[: standing.rules.most_per_exchange]
         if not free:
             return
-        ready = standing.members.partners(now, excluding=self.book.partners())
-        near = self._within_topology([known for known in ready if not self._is_out_of_reach(known)], now)
-        partner = choose_partner(near, standing.random)
+        partner = self._choose(now)
         if partner is not None:
             self._offer(partner, tuple(sorted(free)), self._terms(), 0, now)
 
@@ -332,6 +330,16 @@ class Exchanging:
         )
         standing.emit(Open(exchange.link, partner.addresses, offer))
 
+    def _choose(self, now: float) -> Known | None:
+        """A random partner that we may meet; the randomness is what makes gossip mix."""
+        standing, engaged = self._standing, self.book.partners()
+        anybody = standing.rules.topology == "random" or standing.state is PeerState.FINISHING
+        if anybody and standing.members.none_beyond(self._farthest_in_reach, now):
+            return standing.members.draw(standing.random, now, excluding=engaged)
+        ready = standing.members.partners(now, excluding=engaged)
+        near = self._within_topology([known for known in ready if not self._is_out_of_reach(known)], now)
+        return choose_partner(near, standing.random)
+
     def _within_topology(self, candidates: list[Known], now: float) -> list[Known]:
         standing = self._standing
         if standing.rules.topology == "random" or standing.state is PeerState.FINISHING:
@@ -369,6 +377,13 @@ class Exchanging:
         return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
             implausible_progress(theirs, mine, standing.settled, standing.rules)
         )
+
+    @property
+    def _farthest_in_reach(self) -> float:
+        """Nobody up to this progress is out of reach."""
+        rules = self._standing.rules
+        ahead = rules.implausible_distance if self._standing.settled else rules.catch_up_tokens
+        return min(self._standing.progress + ahead, rules.progress_ceiling)
 
     def _pause_after(self, reason: DeclineReason, exchange: Exchange) -> float:
         standing = self._standing

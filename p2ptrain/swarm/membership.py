@@ -7,9 +7,12 @@ Whom we merely could not reach may call us all the while: it was away, and it is
 
 from __future__ import annotations
 
+import heapq
+from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from operator import attrgetter
 from random import Random
 
 from p2ptrain.ids import PeerId
@@ -20,6 +23,12 @@ FAILURE_PAUSE_S = (2.0, 120.0)  # first and longest pause after network failures
 QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
 
 
+NEVER = float("inf")
+
+_PEER = attrgetter("peer")
+_EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
+
+
 class Fault(Enum):
     """How a conversation with a peer failed."""
 
@@ -28,9 +37,9 @@ class Fault(Enum):
     OFFENCE = "it broke the protocol"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Known:
-    """What we know of one peer."""
+    """What we know of one peer. Membership alone writes to it."""
 
     peer: PeerId
     live_until: float
@@ -48,6 +57,10 @@ class Known:
     """Do not call it until then ..."""
     distrusted_until: float = 0.0
     """... nor let it engage anything of ours until then."""
+    listed: bool = False
+    """It is live, and not leaving."""
+    alarm: float = NEVER
+    """When its liveness is looked at next."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -55,11 +68,22 @@ class Known:
 
 
 class Membership:
-    """Live peers and their record with us. Bounded; iterates by peer id, so that a seed decides everything."""
+    """Live peers and their record with us. Bounded; iterates by peer id, so that a seed decides everything.
+
+    Most of what happens to a peer asks who is here. So the live ones are kept in order, a heap of alarms says who may
+    have gone, and nothing but a rare question looks at everybody.
+    """
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._known: dict[PeerId, Known] = {}
+        self._live: list[Known] = []  # who is here and is not leaving, by peer id
+        self._recorded: list[Known] = []  # of these, those whose record we have
+        self._alarms: list[tuple[float, PeerId]] = []  # one a peer; not after its time, which only grows
+        self._lapsed: dict[PeerId, Known] = {}  # no longer live, and not yet forgotten
+        self._paused: dict[PeerId, Known] = {}  # whom we may have to leave alone
+        self._joining: set[PeerId] = set()  # who is here and cannot exchange yet
+        self._furthest = 0.0  # no live peer has more progress
 
     def __len__(self) -> int:
         return len(self._known)
@@ -72,67 +96,52 @@ class Membership:
         if presence.peer == self._me:
             return False
         known = self._known.get(presence.peer)
-        if known is not None and known.presence is not None and presence.issued_at <= known.presence.issued_at:
-            return False
         if known is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._forget_stalest()
-            known = Known(peer=presence.peer, live_until=live_until)
-        self._known[presence.peer] = replace(
-            known,
-            live_until=max(known.live_until, live_until),
-            state=presence.state,
-            step=presence.step,
-            progress=presence.progress,
-            presence=presence,
-        )
-        return known.presence is None
+            known = self._begin(presence.peer)
+        before = known.presence
+        if before is not None and presence.issued_at <= before.issued_at:
+            return False
+        known.presence = presence
+        if before is None and known.listed:
+            insort(self._recorded, known, key=_PEER)
+        self._update(known, presence.state, presence.step, presence.progress, live_until)
+        return before is None
 
     def hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
         """Take in what a peer said of itself in a message."""
         known = self._known.get(peer)
         if known is None:
-            if len(self._known) >= MAX_KNOWN:
-                self._forget_stalest()
-            known = Known(peer=peer, live_until=now)
-        self._known[peer] = replace(
-            known,
-            live_until=max(known.live_until, now + HEARD_LIFETIME_S),
-            state=state,
-            step=step,
-            progress=progress,
-        )
+            known = self._begin(peer)
+        self._update(known, state, step, progress, now + HEARD_LIFETIME_S)
 
     def pause(self, peer: PeerId, until: float) -> None:
         """Leave a peer alone for a moment, with no blame: it was busy."""
         if known := self._known.get(peer):
-            self._known[peer] = replace(known, not_before=max(known.not_before, until))
+            known.not_before = max(known.not_before, until)
+            self._paused[peer] = known
 
     def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
         """A conversation with this peer failed."""
         known = self._known.get(peer)
         if known is None:
             return
-        known = replace(
-            known,
-            unanswered=known.unanswered + int(fault is Fault.UNANSWERED),
-            broken=known.broken + int(fault is Fault.BROKEN),
-            offences=known.offences + int(fault is Fault.OFFENCE),
-        )
+        known.unanswered += fault is Fault.UNANSWERED
+        known.broken += fault is Fault.BROKEN
+        known.offences += fault is Fault.OFFENCE
         times = {Fault.UNANSWERED: known.unanswered, Fault.BROKEN: known.broken, Fault.OFFENCE: known.offences}[fault]
         first, longest = QUARANTINE_S if fault is Fault.OFFENCE else FAILURE_PAUSE_S
         until = now + min(first * 2 ** min(times - 1, 16), longest)
-        distrusted_until = 0.0 if fault is Fault.UNANSWERED else until
-        self._known[peer] = replace(
-            known,
-            not_before=max(known.not_before, until),
-            distrusted_until=max(known.distrusted_until, distrusted_until),
-        )
+        if fault is not Fault.UNANSWERED:
+            known.distrusted_until = max(known.distrusted_until, until)
+        self.pause(peer, until)
 
     def praise(self, peer: PeerId) -> None:
         """An exchange with this peer committed."""
         if known := self._known.get(peer):
-            self._known[peer] = replace(known, unanswered=0, broken=0, not_before=0.0, distrusted_until=0.0)
+            known.unanswered = known.broken = 0
+            known.not_before = known.distrusted_until = 0.0
+            if known.alarm > known.live_until:  # it was only remembered for the pause
+                self._set_alarm(known, known.live_until)
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         """It may not engage our fragments or weights."""
@@ -141,43 +150,154 @@ class Membership:
 
     def expire(self, now: float) -> list[PeerId]:
         """Forget peers that are no longer live and owe us nothing; name those who were live until now."""
-        gone = [peer for peer, known in self._known.items() if known.live_until <= now and known.not_before <= now]
-        for peer in gone:
-            del self._known[peer]
+        self._look(now)
+        if not self._lapsed:
+            return []
+        lapsed, self._lapsed = self._lapsed, {}
+        gone = []
+        for known in lapsed.values():
+            if known.not_before > now:
+                self._set_alarm(known, known.not_before)
+            else:
+                self._forget(known.peer)
+                gone.append(known.peer)
         return sorted(gone)
 
     def live(self, now: float) -> list[Known]:
-        """Peers that are here, by peer id; leaving ones are not."""
-        return [
-            self._known[peer]
-            for peer in sorted(self._known)
-            if self._known[peer].live_until > now and self._known[peer].state is not PeerState.LEAVING
-        ]
+        """Peers that are here, by peer id; leaving ones are not. Not to be changed, nor kept."""
+        self._look(now)
+        return self._live
 
     def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[Known]:
         """Live peers that can exchange and need not be left alone."""
         excluded = set(excluding)
-        ready = (PeerState.TRAINING, PeerState.FINISHING)
         return [
             known
             for known in self.live(now)
-            if known.state in ready and known.not_before <= now and known.peer not in excluded
+            if known.not_before <= now and known.state in _EXCHANGE and known.peer not in excluded
         ]
+
+    def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> Known | None:
+        """``random.choice(partners(now, excluding))``, or None, without looking at those who are partners."""
+        live = self.live(now)
+        out = {peer for peer in excluding if (known := self._known.get(peer)) is not None and known.listed}
+        out.update(self._joining)
+        out.update(peer for peer, known in self._paused.items() if known.not_before > now and known.listed)
+        if len(out) >= len(live):
+            return None
+        place = random.choice(range(len(live) - len(out)))
+        for taken in sorted(bisect_left(live, peer, key=_PEER) for peer in out):
+            if taken > place:
+                break
+            place += 1
+        return live[place]
+
+    def none_beyond(self, progress: float, now: float) -> bool:
+        """Whether no live peer claims more progress than this."""
+        if self._furthest > progress:  # perhaps of one that is gone
+            self._furthest = max((known.progress for known in self.live(now)), default=0.0)
+        return self._furthest <= progress
 
     def next_change(self, now: float) -> float | None:
         """When the next live peer need no longer be left alone."""
-        times = [known.not_before for known in self.live(now) if known.not_before > now]
-        return min(times, default=None)
+        self._look(now)
+        if not self._paused:
+            return None
+        self._paused = {peer: known for peer, known in self._paused.items() if known.not_before > now}
+        return min((known.not_before for known in self._paused.values() if known.listed), default=None)
 
     def sample(self, random: Random, count: int, now: float, excluding: PeerId) -> tuple[Presence, ...]:
         """A few live peers' records to pass on."""
-        records = [known.presence for known in self.live(now) if known.presence and known.peer != excluding]
-        return tuple(random.sample(records, min(count, len(records))))
+        self._look(now)
+        recorded = self._recorded
+        place = bisect_left(recorded, excluding, key=_PEER)
+        without = place < len(recorded) and recorded[place].peer == excluding
+        others = len(recorded) - without
+        drawn = random.sample(range(others), min(count, others))
+        records = (recorded[each + (without and each >= place)].presence for each in drawn)
+        return tuple(record for record in records if record is not None)
 
     def records(self, now: float) -> list[Presence]:
         """All live peers' records, for the cache on disk."""
-        return [known.presence for known in self.live(now) if known.presence]
+        self._look(now)
+        return [known.presence for known in self._recorded if known.presence]
+
+    # --- the order of the live ones -----------------------------------------------------------------------------------
+
+    def _begin(self, peer: PeerId) -> Known:
+        if len(self._known) >= MAX_KNOWN:
+            self._forget_stalest()
+        known = self._known[peer] = Known(peer, live_until=-NEVER)
+        return known
+
+    def _update(self, known: Known, state: PeerState, step: int, progress: float, live_until: float) -> None:
+        known.state, known.step, known.progress = state, step, progress
+        if progress > self._furthest:
+            self._furthest = progress
+        if live_until > known.live_until:
+            known.live_until = live_until
+        if known.alarm > known.live_until:
+            self._lapsed.pop(known.peer, None)
+            self._set_alarm(known, known.live_until)
+        if known.listed is (state is PeerState.LEAVING):
+            self._unlist(known) if known.listed else self._list(known)
+        if state is PeerState.JOINING:
+            self._joining.add(known.peer)
+        else:
+            self._joining.discard(known.peer)
+
+    def _list(self, known: Known) -> None:
+        known.listed = True
+        insort(self._live, known, key=_PEER)
+        if known.presence is not None:
+            insort(self._recorded, known, key=_PEER)
+
+    def _unlist(self, known: Known) -> None:
+        known.listed = False
+        self._joining.discard(known.peer)
+        del self._live[bisect_left(self._live, known.peer, key=_PEER)]
+        if known.presence is not None:
+            del self._recorded[bisect_left(self._recorded, known.peer, key=_PEER)]
+
+    def _set_alarm(self, known: Known, time: float) -> None:
+        known.alarm = time
+        heapq.heappush(self._alarms, (time, known.peer))
+
+    def _look(self, now: float) -> None:
+        """Take those whose time is over off the list."""
+        alarms = self._alarms
+        while alarms and alarms[0][0] <= now:
+            time, peer = heapq.heappop(alarms)
+            known = self._known.get(peer)
+            if known is None or known.alarm != time:  # an alarm that was replaced
+                continue
+            if known.live_until > now:
+                self._set_alarm(known, known.live_until)
+                continue
+            if known.listed:
+                self._unlist(known)
+            if known.not_before > now:
+                self._set_alarm(known, known.not_before)
+            else:
+                known.alarm = NEVER
+                self._lapsed[peer] = known
+
+    def _forget(self, peer: PeerId) -> None:
+        known = self._known.pop(peer)
+        self._paused.pop(peer, None)
+        if known.listed:
+            self._unlist(known)
 
     def _forget_stalest(self) -> None:
-        stalest = min(self._known.values(), key=lambda known: (known.live_until, known.peer))
-        del self._known[stalest.peer]
+        """Make room: whose alarm comes first when all alarms are set anew goes."""
+        alarms = self._alarms
+        while alarms:
+            time, peer = heapq.heappop(alarms)
+            known = self._known.get(peer)
+            if known is None or known.alarm != time:
+                continue
+            if known.live_until > time:
+                self._set_alarm(known, known.live_until)
+                continue
+            self._forget(peer)
+            return

@@ -273,7 +273,9 @@ class Peer:
         mine, rules = standing.progress, standing.rules
         return (
             standing.settled
-            and now - self._in_step_at >= max(OUT_OF_STEP_S, OUT_OF_STEP_STEPS * standing.seconds_per_outer_step)
+            and now - self._in_step_at >= OUT_OF_STEP_S
+            and now - self._in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
+            and not standing.members.none_beyond(mine + rules.implausible_distance, now)
             and any(
                 implausible_progress(known.progress, mine, settled=True, rules=rules)
                 and not implausible_progress(known.progress, mine, settled=False, rules=rules)
@@ -332,13 +334,12 @@ class Peer:
         standing, exchanging = self._standing, self._exchanging
         if not standing.rules.exchanges:
             return "this recipe exchanges nothing"
-        still_training = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
         recent = exchanging.distances[-AGREEMENTS:]
         agreed = len(recent) == AGREEMENTS and max(recent) <= standing.rules.final_disagreement
-        if agreed and not still_training and not exchanging.book.engaged():  # what we just accepted, we also do
-            return "the swarm agrees"
-        if not len(exchanging.book) and not still_training and now >= exchanging.last_commit_at + LONELY_S:
-            return "nobody is left to exchange with"
+        agreed = agreed and not exchanging.book.engaged()  # what we just accepted, we also do
+        alone = not len(exchanging.book) and now >= exchanging.last_commit_at + LONELY_S
+        if (agreed or alone) and all(known.state is PeerState.FINISHING for known in standing.members.live(now)):
+            return "the swarm agrees" if agreed else "nobody is left to exchange with"
         if now >= self._finish_by:
             return "waited long enough for the others"
         return ""
@@ -394,13 +395,13 @@ class Peer:
         """Ask to be woken when the next timer is due."""
         if self._stopped:
             return
-        times = [self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by]
+        wake_at = min(self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
         if self._standing.state is not PeerState.LEAVING:
-            times += [self._announce_at, self._lookup_at, self._gossip_at, self._finish_by]
-            times += [self._search_until] if not self._training and self._catch_up.pull is None else []
+            wake_at = min(wake_at, self._announce_at, self._lookup_at, self._gossip_at, self._finish_by)
+            if not self._training and self._catch_up.pull is None:
+                wake_at = min(wake_at, self._search_until)
             if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
-                times.append(self._standing.members.next_change(now) or NEVER)
-        wake_at = min(times)
+                wake_at = min(wake_at, self._standing.members.next_change(now) or NEVER)
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
             self._standing.emit(WakeAt(wake_at))

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Protocol
+
+from p2ptrain import codec, manifest
+from p2ptrain.codec import Codec
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import Outer, Swarm
 from p2ptrain.outer import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.train.learner import Learner, LearnerRules
+from p2ptrain.train.learner import LearnerRules
+
+
+class Sizes(Protocol):
+    """What a learner knows of its payloads."""
+
+    @property
+    def streams(self) -> int: ...
+
+    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]: ...
+
+    def weight_sizes(self) -> list[int]: ...
 
 
 def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
@@ -18,11 +34,17 @@ def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
     return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe)
 
 
+def codecs_of(section: manifest.Codec) -> tuple[Codec, Codec]:
+    """The codecs of slow weights and of pseudo-gradients."""
+    weights = codec.get(section.name, section.block_size)
+    return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
+
+
 def swarm_rules(
     run: RunId,
     outer: Outer,
     swarm: Swarm,
-    learner: Learner,
+    learner: Sizes,
     tokens_per_peer: float,
     tokens_per_outer_step: float,
 ) -> SwarmRules:

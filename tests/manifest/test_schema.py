@@ -79,7 +79,7 @@ def test_all_problems_are_reported_at_once_one_line_each(data: dict[str, Any]) -
     assert lines[1].startswith("training.learning_rate:")
     assert lines[1].endswith("found -1.0")
     assert lines[2].startswith("codec.name:")
-    assert lines[2].endswith("found 'int9'")
+    assert lines[2].endswith("found 'int9'; did you mean int8?")
 
 
 @pytest.mark.parametrize(

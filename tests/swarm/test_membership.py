@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
+from plain_membership import PlainMembership
 from table import presence
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.membership import FAILURE_PAUSE_S, QUARANTINE_S, Fault, Membership
+from p2ptrain.swarm.messages import PeerState
 
 BIRCH = PeerId("birch")
+PEERS = 12
 
 
 @pytest.fixture
@@ -47,3 +52,65 @@ def test_broken_protocol_is_remembered_longer_and_not_forgotten(members: Members
     members.blame(BIRCH, 0.0, Fault.OFFENCE)
     assert members.is_distrusted(BIRCH, 2 * first - 0.1)
     assert not members.is_distrusted(BIRCH, 2 * first)
+
+
+def compare(members: Membership, plain: PlainMembership, now: float, seed: int) -> None:
+    """Every question that can be asked, asked of both."""
+    excluding = {PeerId(f"peer {each}") for each in Random(seed).sample(range(PEERS), 3)}
+    one, other = Random(seed), Random(seed)
+    assert [known.peer for known in members.live(now)] == [entry.peer for entry in plain.live(now)]
+    partners = [known.peer for known in members.partners(now, excluding)]
+    assert partners == [entry.peer for entry in plain.partners(now, excluding)]
+    drawn, plainly = members.draw(one, now, excluding), plain.draw(other, now, excluding)
+    assert (drawn and drawn.peer) == (plainly and plainly.peer)
+    assert members.next_change(now) == plain.next_change(now)
+    assert members.sample(one, 4, now, min(excluding)) == plain.sample(other, 4, now, min(excluding))
+    assert members.records(now) == plain.records(now)
+    assert one.getstate() == other.getstate()
+    for progress in (0.0, 50.0, 90.0):
+        assert members.none_beyond(progress, now) == plain.none_beyond(progress, now)
+    for peer in excluding:
+        assert members.is_distrusted(peer, now) == plain.is_distrusted(peer, now)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
+    """Whatever happens in whatever order: the lists in order, alarms and bounds are only a faster way to the same."""
+    random, now = Random(seed), 100.0
+    members, plain = Membership(PeerId("peer 0")), PlainMembership(PeerId("peer 0"))
+    for step in range(600):
+        now += random.choice([0.0, 0.0, 0.1, 1.0, 20.0])
+        peer = PeerId(f"peer {random.randrange(PEERS)}")
+        state, progress = random.choice(list(PeerState)), random.uniform(0.0, 100.0)
+        match random.randrange(8):
+            case 0 | 1 | 2:
+                record = presence(peer, progress, state, at=now - random.uniform(0.0, 70.0))
+                until = record.issued_at + record.lifetime_s
+                assert members.see(record, until) == plain.see(record, until)
+            case 3:
+                members.hear(peer, state, 0, progress, now)
+                plain.hear(peer, state, 0, progress, now)
+            case 4:
+                members.pause(peer, now + 3.0)
+                plain.pause(peer, now + 3.0)
+            case 5:
+                fault = random.choice(list(Fault))
+                members.blame(peer, now, fault)
+                plain.blame(peer, now, fault)
+            case 6:
+                members.praise(peer)
+                plain.praise(peer)
+            case 7:
+                assert members.expire(now) == plain.expire(now)
+        compare(members, plain, now, step)
+
+
+def test_it_is_bounded_and_forgets_whom_it_heard_of_least_recently(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2ptrain.swarm.membership.MAX_KNOWN", 3)
+    members = Membership(PeerId("amber"))
+    for at, name in enumerate(("birch", "cedar", "dune")):
+        members.see(presence(name, at=1.0 + at), 76.0 + at)
+    members.hear(PeerId("birch"), PeerState.TRAINING, 0, 0.0, 50.0)
+    members.see(presence("elm", at=5.0), 80.0)
+    assert [known.peer for known in members.live(51.0)] == ["birch", "dune", "elm"]
+    assert len(members) == 3

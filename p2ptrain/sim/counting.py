@@ -1,0 +1,208 @@
+"""A learner without weights: it counts steps, tokens and bytes, in microseconds, so that thousands of peers fit.
+
+It stands where ``train.Learner`` stands and does what that does to the protocol: the same events at the same steps, the
+same sizes, displacements applied between two inner steps. What it leaves out is everything that weights would say:
+there is no loss, no inner phase is ever discarded, and every exchange measures the one disagreement that the scenario
+gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import NamedTuple
+
+from p2ptrain.errors import RemoteError
+from p2ptrain.ids import LinkId
+from p2ptrain.swarm import Terms
+from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, PhaseDone, TrainingEnded
+
+
+@dataclass(frozen=True, slots=True)
+class Blank:
+    """Bytes of which only the number is known, and whether a liar made them up."""
+
+    size: int
+    garbage: bool = False
+
+    def __len__(self) -> int:
+        return self.size
+
+
+@dataclass(frozen=True, slots=True)
+class BlankPayload:
+    """``train.learner.Encoded`` without content."""
+
+    fragments: tuple[int, ...]
+    parts: tuple[Blank, ...]
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlankDifference:
+    """``train.learner.Difference`` without content."""
+
+    distance: float
+
+
+class _Displacement(NamedTuple):
+    link: LinkId
+    progress: float
+
+
+class _Proceed(NamedTuple):
+    step: int
+
+
+class _Adoption(NamedTuple):
+    link: LinkId
+    step: int
+    progress: float
+
+
+@dataclass(frozen=True, slots=True)
+class CountingRules:
+    """What all counting learners of a simulation share."""
+
+    inner_steps: int
+    """H."""
+    tokens_per_peer: float
+    tokens_per_step: int
+    blocks: bool
+    """Whether the recipe waits for partners between two inner phases."""
+    streams: int
+    """Tensors of each fragment that partners may have."""
+    fragments: tuple[Blank, ...]
+    """Encoded, of all streams."""
+    wishes: tuple[Blank, ...]
+    """What is told before of each; empty where the codec needs no agreement."""
+    weights: tuple[Blank, ...]
+    """Each fragment in fp32."""
+    disagreement: float
+    """What every exchange measures."""
+
+
+class CountingLearner:
+    """See the module. The methods are those of ``train.Learner``."""
+
+    __slots__ = (
+        "_inbox",
+        "_inner",
+        "_phase_tokens",
+        "_rules",
+        "ended",
+        "is_waiting",
+        "loss",
+        "progress",
+        "step",
+        "tokens",
+    )
+
+    def __init__(self, rules: CountingRules) -> None:
+        self.step = 0
+        self.progress = 0.0
+        self.tokens = 0
+        self.loss = nan
+        self.ended = False
+        self.is_waiting = False
+        self._rules = rules
+        self._inner = 0
+        self._phase_tokens = 0
+        self._inbox: list[_Displacement | _Proceed | _Adoption] = []
+
+    def steps_ahead(self) -> int:
+        """How many inner steps there are up to the next that has something to say."""
+        return 1 if self._inbox else self._rules.inner_steps - self._inner
+
+    def advance(self) -> list[Event]:
+        events = self.settle() if self._inbox else []
+        if self.ended or self.is_waiting:
+            return events
+        rules = self._rules
+        self.tokens += rules.tokens_per_step
+        self._phase_tokens += rules.tokens_per_step
+        self.progress += rules.tokens_per_step
+        self._inner += 1
+        if self._inner == rules.inner_steps:
+            self._inner = 0
+            if rules.blocks:
+                self.is_waiting = True
+                events.append(PhaseDone(self.step + 1, self.progress))
+            else:
+                events += self._end_step()
+        return events
+
+    def settle(self) -> list[Event]:
+        events: list[Event] = []
+        inbox, self._inbox = self._inbox, []
+        for place, ready in enumerate(inbox):
+            match ready:
+                case _Displacement():
+                    self.progress += ready.progress
+                    events.append(Applied(ready.link, self.progress))
+                case _Proceed():
+                    if self.is_waiting and ready.step == self.step + 1:
+                        self.is_waiting = False
+                        events += self._end_step()
+                case _Adoption():
+                    return events + self._adopt(ready, inbox[place + 1 :])
+        return events
+
+    def _end_step(self) -> list[Event]:
+        self.step += 1
+        events: list[Event] = [OuterStepDone(self.step, self.progress, self._phase_tokens)]
+        self._phase_tokens = 0
+        if self.progress >= self._rules.tokens_per_peer:
+            self.ended = True
+            events.append(TrainingEnded(self.step, self.progress))
+        return events
+
+    def _adopt(self, ready: _Adoption, later: Sequence[_Displacement | _Proceed | _Adoption]) -> list[Event]:
+        """A donor's place in the run; what was waiting behind it is stale."""
+        self.step, self.progress = ready.step, ready.progress
+        self._inner = self._phase_tokens = 0
+        self.is_waiting = False
+        self.ended = self.progress >= self._rules.tokens_per_peer
+        stale = [Applied(each.link, self.progress) for each in later if isinstance(each, _Displacement)]
+        ended = [TrainingEnded(self.step, self.progress)] if self.ended else []
+        return [*stale, Adopted(ready.link, self.step, self.progress), *ended]
+
+    def wishes(self, fragments: Sequence[int]) -> list[Blank]:
+        return [self._rules.wishes[fragment] for fragment in fragments] if self._rules.wishes else []
+
+    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
+        return [wish.size for wish in self.wishes(fragments)]
+
+    def encode(
+        self, fragments: Sequence[int], mine: Sequence[Blank] = (), theirs: Sequence[Blank] = ()
+    ) -> BlankPayload:
+        parts = tuple(self._rules.fragments[fragment] for fragment in fragments)
+        return BlankPayload(tuple(fragments), parts, sum(part.size for part in parts))
+
+    def difference(self, mine: BlankPayload, theirs: Sequence[Blank]) -> BlankDifference:
+        if any(part.garbage for part in theirs):
+            raise RemoteError("its weights are not finite")
+        return BlankDifference(self._rules.disagreement)
+
+    def deliver(self, link: LinkId, difference: BlankDifference, mine: Terms, theirs: Terms, progress: float) -> None:
+        self._inbox.append(_Displacement(link, progress))
+
+    def proceed(self, step: int) -> None:
+        self._inbox.append(_Proceed(step))
+
+    def weights(self) -> list[Blank]:
+        return list(self._rules.weights)
+
+    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Blank]) -> None:
+        self._inbox.append(_Adoption(link, step, progress))
+
+    @property
+    def streams(self) -> int:
+        return self._rules.streams
+
+    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
+        return [self._rules.fragments[fragment].size for fragment in fragments]
+
+    def weight_sizes(self) -> list[int]:
+        return [part.size for part in self._rules.weights]

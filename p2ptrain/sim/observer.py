@@ -1,0 +1,130 @@
+"""Looks at a simulation while it runs, and sums it up when it is over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from math import isfinite
+
+from p2ptrain.sim.cohort import Cohort
+from p2ptrain.sim.population import Member, Population
+from p2ptrain.sim.report import Bytes, Figures, Point
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.traffic import Traffic
+from p2ptrain.sim.world import World
+from p2ptrain.swarm import Counters
+
+
+class Observer:
+    """Takes a point of the curve every so many outer steps of the whole swarm."""
+
+    def __init__(self, scenario: Scenario, world: World, population: Population, cohort: Cohort) -> None:
+        self.points: list[Point] = []
+        self.outer_steps = 0
+        """Of all peers so far."""
+        self.expected = _expected_steps(scenario, population)
+        """By the end, if everybody comes and stays."""
+        self._world = world
+        self._population = population
+        self._cohort = cohort
+        self._most = scenario.run.points
+        self._stride = max(self.expected / self._most, 1.0)
+        self._next = self._stride
+
+    def outer_step_done(self) -> None:
+        """Some peer ended an outer step."""
+        self.outer_steps += 1
+        if self.outer_steps >= self._next:
+            self._next += self._stride
+            self._world.after(0.0, self.look)
+
+    def look(self, final: bool = False) -> None:
+        """Take a point now; when they become too many, every other one goes."""
+        self.points.append(self._point(final))
+        if len(self.points) > 2 * self._most:
+            del self.points[::2]
+            self._stride *= 2
+
+    def _point(self, final: bool) -> Point:
+        members = self._population.taking_part()
+        for member in members:
+            member.peer.trainer.catch_up()
+        learners = [member.peer.learner for member in members]
+        judged = self._cohort.judge(learners, final) if members else None
+        losses = judged.losses if judged is not None else None
+        values = losses if losses is not None else [learner.loss for learner in learners]
+        groups: dict[str, list[float]] = {}
+        for member, value in zip(members, values, strict=True):
+            groups.setdefault(member.seat.group, []).append(value)
+        return Point(
+            time_s=self._world.now,
+            outer_steps=_mean(learner.step for learner in learners) or 0.0,
+            tokens=_mean(learner.tokens for learner in learners) or 0.0,
+            loss=_mean(learner.loss for learner in learners),
+            validation=_mean(losses) if losses is not None else None,
+            validation_of_mean=judged.loss_of_mean if judged is not None else None,
+            disagreement=judged.disagreement if judged is not None else None,
+            groups={name: _mean(each) for name, each in groups.items()},
+        )
+
+
+def figures(members: Sequence[Member], parameters: int, now: float) -> Figures:
+    """What became of these."""
+    counters = [member.peer.core.counters for member in members]
+    traffic = [member.peer.traffic for member in members]
+    steps = _sum(counters, "outer_steps")
+    exchanges = _sum(counters, "exchanges_ok")
+    up, down = _mean_bytes(traffic, "up"), _mean_bytes(traffic, "down")
+    endings: dict[str, int] = {}
+    for member in members:
+        why = member.peer.finished or "still there"
+        endings[why] = endings.get(why, 0) + 1
+    per_step = 8 * len(members) / (parameters * steps) if steps else None
+    return Figures(
+        peers=len(members),
+        outer_steps=steps,
+        tokens=sum(member.peer.learner.tokens for member in members),
+        loss=_mean(member.peer.learner.loss for member in members),
+        utilization=_mean_utilization(members, now),
+        up=up,
+        down=down,
+        bits_per_parameter=up.total * per_step if per_step else None,
+        payload_bits_per_parameter=up.payload * per_step if per_step else None,
+        exchanges=exchanges,
+        exchanges_failed=_sum(counters, "exchanges_failed"),
+        half_commits=_sum(counters, "half_commits"),
+        offers_declined=_sum(counters, "offers_declined"),
+        offers_refused=_sum(counters, "offers_refused"),
+        offers_unanswered=_sum(counters, "offers_unanswered"),
+        solo_share=_sum(counters, "solo_steps") / steps if steps else None,
+        pulls=_sum(counters, "pulls"),
+        offences=_sum(counters, "offences"),
+        endings=dict(sorted(endings.items())),
+    )
+
+
+def _expected_steps(scenario: Scenario, population: Population) -> int:
+    tokens = scenario.tokens_per_peer
+    return sum(-(-tokens // (seat.steps * scenario.learner.tokens_per_step)) for seat in population.seats)
+
+
+def _sum(counters: Iterable[Counters], name: str) -> int:
+    return sum(int(getattr(each, name)) for each in counters)
+
+
+def _mean(values: Iterable[float]) -> float | None:
+    """Of those that are numbers."""
+    finite = [float(value) for value in values if isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def _mean_bytes(traffic: Sequence[Traffic], way: str) -> Bytes:
+    def mean(kind: str) -> float:
+        return sum(getattr(each, f"{kind}_{way}") for each in traffic) / len(traffic)
+
+    parts = {kind: mean(kind) for kind in ("payload", "weights", "control", "directory")}
+    return Bytes(**parts, total=sum(parts.values()))
+
+
+def _mean_utilization(members: Sequence[Member], now: float) -> float | None:
+    shares = (member.peer.trainer.utilization(now) for member in members)
+    return _mean(share for share in shares if share is not None)

@@ -1,0 +1,201 @@
+"""Who takes part: peers come, sleep, go and are replaced, as the scenario says."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+
+from p2ptrain.ids import PeerId
+from p2ptrain.sim.cohort import Cohort
+from p2ptrain.sim.counting import CountingLearner
+from p2ptrain.sim.liars import Liar
+from p2ptrain.sim.network import SimulatedNetwork
+from p2ptrain.sim.notes import NoteCounts
+from p2ptrain.sim.pace import Pace, inner_steps
+from p2ptrain.sim.peer import SimulatedPeer
+from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
+from p2ptrain.sim.transfers import Pipe
+from p2ptrain.swarm import Peer, SwarmRules
+
+PEER_ID_CHARACTERS = 52
+"""As libp2p's ids of Ed25519 keys have: so messages have their true sizes."""
+
+
+@dataclass(slots=True)
+class Seat:
+    """A place in the swarm, and who has it now."""
+
+    number: int
+    group: str
+    name: str
+    settings: Group
+    steps: int
+    """H."""
+    occupants: int = 0
+    """So many peers have had it."""
+
+
+@dataclass(slots=True)
+class Member:
+    """One peer that takes part, or did."""
+
+    peer: SimulatedPeer
+    seat: Seat
+    has_left: bool = False
+    """The scenario took it away before the run's end."""
+
+
+@dataclass(slots=True)
+class ScenarioConditions:
+    """Latency and loss as the groups' settings add up."""
+
+    random: Random
+    failed: float
+    """Share of swaps that break whoever makes them."""
+    latencies_s: dict[PeerId, float] = field(default_factory=dict)
+    losses: dict[PeerId, float] = field(default_factory=dict)
+    """Only of those that lose something."""
+
+    def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
+        return self.latencies_s[sender] + self.latencies_s[receiver]
+
+    def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
+        return True
+
+    def breaks_swap(self, sender: PeerId, receiver: PeerId) -> float | None:
+        if not self.failed and not self.losses:
+            return None
+        survives = (1 - self.failed) * (1 - self.losses.get(sender, 0.0)) * (1 - self.losses.get(receiver, 0.0))
+        return self.random.random() if self.random.random() >= survives else None
+
+
+class Population:
+    """Makes peers when they arrive, and knows when all are done."""
+
+    def __init__(
+        self, scenario: Scenario, network: SimulatedNetwork, conditions: ScenarioConditions, cohort: Cohort
+    ) -> None:
+        self.members: list[Member] = []
+        """In the order of their arrival."""
+        self.notes = NoteCounts()
+        self._scenario = scenario
+        self._network = network
+        self._conditions = conditions
+        self._cohort = cohort
+        self._rules = cohort.rules(network.run)
+        self.seats = _seats(scenario, self._rules)
+        self._by_peer: dict[PeerId, Member] = {}
+        self._honest_left = 0
+        """Peers that have yet to come, or are not done; liars not counted."""
+        self._is_over = False
+        """Some peer has done the whole run: who comes now comes too late."""
+        network.on_end = self._ended
+
+    def schedule(self) -> None:
+        """Everybody's arrival."""
+        for seat in self.seats:
+            group = seat.settings
+            share = self._random(seat.name, "arrival").random() if group.arrives_over_s else 0.0
+            self._expect(seat, group.arrives_at_s + share * group.arrives_over_s)
+
+    def taking_part(self) -> list[Member]:
+        """The honest ones that are there, or did the whole run."""
+        return [each for each in self.members if each.seat.settings.lie is None and not each.has_left]
+
+    def _random(self, *what: object) -> Random:
+        return Random("/".join(map(str, (self._scenario.run.seed, *what))))
+
+    def _expect(self, seat: Seat, time: float) -> None:
+        self._honest_left += seat.settings.lie is None
+        self._network.world.at(time, self._arrive, seat)
+
+    def _arrive(self, seat: Seat) -> None:
+        if self._is_over:
+            self._done(seat)
+            return
+        seat.occupants += 1
+        peer = self._make(seat)
+        member = self._by_peer[peer.peer] = Member(peer, seat)
+        self.members.append(member)
+        self._network.peers[peer.peer] = peer
+        self._schedule_fate(member)
+        peer.start()
+
+    def _make(self, seat: Seat) -> SimulatedPeer:
+        name, group = f"{seat.name}.{seat.occupants}", seat.settings
+        peer = _peer_id(self._scenario.run.seed, name)
+        self._conditions.latencies_s[peer] = group.latency_s
+        if group.loss:
+            self._conditions.losses[peer] = group.loss
+        learner = self._cohort.learner(seat.number, seat.steps, self.notes)
+        liar = None
+        if group.lie is not None:
+            claim = float(self._scenario.tokens_per_peer)
+            liar = Liar(group.lie, claim, self._random(name, "lies"), self._cohort.garble)
+        return SimulatedPeer(
+            network=self._network,
+            peer=peer,
+            core=Peer(peer, self._rules, self._random(name)),
+            learner=learner,
+            step_s=Pace(group.step_s, group.step_jitter, self._random(name, "pace") if group.step_jitter else None),
+            notebook=self.notes,
+            up=_pipe(group.up_mbit_s),
+            down=_pipe(group.down_mbit_s),
+            steps_ahead=learner.steps_ahead if isinstance(learner, CountingLearner) else None,
+            liar=liar,
+        )
+
+    def _schedule_fate(self, member: Member) -> None:
+        world, group = self._network.world, member.seat.settings
+        for freeze in group.freezes:
+            if freeze.at_s >= world.now:
+                world.at(freeze.at_s, member.peer.freeze)
+                world.at(freeze.at_s + freeze.for_s, member.peer.thaw)
+        if group.leaves_at_s is not None and member.seat.occupants == 1:
+            world.at(group.leaves_at_s, self._depart, member)
+        elif group.stays_s is not None:
+            stay = self._random(member.peer.peer, "stay").expovariate(1.0 / group.stays_s)
+            world.at(world.now + stay, self._depart, member)
+
+    def _depart(self, member: Member) -> None:
+        if not member.peer.finished:
+            member.has_left = True
+            if member.seat.settings.leaves == "killed":
+                member.peer.kill()
+            else:
+                member.peer.leave()
+
+    def _ended(self, peer: SimulatedPeer) -> None:
+        member = self._by_peer[peer.peer]
+        returns_after_s = member.seat.settings.returns_after_s
+        if not member.has_left:
+            self._is_over = self._is_over or member.seat.settings.lie is None
+        elif returns_after_s is not None:
+            self._expect(member.seat, self._network.world.now + returns_after_s)
+        self._done(member.seat)
+
+    def _done(self, seat: Seat) -> None:
+        self._honest_left -= seat.settings.lie is None
+        if not self._honest_left:
+            self._network.world.stopped = True
+
+
+def _peer_id(seed: int, name: str) -> PeerId:
+    """Ids are in no order that means anything: of two offers that cross, the smaller id's wins."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).hexdigest()
+    return PeerId(f"{digest[: PEER_ID_CHARACTERS - 1 - len(name)]}.{name}")
+
+
+def _pipe(megabit_per_s: float | None) -> Pipe:
+    return Pipe(inf if megabit_per_s is None else megabit_per_s * MEGABIT)
+
+
+def _seats(scenario: Scenario, rules: SwarmRules) -> list[Seat]:
+    payload = sum(rules.fragment_bytes) * scenario.outer.fragments_per_exchange // scenario.outer.fragments
+    seats: list[Seat] = []
+    for name, group in scenario.named():
+        steps = inner_steps(scenario, group, payload)
+        seats += [Seat(len(seats) + place, name, f"{name}-{place}", group, steps) for place in range(group.count)]
+    return seats

@@ -1,0 +1,93 @@
+"""Reading a scenario: TOML, changes from the command line, and errors in the reader's words."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.manifest.faults import shown, told
+from p2ptrain.sim.scenario import Scenario
+
+MAX_CHARACTERS = 1 << 20
+"""Of a file; a thousand groups are a tenth of it."""
+
+REMEDY = "Mend these fields; docs/SIMULATOR.md explains all of them."
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> Scenario:
+    """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path} cannot be read: {error}.", "Give the path of a scenario file.") from None
+    if len(text) > MAX_CHARACTERS:
+        raise ScenarioError(f"{path} has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read.", REMEDY)
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ScenarioError(f"{path} is no valid TOML: {error}.", "Mend that line.") from None
+    return parse(changed(data, changes))
+
+
+def parse(data: Mapping[str, Any]) -> Scenario:
+    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+    try:
+        return Scenario.model_validate(data)
+    except ValidationError as error:
+        raise ScenarioError("\n".join(told(error, Scenario, ("learner",))), REMEDY) from None
+
+
+def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
+    """Plain data with some fields replaced: ``outer.inner_steps=20``, ``peers.home.count=9``, ``peers[0].count=9``."""
+    copy: dict[str, Any] = deepcopy(dict(data))
+    for change in changes:
+        key, equals, value = change.partition("=")
+        if not equals or not key.strip():
+            raise ScenarioError(f"{shown(change)} is no change.", "Write KEY=VALUE, as in outer.inner_steps=20.")
+        *parents, field = _steps(key.strip())
+        table: Any = copy
+        for parent in parents:
+            table = _inside(table, parent, key)
+        if not isinstance(table, dict):
+            raise _nowhere(key, field)
+        table[field] = _value(value.strip())
+    return copy
+
+
+def _steps(key: str) -> list[str]:
+    """The parts of a dotted path; ``[0]`` counts as one."""
+    return [part for part in key.replace("[", ".[").split(".") if part]
+
+
+def _inside(table: Any, step: str, key: str) -> Any:
+    """A table's section, or of a list of groups the one that is named or numbered so."""
+    if isinstance(table, dict):
+        return table.setdefault(step, {})
+    if isinstance(table, list):
+        if step.startswith("[") and step[1:-1].isdigit() and int(step[1:-1]) < len(table):
+            return table[int(step[1:-1])]
+        for group in table:
+            if isinstance(group, dict) and group.get("name") == step:
+                return group
+        names = [str(group["name"]) for group in table if isinstance(group, dict) and "name" in group]
+        there = ", ".join([*names, f"[0] to [{len(table) - 1}]"])
+        raise ScenarioError(f"{key}: there is no {step}; there are {there}.", "Name one of them.")
+    raise _nowhere(key, step)
+
+
+def _nowhere(key: str, step: str) -> ScenarioError:
+    return ScenarioError(f"{key}: {step} is no part of anything.", REMEDY)
+
+
+def _value(text: str) -> Any:
+    """As TOML reads it; a bare word is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

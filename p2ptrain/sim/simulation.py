@@ -1,0 +1,116 @@
+"""One simulation from scenario to report."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from random import Random
+
+from p2ptrain.ids import RunId
+from p2ptrain.sim import cohort as cohorts
+from p2ptrain.sim.directory import SimulatedDirectory
+from p2ptrain.sim.network import SimulatedNetwork
+from p2ptrain.sim.observer import Observer, figures
+from p2ptrain.sim.population import Population, ScenarioConditions
+from p2ptrain.sim.report import REPORT_VERSION, Cost, Report
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.world import World
+
+SLICE = 20_000
+"""Events between two looks at the wall clock: a fraction of a second."""
+
+RUN = RunId("5" * 64)
+"""Of a run that is only simulated."""
+
+LEFT_OUT = (
+    "what lies below our frames: libp2p's multiplexer, Noise, TCP and IP, a few per cent of the bytes",
+    "slow starts of connections, and anything that limits a transfer between two access lines",
+    "the bytes of the directory's own upkeep, and of relaying others' records",
+)
+
+Progress = Callable[[float], None]
+"""Told which share of the simulation is done, now and then."""
+
+
+class Simulation:
+    """A swarm, its world, and what was seen of it."""
+
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+        self.scenario = scenario
+        self.world = World()
+        self.cohort = cohorts.make(scenario, device)
+        seed = scenario.run.seed
+        conditions = ScenarioConditions(Random(f"{seed}/conditions"), scenario.run.failed_exchanges)
+        directory = SimulatedDirectory(RUN, Random(f"{seed}/directory"))
+        self.network = SimulatedNetwork(self.world, RUN, conditions, directory=directory, prepare=self.cohort.prepare)
+        self.population = Population(scenario, self.network, conditions, self.cohort)
+        self.observer = Observer(scenario, self.world, self.population, self.cohort)
+        self.network.metronome.on_outer_step = self.observer.outer_step_done
+        self.wall_s = 0.0
+        self.cpu_s = 0.0
+
+    def start(self) -> None:
+        self.population.schedule()
+
+    def run(self, progress: Progress | None = None, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+        """Run to the end, or until ``is_stopped``; True at the end."""
+        limit = self.scenario.run.seconds or float("inf")
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            while self.world.run(limit, SLICE):
+                if progress is not None:
+                    progress(min(self.observer.outer_steps / self.observer.expected, 1.0))
+                if is_stopped():
+                    return False
+            return True
+        finally:
+            self.wall_s += time.perf_counter() - wall
+            self.cpu_s += time.process_time() - cpu
+
+    def report(self, title: str) -> Report:
+        self.observer.look(final=True)
+        members, now = self.population.members, self.world.now
+        parameters = self.scenario.learner.parameters
+        names = dict.fromkeys(seat.group for seat in self.population.seats)
+        in_groups = {name: [each for each in members if each.seat.group == name] for name in names}
+        ended = "all peers are done" if self.world.stopped else f"run.seconds, {self.scenario.run.seconds}, passed"
+        return Report(
+            version=REPORT_VERSION,
+            title=title,
+            scenario=self.scenario.model_dump(),
+            simulated_s=now,
+            ending=ended,
+            events=self.world.events,
+            overall=figures(members, parameters, now),
+            groups={name: figures(each, parameters, now) for name, each in in_groups.items() if each},
+            curve=self.observer.points,
+            notes=dict(sorted(self.population.notes.kinds.items())),
+            left_out=[*self.cohort.left_out, *LEFT_OUT],
+            cost=Cost(
+                wall_s=self.wall_s,
+                cpu_s=self.cpu_s,
+                events_per_s=self.world.events / max(self.wall_s, 1e-9),
+                peak_memory_bytes=_peak_memory_bytes(),
+            ),
+        )
+
+
+def simulate(scenario: Scenario, *, title: str = "", device: str = "cpu", progress: Progress | None = None) -> Report:
+    """Simulate a scenario to its end.
+
+    Args:
+        title: what the report is called.
+        device: where learners with tensors compute.
+        progress: told now and then how far it is.
+    """
+    simulation = Simulation(scenario)
+    simulation.start()
+    simulation.run(progress)
+    return simulation.report(title)
+
+
+def _peak_memory_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

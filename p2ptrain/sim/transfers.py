@@ -1,0 +1,205 @@
+"""Access lines shared fairly among the payloads that cross them.
+
+Each host has two pipes, up and down. A transfer crosses its sender's up pipe and its receiver's down pipe; nothing in
+between limits it. All transfers together get the max-min fair rates (Bertsekas and Gallager, Data Networks, section
+6.5.2), what long TCP connections come near to: a transfer's rate is limited by one pipe that is full, its bottleneck,
+and no other transfer in that pipe is faster.
+
+Rates change only when a transfer begins or ends or a pipe's capacity changes. Only the pipes that notice are filled
+anew: beginning with the pipes that changed, until every transfer whose rate moved has both its pipes among them. With
+uplinks narrower than downlinks that is nearly always one pipe, whatever the size of the swarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from p2ptrain.sim.world import World
+
+Action = tuple[Callable[..., None], tuple[Any, ...]]
+
+SAME = 1e-9
+"""Rates that differ by less, relatively, are the same rate in another order of additions."""
+
+
+class Pipe:
+    """One direction of one host's access line."""
+
+    __slots__ = ("capacity", "transfers")
+
+    def __init__(self, capacity: float) -> None:
+        self.capacity = capacity
+        """Bytes per second; may be infinite, and 0 while the host is frozen."""
+        self.transfers: dict[int, Transfer] = {}
+
+
+class Transfer:
+    """Some bytes on their way from one host to another."""
+
+    __slots__ = ("action", "alarm", "bottleneck", "down", "due", "left", "rate", "serial", "since", "size", "up")
+
+    def __init__(self, serial: int, up: Pipe, down: Pipe, size: float, now: float, action: Action) -> None:
+        self.serial = serial
+        self.up = up
+        self.down = down
+        self.size = size
+        self.left = size
+        """Bytes still to be sent at ``since``."""
+        self.rate = 0.0
+        self.since = now
+        self.bottleneck: Pipe | None = None
+        self.due = inf
+        """When it ends at this rate."""
+        self.alarm = inf
+        """When we look at it next; not after ``due``."""
+        self.action = action
+
+    def moved(self, now: float) -> float:
+        """Bytes sent so far."""
+        return self.size - max(self.left - self.rate * (now - self.since), 0.0)
+
+
+class Transfers:
+    """All transfers under way and their rates."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._serial = 0
+
+    def start(self, up: Pipe, down: Pipe, size: float, action: Callable[..., None], *arguments: Any) -> Transfer | None:
+        """Send ``size`` bytes; ``action(*arguments)`` when the last has left. At once, and None, if nothing limits."""
+        if up.capacity == inf and down.capacity == inf:
+            action(*arguments)
+            return None
+        self._serial += 1
+        transfer = Transfer(self._serial, up, down, size, self._world.now, (action, arguments))
+        up.transfers[transfer.serial] = transfer
+        down.transfers[transfer.serial] = transfer
+        self._fill({up: None, down: None})
+        return transfer
+
+    def stop(self, transfer: Transfer) -> float:
+        """Give up on a transfer, or do nothing when it has ended; returns the bytes it moved."""
+        moved = transfer.moved(self._world.now)
+        if transfer.up.transfers.pop(transfer.serial, None) is not None:
+            del transfer.down.transfers[transfer.serial]
+            transfer.left, transfer.rate, transfer.size = 0.0, 0.0, moved
+            transfer.due = transfer.alarm = inf
+            self._fill({transfer.up: None, transfer.down: None})
+        return moved
+
+    def resize(self, pipe: Pipe, capacity: float) -> None:
+        """The pipe is wider or narrower from now on."""
+        pipe.capacity = capacity
+        region = {pipe: None}
+        for transfer in pipe.transfers.values():
+            region[transfer.up] = region[transfer.down] = None
+        self._fill(region)
+
+    # --- rates ------------------------------------------------------------------------------------------------------
+
+    def _fill(self, region: dict[Pipe, None]) -> None:
+        """Give the transfers in these pipes, and in all that notice, their fair rates."""
+        while True:
+            rates = _fair_rates(region)
+            before = len(region)
+            for transfer, (rate, _) in rates.items():
+                if not _same(rate, transfer.rate):
+                    for pipe in (transfer.up, transfer.down):
+                        if pipe not in region and _notices(pipe, rates):
+                            region[pipe] = None
+            if len(region) == before:
+                break
+        for transfer, (rate, bottleneck) in rates.items():
+            transfer.bottleneck = bottleneck
+            if not _same(rate, transfer.rate):
+                self._change(transfer, rate)
+
+    def _change(self, transfer: Transfer, rate: float) -> None:
+        now = self._world.now
+        transfer.left = max(transfer.left - transfer.rate * (now - transfer.since), 0.0)
+        transfer.rate, transfer.since = rate, now
+        transfer.due = now + transfer.left / rate if rate > 0 else inf
+        if transfer.due < transfer.alarm:
+            transfer.alarm = transfer.due
+            self._world.at(transfer.due, self._look, transfer, transfer.due)
+
+    def _look(self, transfer: Transfer, alarm: float) -> None:
+        """An alarm rang: the transfer ends, or has become slower since the alarm was set."""
+        if alarm != transfer.alarm:
+            return
+        if transfer.due > alarm:
+            transfer.alarm = transfer.due
+            if transfer.due < inf:
+                self._world.at(transfer.due, self._look, transfer, transfer.due)
+            return
+        action, arguments = transfer.action
+        transfer.left, transfer.rate = 0.0, 0.0
+        self.stop(transfer)
+        action(*arguments)
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or abs(one - other) < SAME * max(one, other)
+
+
+def _notices(pipe: Pipe, rates: dict[Transfer, tuple[float, Pipe | None]]) -> bool:
+    """Whether these new rates can change the rates of others in this pipe: it is full, or would be."""
+    used = 0.0
+    for transfer in pipe.transfers.values():
+        if transfer.bottleneck is pipe:
+            return True
+        used += rates[transfer][0] if transfer in rates else transfer.rate
+    return used > pipe.capacity
+
+
+def _fair_rates(region: dict[Pipe, None]) -> dict[Transfer, tuple[float, Pipe | None]]:
+    """Max-min fair rates of all transfers in these pipes, each with its bottleneck, by progressive filling.
+
+    A transfer whose bottleneck lies outside keeps at most its present rate: that pipe was told nothing new.
+    """
+    rates: dict[Transfer, tuple[float, Pipe | None]] = {}
+    room: dict[Pipe, float] = {}
+    waiting: dict[Pipe, dict[int, Transfer]] = {}
+    capped: list[tuple[float, int, Transfer]] = []
+    for pipe in region:
+        if pipe.capacity == inf:
+            rates.update(
+                (each, (inf, None)) for each in pipe.transfers.values() if each.up.capacity == each.down.capacity
+            )
+            continue
+        room[pipe] = pipe.capacity
+        waiting[pipe] = dict(pipe.transfers)
+        for transfer in pipe.transfers.values():
+            outside = transfer.bottleneck
+            if outside is not None and outside not in region:
+                capped.append((transfer.rate, transfer.serial, transfer))
+    capped.sort(reverse=True, key=_rate_and_serial)
+
+    def settle(transfer: Transfer, rate: float, bottleneck: Pipe | None) -> None:
+        rates[transfer] = rate, bottleneck
+        for pipe in (transfer.up, transfer.down):
+            if pipe in room and waiting[pipe].pop(transfer.serial, None) is not None:
+                room[pipe] = max(room[pipe] - rate, 0.0)
+
+    while True:
+        level, narrowest = inf, None
+        for pipe, transfers in waiting.items():
+            if transfers and (share := room[pipe] / len(transfers)) < level:
+                level, narrowest = share, pipe
+        while capped and capped[-1][2] in rates:
+            capped.pop()
+        if capped and capped[-1][0] <= level:
+            rate, _, transfer = capped.pop()
+            settle(transfer, rate, transfer.bottleneck)
+        elif narrowest is not None:
+            for transfer in list(waiting[narrowest].values()):
+                settle(transfer, level, narrowest)
+        else:
+            return rates
+
+
+def _rate_and_serial(entry: tuple[float, int, Transfer]) -> tuple[float, int]:
+    return entry[0], entry[1]

@@ -1,0 +1,101 @@
+"""``swarm.membership`` as it reads when nothing has to be fast: what the real one must always agree with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.membership import FAILURE_PAUSE_S, QUARANTINE_S, Fault
+from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.rules import HEARD_LIFETIME_S
+
+
+@dataclass
+class Entry:
+    peer: PeerId
+    live_until: float
+    state: PeerState = PeerState.TRAINING
+    progress: float = 0.0
+    presence: Presence | None = None
+    times: dict[Fault, int] | None = None
+    not_before: float = 0.0
+    distrusted_until: float = 0.0
+
+
+class PlainMembership:
+    """Looks at everybody, every time."""
+
+    def __init__(self, me: PeerId) -> None:
+        self.me = me
+        self.known: dict[PeerId, Entry] = {}
+
+    def see(self, presence: Presence, live_until: float) -> bool:
+        if presence.peer == self.me:
+            return False
+        entry = self.known.setdefault(presence.peer, Entry(presence.peer, live_until))
+        before = entry.presence
+        if before is not None and presence.issued_at <= before.issued_at:
+            return False
+        entry.live_until = max(entry.live_until, live_until)
+        entry.presence, entry.state, entry.progress = presence, presence.state, presence.progress
+        return before is None
+
+    def hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
+        entry = self.known.setdefault(peer, Entry(peer, now))
+        entry.live_until = max(entry.live_until, now + HEARD_LIFETIME_S)
+        entry.state, entry.progress = state, progress
+
+    def pause(self, peer: PeerId, until: float) -> None:
+        if entry := self.known.get(peer):
+            entry.not_before = max(entry.not_before, until)
+
+    def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
+        if (entry := self.known.get(peer)) is None:
+            return
+        entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
+        entry.times[fault] += 1
+        first, longest = QUARANTINE_S if fault is Fault.OFFENCE else FAILURE_PAUSE_S
+        until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
+        entry.not_before = max(entry.not_before, until)
+        if fault is not Fault.UNANSWERED:
+            entry.distrusted_until = max(entry.distrusted_until, until)
+
+    def praise(self, peer: PeerId) -> None:
+        if entry := self.known.get(peer):
+            entry.times = {**(entry.times or {}), Fault.UNANSWERED: 0, Fault.BROKEN: 0}
+            entry.not_before = entry.distrusted_until = 0.0
+
+    def is_distrusted(self, peer: PeerId, now: float) -> bool:
+        return peer in self.known and self.known[peer].distrusted_until > now
+
+    def expire(self, now: float) -> list[PeerId]:
+        gone = sorted(e.peer for e in self.known.values() if e.live_until <= now and e.not_before <= now)
+        for peer in gone:
+            del self.known[peer]
+        return gone
+
+    def live(self, now: float) -> list[Entry]:
+        here = (self.known[peer] for peer in sorted(self.known))
+        return [entry for entry in here if entry.live_until > now and entry.state is not PeerState.LEAVING]
+
+    def partners(self, now: float, excluding: set[PeerId]) -> list[Entry]:
+        ready = (PeerState.TRAINING, PeerState.FINISHING)
+        return [e for e in self.live(now) if e.state in ready and e.not_before <= now and e.peer not in excluding]
+
+    def draw(self, random: Random, now: float, excluding: set[PeerId]) -> Entry | None:
+        candidates = self.partners(now, excluding)
+        return random.choice(candidates) if candidates else None
+
+    def none_beyond(self, progress: float, now: float) -> bool:
+        return all(entry.progress <= progress for entry in self.live(now))
+
+    def next_change(self, now: float) -> float | None:
+        return min((e.not_before for e in self.live(now) if e.not_before > now), default=None)
+
+    def sample(self, random: Random, count: int, now: float, excluding: PeerId) -> tuple[Presence, ...]:
+        records = [e.presence for e in self.live(now) if e.presence and e.peer != excluding]
+        return tuple(random.sample(records, min(count, len(records))))
+
+    def records(self, now: float) -> list[Presence]:
+        return [entry.presence for entry in self.live(now) if entry.presence]
