@@ -28,8 +28,8 @@ class Contender:
     outer: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the manifest's section ``outer`` beside recipe, H, learning rate and momentum."""
 
-    codec: Mapping[str, Any] = field(default_factory=lambda: {"name": "fp32"})
-    """Fields of the manifest's section ``codec``."""
+    codec: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the manifest's section ``codec`` beside fp32 for everything."""
 
     tuned_as: str | None = None
     """Whose tuning it uses; None for a method without outer learning rate and momentum."""
@@ -48,7 +48,7 @@ class Setting:
     """Shards, that is non-IID: each peer reads its own stretch of the corpus and no other."""
     learner: Literal["lm", "quadratic", "bytes"] = "lm"
     points: int = 1
-    """Of the curve; each costs an evaluation of all peers."""
+    """Of the curve; each is an evaluation of all peers, the last on the whole split."""
     exchange_steps: float = 0.05
     """s / t: seconds that all parameters take in fp32 over one line, in inner steps of time. .05: traffic is cheap.
     Learner bytes does not read it: its peers are at home."""

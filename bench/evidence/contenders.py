@@ -18,8 +18,8 @@ INT8: Mapping[str, Any] = {"name": "int8", "block_size": 1024}
 INT4: Mapping[str, Any] = {"name": "int4", "block_size": 64}
 MODULAR8: Mapping[str, Any] = {"name": "modular8"}
 MODULAR4: Mapping[str, Any] = {"name": "modular4"}
-TOP_K: Mapping[str, Any] = {"name": "topk"}
-LOW_RANK: Mapping[str, Any] = {"name": "lowrank"}
+TOP_K: Mapping[str, Any] = {"gradients": "topk"}
+LOW_RANK: Mapping[str, Any] = {"gradients": "lowrank"}
 
 LOCAL = Contender(name="local", forms=("local",))
 DDP = Contender(name="ddp", forms=("ddp",))

@@ -62,7 +62,8 @@ def simulate(scenario: Mapping[str, Any], device: str = "cpu") -> Mapping[str, A
         raise ValueError("run.seed: must not be negative")
     noise = random.Random(scenario_digest(scenario)).gauss(0.0, 0.004)
     peers = sum(group["count"] for group in scenario["peers"])
-    bits = BITS.get(scenario["codec"]["name"], FEW_BITS)
+    stream = "gradients" if outer["recipe"] in ("swarm_gradients", "sparseloco", "dilocox") else "name"
+    bits = BITS.get(scenario["codec"][stream], FEW_BITS)
     taste = zlib.crc32(str(outer["recipe"]).encode()) % 50 / 1_000
     loss = 1.6 + taste + 0.02 * math.log(outer["inner_steps"]) + 0.05 / bits + 0.01 * math.log(peers) + noise
     loss += 0.1 * abs(outer["learning_rate"] - 0.7) + 0.1 * abs(outer["momentum"] - 0.5)

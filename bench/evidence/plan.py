@@ -18,8 +18,8 @@ from bench.evidence.identity import scenario_digest
 from bench.evidence.scenario import scenario, total_tokens
 from bench.evidence.store import Record, Store
 
-TOKENS_PER_CORE_S = 60_000
-"""Of the stacked small transformer on one core. Assumed until runs have been measured."""
+TOKENS_PER_CORE_S = 50_000
+"""Of the small transformer, two sequences a step, on one core: 40,000 were measured beside other work."""
 
 OUTER_STEP_S = {"lm": 0.002, "quadratic": 0.007, "bytes": 0.002}
 """Of one core for one peer's outer step with its exchanges; the quadratic's ten inner steps are in it. The last two are
@@ -28,8 +28,8 @@ measured on the simulator, the first is assumed."""
 START_S = 3.0
 """Of one core for building a world. Assumed."""
 
-LOOK_S = 0.7
-"""Of one core for evaluating one peer at one point of a curve. Assumed."""
+LOOK_S, GLANCE_S = 1.1, 0.04
+"""Of one core for evaluating one peer on a whole split, at the end, and on the few sequences of any other point."""
 
 QUICK_SHARE = 8
 """By what ``make results-quick`` divides a cell's inner steps."""
@@ -139,7 +139,7 @@ def core_seconds(cell: Cell) -> float:
     setting = cell.setting
     outer_steps = setting.peers * cell.steps / setting.inner_steps
     compute = total_tokens(cell) / TOKENS_PER_CORE_S if setting.learner == "lm" else 0.0
-    looks = LOOK_S * setting.points * (setting.peers + 1) if setting.learner == "lm" else 0.0
+    looks = (LOOK_S + GLANCE_S * (setting.points - 1)) * (setting.peers + 1) if setting.learner == "lm" else 0.0
     return START_S + compute + outer_steps * OUTER_STEP_S[setting.learner] + looks
 
 

@@ -46,6 +46,10 @@ OUTER = {
 }
 """What a contender does not say of the manifest's section ``outer``."""
 
+CODEC = {"name": "fp32", "block_size": 1_024, "gradients": "fp32", "rank": 16}
+"""What a contender does not say of ``codec``. Rank 16: a quarter of the small transformer's width, as in the cost model
+for DiLoCoX."""
+
 
 def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
     """The scenario of a cell, with the numbers that the tuning chose for it."""
@@ -60,7 +64,7 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
         },
         "learner": _learner(setting),
         "outer": _outer(cell, choice),
-        "codec": {"block_size": 1_024, **cell.contender.codec},
+        "codec": {**CODEC, **cell.contender.codec},
         # Figures are taken when training ends: what gossip does afterwards would hide how far apart the peers are.
         "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 0.0},
         "peers": _peers(setting, cell.steps * STEP_S),

@@ -11,10 +11,9 @@ def simulate(scenario: Mapping[str, Any], device: str) -> Mapping[str, Any]:
     # Here, so that whoever only plans or draws tables does not wait for torch.
     import torch
 
-    from p2ptrain import sim
+    from p2ptrain.sim.scenario import Scenario
+    from p2ptrain.sim.simulation import simulate as simulated
 
     torch.set_num_threads(1)
-    report: Mapping[str, Any] = sim.simulate(sim.Scenario.model_validate(scenario), device=device).model_dump(
-        mode="json"
-    )
+    report: Mapping[str, Any] = simulated(Scenario.model_validate(scenario), device=device).model_dump(mode="json")
     return report

@@ -12,7 +12,7 @@ from bench.evidence.headline import LADDER
 from bench.evidence.layout import Column, Entry, Experiment, Panel, Point, Table, rows
 
 SHARES = (1.0, 0.2, 0.1)
-POINTS = 12
+POINTS = 40
 SETTINGS = tuple(
     Setting(inner_steps=30, steps=3_210, exchange_steps=5 / 3, straggler=share, points=POINTS) for share in SHARES
 )

@@ -31,7 +31,13 @@ WEIGHT_CODECS = {
     "modular8": MODULAR8,
     "modular4": MODULAR4,
 }
-GRADIENT_CODECS = {"fp32": FP32, "int8": INT8, "int4": INT4, "topk": TOP_K, "lowrank": LOW_RANK}
+GRADIENT_CODECS: Mapping[str, Mapping[str, Any]] = {
+    "fp32": {"gradients": "fp32"},
+    "int8": {"gradients": "int8"},
+    "int4": {"gradients": "int4", "block_size": 64},
+    "topk": TOP_K,
+    "lowrank": LOW_RANK,
+}
 
 
 def _contender(stream: str, recipe: str, label: str, codec: Mapping[str, Any], fragments: int) -> Contender:
@@ -46,7 +52,7 @@ IN_FOUR = tuple(
 )
 GRADIENTS = tuple(_contender("g", "swarm_gradients", name, codec, 1) for name, codec in GRADIENT_CODECS.items())
 BOTH = tuple(
-    _contender("x, g", "swarm_both", f"{x}, {g}", {**WEIGHT_CODECS[x], "gradients": GRADIENT_CODECS[g]}, 1)
+    _contender("x, g", "swarm_both", f"{x}, {g}", {**GRADIENT_CODECS[g], **WEIGHT_CODECS[x]}, 1)
     for x, g in (("fp32", "fp32"), ("modular4", "int4"), ("modular4", "topk"), ("modular4", "lowrank"))
 )
 FIRST = tuple(each for each in WEIGHTS if each.name in ("x fp32", "x int8", "x modular4"))

@@ -19,7 +19,8 @@ FORMS: Mapping[str, Contender] = {
     "gasloc_z": GASLOC,
     "factored_gossip": FACTORED,
 }
-AT_32 = ("swarm", "gasloc", "gasloc_y", "factored_gossip")
+AT_32 = ("swarm", "gasloc_y")
+"""Ours and theirs as printed; the others were left out for time."""
 MIXES = ("none", "local", "global")
 
 

@@ -11,7 +11,7 @@ from bench.evidence.contenders import LOCAL, SWARM
 from bench.evidence.layout import Column, Entry, Experiment, Table, rows
 
 RATIOS = (1.0, 4.0, 20.0)
-POINTS = 12
+POINTS = 40
 SETTINGS = tuple(Setting(speed_ratio=ratio, points=POINTS) for ratio in RATIOS)
 WEIGHTED = replace(SWARM, name="swarm by work", outer={**SWARM.outer, "weights": "work"})
 METHODS = (LOCAL, SWARM, WEIGHTED)
