@@ -12,7 +12,7 @@ def simulate(scenario: Mapping[str, Any], device: str) -> Mapping[str, Any]:
     import torch
 
     from p2ptrain.sim.scenario import Scenario
-    from p2ptrain.sim.simulation import simulate as simulated
+    from p2ptrain.sim.simulate import simulate as simulated
 
     torch.set_num_threads(1)
     report: Mapping[str, Any] = simulated(Scenario.model_validate(scenario), device=device).model_dump(mode="json")
