@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := out/demo
 
-.PHONY: help demo test check bench install clean
+.PHONY: help demo test check bench results results-quick install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,8 @@ help:
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
 	@echo "make bench   the figures of docs/RESULTS.md on this machine"
+	@echo "make results        the evidence of docs/RESULTS.md: R1 to R9, resumable (hours; RESULTS='--only R1,R5' for a part)"
+	@echo "make results-quick  a small part of it, under out/ (minutes; not the evidence)"
 	@echo "make clean   remove .venv, out and caches"
 
 demo: $(STAMP)
@@ -28,6 +30,12 @@ check: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench
+
+results: $(STAMP)
+	$(BIN)/python -m bench.evidence $(RESULTS)
+
+results-quick: $(STAMP)
+	$(BIN)/python -m bench.evidence --quick $(RESULTS)
 
 install: $(STAMP)
 

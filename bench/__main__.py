@@ -5,21 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import platform
 import subprocess
 import sys
-from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+from bench.environment import ROOT, environment
 from bench.table import FIGURES, rows, table
-from peer.testnet.report import machine
-
-ROOT = Path(__file__).parent.parent
 
 _CHILD = """
 import importlib, json, sys
@@ -45,7 +40,7 @@ def main(only: tuple[str, ...], target: Path) -> None:
         document["figures"][name] = measured(name, target.with_suffix(f".{name}.tmp"))
         target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # what is done is kept
     console.print(table(rows(document["figures"])))
-    console.print(f"[bench] {machine()}; written to {target}", markup=False, soft_wrap=True)
+    console.print(f"[bench] {document['environment']['machine']}; written to {target}", markup=False, soft_wrap=True)
 
 
 def measured(name: str, scratch: Path) -> dict[str, Any]:
@@ -59,32 +54,6 @@ def measured(name: str, scratch: Path) -> dict[str, Any]:
     finally:
         scratch.unlink(missing_ok=True)
     return figures
-
-
-def environment() -> dict[str, str]:
-    """On what, when, and on which code."""
-    return {
-        "machine": machine(),
-        "python": platform.python_version(),
-        "torch": metadata.version("torch"),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
-    }
-
-
-def _commit() -> str:
-    """The commit under measurement, marked where the working tree differs; unknown outside a git checkout."""
-    try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 if __name__ == "__main__":

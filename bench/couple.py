@@ -27,7 +27,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain import codec
 from p2ptrain.data import open_corpus
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
@@ -41,7 +40,7 @@ from p2ptrain.swarm.events import Event, OuterStepDone
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
 from p2ptrain.train.learner import Learner
-from p2ptrain.train.rules import learner_rules, swarm_rules
+from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
 from peer.home import cache_directory
 from peer.network import Connection, NetworkThread, live_until
@@ -114,7 +113,7 @@ class Side:
 def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, ...] = ()) -> Iterator[Side]:
     """A learner for this task and a network that exchanges its weights; the network ends with the block."""
     fragments = slices(len(task.theta), manifest.outer.fragments)
-    chosen = codec.get(manifest.codec.name, manifest.codec.block_size)
+    chosen, _ = codecs_of(manifest.codec)
     tokens = manifest.run.tokens_per_peer
     learner = Learner(task, learner_rules(manifest.outer, tokens), fragments, chosen, MemoryLog())
     identity = Identity.load_or_create(key)

@@ -52,10 +52,10 @@ def _verdict(row: Row) -> str:
 
 
 def _codecs(figures: Mapping[str, Any]) -> Iterator[Row]:
-    required = figures["int8_required_gb_per_s"]
+    required = figures["required_gb_per_s"]
     for label, each in figures["codecs"].items():
         speeds = (each["encode_gb_per_s"], each["difference_gb_per_s"])
-        asked = label == "int8"
+        asked = label in figures["required_of"]
         yield Row(
             f"{label}: encode, difference, GB/s of fp32 input on one core",
             f">= {required}" if asked else "",

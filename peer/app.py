@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from p2ptrain import checkpoint, codec
+from p2ptrain import checkpoint
 from p2ptrain.data import open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import short
@@ -31,7 +31,7 @@ from p2ptrain.telemetry import EventLog
 from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
-from p2ptrain.train.rules import learner_rules, swarm_rules
+from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
@@ -180,12 +180,14 @@ def _build(
         placement = place(model, manifest.model, manifest.training)
     reader = Reader(manifest.run.seed, identity.peer_id)
     task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+    weight_codec, gradient_codec = codecs_of(manifest.codec)
     learner = Learner(
         task,
         learner_rules(manifest.outer, manifest.run.tokens_per_peer),
         slices(len(model.theta), manifest.outer.fragments),
-        codec.get(manifest.codec.name, manifest.codec.block_size),
+        weight_codec,
         log,
+        gradient_codec=gradient_codec,
     )
     first_loss = _resume(home, learner, signed, log)
     rules = swarm_rules(

@@ -1,6 +1,11 @@
-"""One number an element: ``fp32`` (lossless) and ``bf16`` (relative error at most 2^-8). The reference codecs.
+"""One number an element: ``fp32`` (lossless), ``bf16`` and ``fp16``. The reference codecs.
 
 Message: n little-endian numbers, nothing else.
+
+fp16 has eleven significant bits where bf16 has eight, and pays with range: it holds nothing beyond 65504, and below
+2^-14 its error is absolute, 2^-25. A snapshot beyond that range is REFUSED, as every snapshot is that a codec cannot
+carry: clamping would silently hide a disagreement between two weights that are both too large, and weights of that
+size mean that training has diverged.
 """
 
 from __future__ import annotations
@@ -16,10 +21,16 @@ from p2ptrain.codec.door import (
     LARGEST_MAGNITUDE,
     Buffer,
     CodecTerms,
+    Reader,
     Staging,
+    check_length,
     check_lengths,
+    check_magnitude,
     check_snapshot,
     chunks,
+    magnitude,
+    read_all,
+    read_difference,
 )
 from p2ptrain.errors import RemoteError
 
@@ -30,6 +41,8 @@ class DenseCodec:
 
     name: str
     dtype: torch.dtype
+    largest: float = LARGEST_MAGNITUDE
+    """No element may be larger, in a snapshot or in a message."""
 
     def encoded_size(self, terms: CodecTerms) -> int:
         return terms.elements * self.dtype.itemsize
@@ -40,31 +53,35 @@ class DenseCodec:
         raw = numbers.view(torch.uint8).numpy().data
         message = io.BytesIO()
         for begin, end in chunks(terms.elements):
-            if not _within_limits(snapshot[begin:end]):
-                raise ValueError(f"snapshot is not finite or beyond {LARGEST_MAGNITUDE:.3g}")
+            check_magnitude(magnitude(snapshot[begin:end]), self.largest)
             numbers[: end - begin].copy_(snapshot[begin:end])
             message.write(raw[: (end - begin) * self.dtype.itemsize])
         return message.getvalue()
 
+    def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
+        view = check_length(message, self.encoded_size(terms))
+        return read_all(self._reader(view, trusted=False), terms.elements, CHUNK)
+
     def difference(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Tensor:
-        mine, theirs = check_lengths(mine, theirs, self.encoded_size(terms))
+        own, other = check_lengths(mine, theirs, self.encoded_size(terms))
+        return read_difference(
+            self._reader(own, trusted=True), self._reader(other, trusted=False), terms.elements, CHUNK
+        )
+
+    def _reader(self, message: memoryview, trusted: bool) -> Reader:
         width = self.dtype.itemsize
         staging = Staging(CHUNK * width)
-        result = torch.empty(terms.elements, dtype=torch.float32)
-        for begin, end in chunks(terms.elements):
-            part = result[begin:end]
-            part.copy_(staging.load(theirs[begin * width : end * width]).view(self.dtype)[: end - begin])
-            if not _within_limits(part):
-                raise RemoteError(f"message carries numbers that are not finite or beyond {LARGEST_MAGNITUDE:.3g}")
-            part.sub_(staging.load(mine[begin * width : end * width]).view(self.dtype)[: end - begin])
-        return result
 
+        def read(begin: int, end: int, buffer: Tensor) -> Tensor:
+            numbers = staging.load(message[begin * width : end * width]).view(self.dtype)
+            part = buffer[: end - begin].copy_(numbers[: end - begin])
+            if not trusted and not magnitude(part) <= self.largest:  # False for NaN
+                raise RemoteError(f"message carries numbers that are not finite or beyond {self.largest:.3g}")
+            return part
 
-def _within_limits(values: Tensor) -> bool:
-    """False also for NaN, which both extremes inherit and no comparison admits."""
-    lowest, highest = torch.aminmax(values)
-    return bool(lowest >= -LARGEST_MAGNITUDE) and bool(highest <= LARGEST_MAGNITUDE)
+        return read
 
 
 FP32 = DenseCodec("fp32", torch.float32)
 BF16 = DenseCodec("bf16", torch.bfloat16)
+FP16 = DenseCodec("fp16", torch.float16, largest=65504.0)

@@ -1,11 +1,12 @@
-"""The door every codec stands behind, and the few things all codecs share.
+"""The doors every codec stands behind, and the few things all codecs share.
 
 Legend: n elements of one snapshot (one fragment).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,18 +28,23 @@ CHUNK = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class CodecTerms:
-    """What both sides of one exchange agreed on before they encode; both hold equal terms.
-
-    Today that is the size alone. A codec whose messages cannot be read alone (modular codes: both sides need one
-    common step width and number of bits) finds its parameters here.
-    """
+    """What both sides of one exchange agreed on before they encode; both hold equal terms."""
 
     elements: int
     """n: elements of the fragment."""
+    shape: bytes = b""
+    """The agreed step widths relative to ``level``, one byte a block (``codec.steps``). Only modular codecs read it."""
+    level: int = 0
+    """The measured distance of the two snapshots in quarter octaves. Only modular codecs read it."""
+    matrices: tuple[tuple[int, int], ...] = ()
+    """(rows, columns) of the matrices that lie in the fragment one after the other (``codec.shapes.matrices``). Only
+    the low-rank codec reads it; empty means that nothing is known. Never sent: model and fragment determine it."""
 
     def __post_init__(self) -> None:
         if self.elements < 1:
             raise ValueError(f"a message carries at least one element, not {self.elements}")
+        if self.matrices and sum(rows * columns for rows, columns in self.matrices) != self.elements:
+            raise ValueError(f"the matrices do not have {self.elements} elements in all")
 
 
 class Codec(Protocol):
@@ -56,10 +62,11 @@ class Codec(Protocol):
         snapshot: Tensor,  # [n] fp32, host memory
         terms: CodecTerms,
     ) -> bytes:
-        """The message. Equal snapshots give equal bytes.
+        """The message. Equal snapshots give equal bytes, on one machine and version of torch.
 
         Raises:
-            ValueError: the snapshot is not finite, beyond ``LARGEST_MAGNITUDE``, or not what the terms say. Our bug.
+            ValueError: the snapshot is not finite, beyond what the codec can carry (``LARGEST_MAGNITUDE``; 65504 for
+                fp16), or not what the terms say. Our bug.
         """
 
     def difference(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Tensor:
@@ -74,6 +81,19 @@ class Codec(Protocol):
         """
 
 
+class Decodable(Codec, Protocol):
+    """A codec whose messages can be read alone, so that many of them can be averaged and error fed back."""
+
+    def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
+        """[n] fp32 what the message says: finite, and the same to the bit on every machine.
+
+        ``difference(mine, theirs)`` is ``decode(theirs) - decode(mine)``, to the bit.
+
+        Raises:
+            RemoteError: the message is none under these terms, or carries what no encoder would send.
+        """
+
+
 def check_snapshot(
     snapshot: Tensor,  # [n] fp32
     terms: CodecTerms,
@@ -84,20 +104,42 @@ def check_snapshot(
         raise ValueError(f"a snapshot must be fp32 [{terms.elements}] on the host, not {found}")
 
 
+def check_magnitude(largest: float, limit: float = LARGEST_MAGNITUDE) -> None:
+    """Raise ValueError unless the largest magnitude of a snapshot is within the limit. NaN is not."""
+    if not largest <= limit:
+        raise ValueError(f"snapshot is not finite or beyond {limit:.3g}")
+
+
+def check_length(message: Buffer, size: int) -> memoryview:
+    """A message that may be anything, as a view of bytes. Raises RemoteError unless it is ``size`` bytes long."""
+    view = memoryview(message).cast("B")
+    if len(view) != size:
+        raise RemoteError(f"message has {len(view)} bytes instead of {size}")
+    return view
+
+
 def check_lengths(mine: Buffer, theirs: Buffer, size: int) -> tuple[memoryview, memoryview]:
     """Both messages as views of bytes; raises when one is not ``size`` bytes long."""
-    mine_bytes, theirs_bytes = memoryview(mine).cast("B"), memoryview(theirs).cast("B")
-    if len(mine_bytes) != size:
-        raise ValueError(f"our own message has {len(mine_bytes)} bytes instead of {size}")
-    if len(theirs_bytes) != size:
-        raise RemoteError(f"message has {len(theirs_bytes)} bytes instead of {size}")
-    return mine_bytes, theirs_bytes
+    own = memoryview(mine).cast("B")
+    if len(own) != size:
+        raise ValueError(f"our own message has {len(own)} bytes instead of {size}")
+    return own, check_length(theirs, size)
 
 
 def chunks(elements: int, chunk: int = CHUNK) -> Iterator[tuple[int, int]]:
     """The half-open intervals of ``chunk`` elements that cover ``[0, elements)``; the last may be shorter."""
     for begin in range(0, elements, chunk):
         yield begin, min(elements, begin + chunk)
+
+
+def blocks_of(
+    values: Tensor,  # [k]
+    block_size: int,
+) -> Tensor:
+    """[blocks, block_size] the values, the last block filled up with zeros; copies only when it is short."""
+    missing = -len(values) % block_size
+    padded = torch.nn.functional.pad(values, (0, missing)) if missing else values
+    return padded.view(-1, block_size)
 
 
 class Staging:
@@ -115,3 +157,32 @@ class Staging:
         """Copy the piece to the front; returns the WHOLE buffer, uint8 [size]. What follows the piece is stale."""
         self._view[: len(piece)] = piece
         return self._tensor
+
+
+Reader = Callable[[int, int, Tensor], Tensor]
+"""``read(begin, end, buffer)`` puts the elements [begin, end) of one message into the front of ``buffer`` (fp32, at
+least a chunk long) and returns that part of it. Intervals are those of ``chunks``."""
+
+
+def read_all(read: Reader, elements: int, chunk: int) -> Tensor:
+    """[n] fp32 a whole message."""
+    result = torch.empty(elements, dtype=torch.float32)
+    buffer = torch.empty(chunk)
+    for begin, end in chunks(elements, chunk):
+        result[begin:end].copy_(read(begin, end, buffer))
+    return result
+
+
+def read_difference(mine: Reader, theirs: Reader, elements: int, chunk: int) -> Tensor:
+    """[n] fp32 ``theirs - mine``, each element rounded once."""
+    result = torch.empty(elements, dtype=torch.float32)
+    buffer_mine, buffer_theirs = torch.empty(chunk), torch.empty(chunk)
+    for begin, end in chunks(elements, chunk):
+        torch.sub(theirs(begin, end, buffer_theirs), mine(begin, end, buffer_mine), out=result[begin:end])
+    return result
+
+
+def magnitude(values: Tensor) -> float:
+    """The largest magnitude; NaN when an element is."""
+    lowest, highest = torch.aminmax(values)
+    return math.nan if lowest != lowest else max(-float(lowest), float(highest))

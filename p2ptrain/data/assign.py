@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import hashlib
 
+import numpy as np
+
 ROUNDS = 8
 """Four rounds suffice in theory for large halves (Luby and Rackoff 1988); eight because ours may be tiny: a guess."""
 
@@ -47,7 +49,7 @@ def coverage(step: int, per_step: int, total: int) -> float:
 
 def permuted(place: int, total: int, key: bytes) -> int:
     """Where the permutation of ``0..total-1`` under ``key`` sends ``place``."""
-    half_bits = max(1, ((total - 1).bit_length() + 1) // 2)
+    half_bits = _half_bits(total)
     value = place
     while True:
         value = _feistel(value, half_bits, key)
@@ -55,15 +57,43 @@ def permuted(place: int, total: int, key: bytes) -> int:
             return value
 
 
+def whole_walk(seed: int, peer: str, epoch: int, total: int) -> np.ndarray:
+    """One peer's walk through one epoch at once: [total] int64, what ``permuted`` gives for every place.
+
+    For whoever reads many sequences of a small corpus: it hashes 8 sqrt(4 total) times at most, where the places one by
+    one take 8 to 32 hashes each. Memory is a few times the result.
+    """
+    half_bits, key = _half_bits(total), _key(seed, peer, epoch)
+    mask = (1 << half_bits) - 1
+    rounds = [np.array([_hash(number, half, key) & mask for half in range(mask + 1)]) for number in range(ROUNDS)]
+    values = np.arange(total)
+    outside = np.arange(total)  # places that still have no value below total
+    while len(outside):
+        left, right = values[outside] >> half_bits, values[outside] & mask
+        for table in rounds:
+            left, right = right, left ^ table[right]
+        values[outside] = left << half_bits | right
+        outside = outside[values[outside] >= total]
+    return values
+
+
+def _half_bits(total: int) -> int:
+    return max(1, ((total - 1).bit_length() + 1) // 2)
+
+
 def _feistel(value: int, half_bits: int, key: bytes) -> int:
     """One pass of the network: a permutation of ``0..4**half_bits-1``."""
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
     for number in range(ROUNDS):
-        block = number.to_bytes(1, "little") + right.to_bytes(8, "little")
-        digest = hashlib.blake2b(block, key=key, digest_size=8).digest()
-        left, right = right, left ^ (int.from_bytes(digest, "little") & mask)
+        left, right = right, left ^ (_hash(number, right, key) & mask)
     return left << half_bits | right
+
+
+def _hash(number: int, half: int, key: bytes) -> int:
+    """The function of round ``number``, 63 bits."""
+    block = number.to_bytes(1, "little") + half.to_bytes(8, "little")
+    return int.from_bytes(hashlib.blake2b(block, key=key, digest_size=8).digest(), "little") & (2**63 - 1)
 
 
 def _key(seed: int, peer: str, epoch: int) -> bytes:

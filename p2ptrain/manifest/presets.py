@@ -16,7 +16,9 @@ from p2ptrain.ids import PROTOCOL_VERSION
 from p2ptrain.manifest.faults import shown, validated
 from p2ptrain.manifest.schema import Manifest
 
-_ADAMW = {
+_INNER = {
+    "optimizer": "adamw",
+    "muon_momentum": 0.95,  # Muon's authors' (kellerjordan.github.io/posts/muon); adamw does not read it.
     "beta1": 0.9,
     "beta2": 0.95,  # GPT-3 (arXiv 2005.14165, appendix B), as most language models since.
     "epsilon": 1e-8,  # Adam's own (arXiv 1412.6980).
@@ -24,7 +26,8 @@ _ADAMW = {
     "gradient_clip": 1.0,  # GPT-3.
 }
 _NESTEROV = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo (arXiv 2311.08105, section 3).
-_INT8 = {"name": "int8", "block_size": 1024}  # 1024: a scale costs .4 % of the bytes.
+# 1024: a scale costs .4 % of the bytes. The recipe mixes no pseudo-gradients: their codec is not read.
+_INT8 = {"name": "int8", "block_size": 1024, "gradients": "int8", "rank": 16}
 _LLAMA = {"hidden_act": "silu", "initializer_range": 0.02, "norm_epsilon": 1e-5, "rope_theta": 10_000.0}
 _SHAKESPEARE = {"kind": "builtin", "name": "shakespeare", "validation_fraction": 0.05}
 
@@ -47,7 +50,7 @@ _DEMO: dict[str, Any] = {
     "tokenizer": {"kind": "bytes"},
     "corpus": _SHAKESPEARE,
     "training": {
-        **_ADAMW,
+        **_INNER,
         "sequence_length": 128,
         "sequences_per_step": 2,  # Better than 4 at equal tokens, for a swarm and for one peer; our measurement.
         "learning_rate": 3e-3,  # Best for one peer alone among 1e-3, 2e-3, 3e-3 and 6e-3; our measurement.
@@ -92,7 +95,7 @@ _LLAMA_15M: dict[str, Any] = {
     "tokenizer": {"kind": "bytes"},
     "corpus": _SHAKESPEARE,
     "training": {
-        **_ADAMW,
+        **_INNER,
         "sequence_length": 256,  # stories15M.
         "sequences_per_step": 16,
         "learning_rate": 1e-3,
@@ -148,7 +151,7 @@ _LLAMA_135M: dict[str, Any] = {
         "validation_fraction": 0.005,
     },
     "training": {
-        **_ADAMW,
+        **_INNER,
         "sequence_length": 2048,
         "sequences_per_step": 32,
         "learning_rate": 3e-3,

@@ -1,7 +1,7 @@
 """The manifest as a whole: its sections, and the rules that tie fields of different sections together.
 
 Every field has a unit in its name or docstring; the docstrings are the comments of a generated ``manifest.toml``.
-"Inner step" is one AdamW step, "outer step" the fold of inner_steps of them into the slow weights.
+"Inner step" is one step of the inner optimizer, "outer step" the fold of inner_steps of them into the slow weights.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Run(Section):
 
 
 class Training(Section):
-    """The inner optimization, AdamW (arXiv 1711.05101). Schedules run over tokens per peer."""
+    """The inner optimization. Schedules run over tokens per peer."""
 
     sequence_length: int = Field(ge=8, le=131_072)
     """Tokens per training sequence."""
@@ -54,8 +54,11 @@ class Training(Section):
     sequences_per_step: int = Field(ge=1, le=65_536)
     """Sequences per inner step; small devices reach it by accumulation."""
 
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """adamw, or muon for the hidden matrices and AdamW for the rest. (adamw: what the presets were tuned with.)"""
+
     learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate of AdamW."""
+    """Peak learning rate, AdamW's; Muon's steps are scaled to the same size."""
 
     warmup_tokens: int = Field(ge=0, le=10**15)
     """Tokens per peer over which the learning rate rises linearly from zero."""
@@ -75,8 +78,11 @@ class Training(Section):
     epsilon: float = Field(gt=0, le=0.1)
     """Added to the root of AdamW's second moment."""
 
+    muon_momentum: float = Field(default=0.95, ge=0, lt=1)
+    """Momentum of Muon, per inner step; adamw does not read it. (.95: Muon's authors', and torch's default.)"""
+
     weight_decay: float = Field(ge=0, le=10)
-    """AdamW's decoupled weight decay."""
+    """Decoupled weight decay of matrices and embeddings."""
 
     gradient_clip: float = Field(gt=0, le=1e6)
     """Largest L2 norm of an inner step's gradient; longer ones are scaled down to it."""
@@ -152,11 +158,17 @@ class Outer(Section):
 class Codec(Section):
     """The form in which weights travel."""
 
-    name: Literal["fp32", "bf16", "int8"]
-    """fp32 (32 bits per parameter, exact), bf16 (16 bits) or int8 (8 bits and a scale per block)."""
+    name: Literal["fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4"]
+    """What slow weights travel in: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits a weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
-    """Elements that share one scale in int8; divides 1024. The other codecs do not read it."""
+    """Elements that share one scale or step; divides 1024. fp32, bf16 and fp16 do not read it."""
+
+    gradients: Literal["fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank"]
+    """What pseudo-gradients travel in, where the recipe mixes them: also topk (.23 bits) or lowrank."""
+
+    rank: int = Field(ge=1, le=4_096)
+    """Rank that gradients = lowrank keeps of each matrix."""
 
 
 class Swarm(Section):

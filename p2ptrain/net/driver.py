@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
@@ -306,16 +306,23 @@ class Driver:
             self.handle(Received(session.link, message, size_bytes))
 
     async def _swap(self, session: Session, link: Link, swap: Swap) -> None:
+        sizes, lengths = self._learner.wish_sizes(swap.fragments), self._learner.encoded_sizes(swap.fragments)
+        wishes: Sequence[bytes] = ()
+        their_wishes: Sequence[bytearray] = ()
         try:
-            mine = await self._shore.work(self._learner.encode, swap.fragments)
+            if sizes:  # a codec that wants to know how far apart both are
+                wishes = await self._shore.work(self._learner.wishes, swap.fragments)
+                _, their_wishes = await _both(send_payload(link, wishes), receive_payload(link, sizes))
+            mine = await self._shore.work(self._learner.encode, swap.fragments, wishes, their_wishes)
         except ValueError as error:  # our own weights have become such that no codec takes them
             raise NetworkError(f"our own weights cannot be sent: {error}") from error
-        lengths = self._learner.encoded_sizes(swap.fragments)
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self._buffers))
         difference = await self._shore.work(self._learner.difference, mine, theirs)
         self._buffers.give_back(theirs)
         session.swapped = (swap, difference)
-        self.handle(SwapDone(session.link, mine.size_bytes, sum(lengths), difference.distance))
+        agreeing = sum(sizes)
+        sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
+        self.handle(SwapDone(session.link, sent_bytes, received_bytes, difference.distance))
 
     async def _pull(self, session: Session, link: Link, pull: Pull) -> None:
         parts = await receive_payload(link, self._learner.weight_sizes())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import log10
 from random import Random
 from typing import Any, Protocol
@@ -11,31 +11,21 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from p2ptrain import codec as codecs
-from p2ptrain.codec import CodecTerms
+from p2ptrain.codec import CodecTerms, wish_size
 from p2ptrain.ids import RunId
 from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.counting import Blank, BlankPayload, CountingLearner, CountingRules
+from p2ptrain.sim.judgement import Judgement, disagreement, slow_weights
+from p2ptrain.sim.language import LanguageCohort
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.notes import NoteCounts
-from p2ptrain.sim.scenario import BytesLearner, QuadraticLearner, Scenario
+from p2ptrain.sim.scenario import BytesLearner, LanguageModelLearner, QuadraticLearner, Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.learner import Encoded, Learner
-from p2ptrain.train.rules import learner_rules, swarm_rules
-
-
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """How good some peers' slow weights are."""
-
-    losses: tuple[float, ...] | None
-    """Of each; None where nothing is learnt."""
-    loss_of_mean: float | None
-    disagreement: float | None
-    """Mean distance to their mean, relative to its norm."""
+from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 
 
 class Cohort(Protocol):
@@ -60,7 +50,8 @@ class Cohort(Protocol):
     def prepare(self, trainers: list[Trainer]) -> None:
         """All these are about to make an inner step: batch what can be batched."""
 
-    def judge(self, learners: Sequence[SimulatedLearner]) -> Judgement: ...
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
+        """Their slow weights; ``final``: with all the data there is, however long that takes."""
 
     def garble(self, payload: Any, random: Random) -> Any:
         """What a liar sends in place of this: the same sizes, anything in them."""
@@ -83,16 +74,18 @@ class BytesCohort:
         if inner_steps not in self._rules:
             scenario, recipe = self._scenario, RECIPES[self._scenario.outer.recipe]
             assert isinstance(scenario.learner, BytesLearner)
-            codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
+            codecs = codecs_of(scenario.codec)[: 1 if recipe.mix("pseudo_gradient") is None else 2]
             lengths = [piece.stop - piece.start for piece in _slices(scenario)]
-            streams = 1 if recipe.mix("pseudo_gradient") is None else 2
+            each = [(codec, length) for codec in codecs for length in lengths]
+            wishes = [wish_size(codec, length) for codec, length in each]
             self._rules[inner_steps] = CountingRules(
                 inner_steps=inner_steps,
                 tokens_per_peer=float(scenario.tokens_per_peer),
                 tokens_per_step=scenario.learner.tokens_per_step,
                 blocks=recipe.blocks,
-                streams=streams,
-                fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for length in lengths * streams),
+                streams=len(codecs),
+                fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for codec, length in each),
+                wishes=tuple(map(Blank, wishes)) if any(wishes) else (),
                 weights=tuple(Blank(4 * length) for length in lengths),
                 disagreement=scenario.learner.disagreement,
             )
@@ -104,7 +97,7 @@ class BytesCohort:
     def prepare(self, trainers: list[Trainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner]) -> Judgement:
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
         assert isinstance(self._scenario.learner, BytesLearner)
         return Judgement(None, None, self._scenario.learner.disagreement)
 
@@ -121,7 +114,7 @@ class QuadraticCohort:
         assert isinstance(scenario.learner, QuadraticLearner)
         self._scenario = scenario
         self._slices = _slices(scenario)
-        self._codec = codecs.get(scenario.codec.name, scenario.codec.block_size)
+        self._codecs = codecs_of(scenario.codec)
         random = torch.Generator().manual_seed(scenario.run.seed)
         parameters = scenario.learner.parameters
         ends = scenario.learner.smallest_curvature, scenario.learner.largest_curvature
@@ -142,7 +135,7 @@ class QuadraticCohort:
             tokens_per_step=scenario.learner.tokens_per_step,
         )
         rules = replace(learner_rules(scenario.outer, float(scenario.tokens_per_peer)), inner_steps=inner_steps)
-        return Learner(task, rules, self._slices, self._codec, notebook)
+        return Learner(task, rules, self._slices, self._codecs[0], notebook, gradient_codec=self._codecs[1])
 
     def rules(self, run: RunId) -> SwarmRules:
         return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
@@ -150,26 +143,32 @@ class QuadraticCohort:
     def prepare(self, trainers: list[Trainer]) -> None:
         pass
 
-    def judge(self, learners: Sequence[SimulatedLearner]) -> Judgement:
-        slow = _slow(learners)
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
+        slow = slow_weights(learners)
         mean = slow.mean(0)
-        losses = 0.5 * (self._curvature * (slow - self._optimum).square()).sum(1)
-        of_mean = 0.5 * (self._curvature * (mean - self._optimum).square()).sum()
-        return Judgement(tuple(losses.tolist()), float(of_mean), _disagreement(slow, mean))
+        of_mean = float(self.losses(mean[None]))
+        return Judgement(tuple(self.losses(slow).tolist()), of_mean, disagreement(slow, mean))
+
+    def losses(
+        self,
+        weights: Tensor,  # [M, P]
+    ) -> Tensor:
+        """[M] on the common quadratic."""
+        return 0.5 * (self._curvature * (weights - self._optimum).square()).sum(1)
 
     def garble(self, payload: Encoded, random: Random) -> Encoded:
         return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
 
 
-def make(scenario: Scenario) -> Cohort:
+def make(scenario: Scenario, device: str = "cpu") -> Cohort:
     """The learners that a scenario names."""
     match scenario.learner:
         case BytesLearner():
             return BytesCohort(scenario)
         case QuadraticLearner():
             return QuadraticCohort(scenario)
-        case _:
-            raise NotImplementedError(scenario.learner.kind)  # the scenario's own check says so first
+        case LanguageModelLearner():
+            return LanguageCohort(scenario, device)
 
 
 def _slices(scenario: Scenario) -> tuple[slice, ...]:
@@ -179,20 +178,3 @@ def _slices(scenario: Scenario) -> tuple[slice, ...]:
 def _rules(scenario: Scenario, learner: Learner | CountingLearner, run: RunId) -> SwarmRules:
     tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
     return swarm_rules(run, scenario.outer, scenario.swarm, learner, tokens, per_step)
-
-
-def _slow(learners: Sequence[SimulatedLearner]) -> Tensor:
-    """[N, P] their slow weights."""
-    rows = []
-    for learner in learners:
-        assert isinstance(learner, Learner)
-        rows.append(learner.state_dict()[0]["slow"])
-    return torch.stack(rows)
-
-
-def _disagreement(
-    slow: Tensor,  # [N, P]
-    mean: Tensor,  # [P]
-) -> float | None:
-    norm = float(mean.norm())
-    return float((slow - mean).norm(dim=1).mean()) / norm if norm > 0 else None

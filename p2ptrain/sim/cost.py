@@ -216,8 +216,8 @@ def at_bits(method: Method, bits: float, name: str | None = None) -> Method:
 INT8_BITS = 8 + 16 / 1024
 """Codec int8 with a bf16 scale per 1,024 elements (p2ptrain/codec/int8.py)."""
 
-MODULAR4_BITS = 4 + 16 / 1024 + 0.01
-"""Four bits, a scale per 1,024 elements and the hashes that find wraps (~.01 bit): what the design allows for."""
+MODULAR4_BITS = 4 + 24 / 1024
+"""Codec modular4: four bits, and three bytes per 1,024 elements (p2ptrain/codec/modular.py)."""
 
 SPARSELOCO_BITS = 64 * (2 + 12) / 4096
 """Of 4,096 entries 64, each with 2 bits of value and 12 of index (arXiv 2508.15706): .219."""

@@ -75,6 +75,8 @@ class CountingRules:
     """Tensors of each fragment that partners may have."""
     fragments: tuple[Blank, ...]
     """Encoded, of all streams."""
+    wishes: tuple[Blank, ...]
+    """What is told before of each; empty where the codec needs no agreement."""
     weights: tuple[Blank, ...]
     """Each fragment in fp32."""
     disagreement: float
@@ -166,7 +168,15 @@ class CountingLearner:
         ended = [TrainingEnded(self.step, self.progress)] if self.ended else []
         return [*stale, Adopted(ready.link, self.step, self.progress), *ended]
 
-    def encode(self, fragments: Sequence[int]) -> BlankPayload:
+    def wishes(self, fragments: Sequence[int]) -> list[Blank]:
+        return [self._rules.wishes[fragment] for fragment in fragments] if self._rules.wishes else []
+
+    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
+        return [wish.size for wish in self.wishes(fragments)]
+
+    def encode(
+        self, fragments: Sequence[int], mine: Sequence[Blank] = (), theirs: Sequence[Blank] = ()
+    ) -> BlankPayload:
         parts = tuple(self._rules.fragments[fragment] for fragment in fragments)
         return BlankPayload(tuple(fragments), parts, sum(part.size for part in parts))
 

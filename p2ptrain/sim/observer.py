@@ -37,19 +37,19 @@ class Observer:
             self._next += self._stride
             self._world.after(0.0, self.look)
 
-    def look(self) -> None:
+    def look(self, final: bool = False) -> None:
         """Take a point now; when they become too many, every other one goes."""
-        self.points.append(self._point())
+        self.points.append(self._point(final))
         if len(self.points) > 2 * self._most:
             del self.points[::2]
             self._stride *= 2
 
-    def _point(self) -> Point:
+    def _point(self, final: bool) -> Point:
         members = self._population.taking_part()
         for member in members:
             member.peer.trainer.catch_up()
         learners = [member.peer.learner for member in members]
-        judged = self._cohort.judge(learners) if members else None
+        judged = self._cohort.judge(learners, final) if members else None
         losses = judged.losses if judged is not None else None
         values = losses if losses is not None else [learner.loss for learner in learners]
         groups: dict[str, list[float]] = {}

@@ -73,6 +73,10 @@ class _End:
     breaks: float | None = None
     """The share of its payload at which the swap breaks; decided by whoever swaps first."""
     swap: Swap | None = None
+    wishes: Sequence[Any] = ()
+    their_wishes: Sequence[Any] = ()
+    """What both sides tell before they encode, if the codec wants that; ``wished`` when ours are out."""
+    wished: bool = False
     transfer: Transfer | None = None
     """Our payload or weights, while they are on their way."""
     sent: bool = False
@@ -300,14 +304,38 @@ class SimulatedPeer:
         if end.swap is None and end.other.swap is None:
             end.breaks = end.other.breaks = self.network.conditions.breaks_swap(self.peer, effect.link.peer)
         end.swap = effect
-        payload = end.encoded = self.learner.encode(effect.fragments)
+        if sizes := self.learner.wish_sizes(effect.fragments):
+            end.wishes = self.learner.wishes(effect.fragments)
+            self._start_transfer(end, payload_bytes(sizes), self._wishes_sent)
+        else:
+            self._send_payload(end)
+
+    def _wishes_sent(self, end: _End) -> None:
+        assert end.other is not None
+        other = end.other.owner
+        other._later(end.latency_s, other._take_wishes, end.other, end.wishes)
+        end.wished = True
+        self._later(0.0, self._send_payload, end)
+
+    def _take_wishes(self, end: _End, wishes: Sequence[Any]) -> None:
+        end.their_wishes = wishes
+        self._send_payload(end)
+
+    def _send_payload(self, end: _End) -> None:
+        """As soon as both sides know what they agree on."""
+        if not end.is_open or end.swap is None or end.encoded is not None:
+            return
+        if end.wishes and not (end.wished and end.their_wishes):
+            return
+        assert end.other is not None
+        payload = end.encoded = self.learner.encode(end.swap.fragments, end.wishes, end.their_wishes)
         if self.liar is not None:
             lie = self.liar.sends(payload)
             if lie is None:
                 return
             payload = lie
         size = payload_bytes([len(part) for part in payload.parts])
-        if end.breaks is not None and end.other.swap is None:  # the first payload is the one that breaks
+        if end.breaks is not None and end.other.encoded is None:  # the first payload is the one that breaks
             self._start_transfer(end, size * end.breaks, self._break)
         else:
             self._start_transfer(end, size, self._payload_sent, payload)
@@ -341,7 +369,9 @@ class SimulatedPeer:
         except RemoteError as error:
             self._fail(end, str(error), their_fault=True)
             return
-        self.handle(SwapDone(end.link, end.encoded.size_bytes, end.arrived.size_bytes, end.difference.distance))
+        agreeing = sum(map(len, end.wishes))
+        sent_bytes, received_bytes = agreeing + end.encoded.size_bytes, agreeing + end.arrived.size_bytes
+        self.handle(SwapDone(end.link, sent_bytes, received_bytes, end.difference.distance))
 
     def _commit(self, effect: Commit) -> None:
         end = self.ends[effect.link]

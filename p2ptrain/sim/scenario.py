@@ -14,6 +14,8 @@ from pydantic import Field, model_validator
 
 from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, Codec, Outer, Swarm
 from p2ptrain.manifest.section import Section
+from p2ptrain.manifest.sources import BYTE_VOCABULARY
+from p2ptrain.recipes import RECIPES
 
 MAX_PEERS = 100_000
 """More is a typing mistake: 10,000 take 1.5 GB."""
@@ -95,16 +97,61 @@ class QuadraticLearner(Section):
 
 
 class LanguageModelLearner(Section):
-    """A small transformer on the shipped text; not in this build."""
+    """A real small Llama on the shipped text, read as bytes; on it the simulator learns what the real peer would."""
 
     kind: Literal["lm"]
     """lm."""
 
-    parameters: int = Field(default=1, ge=1)
-    """To come."""
+    hidden_size: int = Field(default=64, ge=16, le=4096, multiple_of=16)
+    """Width of the residual stream."""
 
-    tokens_per_step: int = Field(default=1, ge=1)
-    """To come."""
+    intermediate_size: int = Field(default=192, ge=16, le=16_384)
+    """Width inside the feed-forward blocks."""
+
+    layers: int = Field(default=2, ge=1, le=64)
+    """Transformer blocks."""
+
+    heads: int = Field(default=2, ge=1, le=64)
+    """Attention heads a block."""
+
+    sequence_length: int = Field(default=64, ge=8, le=4096)
+    """Bytes a sequence."""
+
+    sequences_per_step: int = Field(default=4, ge=1, le=65_536)
+    """Sequences an inner step."""
+
+    data: Literal["iid", "shards"] = "iid"
+    """iid (every peer reads all of the text in its own order) or shards (each reads its own part of it alone)."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Of the inner steps."""
+
+    learning_rate: float = Field(default=3e-3, gt=0, le=1)
+    """Peak of the inner learning rate."""
+
+    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    """As in a manifest."""
+
+    warmup_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Of the run, in which the learning rate rises."""
+
+    final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
+    """Learning rate at the end as a fraction of the peak."""
+
+    curve_sequences: int = Field(default=128, ge=1)
+    """Held-out sequences that a point of the curve is measured on; the last one on all."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of one inner step."""
+        return self.sequence_length * self.sequences_per_step
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model: embedding, blocks and norms."""
+        attention, feed_forward = 4 * self.hidden_size, 3 * self.intermediate_size
+        block = self.hidden_size * (attention + feed_forward + 2)
+        return BYTE_VOCABULARY * self.hidden_size + self.layers * block + self.hidden_size
 
 
 class Freeze(Section):
@@ -208,6 +255,12 @@ class Scenario(Section):
         return (self.run.outer_steps or 0) * self.tokens_per_outer_step
 
     @property
+    def needs_everybody(self) -> bool:
+        """Whether an average is over all peers at once: then they go in lockstep, without a protocol."""
+        outer = self.outer
+        return outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete")
+
+    @property
     def total_peers(self) -> int:
         """Those that come in others' places not counted."""
         return sum(group.count for group in self.peers)
@@ -231,8 +284,8 @@ def _run_faults(scenario: Scenario) -> list[str]:
 
 def _learner_faults(scenario: Scenario) -> list[str]:
     learner = scenario.learner
-    if isinstance(learner, LanguageModelLearner):
-        return ["learner.kind: lm is not in this build; it may be bytes or quadratic"]
+    if isinstance(learner, LanguageModelLearner) and learner.hidden_size % (2 * learner.heads):
+        return [f"learner.heads: {learner.heads} heads of even width do not make up hidden_size, {learner.hidden_size}"]
     if isinstance(learner, QuadraticLearner):
         if learner.smallest_curvature > learner.largest_curvature:
             return [
@@ -249,8 +302,8 @@ def _learner_faults(scenario: Scenario) -> list[str]:
 
 def _outer_faults(scenario: Scenario) -> list[str]:
     outer, codec, faults = scenario.outer, scenario.codec, scenario.outer.recipe_faults()
-    if outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete"):
-        faults.append(f"outer.recipe: {outer.recipe} averages over all peers at once, which is not in this build")
+    if scenario.needs_everybody:
+        faults += _collective_faults(scenario)
     if outer.topology == "random" and outer.partners >= scenario.total_peers:
         faults.append(
             f"outer.partners: {outer.partners}, and there are only {scenario.total_peers - 1} others to meet at once"
@@ -264,6 +317,30 @@ def _outer_faults(scenario: Scenario) -> list[str]:
         faults.append(f"outer.fragments: {outer.fragments} is too many for this model; at most {most}")
     if FRAGMENT_ALIGNMENT % codec.block_size:
         faults.append(f"codec.block_size: {codec.block_size} does not divide {FRAGMENT_ALIGNMENT}")
+    return faults
+
+
+def _collective_faults(scenario: Scenario) -> list[str]:
+    """What a simulation in lockstep does not have."""
+    recipe, faults = scenario.outer.recipe, []
+    if RECIPES[recipe].mix("slow") is not None and scenario.codec.name.startswith("modular"):
+        faults.append(
+            f"codec.name: {scenario.codec.name} has a meaning between two peers only, and recipe {recipe} averages over"
+            " all; take fp32, bf16, fp16, int8 or int4"
+        )
+    if scenario.learner.kind == "bytes":
+        faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; take quadratic or lm")
+    if scenario.outer.fragments > 1 and recipe != "streaming_diloco":
+        faults.append(f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} averages everything; set 1")
+    for place, group in enumerate(scenario.peers):
+        changes = group.leaves_at_s, group.stays_s, group.lie, group.arrives_at_s or None, *group.freezes
+        if any(change is not None for change in changes):
+            faults.append(
+                f"peers[{place}]: recipe {recipe} averages over everybody, who must come, stay and be honest; for"
+                " failures there is run.failed_exchanges"
+            )
+    if scenario.pace.policy != "fixed":
+        faults.append(f"pace.policy: {scenario.pace.policy}, and recipe {recipe} has everybody make as many steps")
     return faults
 
 

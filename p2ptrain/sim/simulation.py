@@ -37,10 +37,10 @@ Progress = Callable[[float], None]
 class Simulation:
     """A swarm, its world, and what was seen of it."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
         self.world = World()
-        self.cohort = cohorts.make(scenario)
+        self.cohort = cohorts.make(scenario, device)
         seed = scenario.run.seed
         conditions = ScenarioConditions(Random(f"{seed}/conditions"), scenario.run.failed_exchanges)
         directory = SimulatedDirectory(RUN, Random(f"{seed}/directory"))
@@ -70,7 +70,7 @@ class Simulation:
             self.cpu_s += time.process_time() - cpu
 
     def report(self, title: str) -> Report:
-        self.observer.look()
+        self.observer.look(final=True)
         members, now = self.population.members, self.world.now
         parameters = self.scenario.learner.parameters
         names = dict.fromkeys(seat.group for seat in self.population.seats)
@@ -92,25 +92,11 @@ class Simulation:
                 wall_s=self.wall_s,
                 cpu_s=self.cpu_s,
                 events_per_s=self.world.events / max(self.wall_s, 1e-9),
-                peak_memory_bytes=_peak_memory_bytes(),
+                peak_memory_bytes=peak_memory_bytes(),
             ),
         )
 
 
-def simulate(scenario: Scenario, *, title: str = "", device: str = "cpu", progress: Progress | None = None) -> Report:
-    """Simulate a scenario to its end.
-
-    Args:
-        title: what the report is called.
-        device: where learners with tensors compute.
-        progress: told now and then how far it is.
-    """
-    simulation = Simulation(scenario)
-    simulation.start()
-    simulation.run(progress)
-    return simulation.report(title)
-
-
-def _peak_memory_bytes() -> int:
+def peak_memory_bytes() -> int:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024

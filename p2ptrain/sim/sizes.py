@@ -26,10 +26,11 @@ def message_bytes(message: Message) -> int:
     match message:
         case Offer():
             known, terms = message.known, message.terms
-            shape = (Offer, message.run, message.protocol, message.fragments, terms.state, _width(terms.step))
+            widths = _width(terms.step), _width(message.round), _width(terms.partners)
+            shape = (Offer, message.run, message.protocol, message.fragments, terms.state, *widths)
         case Accept():
             known, terms = message.known, message.terms
-            shape = (Accept, message.fragments, terms.state, _width(terms.step))
+            shape = (Accept, message.fragments, terms.state, _width(terms.step), _width(terms.partners))
         case Acknowledge():
             shape = (Acknowledge,)
         case Decline():

@@ -1,8 +1,8 @@
-"""The inner optimization: AdamW on one peer's share of the corpus, the real side of ``ports.InnerTask``.
+"""The inner optimization on one peer's share of the corpus, the real side of ``ports.InnerTask``.
 
 One inner step reads the sequences that (seed, peer id, own step counter) name, gathers their mean gradient over as many
-micro-batches as the device needs, clips it, and takes one step of ``torch.optim.AdamW`` (arXiv 1711.05101) at the rate
-that the schedule gives for the swarm's progress. Weights and moments are fp32 always; bf16 is a matter of autocast.
+micro-batches as the device needs, clips it, and takes one step of AdamW or Muon (``optimizer``) at the rate that the
+schedule gives for the swarm's progress. Weights and moments are fp32 always; bf16 is a matter of autocast.
 
 Weights, both moments and the counters are flat tensors: parameters and optimizer state are views of them, so saving,
 resetting and replacing them copies vectors, and no name of a parameter appears anywhere. One peer alone computes
@@ -27,6 +27,7 @@ from p2ptrain.errors import DeviceError, ManifestError
 from p2ptrain.ids import PeerId
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.model import FlatModel, summed_loss
+from p2ptrain.train.optimizer import build_optimizers
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Training
@@ -95,7 +96,7 @@ class LanguageModelTask:
         self._rewarmed = 0  # steps of it that are done
         self._moments = torch.zeros_like(model.theta), torch.zeros_like(model.theta)
         self._adam_steps = torch.zeros(len(self._parameters), device=model.theta.device)
-        self._optimizer = self._build_optimizer()
+        self._optimizers = build_optimizers(model.module, model.layout, training, *self._moments, self._adam_steps)
 
     @property
     def theta(self) -> Tensor:
@@ -108,7 +109,7 @@ class LanguageModelTask:
         return assign.coverage(self.step, self._training.sequences_per_step, self._corpus.train_sequences)
 
     def inner_step(self, progress: float) -> InnerStepResult:
-        """One step of AdamW. Raises DeviceError when the model does not fit the device with one sequence at a time.
+        """One step. Raises DeviceError when the model does not fit the device with one sequence at a time.
 
         A gradient that is not finite moves nothing (the moments would never forget it); its batch is spent.
         """
@@ -120,11 +121,12 @@ class LanguageModelTask:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, training.gradient_clip)
         if bool(torch.isfinite(norm)):
             rate = learning_rate(progress + training.tokens_per_step, training, self._tokens_per_peer)
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate * self._rewarm_factor()
-            self._optimizer.step()
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = rate * self._rewarm_factor()
+                optimizer.step()
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
-        self._optimizer.zero_grad(set_to_none=True)
+        self._drop_gradients()
         self.step += 1
         return InnerStepResult(loss, training.tokens_per_step)
 
@@ -137,7 +139,7 @@ class LanguageModelTask:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Moments [P] and counters. Views of live memory, as torch's own: save or copy them before the next step."""
-        counters = (self.step, int(self._adam_steps[0]), self._rewarm_steps, self._rewarmed)
+        counters = (self.step, int(self._adam_steps.max()), self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
             "second_moment": self._moments[1],
@@ -166,7 +168,7 @@ class LanguageModelTask:
             try:
                 return self._accumulate(batch)
             except torch.OutOfMemoryError as error:
-                self._optimizer.zero_grad(set_to_none=True)
+                self._drop_gradients()
                 if self.micro_batch == 1:
                     raise DeviceError(
                         f"the model does not fit {self.theta.device}: one sequence of"
@@ -196,32 +198,9 @@ class LanguageModelTask:
             return 1.0
         return (self._rewarmed + 1) / self._rewarm_steps
 
-    def _build_optimizer(self) -> torch.optim.AdamW:
-        """torch's AdamW with its state laid out in our flat moments.
-
-        Matrices and embeddings decay, norms and biases do not (GPT-3's practice, arXiv 2005.14165). The fused kernel
-        needs no temporary memory, and on the CPU saves 1.2 ms of the demo model's 28 ms a step (our measurement).
-        """
-        training = self._training
-        groups = [
-            {"params": [p for p in self._parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
-            {"params": [p for p in self._parameters if p.ndim < 2], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=training.learning_rate,
-            betas=(training.beta1, training.beta2),
-            eps=training.epsilon,
-            fused=True,
-        )
-        first, second = (self.model.layout.views(moment) for moment in self._moments)
-        for place, (name, parameter) in enumerate(self.model.module.named_parameters()):
-            optimizer.state[parameter] = {
-                "step": self._adam_steps[place],
-                "exp_avg": first[name],
-                "exp_avg_sq": second[name],
-            }
-        return optimizer
+    def _drop_gradients(self) -> None:
+        for parameter in self._parameters:
+            parameter.grad = None
 
 
 def learning_rate(

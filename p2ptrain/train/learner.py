@@ -22,7 +22,19 @@ import torch
 from torch import Tensor
 
 from p2ptrain import codec as codecs
-from p2ptrain.codec import Codec, CodecTerms
+from p2ptrain.codec import (
+    Codec,
+    CodecTerms,
+    Comparison,
+    agree,
+    compare,
+    first_shape,
+    is_decodable,
+    needs_feedback,
+    next_shape,
+    wish_for,
+    wish_size,
+)
 from p2ptrain.errors import RemoteError
 from p2ptrain.ids import LinkId
 from p2ptrain.outer import (
@@ -71,8 +83,10 @@ class Encoded:
     parts: tuple[bytes, ...]
     norm: float
     """L2 norm of the snapshot's fragments."""
-    step: int = 0
+    step: int
     """Outer steps that the snapshot had behind it."""
+    terms: tuple[CodecTerms, ...]
+    """What both sides agreed on for each fragment."""
 
     @property
     def size_bytes(self) -> int:
@@ -87,8 +101,8 @@ class Difference:
     parts: tuple[Tensor, ...]  # [F] fp32 each
     distance: float
     """||theirs - mine|| / ||mine||."""
-    step: int = 0
-    """Of the own snapshot."""
+    mine: Encoded
+    """What we sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,11 +172,17 @@ class Learner:
         self._streams = 1 if rules.recipe.mix("pseudo_gradient") is None else 2
         self._notebook = notebook
         self._clock = clock
+        self._shapes: dict[int, bytes] = {}
+        """By the network's number of a fragment: which step widths its blocks need, for codecs that agree on them."""
         self._inner = 0
         self._losses = 0.0
         self._phase_tokens = 0
         self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
+        self._left_out: list[Tensor] = []
+        """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
+        if self._streams == 2 and needs_feedback(self._codecs["pseudo_gradient"]):
+            self._left_out = [torch.zeros_like(state.slow) for state in self._states]
         self._phase: OuterPhase | None = None
         """The outer step under way, while the recipe waits for partners."""
         self._published = self._snapshot()
@@ -212,6 +232,11 @@ class Learner:
         self._inbox.put(None)
 
     @property
+    def slow(self) -> Tensor:
+        """[P] the slow weights, a copy."""
+        return torch.cat([state.slow for state in self._states])
+
+    @property
     def is_waiting(self) -> bool:
         """The inner phase is over, and the recipe wants its partners' shares before the next one begins."""
         return self._phase is not None
@@ -239,6 +264,8 @@ class Learner:
     def _restart(self, phase: OuterPhase) -> list[Event]:
         """Conclude the outer step: the next inner phase begins at the slow weights."""
         self._states = phase.conclude()
+        if not self._shapes and self.wish_sizes(range(len(self._slices))):
+            self._guess_shapes(phase)
         self.step += 1
         if self._rules.recipe.outer != "hand_over" or self._rules.recipe.exchanges:
             self._set_theta()
@@ -249,6 +276,11 @@ class Learner:
             self.ended = True
             events.append(TrainingEnded(self.step, self.progress))
         return events
+
+    def _guess_shapes(self, phase: OuterPhase) -> None:
+        """Peers of one run begin alike, so before anything is measured they differ where an outer step moved."""
+        for fragment, (before, after) in enumerate(zip(phase.before, self._states, strict=True)):
+            self._shapes[fragment] = first_shape(self._codecs["slow"], after.slow - before.slow)
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
         """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
@@ -268,12 +300,14 @@ class Learner:
     def _apply(self, ready: _Displacement) -> Applied:
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
             stream, fragment = self._place(piece)
+            if stream == "pseudo_gradient":
+                self._remember_left_out(fragment, ready.difference.mine, piece)
             displacement_ = displacement(part, ready.share, ready.clip_radius)
             if self._phase is not None and stream in self._rules.recipe.blocking:
                 self._phase.take(stream, fragment, displacement_)
             elif stream == "slow":
                 self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
-            elif ready.difference.step == self.step:
+            elif ready.difference.mine.step == self.step:
                 self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
@@ -297,6 +331,7 @@ class Learner:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
         self._states = tuple(initial_state(weights) for weights in ready.weights)
         self._phase = None
+        self._left_out = [torch.zeros_like(part) for part in self._left_out]
         self._norms.clear()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
@@ -313,13 +348,25 @@ class Learner:
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
     def _snapshot(self, phase: OuterPhase | None = None) -> _Snapshot:
-        """What partners may have: the slow weights and, if the recipe mixes them, the last pseudo-gradients."""
+        """What partners may have: the slow weights and, if the recipe mixes them, the last pseudo-gradients.
+
+        Where the codec of these leaves much out, what it left out before comes with them.
+        """
         if phase is None:
             slow = tuple(state.slow for state in self._states)
             gradients = tuple(torch.zeros_like(part) for part in slow) if self._streams == 2 else ()
         else:
             slow, gradients = phase.snapshots("slow"), phase.snapshots("pseudo_gradient")
+        if gradients and self._left_out:
+            gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
         return _Snapshot(self.step, slow + gradients)
+
+    def _remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
+        """Error feedback: a partner has our message, so only what it left out is still to be sent."""
+        codec, place = self._codec(number), mine.fragments.index(number)
+        if self._left_out and is_decodable(codec) and mine.step == self._published.step:
+            said = codec.decode(mine.parts[place], mine.terms[place])
+            self._left_out[fragment] = self._published.parts[number] - said
 
     # --- any thread -------------------------------------------------------------------------------------------------
     #
@@ -330,24 +377,59 @@ class Learner:
         """How many tensors of each fragment partners may have: 2 when the recipe mixes pseudo-gradients."""
         return self._streams
 
-    def encode(self, fragments: Sequence[int]) -> Encoded:
-        """These fragments of the present snapshot as bytes."""
+    def wishes(self, fragments: Sequence[int]) -> tuple[bytes, ...]:
+        """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement."""
+        if not self.wish_sizes(fragments):
+            return ()
+        parts = self._published.parts
+        shapes = [self._shapes.get(each) or first_shape(self._codec(each), parts[each]) for each in fragments]
+        return tuple(
+            wish_for(self._codec(each), shape, parts[each]) for each, shape in zip(fragments, shapes, strict=True)
+        )
+
+    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Bytes of each wish, ours as a partner's; empty where there are none."""
+        sizes = [wish_size(self._codec(each), self._length(self._place(each)[1])) for each in fragments]
+        return sizes if any(sizes) else []
+
+    def encode(
+        self, fragments: Sequence[int], mine: Sequence[bytes] = (), theirs: Sequence[bytes | bytearray] = ()
+    ) -> Encoded:
+        """These fragments of the present snapshot as bytes.
+
+        Args:
+            mine, theirs: both sides' wishes, where the codec has any.
+
+        Raises:
+            RemoteError: their wishes are none for this codec.
+        """
         snapshot = self._published
-        parts = tuple(self._codec(each).encode(snapshot.parts[each], self._terms(each)) for each in fragments)
+        none = [b""] * len(fragments)
+        terms = tuple(
+            agree(self._codec(each), self._length(self._place(each)[1]), ours, bytes(other))
+            for each, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
+        )
+        parts = tuple(
+            self._codec(each).encode(snapshot.parts[each], agreed)
+            for each, agreed in zip(fragments, terms, strict=True)
+        )
         norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(snapshot.parts[each]) for each in fragments])))
-        return Encoded(tuple(fragments), parts, norm, snapshot.step)
+        return Encoded(tuple(fragments), parts, norm, snapshot.step, terms)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
-        parts = tuple(
-            self._codec(fragment).difference(my_part, their_part, self._terms(fragment))
-            for fragment, my_part, their_part in zip(mine.fragments, mine.parts, theirs, strict=True)
-        )
+        compared: list[Comparison] = []
+        for fragment, my_part, their_part, terms in zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True):
+            codec = self._codec(fragment)
+            compared.append(compare(codec, my_part, their_part, terms))
+            if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
+                shape = self._shapes.get(fragment, terms.shape)
+                self._shapes[fragment] = next_shape(codec, shape, terms, compared[-1])
+        parts = tuple(each.difference for each in compared)
         norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(part) for part in parts])))
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
-        distance = norm / max(mine.norm, torch.finfo(torch.float32).tiny)
-        return Difference(mine.fragments, parts, distance, mine.step)
+        return Difference(mine.fragments, parts, norm / max(mine.norm, torch.finfo(torch.float32).tiny), mine)
 
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
         """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
@@ -361,7 +443,7 @@ class Learner:
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
-        return [self._codec(fragment).encoded_size(self._terms(fragment)) for fragment in fragments]
+        return [self._codec(each).encoded_size(CodecTerms(self._length(self._place(each)[1]))) for each in fragments]
 
     def weights(self) -> list[bytes]:
         """All slow weights of the present snapshot, fp32: what a newcomer gets."""
@@ -394,9 +476,6 @@ class Learner:
     def _codec(self, number: int) -> Codec:
         return self._codecs[self._place(number)[0]]
 
-    def _terms(self, number: int) -> CodecTerms:
-        return CodecTerms(self._length(self._place(number)[1]))
-
     def _length(self, fragment: int) -> int:
         piece = self._slices[fragment]
         return int(piece.stop - piece.start)
@@ -406,9 +485,10 @@ class Learner:
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a resumed peer goes on from: tensors, and readable numbers."""
         tensors = {
-            "slow": torch.cat([state.slow for state in self._states]),
+            "slow": self.slow,
             "momentum": torch.cat([state.momentum for state in self._states]),
             "theta": self.task.theta.detach().cpu().clone(),
+            **({"left_out": torch.cat(self._left_out)} if self._left_out else {}),
             **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
         }
         numbers = {
@@ -429,6 +509,8 @@ class Learner:
         if not slow.shape == momentum.shape == theta.shape == self.task.theta.shape:
             raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self.task.theta.shape)}")
         self._states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
+        if self._left_out:
+            self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
         self.task.theta.copy_(theta)
         self.task.load_state_dict(
             {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from p2ptrain import codec, manifest
+from p2ptrain.codec import Codec
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import Outer, Swarm
 from p2ptrain.outer import OuterRule
@@ -30,6 +32,12 @@ def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
     momentum = 0.0 if recipe.feedback else outer.momentum
     rule = OuterRule(outer.learning_rate, momentum, outer.nesterov)
     return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe)
+
+
+def codecs_of(section: manifest.Codec) -> tuple[Codec, Codec]:
+    """The codecs of slow weights and of pseudo-gradients."""
+    weights = codec.get(section.name, section.block_size)
+    return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
 
 
 def swarm_rules(

@@ -72,3 +72,11 @@ def test_the_module_itself_needs_no_torch():
     source = assign.__file__
     code = f"import runpy, sys; runpy.run_path({source!r}); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("total", [1, 2, 5, 64, 65, 1000, 1025])
+def test_a_whole_walk_is_the_places_one_by_one(total):
+    walk = assign.whole_walk(3, "alice", 2, total)
+    assert walk.tolist() == [
+        index for step in range(total) for index in assign.sequences(3, "alice", step + 2 * total, 1, total)
+    ]

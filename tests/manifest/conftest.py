@@ -44,6 +44,7 @@ DATA: dict[str, Any] = {
     "training": {
         "sequence_length": 64,
         "sequences_per_step": 4,
+        "optimizer": "adamw",
         "learning_rate": 3e-3,
         "warmup_tokens": 1_000,
         "schedule": "cosine",
@@ -51,6 +52,7 @@ DATA: dict[str, Any] = {
         "beta1": 0.9,
         "beta2": 0.95,
         "epsilon": 1e-8,
+        "muon_momentum": 0.95,
         "weight_decay": 0.1,
         "gradient_clip": 1.0,
     },
@@ -67,7 +69,7 @@ DATA: dict[str, Any] = {
         "fragments": 4,
         "fragments_per_exchange": 2,
     },
-    "codec": {"name": "int8", "block_size": 1024},
+    "codec": {"name": "int8", "block_size": 1024, "gradients": "topk", "rank": 16},
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.01, "final_gossip_s": 20.0},
 }
 

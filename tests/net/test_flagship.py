@@ -54,6 +54,7 @@ class Case:
     seed: int = 0
     topology: str = "random"
     partners: int = 1
+    gradients: str = "fp32"
     final_gossip_s: float = 60.0
 
     @property
@@ -87,7 +88,14 @@ def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
         Swarm(catch_up_outer_steps=8, final_disagreement=0.02, final_gossip_s=case.final_gossip_s),
     )
     parts = slices(P, case.fragments)
-    learner = Learner(task, learner_rules(outer, TOKENS), parts, codec.get(case.codec), MemoryLog())
+    learner = Learner(
+        task,
+        learner_rules(outer, TOKENS),
+        parts,
+        codec.get(case.codec),
+        MemoryLog(),
+        gradient_codec=codec.get(case.gradients),
+    )
     rules = swarm_rules(RUN, outer, swarm, learner, TOKENS, float(outer.inner_steps))
     return Peer(peer, rules, Random(f"{case.seed}/{peer}")), learner
 
@@ -160,7 +168,9 @@ CASES = [
     Case(),
     Case(codec="int8", fragments=3, seed=1),
     Case(codec="bf16", fragments=2, seed=2),
+    Case(codec="modular4", fragments=2),
     Case("swarm_both", fragments=2),
+    Case("swarm_both", codec="modular8", gradients="topk"),
     Case("ad_psgd"),
     Case("gasloc", partners=2),
     Case("gasloc_y", topology="ring", seed=1),

@@ -62,18 +62,22 @@ def step_all(some_pool, progress):
     return [task.inner_step(progress).loss for task in some_pool.tasks]
 
 
-def test_the_pool_computes_what_the_real_tasks_compute():
-    """Ten steps, a displacement and a reset among them.
+@pytest.mark.parametrize(("optimizer", "tolerance"), [("adamw", 1e-5), ("muon", 1e-2)])
+def test_the_pool_computes_what_the_real_tasks_compute(optimizer, tolerance):
+    """Ten steps, a displacement and a reset among them. Tolerances are fractions of the way that the weights went.
 
-    Losses agree to a few units in the last place; weights to 1e-5 of their norm: AdamW divides by the root of the
-    second moment, so that where a gradient is nearly zero its rounding moves a weight by up to the learning rate.
+    AdamW: 1e-5, since it divides by the root of the second moment, so that where a gradient is nearly zero its rounding
+    moves a weight by up to the learning rate. Muon: 1e-2, since torch orthogonalizes in bf16, which rounds at 4e-3, and
+    other kernels round otherwise.
     """
-    run = manifest()
+    run = manifest(training__optimizer=optimizer)
     simulated, tasks = pool(run), [real(run, reader) for reader in READERS]
+    begin = simulated.theta[0].clone()
     for step in range(10):
         progress = float(64 * step)
         losses = step_all(simulated, progress)
-        assert losses == pytest.approx([task.inner_step(progress).loss for task in tasks], rel=1e-6)
+        expected = [task.inner_step(progress).loss for task in tasks]
+        assert losses == pytest.approx(expected, rel=1e-6 if optimizer == "adamw" else 1e-4)
         if step == 4:
             for one in (*simulated.tasks, *tasks):
                 one.theta.mul_(1.01)
@@ -81,12 +85,13 @@ def test_the_pool_computes_what_the_real_tasks_compute():
             for one in (simulated.tasks[1], tasks[1]):
                 one.reset(3)
     for one, other in zip(simulated.tasks, tasks, strict=True):
-        assert torch.linalg.vector_norm(one.theta - other.theta) < 1e-5 * torch.linalg.vector_norm(other.theta)
+        way = torch.linalg.vector_norm(other.theta - begin)
+        assert torch.linalg.vector_norm(one.theta - other.theta) < tolerance * way
         mine, theirs = one.state_dict(), other.state_dict()
         assert torch.equal(mine["counters"], theirs["counters"])
         for name in ("first_moment", "second_moment"):
             error = torch.linalg.vector_norm(mine[name] - theirs[name])
-            assert error < 1e-3 * torch.linalg.vector_norm(theirs[name])
+            assert error < 2 * tolerance * torch.linalg.vector_norm(theirs[name])
 
 
 def test_the_state_is_the_real_tasks_state():
@@ -101,8 +106,10 @@ def test_the_state_is_the_real_tasks_state():
         assert simulated.tasks[1].inner_step(64.0 * step).loss == pytest.approx(expected, rel=1e-6)
 
 
-def test_how_steps_are_grouped_changes_no_bit():
-    together, alone = pool(), pool()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_how_steps_are_grouped_changes_no_bit(optimizer):
+    run = manifest(training__optimizer=optimizer)
+    together, alone = pool(run), pool(run)
     for step in range(4):
         losses = step_all(together, 64.0 * step)
         assert losses == [task.inner_step(64.0 * step).loss for task in reversed(alone.tasks)][::-1]

@@ -5,6 +5,7 @@ import torch
 
 from p2ptrain.errors import ManifestError
 from p2ptrain.manifest import preset, with_changes
+from p2ptrain.sim import kernels
 from p2ptrain.sim.stacked import StackedLlama
 from p2ptrain.train import flat_model
 from p2ptrain.train.model import summed_loss
@@ -28,6 +29,17 @@ def small(**changes):
     return model
 
 
+def tokens(*shape):
+    return torch.randint(0, 256, shape, generator=torch.Generator().manual_seed(2))
+
+
+def slope(shape, theta, batch):
+    """The gradient in the form of theta, and the losses."""
+    gradient = torch.zeros_like(theta)
+    losses = shape.accumulate(shape.parameters(theta), shape.parameters(gradient), batch)
+    return gradient, losses
+
+
 def stacked(model, **changes):
     dotted = {f"model.config.{name}": value for name, value in changes.items()}
     return StackedLlama.of(with_changes(preset("demo", "ab" * 32), SMALL | dotted).model, model.layout)
@@ -43,58 +55,69 @@ def stacked(model, **changes):
         {"intermediate_size": 50, "vocab_size": 300, "rope_theta": 500.0, "norm_epsilon": 1e-3},
     ],
 )
-@pytest.mark.parametrize("peers", [1, 3])
+@pytest.mark.parametrize("peers", [(), (1,), (3,)])
 def test_gradients_are_the_real_modules(changes, peers):
     model = small(**changes)
-    theta = torch.stack([model.theta.detach() * (1 + 0.1 * peer) for peer in range(peers)]).double()
-    batch = torch.randint(0, 256, (peers, 5, 18), generator=torch.Generator().manual_seed(2))
-    gradient = torch.zeros_like(theta)
-    losses = stacked(model, **changes).accumulate(theta, batch, gradient)
+    factors = 1 + 0.1 * torch.arange(*(peers or (1,)))
+    theta = (model.theta.detach() * factors[:, None]).view(*peers, -1).double()
+    batch = tokens(*peers, 5, 18)
+    gradient, losses = slope(stacked(model, **changes), theta, batch)
     # transformers computes norms and rotations in fp32 even here: hence 3e-6, and not 1e-12.
     module = model.module.double()
-    for peer in range(peers):
-        views = model.layout.views(theta[peer])
+    for row, sequences, by_row, found in zip(
+        theta.view(-1, model.layout.total), batch.view(-1, 5, 18), gradient.view(-1, model.layout.total),
+        losses.view(-1), strict=True,
+    ):  # fmt: skip
         module.zero_grad()
-        module.load_state_dict(views, strict=False)
-        loss = summed_loss(module, batch[peer], None)
+        module.load_state_dict(model.layout.views(row), strict=False)
+        loss = summed_loss(module, sequences, None)
         loss.backward()
-        assert losses[peer].item() == pytest.approx(loss.item(), rel=1e-7)
-        slopes = model.layout.views(gradient[peer])
+        assert found.item() == pytest.approx(loss.item(), rel=1e-7)
+        slopes = model.layout.views(by_row)
         for name, parameter in module.named_parameters():
             error = torch.linalg.vector_norm(slopes[name] - parameter.grad) / torch.linalg.vector_norm(parameter.grad)
             assert error < 3e-6, name
 
 
-def test_fp32_on_the_cpu_is_fp64_to_rounding():
+@pytest.mark.parametrize("onednn", [False, True])
+def test_fp32_is_fp64_to_rounding(onednn, monkeypatch):
+    monkeypatch.setattr(kernels, "ONEDNN", onednn and kernels.ONEDNN)
     model = small()
-    batch = torch.randint(0, 256, (1, 5, 18), generator=torch.Generator().manual_seed(2))
-    theta = model.theta.detach()[None]
-    single, double = torch.zeros_like(theta), torch.zeros_like(theta).double()
-    shape = stacked(model)
-    loss = shape.accumulate(theta, batch, single)
-    assert loss.item() == pytest.approx(shape.accumulate(theta.double(), batch, double).item(), rel=1e-6)
+    shape, theta, batch = stacked(model), model.theta.detach(), tokens(5, 18)
+    single, loss = slope(shape, theta, batch)
+    double, exact = slope(shape, theta.double(), batch)
+    assert loss.item() == pytest.approx(exact.item(), rel=1e-6)
     assert torch.linalg.vector_norm(single - double) < 1e-5 * torch.linalg.vector_norm(double)
 
 
-def test_losses_alone_are_those_of_the_backward_pass():
+@pytest.mark.parametrize("peers", [(), (2,)])
+def test_losses_alone_are_those_of_the_backward_pass(peers):
     model = small(num_key_value_heads=2)
-    batch = torch.randint(0, 256, (2, 5, 18), generator=torch.Generator().manual_seed(2))
-    theta = model.theta.detach().repeat(2, 1)
-    shape = stacked(model, num_key_value_heads=2)
-    both = shape.accumulate(theta, batch, torch.zeros_like(theta))
-    assert shape.losses(theta, batch).tolist() == pytest.approx(both.tolist(), rel=1e-6)
+    shape, batch = stacked(model, num_key_value_heads=2), tokens(*peers, 5, 18)
+    theta = model.theta.detach().expand(*peers, -1).clone()
+    alone = shape.losses(shape.parameters(theta), batch)
+    assert alone.tolist() == pytest.approx(slope(shape, theta, batch)[1].tolist(), rel=1e-6)
 
 
 def test_gradients_are_added_with_their_weight():
     model = small()
-    batch = torch.randint(0, 256, (1, 6, 18), generator=torch.Generator().manual_seed(2))
-    theta = model.theta.detach()[None].double()
-    shape = stacked(model)
-    whole, parts = torch.zeros_like(theta), torch.zeros_like(theta)
-    loss = shape.accumulate(theta, batch, whole)
-    pieces = [shape.accumulate(theta, piece, parts, weight=0.5) for piece in batch.split(4, dim=1)]
+    shape, theta, batch = stacked(model), model.theta.detach().double(), tokens(6, 18)
+    whole, loss = slope(shape, theta, batch)
+    parts = torch.zeros_like(theta)
+    weights, slopes = shape.parameters(theta), shape.parameters(parts)
+    pieces = [shape.accumulate(weights, slopes, piece, weight=0.5) for piece in batch.split(4)]
     assert sum(pieces).item() == pytest.approx(loss.item(), rel=1e-12)
     assert torch.allclose(parts, 0.5 * whole, rtol=1e-9, atol=1e-12)
+
+
+def test_a_hopeless_token_costs_what_it_costs():
+    """Where a chance underflows to zero its logarithm does not: the loss stays that of the real module."""
+    model = small()
+    model.theta.data.mul_(30)
+    shape, batch = stacked(model), tokens(2, 18)
+    _, loss = slope(shape, model.theta.detach(), batch)
+    assert loss.item() > 36 * 103  # -log of the least fp32 above zero
+    assert loss.item() == pytest.approx(summed_loss(model.module, batch, None).item(), rel=1e-3)
 
 
 @pytest.mark.parametrize(

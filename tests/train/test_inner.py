@@ -1,4 +1,4 @@
-"""The inner optimization: plain AdamW to the last bit, resumable to the token, backing off when memory runs out."""
+"""The inner optimization: plain AdamW or Muon to the last bit, resumable to the token, modest when memory runs out."""
 
 import math
 
@@ -17,20 +17,30 @@ def run(task, steps, start=0):
 
 
 def plain_loop(tiny, steps, peer="alice"):
-    """What anyone would write: a module with its own tensors, torch's AdamW, torch's mean loss."""
+    """What anyone would write: a module with its own tensors, torch's optimizers, torch's mean loss."""
     manifest = tiny.manifest
     training = manifest.training
     module = build_module(manifest.model, manifest.run.seed)
     parameters = list(module.parameters())
-    optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": training.weight_decay},
-            {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-        ],
-        betas=(training.beta1, training.beta2),
-        eps=training.epsilon,
-        fused=True,
-    )
+    hidden = [
+        p for name, p in module.named_parameters() if name.endswith("_proj.weight") and training.optimizer == "muon"
+    ]
+    rest = [p for p in parameters if not any(p is other for other in hidden)]
+    optimizers = [
+        torch.optim.AdamW(
+            [
+                {"params": [p for p in rest if p.ndim >= 2], "weight_decay": training.weight_decay},
+                {"params": [p for p in rest if p.ndim < 2], "weight_decay": 0.0},
+            ],
+            betas=(training.beta1, training.beta2),
+            eps=training.epsilon,
+            fused=True,
+        )
+    ]
+    if hidden:
+        optimizers.append(
+            torch.optim.Muon(hidden, weight_decay=training.weight_decay, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+        )
     losses = []
     for step in range(steps):
         indices = assign.sequences(
@@ -38,19 +48,22 @@ def plain_loop(tiny, steps, peer="alice"):
         )
         batch = tiny.corpus.batch(indices)
         loss = functional.cross_entropy(module(batch[:, :-1]).logits.flatten(0, 1), batch[:, 1:].flatten())
-        optimizer.zero_grad()
+        module.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, training.gradient_clip)
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate((step + 1) * training.tokens_per_step, training, manifest.run.tokens_per_peer)
-        optimizer.step()
+        rate = learning_rate((step + 1) * training.tokens_per_step, training, manifest.run.tokens_per_peer)
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
         losses.append(loss.item())
     return module, losses
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_one_peer_alone_is_plain_adamw_to_the_last_bit(tiny_run, tied):
-    tiny = tiny_run(model__config__tie_word_embeddings=tied)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_one_peer_alone_is_plain_training_to_the_last_bit(tiny_run, optimizer, tied):
+    tiny = tiny_run(model__config__tie_word_embeddings=tied, training__optimizer=optimizer)
     task = tiny.task()
     losses = run(task, 12)
     module, expected_losses = plain_loop(tiny, 12)
@@ -60,8 +73,9 @@ def test_one_peer_alone_is_plain_adamw_to_the_last_bit(tiny_run, tied):
         assert torch.equal(views[name], parameter), name
 
 
-def test_it_learns(tiny_run):
-    losses = run(tiny_run().task(), 60)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_it_learns(tiny_run, optimizer):
+    losses = run(tiny_run(training__optimizer=optimizer).task(), 60)
     assert losses[-1] < 0.8 * losses[0]
 
 
@@ -77,8 +91,9 @@ def test_a_step_reports_the_tokens_of_the_manifest(tiny_run):
     assert tiny_run().task(micro_batch=1).inner_step(0.0).tokens == 64
 
 
-def test_a_resumed_task_goes_on_as_if_never_stopped(tiny_run):
-    tiny = tiny_run()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_task_goes_on_as_if_never_stopped(tiny_run, optimizer):
+    tiny = tiny_run(training__optimizer=optimizer)
     steady = tiny.task()
     run(steady, 3)
     steady.reset(4)  # so that a re-warming is under way, too
@@ -124,14 +139,15 @@ def test_after_a_reset_the_rate_rises_again_and_the_data_go_on(tiny_run):
     rates = []
     for _ in range(6):
         task.inner_step(0.0)
-        rates.append(task._optimizer.param_groups[0]["lr"] / task._training.learning_rate)
+        rates.append(task._optimizers[0].param_groups[0]["lr"] / task._training.learning_rate)
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     assert task.step == 9
     assert task._adam_steps.tolist() == [6.0] * len(task._parameters)
 
 
-def test_a_reset_task_equals_a_new_one_on_the_same_weights(tiny_run):
-    tiny = tiny_run(training__schedule="constant", training__warmup_tokens=0)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_reset_task_equals_a_new_one_on_the_same_weights(tiny_run, optimizer):
+    tiny = tiny_run(training__schedule="constant", training__warmup_tokens=0, training__optimizer=optimizer)
     used, new = tiny.task(), tiny.task()
     run(used, 3)
     used.reset(0)
@@ -141,8 +157,9 @@ def test_a_reset_task_equals_a_new_one_on_the_same_weights(tiny_run):
     assert torch.equal(used.theta, new.theta)
 
 
-def test_a_gradient_that_is_not_finite_moves_nothing(tiny_run):
-    task = tiny_run().task()
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_gradient_that_is_not_finite_moves_nothing(tiny_run, optimizer):
+    task = tiny_run(training__optimizer=optimizer).task()
     run(task, 2)
     theta, moment = task.theta.clone(), task.state_dict()["first_moment"].clone()
     scale = task.model.layout.views(task.theta)["model.norm.weight"]

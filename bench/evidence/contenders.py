@@ -1,0 +1,65 @@
+"""The methods that compete, as data. Recipes are explained in docs/ALGORITHMS.md."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bench.evidence.cells import Contender
+
+PAIRS: Mapping[str, Any] = {"topology": "random", "partners": 1}
+TWO: Mapping[str, Any] = {"topology": "random", "partners": 2}
+ONE_EXCHANGE: Mapping[str, Any] = {"exchanges_per_step": 1}
+TWO_EXCHANGES: Mapping[str, Any] = {"exchanges_per_step": 2}
+
+FP32: Mapping[str, Any] = {"name": "fp32"}
+INT8: Mapping[str, Any] = {"name": "int8", "block_size": 1024}
+INT4: Mapping[str, Any] = {"name": "int4", "block_size": 64}
+MODULAR8: Mapping[str, Any] = {"name": "modular8"}
+MODULAR4: Mapping[str, Any] = {"name": "modular4"}
+TOP_K: Mapping[str, Any] = {"gradients": "topk"}
+LOW_RANK: Mapping[str, Any] = {"gradients": "lowrank"}
+
+LOCAL = Contender(name="local", forms=("local",))
+DDP = Contender(name="ddp", forms=("ddp",))
+DPSGD = Contender(name="dpsgd", forms=("dpsgd",), outer=PAIRS)
+AD_PSGD = Contender(name="ad_psgd", forms=("ad_psgd",), outer=ONE_EXCHANGE)
+
+DILOCO = Contender(name="diloco", forms=("diloco",), tuned_as="diloco")
+NOLOCO = Contender(name="noloco", forms=("noloco",), outer=PAIRS, tuned_as="noloco")
+GASLOC = Contender(name="gasloc", forms=("gasloc", "gasloc_y", "gasloc_z"), outer=PAIRS, tuned_as="gasloc")
+FACTORED = Contender(
+    name="factored_gossip",
+    forms=("factored_gossip", "factored_gossip_global_none", "factored_gossip_global_local"),
+    outer=PAIRS,
+    tuned_as="factored_gossip",
+)
+SWARM = Contender(name="swarm", forms=("swarm", "swarm_gradients", "swarm_both"), outer=ONE_EXCHANGE, tuned_as="swarm")
+CONFIRMED = (DILOCO, NOLOCO, GASLOC, FACTORED, SWARM)
+"""Run in all of R1's settings."""
+
+STREAMING = Contender(
+    name="streaming_diloco", forms=("streaming_diloco",), outer={"fragments": 4}, tuned_as="streaming_diloco"
+)
+EAGER = Contender(name="eager_diloco", forms=("eager_diloco",), tuned_as="eager_diloco")
+DILOCOX = Contender(name="dilocox", forms=("dilocox",), codec=LOW_RANK, tuned_as="dilocox")
+SPARSELOCO = Contender(name="sparseloco", forms=("sparseloco",), codec=TOP_K, tuned_as="sparseloco")
+"""Its "momentum" is the decay of error feedback: the same grid tunes that."""
+
+TUNED = (*CONFIRMED, STREAMING, EAGER, DILOCOX, SPARSELOCO)
+"""Every contender with an outer learning rate and momentum of its own."""
+
+GASLOC_2 = replace(GASLOC, name="gasloc-2", outer=TWO)
+SWARM_2 = replace(SWARM, name="swarm-2", outer=TWO_EXCHANGES)
+SWARM_INT8 = replace(SWARM, name="swarm int8", codec=INT8)
+SWARM_MODULAR4 = replace(SWARM, name="swarm modular4", codec=MODULAR4)
+
+
+def on(contender: Contender, topology: str, partners: int | None = None) -> Contender:
+    """The contender on another topology, with its tuned numbers."""
+    outer = {**contender.outer, "topology": topology}
+    if partners is not None:
+        outer["partners"] = partners
+    label = {"random": f"{partners}-peer"}.get(topology, topology)
+    return replace(contender, name=f"{contender.name} {label}", outer=outer)

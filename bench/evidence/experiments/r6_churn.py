@@ -1,0 +1,65 @@
+"""R6: exchanges that fail, peers that come and go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from bench.evidence.blocks import block
+from bench.evidence.cells import Setting
+from bench.evidence.contenders import DILOCO, FACTORED, GASLOC, SWARM
+from bench.evidence.layout import Column, Experiment, Panel, Point, Table, rows
+
+METHODS = (DILOCO, GASLOC, FACTORED, SWARM)
+FAILING = tuple(Setting(failures=share) for share in (0.0, 0.1, 0.3))
+MOVING = Setting(comings_and_goings=True)
+OPEN = (GASLOC, replace(FACTORED, forms=("factored_gossip",)), SWARM)
+"""Methods, and forms of them, in which nobody needs everybody: only these can be joined and left."""
+
+R6 = Experiment(
+    id="R6",
+    question="Churn: failed exchanges, and peers that come and go; N = 8, H = 10",
+    notes=(
+        "A failed exchange breaks half-way and costs its time; a global average that fails in one place is done again.",
+        "Coming and going: a quarter of the peers leaves at half time for good; as many new ones come at a third.",
+        "Averages over everybody cannot be joined or left, so diloco has no figure there, and factored_gossip is there "
+        "with both mixes in pairs.",
+    ),
+    cells=(
+        *block("R6", METHODS, FAILING[2:], tier=2, quick=(DILOCO, SWARM)),
+        *block("R6", METHODS, FAILING[:2], tier=3),
+        *block("R6", OPEN, (MOVING,), tier=3),
+    ),
+    figures=("loss", "averaged_loss", "disagreement", "simulated_s", "exchanges_failed", "solo_share"),
+    tables=(
+        Table(
+            "Loss at equal tokens",
+            rows(*METHODS),
+            (
+                *(Column(f"{100 * each.failures:.0f} % fail", "loss", each, best="low") for each in FAILING),
+                Column("coming and going", "loss", MOVING, best="low"),
+            ),
+        ),
+        Table(
+            "Simulated seconds for it",
+            rows(*METHODS),
+            (
+                *(
+                    Column(f"{100 * each.failures:.0f} % fail", "simulated_s", each, digits=0, best="low")
+                    for each in FAILING
+                ),
+                Column("coming and going", "simulated_s", MOVING, digits=0, best="low"),
+            ),
+        ),
+    ),
+    panels=(
+        Panel(
+            "N = 8, H = 10",
+            "exchanges that fail, %",
+            "loss",
+            {
+                each.name: tuple(Point(each.name, setting, 100 * setting.failures, "loss") for setting in FAILING)
+                for each in METHODS
+            },
+        ),
+    ),
+)

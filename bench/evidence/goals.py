@@ -1,0 +1,143 @@
+"""The goals that were set beforehand, and what was reached. Pure, over ``summary.json`` and the rule's decision."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from bench.evidence.experiments.r3_straggler import SETTINGS as STRAGGLERS
+from bench.evidence.experiments.r7_growth import COUNTED
+from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
+from bench.evidence.published import HOME, Line
+from bench.evidence.rule import AT_10, AT_30, Decision, figure
+from bench.evidence.summary import CLEAR, Figure, better
+from bench.table import Row
+
+
+def goals(summary: Mapping[str, Any], decision: Decision | None) -> list[Row]:
+    """One row a goal. A goal whose figures are not there yet is left out."""
+    mine = "swarm" if decision is None else decision.contender
+    makers: tuple[Callable[[Mapping[str, Any], str], Iterator[Row]], ...] = (
+        _against_diloco,
+        _against_gossip,
+        _few_bits,
+        _straggler,
+        _fast_peer,
+        _home_line,
+        _growth,
+    )
+    return [row for maker in makers for row in maker(summary, mine)]
+
+
+def _against_diloco(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    for setting, inner_steps, target in ((AT_10, 10, 1.0), (AT_30, 30, 1.01)):
+        one, other = (figure(summary, "R1", name, setting, "loss") for name in (mine, "diloco"))
+        if one is not None and other is not None:
+            ratio, slack = one.mean / other.mean, _slack(one, other)
+            yield Row(
+                f"{mine}: loss over that of tuned DiLoCo, N = 8, H = {inner_steps}",
+                f"<= {target:.2f} within two standard errors",
+                f"{ratio:.4f} (two standard errors: {slack:.4f})",
+                ratio <= target + slack,
+            )
+
+
+def _against_gossip(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    for setting, inner_steps in ((AT_10, 10), (AT_30, 30)):
+        for rival in ("noloco", "gasloc"):
+            one, other = (figure(summary, "R1", name, setting, "loss") for name in (mine, rival))
+            if rival != mine and one is not None and other is not None:
+                yield Row(
+                    f"{mine} against {rival}: loss at N = 8, H = {inner_steps}",
+                    "lower by more than two standard errors",
+                    f"{one.mean:.3f} against {other.mean:.3f} (ratio {one.mean / other.mean:.4f} "
+                    f"± {_slack(one, other):.4f})",
+                    better(one, other, "low"),
+                )
+
+
+def _few_bits(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    exact = figure(summary, "R5", "x fp32", AT_10, "loss")
+    if exact is None:
+        return
+    for most, loss_ratio, apart in ((8.0, 1.0, math.inf), (1.0, 1.01, 0.02)):
+        fitting = []
+        for row in summary["R5"]:
+            loss, bits, disagreement = (
+                figure(summary, "R5", row["contender"], AT_10, name)
+                for name in ("loss", "bits_per_parameter", "disagreement")
+            )
+            if loss is None or bits is None or disagreement is None or bits.mean > most:
+                continue
+            if loss.mean / exact.mean <= loss_ratio + _slack(loss, exact) and disagreement.mean <= apart:
+                fitting.append(
+                    (loss.mean, f"{row['contender']}: {bits.mean:.2f} bits, loss x {loss.mean / exact.mean:.4f}")
+                )
+        extra = f", disagreement <= {apart:g}" if apart < math.inf else ""
+        yield Row(
+            f"at most {most:g} bits per parameter and outer step, everything counted",
+            f"loss <= {loss_ratio:g} x fp32's{extra}",
+            min(fitting)[1] if fitting else "no row of R5",
+            bool(fitting),
+        )
+
+
+def _straggler(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    full, slow = STRAGGLERS[0].key(), STRAGGLERS[-1].key()
+    row = "swarm" if mine.startswith("swarm") else mine
+    with_, without = (figure(summary, "R3", row, each, "others_utilization") for each in (slow, full))
+    if with_ is not None and without is not None:
+        change = with_.mean / without.mean - 1
+        yield Row(
+            f"{row}: speed of the others with a straggler at 10 %",
+            "within 1 %",
+            f"{100 * change:+.2f} %",
+            abs(change) <= 0.01,
+        )
+    one, other = (figure(summary, "R3", name, slow, "seconds_to_target") for name in (row, "diloco"))
+    if one is not None and other is not None:
+        ratio = other.mean / one.mean
+        yield Row(f"{row} against DiLoCo there: time to the same loss", ">= 2 x faster", f"{ratio:.2f} x", ratio >= 2)
+
+
+def _fast_peer(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    for setting in UNEVEN:
+        for name in ("swarm", "swarm by work"):
+            delay, never = (figure(summary, "R9", name, setting.key(), each) for each in ("fast_delay", "fast_never"))
+            if delay is not None and never is not None:
+                yield Row(
+                    f"{name}, 1:{setting.speed_ratio:g}: the fast peer's time to a loss over its time alone, worst",
+                    "<= 1",
+                    f"{delay.mean:.2f}" + (f", and {never.mean:.1f} losses never" if never.mean else ""),
+                    delay.mean <= 1 and never.mean == 0,
+                )
+
+
+def _home_line(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    for name in ("swarm", "swarm modular4"):
+        busy, sent = (figure(summary, "R4", name, Line(HOME, 20).key(), each) for each in ("utilization", "delivered"))
+        if busy is not None:
+            share = 1.0 if sent is None else sent.mean
+            yield Row(
+                f"{name}: utilization, {HOME}, H = 30",
+                ">= .99, and a whole swap an outer step sent",
+                f"{busy.mean:.3f}, {100 * share:.0f} % of it sent",
+                busy.mean >= 0.99 and share == 1.0,
+            )
+
+
+def _growth(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
+    found = [figure(summary, "R7", "swarm", each.key(), "bytes_per_peer") for each in COUNTED]
+    numbers = [each.mean for each in found if each is not None]
+    if len(numbers) == len(COUNTED):
+        spread = max(numbers) / min(numbers)
+        yield Row(
+            "bytes per peer, 8 to 10,000 peers: most over least", "flat (<= 1.05)", f"{spread:.3f}", spread <= 1.05
+        )
+
+
+def _slack(one: Figure, other: Figure) -> float:
+    """Two standard errors of the ratio of two figures."""
+    relative = math.hypot((one.standard_error or 0.0) / one.mean, (other.standard_error or 0.0) / other.mean)
+    return CLEAR * relative * one.mean / other.mean

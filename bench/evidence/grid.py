@@ -1,0 +1,75 @@
+"""The grid on which every method is tuned, and what was best on it. Pure.
+
+The same nine cells for each form of each method: N = 8, H = 10, one seed, validation split. The learning rates bracket
+DiLoCo's .7 (arXiv 2311.08105) and NoLoCo's .7 (arXiv 2506.10911); the momenta are none (GASLoC without acceleration),
+NoLoCo's .5 and DiLoCo's .9.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from bench.evidence.cells import CENTRAL, TUNING_SEED, Cell, Choice, Contender
+
+LEARNING_RATES = (0.4, 0.7, 1.0)
+MOMENTA = (0.0, 0.5, 0.9)
+
+UNTUNED = Choice("", learning_rate=1.0, momentum=0.0)
+"""For methods that read neither number; the recipe is filled in."""
+
+
+def points(recipe: str) -> list[Choice]:
+    """The nine choices for one recipe."""
+    return [Choice(recipe, rate, momentum) for rate in LEARNING_RATES for momentum in MOMENTA]
+
+
+def tuning_cells(contenders: Iterable[Contender]) -> list[Cell]:
+    """All cells that tune these contenders."""
+    return [
+        Cell(
+            experiment="tuning",
+            contender=contender,
+            setting=CENTRAL,
+            seed=TUNING_SEED,
+            split="validation",
+            choice=choice,
+            tier=0,
+        )
+        for contender in contenders
+        for form in contender.forms
+        for choice in points(form)
+    ]
+
+
+def best(results: Sequence[tuple[Choice, float | None]]) -> Choice:
+    """The choice with the lowest loss; None stands for a run that diverged. ValueError when all did.
+
+    The earlier one of two equal losses is taken, so the order of the grid decides, not the order of finishing.
+    """
+    if all(loss is None for _, loss in results):
+        raise ValueError("every cell of the grid diverged")
+    return min(results, key=lambda each: math.inf if each[1] is None else each[1])[0]
+
+
+def document(results: Mapping[str, Sequence[tuple[Choice, float | None]]]) -> dict[str, Any]:
+    """``docs/results/tuning.json``: for each contender what was chosen and the whole grid behind it."""
+    return {
+        "version": 1,
+        "split": "validation",
+        "seed": TUNING_SEED,
+        "learning_rates": list(LEARNING_RATES),
+        "momenta": list(MOMENTA),
+        "contenders": {
+            name: {"chosen": asdict(best(cells)), "grid": [{**asdict(choice), "loss": loss} for choice, loss in cells]}
+            for name, cells in results.items()
+            if any(loss is not None for _, loss in cells)
+        },
+    }
+
+
+def chosen(document: Mapping[str, Any]) -> dict[str, Choice]:
+    """The choices that a tuning document holds, by contender."""
+    return {name: Choice(**each["chosen"]) for name, each in document["contenders"].items()}

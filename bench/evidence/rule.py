@@ -1,0 +1,140 @@
+"""From the tables to the default: which recipe, which numbers, which codec. Pure, over ``summary.json``.
+
+The rule, as docs/RESULTS.md prints it::
+
+    candidates   the methods of R1 that a swarm of strangers can run: pairs of peers, nobody waits for everybody
+    1 loss       lowest mean of the test losses at N = 8, H = 10 and H = 30; all that are not clearly worse stay
+    2 bits       of those, the fewest bits per parameter and outer step
+    numbers      the tuning's, for that method
+    codec        of R5's rows for that stream in one piece: not clearly worse than fp32, disagreement at most 2 %;
+                 of those, the fewest bits
+
+"Clearly" is by more than two standard errors. Nothing in it prefers our own recipe. That DiLoCo may train better and
+still cannot be the default, since it needs everybody at once, is said beside it with its figures.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from bench.evidence.summary import CLEAR, EXACT, Figure
+
+CANDIDATES = ("factored_gossip", "gasloc", "noloco", "swarm", "swarm-2")
+"""In the alphabet's order, which breaks ties of equal loss and equal bits."""
+
+AT_10: Mapping[str, Any] = {}
+AT_30: Mapping[str, Any] = {"inner_steps": 30, "steps": 3_210}
+
+SAME_BITS = 1.02
+"""Bits within 2 % of each other count as equal: frames and offers differ a little by chance."""
+
+MOST_DISAGREEMENT = 0.02
+"""The issue's goal, and the demo's ``final_disagreement``."""
+
+STREAMS = {"swarm": "x", "swarm_gradients": "g", "swarm_both": "x, g"}
+"""Recipes by the rows of R5 that judge their codec; every other recipe mixes weights, and is judged by x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The default."""
+
+    contender: str
+    recipe: str
+    learning_rate: float
+    momentum: float
+    codec: str | None
+    """R5's row; None while R5 has none that serves."""
+    because: tuple[str, ...]
+    """The steps of the rule, in words."""
+
+
+def decide(summary: Mapping[str, Any]) -> Decision | None:
+    """The default by the rule; None while R1 has no candidate with both settings and a tuning."""
+    scores = {name: score for name in _runnable(summary) if (score := _score(summary, name)) is not None}
+    if not scores:
+        return None
+    lowest = min(scores, key=lambda name: scores[name].mean)
+    level = [name for name in scores if not _clearly_worse(scores[name], scores[lowest])]
+    bits = {name: _mean(summary, "R1", name, AT_10, "bits_per_parameter") for name in level}
+    fewest = min(bits.values())
+    winner = next(name for name in level if bits[name] <= SAME_BITS * fewest)
+    chosen = summary["tuning"][winner if winner in summary["tuning"] else winner.partition("-")[0]]
+    codec, why = _codec(summary, STREAMS.get(chosen["recipe"], "x"))
+    ranking = ", ".join(
+        f"{name} {scores[name].mean:.3f}" for name in sorted(scores, key=lambda each: scores[each].mean)
+    )
+    because = (
+        f"loss, mean of H = 10 and 30: {ranking}",
+        f"not clearly worse than {lowest}: {', '.join(level)}",
+        f"fewest bits among them: {winner} ({bits[winner]:.3g} per parameter and outer step)",
+        why,
+    )
+    return Decision(winner, chosen["recipe"], chosen["learning_rate"], chosen["momentum"], codec, because)
+
+
+def _runnable(summary: Mapping[str, Any]) -> list[str]:
+    """Candidates that were tuned and whose tuned form needs no global average."""
+    tuning = summary.get("tuning", {})
+    names = [name for name in CANDIDATES if name in tuning or name.partition("-")[0] in tuning]
+    return [
+        name for name in names if "global" not in tuning[name if name in tuning else name.partition("-")[0]]["recipe"]
+    ]
+
+
+def _score(summary: Mapping[str, Any], contender: str) -> Figure | None:
+    found = [figure(summary, "R1", contender, setting, "loss") for setting in (AT_10, AT_30)]
+    if any(each is None or each.standard_error is None for each in found):
+        return None
+    known = [each for each in found if each is not None]
+    error = math.hypot(*(each.standard_error or 0.0 for each in known)) / len(known)
+    return Figure(sum(each.mean for each in known) / len(known), error, known[0].seeds)
+
+
+def _codec(summary: Mapping[str, Any], stream: str) -> tuple[str | None, str]:
+    names = [row["contender"] for row in summary.get("R5", ()) if row["contender"].startswith(f"{stream} ")]
+    names = [name for name in names if "/" not in name]
+    exact = f"{stream} fp32, fp32" if stream == "x, g" else f"{stream} fp32"
+    reference = figure(summary, "R5", exact, AT_10, "loss")
+    if reference is None:
+        return None, f"codec: not decided, R5 has no row {exact!r}"
+    fitting = {}
+    for name in names:
+        loss, apart = (figure(summary, "R5", name, AT_10, each) for each in ("loss", "disagreement"))
+        bits = figure(summary, "R5", name, AT_10, "bits_per_parameter")
+        if loss is None or apart is None or bits is None:
+            continue
+        if not _clearly_worse(loss, reference) and apart.mean <= MOST_DISAGREEMENT:
+            fitting[name] = bits.mean
+    if not fitting:
+        return (
+            None,
+            f"codec: none of {', '.join(names)} is as good as fp32 within {100 * MOST_DISAGREEMENT:.0f} % disagreement",
+        )
+    fewest = min(fitting, key=lambda name: fitting[name])
+    return fewest, f"codec: {fewest} ({fitting[fewest]:.3g} bits), of {', '.join(fitting)}"
+
+
+def figure(
+    summary: Mapping[str, Any], experiment: str, contender: str, setting: Mapping[str, Any], name: str
+) -> Figure | None:
+    """One figure of the summary; None when it is not there."""
+    rows: Sequence[Mapping[str, Any]] = summary.get(experiment, ())
+    for row in rows:
+        if row["contender"] == contender and row["setting"] == dict(setting) and name in row["figures"]:
+            return Figure.of_json(row["figures"][name])
+    return None
+
+
+def _mean(summary: Mapping[str, Any], experiment: str, contender: str, setting: Mapping[str, Any], name: str) -> float:
+    found = figure(summary, experiment, contender, setting, name)
+    return math.inf if found is None else found.mean
+
+
+def _clearly_worse(one: Figure, best: Figure) -> bool:
+    """Lower is better. A figure without a standard error is compared by the other's alone."""
+    limit = CLEAR * math.hypot(one.standard_error or 0.0, best.standard_error or 0.0)
+    return one.mean - best.mean > max(limit, EXACT * abs(best.mean))

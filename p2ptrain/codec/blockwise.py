@@ -1,0 +1,160 @@
+"""Blockwise absmax ``int8`` and ``int4``: a quarter or an eighth of the bytes, error at most half a step of the block.
+
+Message, little-endian: one bf16 scale for each block of B elements, then the codes; the last block may be short. int8:
+one signed byte an element. int4: two codes a byte, two's complement, the earlier in the lower half; an odd last code
+has zero beside it. An element is ``code * scale``, codes -127 ... 127 or -7 ... 7, to nearest.
+
+Why the scales are bf16: ``code * scale`` has 8 + 8 significant bits, so it is EXACT in fp32, and the difference of two
+such products is one exact number rounded once. It is therefore antisymmetric to the bit on any hardware, whether or
+not a compiler fuses multiply and subtract. Scales are rounded UP, so that no code saturates; that costs at most 1/128
+of a step.
+
+Blockwise absmax quantization: Dettmers et al., arXiv 2110.02861. The error is relative to the largest weight of the
+block, not to the peers' disagreement: two peers that send equal snapshots differ by nothing, but a disagreement far
+below a step is seen through the noise of rounding. With four bits that is a floor under the consensus of weights.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec.door import (
+    CHUNK,
+    LARGEST_MAGNITUDE,
+    Buffer,
+    CodecTerms,
+    Reader,
+    Staging,
+    blocks_of,
+    check_length,
+    check_lengths,
+    check_magnitude,
+    check_snapshot,
+    chunks,
+    read_all,
+    read_difference,
+)
+from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
+from p2ptrain.errors import RemoteError
+
+DEFAULT_BLOCK_SIZE = 1024
+"""Elements a scale: 8.016 bits an element. Speed hardly depends on it from 256 up (``bench/codecs.py``)."""
+
+SCALE_BYTES = 2
+
+SMALLEST_SCALE = 2.0**-126
+"""The smallest normal number. A block that would need less is sent as zeros: its elements are below 2e-36."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockwiseCodec:
+    """Sends each element as a code of a few bits and each block's scale as a bf16."""
+
+    bits: int
+    """4 or 8."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    """B: elements that share a scale; even where two codes share a byte."""
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"a code has 4 or 8 bits, not {self.bits}")
+        if not 1 <= self.block_size <= CHUNK:
+            raise ValueError(f"block size must be between 1 and {CHUNK}, not {self.block_size}")
+        if self.bits == 4 and self.block_size % 2:
+            raise ValueError(f"block size of int4 must be even, not {self.block_size}")
+
+    @property
+    def name(self) -> str:
+        return f"int{self.bits}"
+
+    def encoded_size(self, terms: CodecTerms) -> int:
+        return self._scale_bytes(terms) + self._code_bytes(terms.elements)
+
+    def encode(self, snapshot: Tensor, terms: CodecTerms) -> bytes:
+        check_snapshot(snapshot, terms)
+        chunk = self._chunk
+        work = torch.empty(chunk).view(-1, self.block_size)
+        codes = torch.empty(chunk, dtype=torch.int8)
+        scales = torch.empty(self._scale_bytes(terms) // SCALE_BYTES, dtype=torch.bfloat16)
+        message = io.BytesIO()
+        message.seek(self._scale_bytes(terms))
+        for begin, end in chunks(terms.elements, chunk):
+            blocks = blocks_of(snapshot[begin:end], self.block_size)
+            part = work[: len(blocks)]
+            largest = torch.amax(torch.abs(blocks, out=part), dim=1)
+            check_magnitude(float(largest.max()))  # amax inherits NaN
+            scale = _scale(largest, self._largest_code)
+            scales[begin // self.block_size :][: len(scale)] = scale
+            inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
+            torch.mul(blocks, inverse[:, None], out=part).round_()
+            whole = codes[: part.numel()].copy_(part.view(-1))
+            packed = pack_nibbles(whole) if self.bits == 4 else whole.view(torch.uint8)
+            message.write(packed.numpy().data[: self._code_bytes(end - begin)])
+        message.seek(0)
+        message.write(scales.view(torch.uint8).numpy().data)
+        return message.getvalue()
+
+    def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
+        view = check_length(message, self.encoded_size(terms))
+        return read_all(self._reader(view, terms, trusted=False), terms.elements, self._chunk)
+
+    def difference(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Tensor:
+        own, other = check_lengths(mine, theirs, self.encoded_size(terms))
+        read_mine, read_theirs = self._reader(own, terms, trusted=True), self._reader(other, terms, trusted=False)
+        return read_difference(read_mine, read_theirs, terms.elements, self._chunk)
+
+    def _reader(self, message: memoryview, terms: CodecTerms, trusted: bool) -> Reader:
+        """Raises RemoteError for scales that no encoder sends, unless the message is our own."""
+        head = self._scale_bytes(terms)
+        scales = Staging(head).load(message[:head]).view(torch.bfloat16).float()
+        limit = _largest_scale(self._largest_code)
+        if not trusted and not bool(((scales >= 0) & (scales <= limit)).all()):
+            raise RemoteError(f"message carries scales that are not finite, negative or beyond {limit:.3g}")
+        staging = Staging(self._code_bytes(self._chunk))
+
+        def read(begin: int, end: int, buffer: Tensor) -> Tensor:
+            first_block, past_block = begin // self.block_size, -(-end // self.block_size)
+            whole = (past_block - first_block) * self.block_size  # stale codes of a short last block are cut off below
+            piece = message[head + self._code_bytes(begin) : head + self._code_bytes(end)]
+            packed = staging.load(piece)[: self._code_bytes(whole)]
+            codes = ((unpack_nibbles(packed).view(torch.int8) ^ 8) - 8) if self.bits == 4 else packed.view(torch.int8)
+            scale = scales[first_block:past_block, None]
+            torch.mul(codes.view(-1, self.block_size), scale, out=buffer[:whole].view(-1, self.block_size))
+            return buffer[: end - begin]
+
+        return read
+
+    @property
+    def _largest_code(self) -> int:
+        return int(2 ** (self.bits - 1) - 1)
+
+    @property
+    def _chunk(self) -> int:
+        """Elements worked on at a time: whole blocks."""
+        return CHUNK // self.block_size * self.block_size
+
+    def _scale_bytes(self, terms: CodecTerms) -> int:
+        """Bytes of all scales, which is where the codes begin."""
+        return -(-terms.elements // self.block_size) * SCALE_BYTES
+
+    def _code_bytes(self, elements: int) -> int:
+        return -(-elements * self.bits // 8)
+
+
+def _scale(
+    largest: Tensor,  # [blocks] fp32: each block's largest magnitude
+    largest_code: int,
+) -> Tensor:
+    """[blocks] fp32 scales that are exact in bf16: ``largest / largest_code`` rounded up, or 0 where subnormal."""
+    bits = (largest / largest_code).view(torch.int32)
+    rounded_up = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)  # a carry moves into the exponent, as it should
+    return torch.where(rounded_up >= SMALLEST_SCALE, rounded_up, 0.0)
+
+
+def _largest_scale(largest_code: int) -> float:
+    """No encoder exceeds it (LARGEST_MAGNITUDE / largest_code, rounded up), and its multiples are far from overflow."""
+    return LARGEST_MAGNITUDE / (largest_code // 2 + 1)

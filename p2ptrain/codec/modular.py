@@ -1,0 +1,220 @@
+"""Modular codes ``modular8`` and ``modular4``: the error is relative to the DISAGREEMENT, not to the weight.
+
+Both sides cut a block into steps of the agreed width D and send only the last b bits of where they are::
+
+    m = round(x / D)        r = m mod 2^b  is sent        c = (r_theirs - r_mine) mod 2^b, centred
+    difference = D c        exact within D wherever |m_theirs - m_mine| < 2^(b-1)
+
+No reference is shared, and one message alone says nothing. Farther apart than 2^(b-1) - 1 steps the difference
+**wraps**; each block therefore carries a hash of what was cut off, q = floor(m / 2^b). The hash is linear, so the two
+hashes' difference must be the hash of q_theirs - q_mine, which the two codes imply wherever nothing wrapped. Both
+sides decide it from the same two messages: a wrapped block counts as zero on BOTH, and both shapes ask for wider steps
+next time (``codec.steps``). One or two elements that wrapped once are found with certainty, more with all but 2^-15.
+
+Message, little-endian: an int16 hash for each block of B elements, then the codes; two to a byte with four bits, the
+earlier in the lower half. The last block may be short; beyond its end everything is zero. Any bytes of the right
+length are a message. D is exact in bf16, so D c is exact in fp32 and antisymmetric to the bit.
+
+Moniqua: Lu and De Sa, arXiv 2002.11787 (the modulus; there with one bound for all elements and all time). The steps
+that follow the disagreement and the linear hash are ours.
+
+The kernels at the end take tensors on any device; the codec's own methods want host memory, as the door says.
+
+Legend: n elements, B block size, k blocks at a time.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE
+from p2ptrain.codec.door import (
+    CHUNK,
+    Buffer,
+    CodecTerms,
+    Staging,
+    blocks_of,
+    check_lengths,
+    check_magnitude,
+    check_snapshot,
+    chunks,
+    magnitude,
+)
+from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
+from p2ptrain.codec.steps import WRAPPED, widths
+
+HASH_BYTES = 2
+
+LARGEST_BLOCK = 4096
+"""Elements: one wrap costs the whole block its exchange; and the sums of the hash stay within 32 bits."""
+
+LARGEST_INTEGER = 2.0**30
+"""m is cut off here. It is reached only where D is far below what fp32 resolves at x."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What two messages say of two snapshots."""
+
+    difference: Tensor  # [n] fp32 theirs - mine; zero in wrapped blocks
+    largest: Tensor  # [blocks] uint8 the largest |c| of each block, or WRAPPED; the same on both sides; else empty
+
+    @property
+    def wrapped(self) -> float:
+        """The share of blocks that wrapped and count as zero; 0 for a codec without blocks."""
+        return float((self.largest == WRAPPED).sum()) / max(1, len(self.largest))
+
+
+@dataclass(frozen=True, slots=True)
+class ModularCodec:
+    """Sends each element's place modulo 2^bits steps of the widths that ``terms.shape`` and ``terms.level`` say."""
+
+    bits: int
+    """b: 4 or 8."""
+    block_size: int = DEFAULT_BLOCK_SIZE
+    """B: elements that share a step width and a hash; even where two codes share a byte."""
+
+    def __post_init__(self) -> None:
+        if self.bits not in (4, 8):
+            raise ValueError(f"a code has 4 or 8 bits, not {self.bits}")
+        if not 1 <= self.block_size <= LARGEST_BLOCK:
+            raise ValueError(f"block size must be between 1 and {LARGEST_BLOCK}, not {self.block_size}")
+        if self.bits == 4 and self.block_size % 2:
+            raise ValueError(f"block size of modular4 must be even, not {self.block_size}")
+
+    @property
+    def name(self) -> str:
+        return f"modular{self.bits}"
+
+    def blocks(self, elements: int) -> int:
+        """How many blocks, and so step widths, a fragment has."""
+        return -(-elements // self.block_size)
+
+    def encoded_size(self, terms: CodecTerms) -> int:
+        return self._hash_bytes(terms) + self._code_bytes(terms.elements)
+
+    def encode(self, snapshot: Tensor, terms: CodecTerms) -> bytes:
+        check_snapshot(snapshot, terms)
+        step = self._widths(terms)
+        weights = hash_weights(self.block_size)
+        hashes = torch.empty(len(step), dtype=torch.int16)
+        message = io.BytesIO()
+        message.seek(self._hash_bytes(terms))
+        for begin, end in chunks(terms.elements, self._chunk):
+            check_magnitude(magnitude(snapshot[begin:end]))
+            blocks = blocks_of(snapshot[begin:end], self.block_size)
+            these = slice(begin // self.block_size, begin // self.block_size + len(blocks))
+            residues, hashes[these] = cut(blocks, step[these], self.bits, weights)
+            packed = pack_nibbles(residues.view(-1)) if self.bits == 4 else residues.view(-1)
+            message.write(packed.numpy().data[: self._code_bytes(end - begin)])
+        message.seek(0)
+        message.write(hashes.view(torch.uint8).numpy().data)
+        return message.getvalue()
+
+    def difference(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Tensor:
+        return self.compare(mine, theirs, terms).difference
+
+    def compare(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Comparison:
+        """The difference, and for each block how far apart it was. Raises RemoteError as ``difference`` does."""
+        own, other = check_lengths(mine, theirs, self.encoded_size(terms))
+        step = self._widths(terms)
+        weights = hash_weights(self.block_size)
+        head = self._hash_bytes(terms)
+        hashes_mine, hashes_theirs = (Staging(head).load(m[:head]).view(torch.int16) for m in (own, other))
+        staging_mine, staging_theirs = (Staging(self._code_bytes(self._chunk)) for _ in range(2))
+        result = torch.empty(terms.elements, dtype=torch.float32)
+        largest = torch.empty(len(step), dtype=torch.uint8)
+
+        def residues(message: memoryview, staging: Staging, begin: int, end: int, whole: int) -> Tensor:
+            """[k, B] the codes of one chunk, int8 where that holds their differences; zero beyond its end."""
+            piece = message[head + self._code_bytes(begin) : head + self._code_bytes(end)]
+            packed = staging.load(piece)[: self._code_bytes(whole)]
+            codes = unpack_nibbles(packed).view(torch.int8) if self.bits == 4 else packed.to(torch.int16)
+            codes[end - begin :] = 0
+            return codes.view(-1, self.block_size)
+
+        for begin, end in chunks(terms.elements, self._chunk):
+            these = slice(begin // self.block_size, self.blocks(end))
+            whole = (these.stop - these.start) * self.block_size
+            codes, largest[these] = centred(
+                residues(own, staging_mine, begin, end, whole),
+                residues(other, staging_theirs, begin, end, whole),
+                hashes_theirs[these] - hashes_mine[these],
+                self.bits,
+                weights.short(),
+            )
+            scale = torch.where(largest[these] == WRAPPED, 0.0, step[these])[:, None]
+            if whole == end - begin:
+                torch.mul(codes, scale, out=result[begin:end].view(-1, self.block_size))
+            else:
+                result[begin:end] = (codes * scale).view(-1)[: end - begin]
+        return Comparison(result, largest)
+
+    @property
+    def _chunk(self) -> int:
+        """Elements worked on at a time: whole blocks."""
+        return CHUNK // self.block_size * self.block_size
+
+    def _widths(self, terms: CodecTerms) -> Tensor:
+        """[blocks] fp32."""
+        if len(terms.shape) != self.blocks(terms.elements):
+            raise ValueError(f"{len(terms.shape)} step widths are agreed for {self.blocks(terms.elements)} blocks")
+        return widths(terms.shape, terms.level)
+
+    def _hash_bytes(self, terms: CodecTerms) -> int:
+        """Bytes of all hashes, which is where the codes begin."""
+        return self.blocks(terms.elements) * HASH_BYTES
+
+    def _code_bytes(self, elements: int) -> int:
+        return -(-elements * self.bits // 8)
+
+
+def cut(
+    blocks: Tensor,  # [k, B] fp32
+    step: Tensor,  # [k] fp32
+    bits: int,
+    weights: Tensor,  # [B] int32
+) -> tuple[Tensor, Tensor]:
+    """What is sent of some blocks: [k, B] uint8 residues of m, and [k] int16 hashes of what is cut off it."""
+    integers = torch.div(blocks, step[:, None]).round_().clamp_(-LARGEST_INTEGER, LARGEST_INTEGER).to(torch.int32)
+    residues = (integers & (2**bits - 1)).to(torch.uint8)
+    # Modulo 2^16 after each product: no sum leaves 32 bits, and two's complement makes it the same as doing so once.
+    cut_off = integers.bitwise_right_shift_(bits).bitwise_and_(0xFFFF).mul_(weights).bitwise_and_(0xFFFF)
+    return residues, cut_off.sum(dim=1, dtype=torch.int32).to(torch.int16)
+
+
+def centred(
+    residues_mine: Tensor,  # [k, B] int16, or int8 of four bits
+    residues_theirs: Tensor,  # [k, B] of the same type; overwritten
+    hashes: Tensor,  # [k] int16 theirs - mine, modulo 2^16
+    bits: int,
+    weights: Tensor,  # [B] int16
+) -> tuple[Tensor, Tensor]:
+    """[k, B] theirs - mine in steps, and [k] uint8 the largest magnitude of each block, or WRAPPED.
+
+    A block with the residue 2^(b-1), which stands for that many steps in either direction, is out of reach as well.
+    """
+    half = 2 ** (bits - 1)
+    apart = residues_theirs.sub_(residues_mine)
+    codes = (apart + half).bitwise_and_(2**bits - 1).sub_(half)
+    carries = torch.sub(codes, apart, out=apart).bitwise_right_shift_(bits)  # -1, 0, 1: q_theirs - q_mine, unwrapped
+    implied = carries.to(torch.int16).mul_(weights).sum(dim=1, dtype=torch.int32)
+    largest = torch.abs(codes, out=apart).amax(dim=1)
+    wrapped = ((hashes - implied) & 0xFFFF != 0) | (largest == half)
+    return codes, torch.where(wrapped, WRAPPED, largest.to(torch.uint8))
+
+
+@functools.cache
+def hash_weights(block_size: int) -> Tensor:
+    """[B] int32 distinct odd numbers below 2^14, in an order without pattern. Part of the protocol.
+
+    Odd, so that one wrapped element never vanishes modulo 2^16; distinct and below 2^15, so that neither do two.
+    """
+    shuffled = sorted(range(2**13), key=lambda number: blake2b(number.to_bytes(2, "little"), digest_size=8).digest())
+    return 2 * torch.tensor(shuffled[:block_size], dtype=torch.int32) + 1

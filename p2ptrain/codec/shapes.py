@@ -1,0 +1,99 @@
+"""The matrices inside a fragment, which is but a slice of the flat vector of all parameters.
+
+Legend: n elements of a fragment; m rows and c columns of a matrix.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec.door import CodecTerms
+
+
+def near_square(elements: int) -> tuple[int, int]:
+    """(rows, columns) that hold so many elements: 2^k columns, the largest that do not exceed the rows.
+
+    A power of two, so that the columns of most models' matrices, laid side by side, fall together.
+    """
+    columns = 2 ** ((elements.bit_length() - 1) // 2)
+    return -(-elements // columns), columns
+
+
+def matrices(
+    shapes: Sequence[tuple[int, ...]],
+    offsets: Sequence[int],
+    begin: int,
+    end: int,
+) -> tuple[tuple[int, int], ...]:
+    """The matrices that lie in the elements [begin, end) of a flat vector, for ``CodecTerms.matrices``.
+
+    Whole rows of a parameter are a matrix, its first dimension counting them. Vectors, gaps between parameters and rows
+    that the boundary cuts are matrices of one row.
+
+    Args:
+        shapes: of the parameters in order, as ``outer.FlatLayout`` has them.
+        offsets: where each begins, ascending.
+    """
+    found: list[tuple[int, int]] = []
+
+    def add(rows: int, columns: int) -> None:
+        if rows == 1 and found and found[-1][0] == 1:
+            found[-1] = (1, found[-1][1] + columns)
+        elif rows * columns > 0:
+            found.append((rows, columns))
+
+    place = begin
+    for shape, offset in zip(shapes, offsets, strict=True):
+        size = math.prod(shape)
+        first, past = max(place, offset), min(end, offset + size)
+        if first >= past:
+            continue
+        add(1, first - place)
+        columns = size // shape[0] if len(shape) > 1 else size
+        whole = min(past, offset - (offset - first) // columns * columns)
+        add(1, whole - first)
+        rows = (past - whole) // columns
+        add(rows, columns)
+        place = past
+        add(1, past - whole - rows * columns)
+    add(1, end - place)
+    return tuple(found)
+
+
+def effective_rank(
+    vector: Tensor,  # [n] fp32: a pseudo-gradient, or the mean of several
+    terms: CodecTerms,
+) -> float:
+    """How many components matter: the exponential of the entropy of the singular values (Roy and Vetterli, 2007).
+
+    Of several matrices the mean, weighted by their elements; vectors do not count. 0 if there is no matrix but of
+    zeros. Cubic in the smaller side: a measurement for now and then.
+    """
+    weighted, counted, offset = 0.0, 0, 0
+    for rows, columns in terms.matrices or (near_square(terms.elements),):
+        if min(rows, columns) > 1:
+            matrix = matrix_at(vector, offset, rows, columns).double()
+            gram = matrix @ matrix.T if rows < columns else matrix.T @ matrix
+            singular = torch.linalg.eigvalsh(gram).clamp_(min=0.0).sqrt_()
+            if float(singular.sum()) > 0:
+                shares = singular / singular.sum()
+                weighted += rows * columns * math.exp(float(torch.special.entr(shares).sum()))
+                counted += rows * columns
+        offset += rows * columns
+    return weighted / max(1, counted)
+
+
+def matrix_at(
+    fragment: Tensor,  # [n]
+    offset: int,
+    rows: int,
+    columns: int,
+) -> Tensor:
+    """[m, c] the matrix that begins there; copied only where the fragment ends before it and zeros fill it up."""
+    values = fragment[offset : offset + rows * columns]
+    missing = rows * columns - len(values)
+    return (torch.nn.functional.pad(values, (0, missing)) if missing else values).view(rows, columns)

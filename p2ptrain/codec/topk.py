@@ -1,0 +1,166 @@
+"""Chunked ``topk``: of each 4096 elements the 64 largest, each as a 12-bit index and 2 bits. For pseudo-gradients.
+
+Only with error feedback (``codec.feedback``): what one message leaves out must not be lost.
+
+Message, little-endian, three sections: two bf16 levels for each chunk (small, large), then all indices, 12 bits each,
+then all values, 2 bits each. Within a chunk the indices ascend. A value is a sign (bit 0) and which level (bit 1). The
+last chunk may be short and keeps the same share of its elements, rounded up; how many are kept never depends on the
+values, so the size is fixed: 64 (12 + 2) / 4096 = .219 bits an element, and .008 for the levels.
+
+The two levels are the means of the kept magnitudes up to and beyond their mean, to the nearest bf16. SparseLoCo: Sarfi
+et al., arXiv 2508.15706, which also sends four values, those of a table per tensor; levels per chunk follow the layers.
+
+Legend: n elements, C chunk size, K kept of a chunk, g chunks at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec.door import (
+    CHUNK,
+    LARGEST_MAGNITUDE,
+    Buffer,
+    CodecTerms,
+    Reader,
+    blocks_of,
+    check_length,
+    check_lengths,
+    check_magnitude,
+    check_snapshot,
+    chunks,
+    magnitude,
+    read_all,
+    read_difference,
+)
+from p2ptrain.codec.packing import pack_twelve, pack_two, twelve_bytes, two_bytes, unpack_twelve, unpack_two
+from p2ptrain.errors import RemoteError
+
+LARGEST_CHUNK = 4096
+"""Elements: what 12 bits can name."""
+
+LEVEL_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TopKCodec:
+    """Sends the largest elements of each chunk, coarsely, and nothing of the others."""
+
+    kept: int = 64
+    """K; a multiple of 4, so that whole chunks end on whole bytes. SparseLoCo's 64 of 4096."""
+    chunk_size: int = LARGEST_CHUNK
+    """C."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.chunk_size <= LARGEST_CHUNK:
+            raise ValueError(f"chunk size must be between 1 and {LARGEST_CHUNK}, not {self.chunk_size}")
+        if not 4 <= self.kept <= self.chunk_size or self.kept % 4:
+            raise ValueError(f"kept must be a multiple of 4 and at most {self.chunk_size}, not {self.kept}")
+
+    @property
+    def name(self) -> str:
+        return "topk"
+
+    def encoded_size(self, terms: CodecTerms) -> int:
+        entries = self._entries(terms.elements)
+        return self._level_bytes(terms) + twelve_bytes(entries) + two_bytes(entries)
+
+    def encode(self, snapshot: Tensor, terms: CodecTerms) -> bytes:
+        check_snapshot(snapshot, terms)
+        levels, indices, values = bytearray(), bytearray(), bytearray()
+        for begin, end in self._intervals(terms.elements):
+            check_magnitude(magnitude(snapshot[begin:end]))
+            rows = blocks_of(snapshot[begin:end], self.chunk_size)
+            found, codes, two = largest_of(rows, self._kept_of(end - begin), min(end - begin, self.chunk_size))
+            levels += two.view(torch.uint8).numpy().tobytes()
+            indices += pack_twelve(found.reshape(-1)).numpy().tobytes()
+            values += pack_two(codes.reshape(-1)).numpy().tobytes()
+        return bytes(levels + indices + values)
+
+    def decode(self, message: Buffer, terms: CodecTerms) -> Tensor:
+        view = check_length(message, self.encoded_size(terms))
+        return read_all(self._reader(view, terms), terms.elements, self._chunk)
+
+    def difference(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Tensor:
+        own, other = check_lengths(mine, theirs, self.encoded_size(terms))
+        return read_difference(self._reader(own, terms), self._reader(other, terms), terms.elements, self._chunk)
+
+    def _reader(self, message: memoryview, terms: CodecTerms) -> Reader:
+        entries = self._entries(terms.elements)
+        at_indices = self._level_bytes(terms)
+        at_values = at_indices + twelve_bytes(entries)
+        levels = _tensor(message[:at_indices]).view(torch.bfloat16).float().view(-1, 2)
+        if not bool(((levels >= 0) & (levels <= LARGEST_MAGNITUDE)).all()):
+            raise RemoteError(f"message carries levels that are not finite, negative or beyond {LARGEST_MAGNITUDE:.3g}")
+
+        def section(begin: int, end: int, buffer: Tensor) -> None:
+            """Whole chunks, or the short last one, into ``buffer`` [end - begin]."""
+            kept = self._kept_of(end - begin)
+            first = begin // self.chunk_size * self.kept
+            rows = -(-(end - begin) // self.chunk_size)
+            count = rows * kept
+            packed = message[at_indices + twelve_bytes(first) : at_indices + twelve_bytes(first + count)]
+            indices = unpack_twelve(_tensor(packed), count).view(rows, kept).long()
+            width = min(end - begin, self.chunk_size)
+            if not bool((indices[:, 1:] > indices[:, :-1]).all()) or not bool((indices[:, -1] < width).all()):
+                raise RemoteError("message carries indices that do not ascend or lie outside of their chunk")
+            packed = message[at_values + two_bytes(first) : at_values + two_bytes(first + count)]
+            codes = unpack_two(_tensor(packed), count).view(rows, kept).long()
+            two = levels[begin // self.chunk_size :][:rows]
+            buffer.zero_()
+            buffer.view(rows, width).scatter_(1, indices, two.gather(1, codes >> 1) * (1 - 2 * (codes & 1)))
+
+        def read(begin: int, end: int, buffer: Tensor) -> Tensor:
+            for first, past in self._intervals(end - begin):
+                section(begin + first, begin + past, buffer[first:past])
+            return buffer[: end - begin]
+
+        return read
+
+    def _intervals(self, elements: int) -> list[tuple[int, int]]:
+        """What is worked on at a time: whole chunks, and the short last one by itself."""
+        whole = elements // self.chunk_size * self.chunk_size
+        return [*chunks(whole, self._chunk), *([(whole, elements)] if whole < elements else [])]
+
+    @property
+    def _chunk(self) -> int:
+        """Elements worked on at a time."""
+        return CHUNK // self.chunk_size * self.chunk_size
+
+    def _kept_of(self, elements: int) -> int:
+        """Entries of each chunk of an interval."""
+        return self.kept if elements >= self.chunk_size else -(-self.kept * elements // self.chunk_size)
+
+    def _entries(self, elements: int) -> int:
+        """Entries of a whole message."""
+        whole, rest = divmod(elements, self.chunk_size)
+        return whole * self.kept + (self._kept_of(rest) if rest else 0)
+
+    def _level_bytes(self, terms: CodecTerms) -> int:
+        """Bytes of all levels, which is where the indices begin."""
+        return -(-terms.elements // self.chunk_size) * LEVEL_BYTES
+
+
+def largest_of(
+    rows: Tensor,  # [g, C] fp32, any device
+    kept: int,
+    width: int,  # only the first so many of a row are elements
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``kept`` largest of each row: [g, kept] indices in order, [g, kept] int64 codes, [g, 2] bf16 levels."""
+    indices = rows[:, :width].abs().topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
+    values = rows.gather(1, indices)
+    sizes = values.abs().double()
+    is_large = sizes > sizes.mean(dim=1, keepdim=True)
+    large = is_large.sum(dim=1)
+    sum_large = torch.where(is_large, sizes, 0.0).sum(dim=1)
+    small_level = (sizes.sum(dim=1) - sum_large).clamp_(min=0.0) / (kept - large).clamp(min=1)
+    levels = torch.stack([small_level, sum_large / large.clamp(min=1)], dim=1)
+    return indices, (values < 0).long() | (is_large.long() << 1), levels.to(torch.bfloat16)
+
+
+def _tensor(piece: memoryview) -> Tensor:
+    """[bytes] uint8, a copy: pieces are small here."""
+    return torch.frombuffer(bytearray(piece), dtype=torch.uint8)

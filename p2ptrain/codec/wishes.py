@@ -1,0 +1,83 @@
+"""What two sides agree on before they encode, asked alike of every codec.
+
+Most codecs need nothing: shapes and wishes are empty, and nothing travels. The modular ones keep one byte a block for
+each fragment. The caller need not know which codec it has::
+
+    shape = first_shape(codec, reference)              once a fragment, before its first exchange
+    mine  = wish_for(codec, shape, snapshot)           travels with the offer or the accept
+    terms = agree(codec, n, mine, theirs)              both sides: equal terms
+    message = codec.encode(snapshot, terms)
+    comparison = compare(codec, message, their_message, terms)
+    shape = next_shape(codec, shape, terms, comparison)        once the exchange is committed
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec import steps
+from p2ptrain.codec.door import Buffer, Codec, CodecTerms
+from p2ptrain.codec.modular import Comparison, ModularCodec
+from p2ptrain.errors import RemoteError
+
+
+def first_shape(
+    codec: Codec,
+    reference: Tensor,  # [n] fp32
+) -> bytes:
+    """What to begin with, before anything was measured: shape of the fragment, one byte a block.
+
+    A good reference is this peer's own last outer step, x after less x before: peers of one run begin alike, so they
+    differ where they moved. Where there is none, the snapshot does; the first exchange then drops more blocks.
+    """
+    if not isinstance(codec, ModularCodec):
+        return b""
+    return steps.first_shape(reference, codec.block_size, codec.bits)
+
+
+def wish_size(codec: Codec, elements: int) -> int:
+    """Bytes of every wish for a fragment of that many elements."""
+    return codec.blocks(elements) + steps.SKETCH_BYTES if isinstance(codec, ModularCodec) else 0
+
+
+def wish_for(
+    codec: Codec,
+    shape: bytes,
+    snapshot: Tensor,  # [n] fp32, host memory
+) -> bytes:
+    """What to tell the other side about this fragment. One pass over the snapshot: keep it as long as both stay.
+
+    The snapshot that is encoded in the end may be a newer one; the wish is then a little less fitting, nothing more.
+    """
+    return shape + steps.sketch(snapshot) if isinstance(codec, ModularCodec) else b""
+
+
+def agree(
+    codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: tuple[tuple[int, int], ...] = ()
+) -> CodecTerms:
+    """The terms of one exchange of one fragment, from both wishes. Symmetric: both sides come to the same.
+
+    Raises:
+        RemoteError: their wish is none for this codec and fragment.
+    """
+    if not isinstance(codec, ModularCodec):
+        if theirs:
+            raise RemoteError(f"it asks for step widths, which codec {codec.name} does not have")
+        return CodecTerms(elements, matrices=matrices)
+    shape, level = steps.agreed(mine, theirs)
+    return CodecTerms(elements, shape, level, matrices)
+
+
+def compare(codec: Codec, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Comparison:
+    """``codec.difference``, with what the next shape follows from. Raises as it does."""
+    if isinstance(codec, ModularCodec):
+        return codec.compare(mine, theirs, terms)
+    return Comparison(codec.difference(mine, theirs, terms), torch.zeros(0, dtype=torch.uint8))
+
+
+def next_shape(codec: Codec, shape: bytes, terms: CodecTerms, comparison: Comparison) -> bytes:
+    """The fragment's shape after an exchange under ``terms``."""
+    if not isinstance(codec, ModularCodec):
+        return b""
+    return steps.next_shape(shape, terms.shape, comparison.largest, codec.bits)

@@ -1,0 +1,251 @@
+"""Simulates the recipes that average over everybody at once: lockstep steps, and what they cost on these lines.
+
+There are no messages. An outer step takes as long as the slowest computer's inner phase, and a ring all-reduce over the
+narrowest line: every peer sends and receives 2 (N - 1) / N of the encoded stream (Patarasuk and Yuan, 2009), with
+2 (N - 1) times the longest latency. Averages that are used late hide behind the next phase as far as they fit.
+SparseLoCo's messages are gathered, not reduced: a peer sends its own to all others.
+
+Legend: N peers, F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from math import inf
+from random import Random
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec import CodecTerms, Feedback, compress, is_decodable, needs_feedback
+from p2ptrain.outer import OuterRule
+from p2ptrain.ports import InnerTask
+from p2ptrain.recipes import RECIPES, Mix, Stream
+from p2ptrain.sim import cohort as cohorts
+from p2ptrain.sim.judgement import Judgement, disagreement
+from p2ptrain.sim.language import judged, make_pool
+from p2ptrain.sim.lockstep import Lockstep, LockstepRules
+from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, Figures, Point, Report
+from p2ptrain.sim.scenario import MEGABIT, LanguageModelLearner, Scenario
+from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, peak_memory_bytes
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.rules import codecs_of
+
+GATHERS = frozenset({"sparseloco"})
+"""Recipes whose messages add up to more than one message: every peer gets everybody's."""
+
+
+class Lossy:
+    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        recipe = RECIPES[scenario.outer.recipe]
+        self._codecs = dict(zip(("slow", "pseudo_gradient"), codecs_of(scenario.codec), strict=True))
+        self._decay = scenario.outer.momentum if recipe.feedback else 1.0
+        self._feedback: dict[tuple[Stream, int, int], Feedback] = {}
+        self.encoded: dict[Stream, int] = {}
+        """Bytes of one peer's messages, all in all."""
+
+    def __call__(self, stream: Stream, values: Tensor) -> Tensor:
+        codec = self._codecs[stream]
+        terms = CodecTerms(values.shape[1])
+        self.encoded[stream] = self.encoded.get(stream, 0) + codec.encoded_size(terms)
+        if codec.name == "fp32":
+            return values
+        assert is_decodable(codec), "the scenario refuses others"
+        rows = []
+        for place, row in enumerate(values.cpu().float()):
+            feedback = self._feedback.get((stream, place, len(row))) or Feedback.empty(len(row))
+            if needs_feedback(codec):
+                message, feedback = compress(codec, row, feedback, terms, self._decay)
+                self._feedback[stream, place, len(row)] = feedback
+            else:
+                message = codec.encode(row.contiguous(), terms)
+            rows.append(codec.decode(message, terms))
+        return torch.stack(rows).to(values)
+
+
+class EnsembleSimulation:
+    """All peers of a scenario in lockstep, from its start to its report."""
+
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+        self.scenario = scenario
+        self._recipe = RECIPES[scenario.outer.recipe]
+        self._together = self._recipe.gradients
+        self._pool = None
+        self._cohort = None
+        if isinstance(scenario.learner, LanguageModelLearner):
+            self._pool = make_pool(scenario, device, self._together)
+            self._tasks: list[InnerTask] = list(self._pool.tasks)
+        else:
+            self._cohort = cohorts.make(scenario)
+            self._tasks = [
+                self._cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task  # type: ignore[attr-defined]
+                for seat in range(scenario.total_peers)
+            ]
+        self._send = Lossy(scenario)
+        self._lockstep = self._make_lockstep()
+        self._curve: list[Point] = []
+        self._now = self._computed = self._sent = 0.0
+        self._wall_s = self._cpu_s = 0.0
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Run to the end."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        scenario, steps = self.scenario, self._steps
+        stride = max(1, steps // scenario.run.points)
+        for step in range(1, steps + 1):
+            before = dict(self._send.encoded)
+            self._lockstep.outer_step()
+            self._pass_time({stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()})
+            if step % stride == 0 and step < steps:
+                self._look(final=False)
+            if progress is not None:
+                progress(step / steps)
+            if self._now >= (scenario.run.seconds or inf):
+                break
+        self._look(final=True)
+        self._wall_s, self._cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+
+    def report(self, title: str) -> Report:
+        scenario = self.scenario
+        everybody = self._figures(scenario.total_peers, max(group.step_s for group in scenario.peers))
+        return Report(
+            version=REPORT_VERSION,
+            title=title,
+            scenario=scenario.model_dump(),
+            simulated_s=self._now,
+            ending="all peers are done",
+            events=self._lockstep.step,
+            overall=everybody,
+            groups={name: self._figures(group.count, group.step_s) for name, group in scenario.named()},
+            curve=self._curve,
+            notes={},
+            left_out=[
+                "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line",
+                *LEFT_OUT,
+            ],
+            cost=Cost(
+                wall_s=self._wall_s,
+                cpu_s=self._cpu_s,
+                events_per_s=self._lockstep.step / max(self._wall_s, 1e-9),
+                peak_memory_bytes=peak_memory_bytes(),
+            ),
+        )
+
+    # --- arithmetic ---------------------------------------------------------------------------------------------------
+
+    @property
+    def _steps(self) -> int:
+        return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
+
+    def _make_lockstep(self) -> Lockstep:
+        scenario, outer = self.scenario, self.scenario.outer
+        random, failed = Random(f"{scenario.run.seed}/conditions"), scenario.run.failed_exchanges
+        fold = scenario.total_peers if self._together else 1
+        rules = LockstepRules(
+            recipe=RECIPES["local"] if self._together else self._recipe,
+            outer=OuterRule(outer.learning_rate, 0.0 if self._recipe.feedback else outer.momentum, outer.nesterov),
+            inner_steps=outer.inner_steps,
+            topology=outer.topology,
+            partners=outer.partners,
+            fragments=outer.fragments,
+            seed=RUN,
+        )
+        return Lockstep(
+            self._tasks,
+            rules,
+            advance=lambda progress: [task.inner_step(progress).loss for task in self._tasks],
+            tokens_per_step=scenario.learner.tokens_per_step * fold,
+            send=self._send,
+            reach=lambda step, one, other: random.random() >= failed,
+        )
+
+    def _look(self, final: bool) -> None:
+        lockstep, peers = self._lockstep, self.scenario.total_peers
+        judgement = self._judge(lockstep.slow, final)
+        losses = judgement.losses or ()
+        mean = sum(losses) / len(losses)
+        self._curve.append(
+            Point(
+                time_s=self._now,
+                outer_steps=float(lockstep.step),
+                tokens=lockstep.progress / (peers if self._together else 1),
+                loss=lockstep.loss,
+                validation=mean,
+                validation_of_mean=judgement.loss_of_mean,
+                disagreement=judgement.disagreement,
+                groups={name: mean for name, _ in self.scenario.named()},
+            )
+        )
+
+    def _judge(self, slow: Tensor, final: bool) -> Judgement:
+        if self._pool is not None:
+            return judged(self.scenario, self._pool, slow, final)
+        mean = slow.mean(0)
+        assert isinstance(self._cohort, cohorts.QuadraticCohort)
+        losses = self._cohort.losses(slow)
+        return Judgement(tuple(losses.tolist()), float(self._cohort.losses(mean[None])), disagreement(slow, mean))
+
+    # --- time and bytes -----------------------------------------------------------------------------------------------
+
+    def _pass_time(self, encoded: Mapping[Stream, int]) -> None:
+        """One outer step: everybody's inner phase, and the averages between or beside them.
+
+        Args:
+            encoded: bytes of one peer's messages in it.
+        """
+        seconds = {"blocking": 0.0, "overlapped": 0.0}
+        for mix in self._recipe.mixes:
+            message = 4 * self.scenario.learner.parameters if self._together else encoded.get(mix.stream, 0)
+            passes = self._passes(mix)
+            self._sent += passes * message
+            seconds[mix.when] += self._average_s(mix, passes * message)
+        steps = self.scenario.outer.inner_steps
+        slowest = max(group.step_s for group in self.scenario.peers) * steps
+        self._computed += steps
+        self._now += max(slowest, seconds["overlapped"]) + seconds["blocking"]
+
+    def _average_s(self, mix: Mix, sent_bytes: float) -> float:
+        groups, peers = self.scenario.peers, self.scenario.total_peers
+        if peers == 1:
+            return 0.0
+        narrowest = min(min(group.up_mbit_s or inf, group.down_mbit_s or inf) for group in groups) * MEGABIT
+        hops = 2 * (peers - 1) if mix.who == "all" else 1
+        return sent_bytes / narrowest + hops * 2 * max(group.latency_s for group in groups)
+
+    def _passes(self, mix: Mix) -> float:
+        """How many times its own message a peer sends, and as much receives."""
+        peers = self.scenario.total_peers
+        if mix.who != "all":
+            return float(self.scenario.outer.partners)
+        return float(peers - 1) if self._recipe.name in GATHERS else 2 * (peers - 1) / peers
+
+    def _figures(self, peers: int, step_s: float) -> Figures:
+        steps = self._lockstep.step
+        sent = self._sent
+        bits = 8 * sent / (self.scenario.learner.parameters * steps)
+        traffic = Bytes(payload=sent, weights=0.0, control=0.0, directory=0.0, total=sent)
+        tokens = self._lockstep.progress / (self.scenario.total_peers if self._together else 1)
+        return Figures(
+            peers=peers,
+            outer_steps=steps * peers,
+            tokens=round(tokens) * peers,
+            loss=self._lockstep.loss,
+            utilization=min(self._computed * step_s / self._now, 1.0) if self._now else None,
+            up=traffic,
+            down=traffic,
+            bits_per_parameter=bits,
+            payload_bits_per_parameter=bits,
+            exchanges=0,
+            exchanges_failed=0,
+            half_commits=0,
+            offers_declined=0,
+            offers_refused=0,
+            offers_unanswered=0,
+            solo_share=0.0,
+            pulls=0,
+            offences=0,
+            endings={"all peers are done": peers},
+        )

@@ -1,0 +1,273 @@
+"""The plan: what is run, in which order, when it is run again, and with which numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, Choice, Setting
+from bench.evidence.contenders import CONFIRMED, DDP, GASLOC, SWARM, TUNED
+from bench.evidence.experiments import EXPERIMENTS, all_cells
+from bench.evidence.grid import LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
+from bench.evidence.plan import State, choice_for, core_seconds, hours, jobs, ordered, pace, quick, tuned
+from bench.evidence.scenario import TOKENS_PER_STEP, scenario
+from bench.evidence.store import Record, Store
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.scenario import Scenario
+
+CHOICE = Choice("swarm", 0.7, 0.9)
+
+
+def cell(**changes: object) -> Cell:
+    return replace(Cell(experiment="R1", contender=SWARM, setting=CENTRAL, seed=1), **changes)  # type: ignore[arg-type]
+
+
+def record(
+    wanted: Cell, choice: Choice = CHOICE, loss: float | None = 1.5, code: str = "now", **more: object
+) -> Record:
+    fields: dict[str, object] = {
+        "name": wanted.name,
+        "scenario": scenario(wanted, choice),
+        "headline": {} if loss is None else {"loss": loss},
+        "code": code,
+        "commit": "c",
+        "machine": "m",
+        "date": "2026-01-01",
+        "seconds": 2.0,
+    }
+    return Record(**{**fields, **more})  # type: ignore[arg-type]
+
+
+# --- the experiments as they are ------------------------------------------------------------------
+
+
+def test_the_issue_is_covered() -> None:
+    assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 10)]
+    settings = {(each.setting.peers, each.setting.inner_steps) for each in EXPERIMENTS["R1"].cells}
+    assert {(peers, inner_steps) for peers in (4, 8, 16) for inner_steps in (1, 10, 30, 100)} <= settings
+    for contender in CONFIRMED:
+        for peers in (4, 8, 16):
+            for inner_steps in (1, 10, 30, 100):
+                seeds = {
+                    each.seed
+                    for each in EXPERIMENTS["R1"].cells
+                    if each.contender == contender
+                    and (each.setting.peers, each.setting.inner_steps, each.setting.data) == (peers, inner_steps, "iid")
+                }
+                assert seeds >= set(FINAL_SEEDS)
+
+
+def test_outer_steps_are_enough() -> None:
+    for each in EXPERIMENTS["R1"].cells:
+        setting = each.setting
+        assert setting.steps / setting.inner_steps >= (300 if setting.inner_steps == 10 else 100)
+
+
+def test_all_rows_of_a_column_see_the_same_tokens() -> None:
+    for experiment in EXPERIMENTS.values():
+        if experiment.computed is None and experiment.id != "R7":  # there, rows are numbers of peers
+            for table in experiment.tables:
+                for column in table.columns:
+                    keys = [column.circumstances(row) for row in table.rows]
+                    assert len({(key.get("peers"), key.get("steps")) for key in keys}) == 1, table.title
+
+
+def test_final_numbers_are_of_the_test_split_and_of_other_seeds() -> None:
+    for each in all_cells():
+        grid = each.choice is not None
+        assert (each.split, each.seed == TUNING_SEED) == (("validation", True) if grid else ("test", False))
+
+
+def test_every_table_and_panel_names_cells_that_are_planned() -> None:
+    for experiment in EXPERIMENTS.values():
+        if experiment.computed is not None:
+            planned = {(each["contender"], repr(sorted(each["setting"].items()))) for each in experiment.computed()}
+        else:
+            planned = {(each.contender.name, repr(sorted(each.setting.key().items()))) for each in experiment.cells}
+        shown = {
+            (row.contender, repr(sorted(column.circumstances(row).items())))
+            for table in experiment.tables
+            for column in table.columns
+            for row in table.rows
+        }
+        drawn = {
+            (each.contender, repr(sorted(each.setting.key().items())))
+            for panel in experiment.panels
+            for line in panel.lines.values()
+            for each in line
+        }
+        missing = (shown | drawn) - planned
+        if experiment.id == "R1":  # variants of swarm are run at H of 10 and 30 alone
+            missing = {each for each in missing if each[0] not in ("swarm-2", "swarm int8", "swarm modular4")}
+        if experiment.id == "R6":  # nobody comes to an average over everybody
+            missing = {each for each in missing if each[0] != "diloco"}
+        assert missing == set()
+        assert planned - shown == set(), "nothing is run that no table shows"
+
+
+def test_every_recipe_exists_and_every_step_recipes_have_h_of_one() -> None:
+    for each in all_cells():
+        recipes = each.contender.forms if each.choice is None else (each.choice.recipe,)
+        for recipe in recipes:
+            assert recipe in RECIPES
+            assert not RECIPES[recipe].every_step or each.setting.inner_steps == 1
+
+
+def test_the_simulator_takes_every_scenario() -> None:
+    """Whatever the tuning will choose."""
+    for each in all_cells():
+        forms = each.contender.forms if each.choice is None else (each.choice.recipe,)
+        for form in forms:
+            Scenario.model_validate(scenario(each, each.choice or Choice(form, 0.7, 0.9)))
+
+
+def test_the_whole_fits_the_budget() -> None:
+    """About 12 hours of two cores, by what is assumed of a core; and ten minutes for the quick part."""
+    assert 6 < hours([job.cell for job in jobs(all_cells(), Store(Path("nowhere")), {}, "now")], workers=2) < 13
+    assert hours(quick(all_cells()), workers=2) * 60 < 10
+
+
+# --- order ----------------------------------------------------------------------------------------
+
+
+def test_breadth_first() -> None:
+    cells = ordered(all_cells())
+    tiers = [each.tier for each in cells]
+    assert tiers == sorted(tiers)
+    after_tuning = [each for each in cells if each.tier == 1]
+    first = after_tuning[: 2 * len(CONFIRMED)]
+    assert {each.seed for each in first} == {FINAL_SEEDS[0]}
+    assert {each.contender.name for each in first} == {each.name for each in CONFIRMED}
+
+
+def test_a_run_that_two_experiments_want_is_planned_once(tmp_path: Path) -> None:
+    twice = [cell(choice=CHOICE), cell(experiment="R8", choice=CHOICE, tier=6)]
+    assert [job.cell.experiment for job in jobs(twice, Store(tmp_path), {}, "now")] == ["R1"]
+
+
+# --- states ---------------------------------------------------------------------------------------
+
+
+def test_states(tmp_path: Path) -> None:
+    store, wanted = Store(tmp_path), cell(choice=CHOICE)
+
+    def state(code: str = "now") -> State:
+        return jobs([wanted], store, {}, code)[0].state
+
+    assert state() is State.TO_DO
+    store.keep(record(wanted))
+    assert state() is State.DONE
+    assert state("later") is State.STALE
+    store.keep(record(wanted, loss=None, failure="it broke"))
+    assert state() is State.FAILED
+    assert state("later") is State.TO_DO, "other code may mend it"
+
+
+def test_a_cell_waits_for_its_methods_whole_grid(tmp_path: Path) -> None:
+    store, cells = Store(tmp_path), [*tuning_cells([GASLOC]), cell(contender=GASLOC)]
+    grid = [each for each in cells if each.choice is not None]
+    assert len(grid) == 27
+    for count, each in enumerate(grid):
+        assert choice_for(cells[-1], tuned(cells, store)) is None, f"{count} of 27 are done"
+        assert each.choice is not None
+        loss = 1.4 if each.choice == Choice("gasloc_y", 0.4, 0.5) else 1.5
+        store.keep(record(each, each.choice, loss))
+    assert choice_for(cells[-1], tuned(cells, store)) == Choice("gasloc_y", 0.4, 0.5)
+
+
+# --- numbers --------------------------------------------------------------------------------------
+
+
+def test_the_same_nine_cells_for_every_form() -> None:
+    assert (len(LEARNING_RATES), len(MOMENTA)) == (3, 3)
+    cells = tuning_cells(TUNED)
+    forms = [(each.contender.name, each.choice.recipe) for each in cells if each.choice is not None]
+    assert {forms.count(form) for form in forms} == {9}
+    assert {(each.setting, each.seed, each.split) for each in cells} == {(CENTRAL, TUNING_SEED, "validation")}
+
+
+def test_the_lowest_loss_wins_and_what_diverged_never_does() -> None:
+    one, two, three = points("swarm")[:3]
+    assert best([(one, 1.6), (two, 1.5), (three, 1.5)]) == two
+    assert best([(one, None), (two, 2.0)]) == two
+    with pytest.raises(ValueError, match="diverged"):
+        best([(one, None)])
+
+
+def test_a_form_that_was_not_tuned_takes_its_methods_numbers() -> None:
+    grid: Mapping[str, list[tuple[Choice, float | None]]] = {
+        "swarm": [(Choice("swarm", 0.4, 0.5), 1.6), (Choice("swarm_both", 1.0, 0.9), 1.5)]
+    }
+    assert choice_for(cell(), grid) == Choice("swarm_both", 1.0, 0.9)
+    only_weights = cell(contender=replace(SWARM, forms=("swarm",)))
+    assert choice_for(only_weights, grid) == Choice("swarm", 0.4, 0.5)
+    only_gradients = cell(contender=replace(SWARM, forms=("swarm_gradients",)))
+    assert choice_for(only_gradients, grid) == Choice("swarm_gradients", 1.0, 0.9)
+    assert choice_for(cell(contender=DDP), {}) == Choice("ddp", 1.0, 0.0)
+    assert choice_for(cell(), {}) is None
+
+
+def test_the_tuning_document_gives_back_what_was_chosen() -> None:
+    grid = {"swarm": [(choice, 1.5 + index / 100) for index, choice in enumerate(points("swarm"))]}
+    made = document(grid)
+    assert chosen(made) == {"swarm": Choice("swarm", 0.4, 0.0)}
+    assert len(made["contenders"]["swarm"]["grid"]) == 9
+
+
+# --- the scenario ---------------------------------------------------------------------------------
+
+
+def test_a_scenario_by_hand() -> None:
+    made = scenario(cell(setting=Setting(peers=4, exchange_steps=2.0, failures=0.1)), CHOICE)
+    assert made["run"]["tokens_per_peer"] == 3_200 * TOKENS_PER_STEP
+    assert made["run"]["failed_exchanges"] == 0.1
+    assert made["peers"] == [
+        {
+            "name": "others",
+            "count": 4,
+            "step_s": 1.0,
+            "step_jitter": 0.1,
+            "up_mbit_s": 123_000 * 32 / 2 / 1e6,
+            "down_mbit_s": 123_000 * 32 / 2 / 1e6,
+            "latency_s": 0.025,
+        }
+    ]
+    assert (made["outer"]["recipe"], made["outer"]["exchanges_per_step"]) == ("swarm", 1)
+    assert scenario(cell(), Choice("gasloc", 0.7, 0.9))["outer"]["exchanges_per_step"] == 0
+
+
+def test_the_odd_peer_is_a_group_of_one() -> None:
+    slow = scenario(cell(setting=Setting(straggler=0.1)), CHOICE)["peers"]
+    assert [group["count"] for group in slow] == [1, 7]
+    assert slow[0]["up_mbit_s"] == pytest.approx(0.1 * slow[1]["up_mbit_s"])
+    fast = scenario(cell(setting=Setting(speed_ratio=4.0)), CHOICE)["peers"]
+    assert (fast[0]["step_s"], fast[1]["step_s"]) == (0.25, 1.0)
+    assert "pace" not in scenario(cell(setting=Setting(straggler=0.1)), CHOICE)
+    assert scenario(cell(setting=Setting(straggler=0.1)), Choice("gasloc_y", 1, 0))["pace"] == {"policy": "straggler"}
+
+
+def test_who_comes_and_goes_keeps_the_number_of_peers() -> None:
+    groups = scenario(cell(setting=Setting(comings_and_goings=True)), CHOICE)["peers"]
+    assert [(group["name"], group["count"]) for group in groups] == [("others", 6), ("leaving", 2), ("coming", 2)]
+    assert groups[1]["leaves_at_s"] == 1_600
+    assert groups[2]["arrives_at_s"] == pytest.approx(3_200 / 3)
+
+
+def test_quick_cells_are_shorter_and_keep_their_columns() -> None:
+    full = next(each for each in all_cells() if each.quick and each.setting.learner == "lm")
+    short = quick([full])[0]
+    assert short.setting == full.setting
+    assert 10 * short.setting.inner_steps <= short.steps < full.steps / 4
+
+
+# --- time -----------------------------------------------------------------------------------------
+
+
+def test_the_pace_is_what_was_measured() -> None:
+    some = cell()
+    assert pace([]) == 1
+    assert pace([(some, 2 * core_seconds(some)), (some, 4 * core_seconds(some))]) == pytest.approx(3)
+    assert hours([some], workers=2, pace=3) == pytest.approx(3 * core_seconds(some) / 2 / 3_600)

@@ -1,0 +1,77 @@
+"""Which parameters Muon moves, in every architecture that a manifest may name, and how far."""
+
+import pytest
+import torch
+
+from p2ptrain.manifest import preset, with_changes
+from p2ptrain.train import build_module
+from p2ptrain.train.optimizer import hidden_matrices
+
+SHAPES = {"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 2}
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize(
+    ("architecture", "matrices_a_block"),
+    [
+        ("LlamaForCausalLM", 7),  # q, k, v, o, gate, up, down
+        ("MistralForCausalLM", 7),
+        ("Qwen2ForCausalLM", 7),
+        ("GPT2LMHeadModel", 4),  # qkv, projection, two of the feed-forward part
+        ("GPTNeoXForCausalLM", 4),
+    ],
+)
+def test_muon_moves_the_blocks_matrices_and_nothing_else(architecture, matrices_a_block, tied):
+    data = preset("demo", "ab" * 32).model_dump()
+    config = {**data["model"]["config"], **SHAPES, "tie_word_embeddings": tied}
+    if matrices_a_block == 4:
+        del config["num_key_value_heads"]
+        config["hidden_act"] = "gelu"
+    if architecture == "GPT2LMHeadModel":
+        del config["rope_theta"]
+    manifest = type(preset("demo", "ab" * 32)).model_validate(
+        {**data, "model": {"architecture": architecture, "config": config}}
+    )
+    module = build_module(manifest.model, 1)
+    hidden = hidden_matrices(module)
+    assert len(hidden) == 2 * matrices_a_block
+    for name, parameter in module.named_parameters():
+        if name in hidden:
+            assert parameter.ndim == 2
+            assert any(part.isdigit() for part in name.split(".")), name  # of a block
+
+
+def test_muons_step_is_as_large_as_adamws(tiny_run):
+    """Root mean square of one step without decay: .2 to .4 of the rate for AdamW in practice, .2 sqrt(s) for Muon."""
+    changes = {"training__weight_decay": 0.0, "training__warmup_tokens": 0, "training__schedule": "constant"}
+    tiny = tiny_run(training__optimizer="muon", **changes)
+    task = tiny.task()
+    before = task.model.layout.views(task.theta.clone())
+    task.inner_step(0.0)
+    after = task.model.layout.views(task.theta)
+    for name in hidden_matrices(task.model.module):
+        step = (after[name] - before[name]).square().mean().sqrt() / tiny.manifest.training.learning_rate
+        assert 0.1 < step < 0.3, (
+            name
+        )  # singular values of five steps lie between .5 and 1.5 where the gradient has full rank
+
+
+def test_the_state_has_one_form(tiny_run):
+    states = [tiny_run(training__optimizer=name).task() for name in ("adamw", "muon")]
+    for task in states:
+        task.inner_step(64.0)
+    adamw, muon = (task.state_dict() for task in states)
+    assert {name: tensor.shape for name, tensor in adamw.items()} == {
+        name: tensor.shape for name, tensor in muon.items()
+    }
+    assert torch.equal(adamw["counters"], muon["counters"])
+    layout = states[1].model.layout
+    hidden = hidden_matrices(states[1].model.module)
+    for name, view in layout.views(muon["first_moment"]).items():
+        assert view.any(), name
+        assert bool(layout.views(muon["second_moment"])[name].any()) == (name not in hidden), name
+
+
+def test_a_manifest_may_name_either(tiny_run):
+    assert tiny_run().manifest.training.optimizer == "adamw"
+    assert with_changes(tiny_run().manifest, {"training.optimizer": "muon"}).training.muon_momentum == 0.95
