@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from enum import Enum
 from operator import attrgetter
@@ -88,8 +88,10 @@ class Membership:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._known
+    @property
+    def peers(self) -> KeysView[PeerId]:
+        """Everybody we know anything of."""
+        return self._known.keys()
 
     def get(self, peer: PeerId) -> Known | None:
         return self._known.get(peer)

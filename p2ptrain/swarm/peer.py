@@ -260,14 +260,14 @@ class Peer:
 
     def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
         """The records of peers that we know, and as many others, at random, as are enough."""
-        members, records = self._standing.members, event.records
-        if len(members) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
+        known, records = self._standing.members.peers, event.records
+        if len(known) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
             return records
-        strangers = [dated for dated in records if dated[0].peer not in members]
-        room = max(ENOUGH_PEERS - len(members), FRESH_PEERS if event.from_lookup else 0)
+        strangers = [dated for dated in records if dated[0].peer not in known]
+        room = max(ENOUGH_PEERS - len(known), FRESH_PEERS if event.from_lookup else 0)
         if len(strangers) <= room:
             return records
-        return [dated for dated in records if dated[0].peer in members] + self._standing.random.sample(strangers, room)
+        return [dated for dated in records if dated[0].peer in known] + self._standing.random.sample(strangers, room)
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
