@@ -204,13 +204,16 @@ class Trainer:
     def _do(self, steps: int) -> None:
         lasted = self._lasting[:steps]
         del self._ends[:steps], self._lasting[:steps]
+        learner, training = self.learner, self.is_training
         for seconds in lasted:
-            if self.is_training:
+            if training:
                 self.compute_s += seconds
-                events = self.learner.advance()
+                events = learner.advance()
             else:
-                events = self.learner.settle()
-            self._take(events)
+                events = learner.settle()
+            if events:
+                self._take(events)
+                training = self.is_training
 
     def _take(self, events: list[Event]) -> None:
         for event in events:
