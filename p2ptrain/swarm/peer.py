@@ -61,6 +61,7 @@ from p2ptrain.swarm.messages import (
 )
 from p2ptrain.swarm.rules import (
     ANNOUNCE_PERIOD_S,
+    CROWDED_LOOKUP_PERIOD_S,
     ENOUGH_PEERS,
     FINAL_PACE_S,
     FRESH_PEERS,
@@ -453,8 +454,10 @@ class Peer:
         standing.emit(Announce(standing.state, standing.step, standing.progress))
 
     def _lookup(self, now: float) -> None:
-        lonely = not self._standing.members.records(now)  # who only called us cannot be called, nor cached
-        period = LONELY_LOOKUP_PERIOD_S if lonely else LOOKUP_PERIOD_S
+        if not self._standing.members.records(now):  # who only called us cannot be called, nor cached
+            period = LONELY_LOOKUP_PERIOD_S
+        else:
+            period = CROWDED_LOOKUP_PERIOD_S if self._crowded else LOOKUP_PERIOD_S
         self._lookup_at = now + period * self._standing.random.uniform(0.75, 1.25)
         self._standing.emit(Lookup())
 
