@@ -45,6 +45,7 @@ from p2ptrain.outer import (
     displacement,
     initial_state,
     l2_norm,
+    late_momentum,
     late_pseudo_gradient,
     pseudo_gradient,
     pseudo_gradient_fault,
@@ -307,7 +308,11 @@ class Learner:
                 self._phase.take(stream, fragment, displacement_)
             elif stream == "slow":
                 self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
-            elif ready.difference.mine.step == self.step:
+            elif ready.difference.mine.step != self.step:
+                continue  # of a step that is over: it comes too late
+            elif "slow" in self._rules.recipe.overlapped:
+                self._keep(fragment, late_momentum(self._state(fragment), displacement_))
+            else:
                 self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
@@ -315,12 +320,15 @@ class Learner:
     def _state(self, fragment: int) -> OuterState:
         return self._states[fragment] if self._phase is None else self._phase.states[fragment]
 
-    def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
-        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+    def _keep(self, fragment: int, state: OuterState) -> None:
         states = list(self._states) if self._phase is None else self._phase.states
         states[fragment] = state
         if self._phase is None:
             self._states = tuple(states)
+
+    def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
+        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+        self._keep(fragment, state)
         theta = self.task.theta[self._slices[fragment]]
         theta.add_(displacement_.to(theta.device))
         published = self._published
