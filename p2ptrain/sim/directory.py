@@ -33,7 +33,7 @@ class SimulatedDirectory:
     def __init__(self, run: RunId, random: Random) -> None:
         self._run = run
         self._random = random
-        self._shelves: Shelves[Dated] = Shelves(run)
+        self._shelves: Shelves[Presence] = Shelves(run)
         self._views: dict[PeerId, Buckets] = {}
 
     def announce(self, presence: Presence, now: float) -> tuple[int, int]:
@@ -44,17 +44,19 @@ class SimulatedDirectory:
         if view.size is None:
             _, sent, received = self.lookup(presence.peer, now)
         until = presence.issued_at + presence.lifetime_s
-        stores = REPLICAS * self._shelves.announce(view, presence.peer, (presence, until), until)
+        stores = REPLICAS * self._shelves.announce(view, presence.peer, presence, until)
         return sent + stores * (REQUEST_BYTES + presence_bytes(presence)), received + stores * REQUEST_BYTES
 
     def lookup(self, peer: PeerId, now: float) -> tuple[tuple[Dated, ...], int, int]:
         """Live records, and the bytes that asking for them sends and receives."""
         answers = self._shelves.lookup(self._view(peer), now)
-        found = {each: dated for answer in answers for each, dated in answer.items()}
-        received = len(answers) * REQUEST_BYTES
-        if found:
-            received += sum(map(len, answers)) * presence_bytes(next(iter(found.values()))[0])
+        found = (
+            answers[0] if len(answers) == 1 else {each: dated for answer in answers for each, dated in answer.items()}
+        )
         records = list(found.values())
+        received = len(answers) * REQUEST_BYTES
+        if records:  # all are as long, but for a byte or two
+            received += sum(map(len, answers)) * presence_bytes(records[0][0])
         if len(records) > MOST:
             records = self._random.sample(records, MOST)
         return tuple(records), len(answers) * REQUEST_BYTES, received

@@ -353,8 +353,9 @@ class SimulatedPeer:
         assert end.other is not None
         other = end.other.owner
         other._later(end.latency_s, other._take_payload, end.other, payload)
-        self._later(0.0, self._complete_swap, end)
         end.sent = True
+        if end.arrived is not None:
+            self._later(0.0, self._complete_swap, end)
 
     def _take_payload(self, end: _End, payload: Any) -> None:
         end.arrived = payload

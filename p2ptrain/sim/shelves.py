@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from math import inf
 from typing import Generic, TypeVar
 
 from p2ptrain.ids import PeerId, RunId
@@ -24,6 +25,8 @@ class Shelves(Generic[Record]):
         self._run = run
         self._most = most
         self._records: dict[Bucket, dict[PeerId, tuple[Record, float]]] = {}
+        self._clean_until: dict[Bucket, float] = {}
+        """Nothing in the bucket expires before."""
 
     def announce(self, buckets: Buckets, peer: PeerId, record: Record, until: float) -> int:
         """Store a peer's record where its view of the buckets says; returns under how many keys."""
@@ -33,10 +36,11 @@ class Shelves(Generic[Record]):
             held = self._records.setdefault(bucket, {})
             if peer in held or len(held) < self._most:
                 held[peer] = record, until
+                self._clean_until[bucket] = min(self._clean_until.get(bucket, until), until)
         return len(homes)
 
-    def lookup(self, buckets: Buckets, now: float) -> list[dict[PeerId, Record]]:
-        """The live records by peer of each bucket that one lookup asks."""
+    def lookup(self, buckets: Buckets, now: float) -> list[dict[PeerId, tuple[Record, float]]]:
+        """The live records by peer, each with its end, of each bucket that one lookup asks. Not to be changed."""
         answers = []
         search = buckets.search()
         while search.next is not None:
@@ -44,11 +48,11 @@ class Shelves(Generic[Record]):
             search.answered(len(answers[-1]))
         return answers
 
-    def get(self, bucket: Bucket, now: float) -> dict[PeerId, Record]:
-        """The live records in one bucket, by peer."""
+    def get(self, bucket: Bucket, now: float) -> dict[PeerId, tuple[Record, float]]:
+        """The live records in one bucket, by peer, each with its end. Not to be changed."""
         self.gets[bucket] += 1
         held = self._records.get(bucket, {})
-        live = {peer: kept for peer, kept in held.items() if kept[1] > now}
-        if len(live) < len(held):
-            self._records[bucket] = live
-        return {peer: record for peer, (record, _) in live.items()}
+        if held and now >= self._clean_until[bucket]:
+            held = self._records[bucket] = {peer: kept for peer, kept in held.items() if kept[1] > now}
+            self._clean_until[bucket] = min((until for _, until in held.values()), default=inf)
+        return held

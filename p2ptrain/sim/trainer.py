@@ -91,8 +91,8 @@ class Trainer:
     Args:
         step_s: seconds of the next inner step.
         handle: takes in what the learner has to say.
-        steps_ahead: how many inner steps from now on only count, up to and with the one that does more; 1 if nobody
-            can tell.
+        steps_ahead: how many inner steps from now on only count, up to and with the one that does more; if nobody can
+            tell, each of them is an event, also when there is no more training.
     """
 
     metronome: Metronome
@@ -113,6 +113,8 @@ class Trainer:
     """... and how long each takes."""
     _due: float = inf
     """Which of these ends is the next to be served."""
+    _rests_since: float | None = None
+    """Training has ended; what comes is taken in at the end of a step that was never scheduled."""
 
     @property
     def is_training(self) -> bool:
@@ -137,6 +139,9 @@ class Trainer:
 
     def start(self) -> None:
         """Begin the next steps."""
+        if self.steps_ahead is not None and self.learner.ended:
+            self._rests_since = self.metronome.world.now
+            return
         count = self.steps_ahead() if self.steps_ahead is not None and self.is_training else 1
         time = self.metronome.world.now
         for _ in range(count):
@@ -175,6 +180,12 @@ class Trainer:
     def interrupt(self) -> None:
         """Something is about to come for the learner: it takes it in at the end of the step that it is in."""
         self.catch_up()
+        if self._rests_since is not None:
+            end, self._rests_since = self._rests_since, None
+            while end <= self.metronome.world.now:
+                seconds = self.step_s()
+                end += seconds
+            self._ends, self._lasting = [end], [seconds]
         if self._ends and self._due != self._ends[0]:
             self._serve_at(self._ends[0])
 
@@ -193,13 +204,16 @@ class Trainer:
     def _do(self, steps: int) -> None:
         lasted = self._lasting[:steps]
         del self._ends[:steps], self._lasting[:steps]
+        learner, training = self.learner, self.is_training
         for seconds in lasted:
-            if self.is_training:
+            if training:
                 self.compute_s += seconds
-                events = self.learner.advance()
+                events = learner.advance()
             else:
-                events = self.learner.settle()
-            self._take(events)
+                events = learner.settle()
+            if events:
+                self._take(events)
+                training = self.is_training
 
     def _take(self, events: list[Event]) -> None:
         for event in events:

@@ -23,15 +23,21 @@ Action = tuple[Callable[..., None], tuple[Any, ...]]
 SAME = 1e-9
 """Rates that differ by less, relatively, are the same rate in another order of additions."""
 
+AT_ONCE_S = 0.02
+"""What would take no longer than this on an empty line passes as messages do, with the latency alone: it is over before
+sharing a line would matter."""
+
 
 class Pipe:
     """One direction of one host's access line."""
 
-    __slots__ = ("capacity", "transfers")
+    __slots__ = ("capacity", "limits", "transfers")
 
     def __init__(self, capacity: float) -> None:
         self.capacity = capacity
         """Bytes per second; may be infinite, and 0 while the host is frozen."""
+        self.limits = 0
+        """Transfers whose bottleneck it is."""
         self.transfers: dict[int, Transfer] = {}
 
 
@@ -70,14 +76,14 @@ class Transfers:
 
     def start(self, up: Pipe, down: Pipe, size: float, action: Callable[..., None], *arguments: Any) -> Transfer | None:
         """Send ``size`` bytes; ``action(*arguments)`` when the last has left. At once, and None, if nothing limits."""
-        if up.capacity == inf and down.capacity == inf:
+        if size <= AT_ONCE_S * min(up.capacity, down.capacity):
             action(*arguments)
             return None
         self._serial += 1
         transfer = Transfer(self._serial, up, down, size, self._world.now, (action, arguments))
         up.transfers[transfer.serial] = transfer
         down.transfers[transfer.serial] = transfer
-        self._fill({up: None, down: None})
+        self._fill(up, down)
         return transfer
 
     def stop(self, transfer: Transfer) -> float:
@@ -87,7 +93,8 @@ class Transfers:
             del transfer.down.transfers[transfer.serial]
             transfer.left, transfer.rate, transfer.size = 0.0, 0.0, moved
             transfer.due = transfer.alarm = inf
-            self._fill({transfer.up: None, transfer.down: None})
+            self._limit(transfer, None)
+            self._fill(transfer.up, transfer.down)
         return moved
 
     def resize(self, pipe: Pipe, capacity: float) -> None:
@@ -96,11 +103,33 @@ class Transfers:
         region = {pipe: None}
         for transfer in pipe.transfers.values():
             region[transfer.up] = region[transfer.down] = None
-        self._fill(region)
+        self._fill_region(region)
 
     # --- rates ------------------------------------------------------------------------------------------------------
 
-    def _fill(self, region: dict[Pipe, None]) -> None:
+    def _fill(self, up: Pipe, down: Pipe) -> None:
+        """A transfer between these two began or ended."""
+        if not self._share_up(up, down):
+            self._fill_region({up: None, down: None})
+
+    def _share_up(self, up: Pipe, down: Pipe) -> bool:
+        """The usual case, done quickly: the up pipe is the bottleneck of all it carries, and stays so. False if not."""
+        transfers = up.transfers.values()
+        if down.limits or up.capacity == inf:
+            return False
+        rate = up.capacity / len(transfers) if transfers else 0.0
+        for transfer in transfers:
+            if transfer.bottleneck is not up and transfer.bottleneck is not None:
+                return False
+            other = transfer.down
+            if other.limits or other.capacity < sum(rate if t.up is up else t.rate for t in other.transfers.values()):
+                return False
+        for transfer in transfers:
+            self._limit(transfer, up)
+            self._change(transfer, rate)
+        return True
+
+    def _fill_region(self, region: dict[Pipe, None]) -> None:
         """Give the transfers in these pipes, and in all that notice, their fair rates."""
         while True:
             rates = _fair_rates(region)
@@ -113,9 +142,18 @@ class Transfers:
             if len(region) == before:
                 break
         for transfer, (rate, bottleneck) in rates.items():
-            transfer.bottleneck = bottleneck
+            self._limit(transfer, bottleneck)
             if not _same(rate, transfer.rate):
                 self._change(transfer, rate)
+
+    @staticmethod
+    def _limit(transfer: Transfer, bottleneck: Pipe | None) -> None:
+        if transfer.bottleneck is not bottleneck:
+            if transfer.bottleneck is not None:
+                transfer.bottleneck.limits -= 1
+            if bottleneck is not None:
+                bottleneck.limits += 1
+            transfer.bottleneck = bottleneck
 
     def _change(self, transfer: Transfer, rate: float) -> None:
         now = self._world.now
@@ -147,11 +185,9 @@ def _same(one: float, other: float) -> bool:
 
 def _notices(pipe: Pipe, rates: dict[Transfer, tuple[float, Pipe | None]]) -> bool:
     """Whether these new rates can change the rates of others in this pipe: it is full, or would be."""
-    used = 0.0
-    for transfer in pipe.transfers.values():
-        if transfer.bottleneck is pipe:
-            return True
-        used += rates[transfer][0] if transfer in rates else transfer.rate
+    if pipe.limits:
+        return True
+    used = sum(rates[each][0] if each in rates else each.rate for each in pipe.transfers.values())
     return used > pipe.capacity
 
 

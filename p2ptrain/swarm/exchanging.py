@@ -24,6 +24,10 @@ from p2ptrain.swarm.topology import neighbours
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
 """How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
+CHOICE = 4
+"""So many times as many fragments are offered as are exchanged, where so many are free: the partner has others engaged
+than we. Offers of just enough were declined twice for each exchange (simulated: 16 fragments, 4 an exchange)."""
+
 MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
 BUSY_PAUSE_S = (0.05, 5.0)
 """Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
@@ -78,7 +82,7 @@ class Exchanging:
             return
         if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
-        free = self.book.free_fragments()[: standing.rules.most_per_exchange]
+        free = self.book.free_fragments()[: CHOICE * standing.rules.most_per_exchange]
         if not free:
             return
         partner = self._choose(now)
@@ -154,7 +158,9 @@ class Exchanging:
         if exchange is None:  # dropped meanwhile
             standing.emit(Close(link))
             return
-        if exchange.state is not ExchangeState.OFFERED or not set(accept.fragments) <= set(exchange.fragments):
+        most = len(exchange.fragments) if exchange.round else standing.rules.most_per_exchange
+        is_offered = set(accept.fragments) <= set(exchange.fragments) and len(accept.fragments) <= most
+        if exchange.state is not ExchangeState.OFFERED or not is_offered:
             self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
             return
         standing.deadlines.replied(now - exchange.started_at)
@@ -389,7 +395,8 @@ class Exchanging:
         standing = self._standing
         if reason not in MOMENTARY:
             return DECLINED_PAUSE_S * standing.random.uniform(0.5, 1.5)
-        size = sum(standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
+        likely = exchange.fragments[: standing.rules.most_per_exchange]
+        size = sum(standing.rules.fragment_bytes[fragment] for fragment in likely)
         typical = standing.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
         shortest, longest = BUSY_PAUSE_S
         return min(max(0.5 * typical, shortest), longest) * standing.random.uniform(0.5, 1.5)

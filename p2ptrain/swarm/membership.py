@@ -8,11 +8,10 @@ Whom we merely could not reach may call us all the while: it was away, and it is
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, KeysView
 from dataclasses import dataclass
 from enum import Enum
-from operator import attrgetter
 from random import Random
 
 from p2ptrain.ids import PeerId
@@ -25,7 +24,6 @@ QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
 
 NEVER = float("inf")
 
-_PEER = attrgetter("peer")
 _EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
 
 
@@ -78,7 +76,8 @@ class Membership:
         self._me = me
         self._known: dict[PeerId, Known] = {}
         self._live: list[Known] = []  # who is here and is not leaving, by peer id
-        self._recorded: list[Known] = []  # of these, those whose record we have
+        self._order: list[PeerId] = []  # their ids, in the same order
+        self._unrecorded: set[PeerId] = set()  # of these, those whose record we do not have
         self._alarms: list[tuple[float, PeerId]] = []  # one a peer; not after its time, which only grows
         self._lapsed: dict[PeerId, Known] = {}  # no longer live, and not yet forgotten
         self._paused: dict[PeerId, Known] = {}  # whom we may have to leave alone
@@ -88,8 +87,10 @@ class Membership:
     def __len__(self) -> int:
         return len(self._known)
 
-    def __contains__(self, peer: PeerId) -> bool:
-        return peer in self._known
+    @property
+    def peers(self) -> KeysView[PeerId]:
+        """Everybody we know anything of."""
+        return self._known.keys()
 
     def get(self, peer: PeerId) -> Known | None:
         return self._known.get(peer)
@@ -105,8 +106,7 @@ class Membership:
         if before is not None and presence.issued_at <= before.issued_at:
             return False
         known.presence = presence
-        if before is None and known.listed:
-            insort(self._recorded, known, key=_PEER)
+        self._unrecorded.discard(known.peer)
         self._update(known, presence.state, presence.step, presence.progress, live_until)
         return before is None
 
@@ -183,17 +183,13 @@ class Membership:
     def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> Known | None:
         """``random.choice(partners(now, excluding))``, or None, without looking at those who are partners."""
         live = self.live(now)
-        out = {peer for peer in excluding if (known := self._known.get(peer)) is not None and known.listed}
+        out = {peer for peer in excluding if self._is_listed(peer)}
         out.update(self._joining)
         out.update(peer for peer, known in self._paused.items() if known.not_before > now and known.listed)
         if len(out) >= len(live):
             return None
         place = random.choice(range(len(live) - len(out)))
-        for taken in sorted(bisect_left(live, peer, key=_PEER) for peer in out):
-            if taken > place:
-                break
-            place += 1
-        return live[place]
+        return live[_skipping(self._places(out), place)]
 
     def none_beyond(self, progress: float, now: float) -> bool:
         """Whether no live peer claims more progress than this."""
@@ -211,19 +207,16 @@ class Membership:
 
     def sample(self, random: Random, count: int, now: float, excluding: PeerId) -> tuple[Presence, ...]:
         """A few live peers' records to pass on."""
-        self._look(now)
-        recorded = self._recorded
-        place = bisect_left(recorded, excluding, key=_PEER)
-        without = place < len(recorded) and recorded[place].peer == excluding
-        others = len(recorded) - without
-        drawn = random.sample(range(others), min(count, others))
-        records = (recorded[each + (without and each >= place)].presence for each in drawn)
-        return tuple(record for record in records if record is not None)
+        live = self.live(now)
+        without = self._unrecorded | {excluding} if self._is_listed(excluding) else self._unrecorded
+        others = len(live) - len(without)
+        places = self._places(without)
+        drawn = (live[_skipping(places, each)].presence for each in _sample(random, others, min(count, others)))
+        return tuple(presence for presence in drawn if presence is not None)
 
     def records(self, now: float) -> list[Presence]:
         """All live peers' records, for the cache on disk."""
-        self._look(now)
-        return [known.presence for known in self._recorded if known.presence]
+        return [known.presence for known in self.live(now) if known.presence]
 
     # --- the order of the live ones -----------------------------------------------------------------------------------
 
@@ -251,16 +244,26 @@ class Membership:
 
     def _list(self, known: Known) -> None:
         known.listed = True
-        insort(self._live, known, key=_PEER)
-        if known.presence is not None:
-            insort(self._recorded, known, key=_PEER)
+        place = bisect_left(self._order, known.peer)
+        self._order.insert(place, known.peer)
+        self._live.insert(place, known)
+        if known.presence is None:
+            self._unrecorded.add(known.peer)
 
     def _unlist(self, known: Known) -> None:
         known.listed = False
+        place = bisect_left(self._order, known.peer)
+        del self._order[place], self._live[place]
         self._joining.discard(known.peer)
-        del self._live[bisect_left(self._live, known.peer, key=_PEER)]
-        if known.presence is not None:
-            del self._recorded[bisect_left(self._recorded, known.peer, key=_PEER)]
+        self._unrecorded.discard(known.peer)
+
+    def _is_listed(self, peer: PeerId) -> bool:
+        known = self._known.get(peer)
+        return known is not None and known.listed
+
+    def _places(self, peers: Iterable[PeerId]) -> list[int]:
+        """Where these listed peers stand, ascending."""
+        return sorted(bisect_left(self._order, peer) for peer in peers)
 
     def _set_alarm(self, known: Known, time: float) -> None:
         known.alarm = time
@@ -304,3 +307,25 @@ class Membership:
                 continue
             self._forget(peer)
             return
+
+
+def _skipping(places: list[int], index: int) -> int:
+    """The index-th place that is not among these, which are ascending."""
+    for place in places:
+        if place > index:
+            break
+        index += 1
+    return index
+
+
+def _sample(random: Random, size: int, count: int) -> list[int]:
+    """``random.sample(range(size), count)`` for a few: what that does to be general takes longer than all the rest."""
+    if size <= 8 * count:
+        return random.sample(range(size), count)
+    drawn: list[int] = []
+    bits = size.bit_length()
+    while len(drawn) < count:
+        each = random.getrandbits(bits)
+        if each < size and each not in drawn:
+            drawn.append(each)
+    return drawn

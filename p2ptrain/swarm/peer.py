@@ -111,6 +111,7 @@ class Peer:
         self._stopped = False
         self._last_step_at: float | None = None
         self._wake_at = NEVER
+        self._next_timer = 0.0  # nothing has a deadline before
 
     # --- what shells may read ---------------------------------------------------------------------------------------
 
@@ -146,8 +147,9 @@ class Peer:
         if self._stopped:
             return [Close(event.link)] if isinstance(event, Received) else []
         self._dispatch(event, now)
-        self._run_timers(now)
-        self._sleep(now)
+        if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
+            self._run_timers(now)
+            self._sleep(now)
         effects = self._standing.effects
         self._standing.effects = []
         return effects
@@ -258,14 +260,14 @@ class Peer:
 
     def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
         """The records of peers that we know, and as many others, at random, as are enough."""
-        members, records = self._standing.members, event.records
-        if len(members) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
+        known, records = self._standing.members.peers, event.records
+        if len(known) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
             return records
-        strangers = [dated for dated in records if dated[0].peer not in members]
-        room = max(ENOUGH_PEERS - len(members), FRESH_PEERS if event.from_lookup else 0)
+        strangers = [dated for dated in records if dated[0].peer not in known]
+        room = max(ENOUGH_PEERS - len(known), FRESH_PEERS if event.from_lookup else 0)
         if len(strangers) <= room:
             return records
-        return [dated for dated in records if dated[0].peer in members] + self._standing.random.sample(strangers, room)
+        return [dated for dated in records if dated[0].peer in known] + self._standing.random.sample(strangers, room)
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
@@ -389,8 +391,9 @@ class Peer:
     # --- timers -----------------------------------------------------------------------------------------------------
 
     def _run_timers(self, now: float) -> None:
-        self._exchanging.expire(now)
-        self._catch_up.expire(now)
+        if now >= self._next_timer:
+            self._exchanging.expire(now)
+            self._catch_up.expire(now)
         for peer in self._standing.members.expire(now):
             self._standing.note("lost", peer, "no sign of life")
         if self._standing.state is PeerState.LEAVING:
@@ -424,15 +427,18 @@ class Peer:
         """Ask to be woken when the next timer is due."""
         if self._stopped:
             return
-        wake_at = min(self._exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
+        exchanging = self._exchanging
+        times = [exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by]
         if self._standing.state is not PeerState.LEAVING:
-            wake_at = min(wake_at, self._announce_at, self._lookup_at, self._finish_by)
-            if not len(self._exchanging.book):  # else it waits for the exchange's end
-                wake_at = min(wake_at, self._gossip_at)
+            times += (self._announce_at, self._lookup_at, self._finish_by)
+            if not len(exchanging.book):  # else it waits for the exchange's end
+                times.append(self._gossip_at)
             if not self._training and self._catch_up.pull is None:
-                wake_at = min(wake_at, self._search_until)
-            if self._exchanging.is_due or self._standing.state is PeerState.JOINING:
-                wake_at = min(wake_at, self._standing.members.next_change(now) or NEVER)
+                times.append(self._search_until)
+            if exchanging.is_due or self._standing.state is PeerState.JOINING:
+                times.append(self._standing.members.next_change(now) or NEVER)
+        wake_at = min(times)
+        self._next_timer = wake_at
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
             self._standing.emit(WakeAt(wake_at))

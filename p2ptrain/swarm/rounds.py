@@ -129,6 +129,8 @@ class Rounds:
 
     def next_deadline(self) -> float:
         """When ``expire`` has something to do."""
+        if not self._open:
+            return float("inf")
         waiting = [each for each in self._open if each.awaited and Meeting.AWAITED in each.meetings.values()]
         return min((each.until for each in waiting), default=float("inf"))
 

@@ -115,9 +115,9 @@ SEARCH_PATIENCE_S = 20.0
 HEARD_LIFETIME_S = 60.0
 """A peer we talked with counts as live for this long even when its record is not renewed."""
 
-ENOUGH_PEERS = 64
+ENOUGH_PEERS = 32
 """Peers to draw partners from: of larger swarms not everybody is kept in mind, or coming and going would be most of the
-work. A guess, as ``buckets.TARGET``. Recipes that plan with everybody keep all."""
+work. All of them are others a minute later. A guess; recipes that plan with everybody keep all."""
 
 FRESH_PEERS = 8
 """Strangers taken in with each lookup all the same: so that nobody stays unknown to all."""
