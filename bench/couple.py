@@ -118,7 +118,9 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
     learner = Learner(task, learner_rules(manifest.outer, tokens), fragments, chosen, MemoryLog())
     identity = Identity.load_or_create(key)
     signed = SignedManifest(manifest, "")  # nobody is shown it
-    rules = swarm_rules(signed.run_id, manifest.outer, manifest.swarm, learner, tokens, manifest.tokens_per_outer_step)
+    rules = swarm_rules(
+        signed.run_id, manifest.outer, manifest.swarm, learner.payloads, tokens, manifest.tokens_per_outer_step
+    )
     core = Peer(identity.peer_id, rules, Random(0))
     notebook, begun = MemoryLog(), threading.Event()
     cache = PeerCache(key.with_suffix(".peers"))

@@ -194,7 +194,7 @@ def _build(
         signed.run_id,
         manifest.outer,
         manifest.swarm,
-        learner,
+        learner.payloads,
         tokens_per_peer=float(manifest.run.tokens_per_peer),
         tokens_per_outer_step=float(manifest.tokens_per_outer_step),
     )

@@ -276,7 +276,7 @@ class Driver:
                 case Pull():
                     await self._pull(session, link, instruction)
                 case Donate():
-                    parts = await self._shore.work(self._learner.weights)
+                    parts = await self._shore.work(self._learner.payloads.weights)
                     await send_payload(link, parts)
                     self.handle(Donated(session.link, sum(map(len, parts))))
                 case Close():
@@ -306,18 +306,22 @@ class Driver:
             self.handle(Received(session.link, message, size_bytes))
 
     async def _swap(self, session: Session, link: Link, swap: Swap) -> None:
-        sizes, lengths = self._learner.wish_sizes(swap.fragments), self._learner.encoded_sizes(swap.fragments)
+        payloads = self._learner.payloads
+        sizes, lengths = (
+            payloads.wish_sizes(swap.fragments),
+            payloads.encoded_sizes(swap.fragments),
+        )
         wishes: Sequence[bytes] = ()
         their_wishes: Sequence[bytearray] = ()
         try:
             if sizes:  # a codec that wants to know how far apart both are
-                wishes = await self._shore.work(self._learner.wishes, swap.fragments)
+                wishes = await self._shore.work(payloads.wishes, swap.fragments)
                 _, their_wishes = await _both(send_payload(link, wishes), receive_payload(link, sizes))
-            mine = await self._shore.work(self._learner.encode, swap.fragments, wishes, their_wishes)
+            mine = await self._shore.work(payloads.encode, swap.fragments, wishes, their_wishes)
         except ValueError as error:  # our own weights have become such that no codec takes them
             raise NetworkError(f"our own weights cannot be sent: {error}") from error
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self._buffers))
-        difference = await self._shore.work(self._learner.difference, mine, theirs)
+        difference = await self._shore.work(payloads.difference, mine, theirs)
         self._buffers.give_back(theirs)
         session.swapped = (swap, difference)
         agreeing = sum(sizes)
@@ -325,8 +329,8 @@ class Driver:
         self.handle(SwapDone(session.link, sent_bytes, received_bytes, difference.distance))
 
     async def _pull(self, session: Session, link: Link, pull: Pull) -> None:
-        parts = await receive_payload(link, self._learner.weight_sizes())
-        await self._shore.work(self._learner.check_weights, parts)
+        parts = await receive_payload(link, self._learner.payloads.weight_sizes())
+        await self._shore.work(self._learner.payloads.check_weights, parts)
         session.pulled = (pull.reply, parts)
         self.handle(Pulled(session.link, sum(map(len, parts))))
 

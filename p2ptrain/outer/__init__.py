@@ -24,7 +24,7 @@ pseudo-gradient alone; two displacements of one exchange cancel, so the swarm's 
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.outer.forms import accelerated, consensus_step, merged, own_fresh
 from p2ptrain.outer.fragments import FRAGMENT_ALIGNMENT, slices
-from p2ptrain.outer.mixing import displaced, displacement, l2_norm, late_pseudo_gradient, share
+from p2ptrain.outer.mixing import displaced, displacement, l2_norm, late_momentum, late_pseudo_gradient, share
 from p2ptrain.outer.step import (
     NORM_HISTORY,
     OuterRule,
@@ -50,6 +50,7 @@ __all__ = [
     "hand_over",
     "initial_state",
     "l2_norm",
+    "late_momentum",
     "late_pseudo_gradient",
     "merged",
     "outer_step",

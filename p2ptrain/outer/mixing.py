@@ -88,3 +88,18 @@ def late_pseudo_gradient(
     """
     follow = correction * (-rule.learning_rate * rule.gain)
     return OuterState(state.slow + follow, state.momentum + correction), follow
+
+
+def late_momentum(
+    state: OuterState,  # after the outer step that the correction belongs to
+    correction: Tensor,  # [F] fp32: dg = mixed g - own g
+) -> OuterState:
+    """Mix pseudo-gradients where the slow weights after the step are mixed, too: ``b += dg``, and x stays.
+
+    The difference of two peers' x after the step holds that of their g already; what it cannot tell is where their
+    momentum goes from here. With one partner and one share for both streams it is what mixing x before the step and g
+    for it would yield, and b mixed along::
+
+        x_i - eta (g_i + mu b_i') + a (x_j+ - x_i+)  =  X - eta (G + mu (mu B + G)) ,   X = x_i + a (x_j - x_i), ...
+    """
+    return OuterState(state.slow, state.momentum + correction)

@@ -177,4 +177,4 @@ def _slices(scenario: Scenario) -> tuple[slice, ...]:
 
 def _rules(scenario: Scenario, learner: Learner | CountingLearner, run: RunId) -> SwarmRules:
     tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
-    return swarm_rules(run, scenario.outer, scenario.swarm, learner, tokens, per_step)
+    return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)

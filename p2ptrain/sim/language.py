@@ -115,7 +115,7 @@ class LanguageCohort:
         scenario = self._scenario
         learner = self.learner(0, scenario.outer.inner_steps, _Silent())
         tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
-        return swarm_rules(run, scenario.outer, scenario.swarm, learner, tokens, per_step)
+        return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)
 
     def prepare(self, trainers: list[Trainer]) -> None:
         """On an accelerator, all steps that end now in one batch; on the CPU one by one is faster."""

@@ -16,7 +16,18 @@ import torch
 from torch import Tensor
 
 from p2ptrain.ids import PeerId
-from p2ptrain.outer import OuterRule, OuterState, displaced, merged, outer_step, own_fresh, pseudo_gradient, slices
+from p2ptrain.outer import (
+    OuterRule,
+    OuterState,
+    displaced,
+    late_momentum,
+    late_pseudo_gradient,
+    merged,
+    outer_step,
+    own_fresh,
+    pseudo_gradient,
+    slices,
+)
 from p2ptrain.ports import InnerTask
 from p2ptrain.recipes import Mix, Recipe, Stream
 from p2ptrain.swarm.topology import Topology, planned_partners
@@ -136,8 +147,10 @@ class Lockstep:
         late = recipe.mix("pseudo_gradient")
         if late is not None and late.when == "overlapped":
             correction = self._displacement(late, phase.snapshots("pseudo_gradient")[0])
-            own = phase.before[0]
-            self._states = [outer_step(own, phase.gradients[0] + correction, self._rules.outer)]
+            if recipe.mix("slow") is not None:
+                self._states[0] = late_momentum(self._states[0], correction)
+            else:
+                self._states[0], _ = late_pseudo_gradient(self._states[0], correction, self._rules.outer)
 
     def _use_late_average(self) -> None:
         """Step by the average of the phase before; at the first phase there is none."""

@@ -310,8 +310,8 @@ class SimulatedPeer:
         if end.swap is None and end.other.swap is None:
             end.breaks = end.other.breaks = self.network.conditions.breaks_swap(self.peer, effect.link.peer)
         end.swap = effect
-        if sizes := self.learner.wish_sizes(effect.fragments):
-            end.wishes = self.learner.wishes(effect.fragments)
+        if sizes := self.learner.payloads.wish_sizes(effect.fragments):
+            end.wishes = self.learner.payloads.wishes(effect.fragments)
             self._start_transfer(end, payload_bytes(sizes), self._wishes_sent)
         else:
             self._send_payload(end)
@@ -334,7 +334,7 @@ class SimulatedPeer:
         if end.wishes and not (end.wished and end.their_wishes):
             return
         assert end.other is not None
-        payload = end.encoded = self.learner.encode(end.swap.fragments, end.wishes, end.their_wishes)
+        payload = end.encoded = self.learner.payloads.encode(end.swap.fragments, end.wishes, end.their_wishes)
         if self.liar is not None:
             lie = self.liar.sends(payload)
             if lie is None:
@@ -371,7 +371,7 @@ class SimulatedPeer:
         if not end.is_open or not end.sent or end.encoded is None or end.arrived is None or end.difference is not None:
             return
         try:
-            end.difference = self.learner.difference(end.encoded, end.arrived.parts)
+            end.difference = self.learner.payloads.difference(end.encoded, end.arrived.parts)
         except RemoteError as error:
             self._fail(end, str(error), their_fault=True)
             return
@@ -391,7 +391,7 @@ class SimulatedPeer:
     def _donate(self, link: LinkId) -> None:
         end = self.ends.get(link)
         if end is not None:
-            parts = self.learner.weights()
+            parts = self.learner.payloads.weights()
             self._start_transfer(end, payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
 
     def _weights_sent(self, end: _End, parts: Sequence[Sized]) -> None:

@@ -1,9 +1,9 @@
-"""One learner: the inner task, the slow weights, and the exchange's numeric half.
+"""One learner: the inner task, the slow weights, and what exchanges bring to both.
 
 Two threads meet here and share no lock. The trainer thread calls ``advance`` and ``settle``, and is the only one that
-writes. Any thread calls ``encode``, ``difference`` and ``weights``: they read the published snapshot, a tuple of
-immutable tensors that the trainer replaces as a whole. What the network has for the trainer goes through a queue and is
-applied between two inner steps. So the trainer never waits for the network.
+writes. Any thread uses ``payloads``, which reads the snapshot that was published last, and calls ``deliver``,
+``proceed`` and ``adopt``: what the network has for the trainer goes through a queue and is applied between two inner
+steps. So the trainer waits for the network only where its recipe says so.
 
 Legend: P parameters (padded), F elements of one fragment.
 """
@@ -14,28 +14,14 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from p2ptrain import codec as codecs
-from p2ptrain.codec import (
-    Codec,
-    CodecTerms,
-    Comparison,
-    agree,
-    compare,
-    first_shape,
-    is_decodable,
-    needs_feedback,
-    next_shape,
-    wish_for,
-    wish_size,
-)
-from p2ptrain.errors import RemoteError
+from p2ptrain.codec import Codec, is_decodable, needs_feedback
 from p2ptrain.ids import LinkId
 from p2ptrain.outer import (
     NORM_HISTORY,
@@ -45,16 +31,18 @@ from p2ptrain.outer import (
     displacement,
     initial_state,
     l2_norm,
+    late_momentum,
     late_pseudo_gradient,
     pseudo_gradient,
     pseudo_gradient_fault,
     share,
 )
 from p2ptrain.ports import Clock, InnerTask, Notebook
-from p2ptrain.recipes import RECIPES, Recipe, Stream
+from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, PhaseDone, TrainingEnded
 from p2ptrain.train.outer_phase import OuterPhase
+from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
@@ -73,42 +61,6 @@ class LearnerRules:
     outer: OuterRule
     """Recipes that hand theta over do not read it."""
     recipe: Recipe = RECIPES["swarm"]
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Some fragments of one snapshot, as bytes."""
-
-    fragments: tuple[int, ...]
-    parts: tuple[bytes, ...]
-    norm: float
-    """L2 norm of the snapshot's fragments."""
-    step: int
-    """Outer steps that the snapshot had behind it."""
-    terms: tuple[CodecTerms, ...]
-    """What both sides agreed on for each fragment."""
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(len(part) for part in self.parts)
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """What a swap yields: theirs - mine, finite."""
-
-    fragments: tuple[int, ...]
-    parts: tuple[Tensor, ...]  # [F] fp32 each
-    distance: float
-    """||theirs - mine|| / ||mine||."""
-    mine: Encoded
-    """What we sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    step: int
-    parts: tuple[Tensor, ...]  # [F] fp32 each: the slow fragments, then the pseudo-gradients'
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,12 +120,11 @@ class Learner:
         """Seconds the trainer spent on what exchanges brought, and on nothing else."""
         self._rules = rules
         self._slices = tuple(fragments)
-        self._codecs = {"slow": codec, "pseudo_gradient": gradient_codec or codec}
-        self._streams = 1 if rules.recipe.mix("pseudo_gradient") is None else 2
+        mixes_gradients = rules.recipe.mix("pseudo_gradient") is not None
+        lengths = [piece.stop - piece.start for piece in self._slices]
+        self.payloads = Payloads(lengths, codec, (gradient_codec or codec) if mixes_gradients else None)
         self._notebook = notebook
         self._clock = clock
-        self._shapes: dict[int, bytes] = {}
-        """By the network's number of a fragment: which step widths its blocks need, for codecs that agree on them."""
         self._inner = 0
         self._losses = 0.0
         self._phase_tokens = 0
@@ -181,11 +132,11 @@ class Learner:
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         self._left_out: list[Tensor] = []
         """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
-        if self._streams == 2 and needs_feedback(self._codecs["pseudo_gradient"]):
+        if mixes_gradients and needs_feedback(gradient_codec or codec):
             self._left_out = [torch.zeros_like(state.slow) for state in self._states]
         self._phase: OuterPhase | None = None
         """The outer step under way, while the recipe waits for partners."""
-        self._published = self._snapshot()
+        self.payloads.publish(self._snapshot())
         self._inbox: SimpleQueue[_Displacement | _Proceed | _Adoption | None] = SimpleQueue()  # None only wakes
 
     # --- the trainer thread -----------------------------------------------------------------------------------------
@@ -251,7 +202,7 @@ class Learner:
         if not recipe.blocks:
             return self._restart(phase)
         self._phase = phase
-        self._published = self._snapshot(phase)
+        self.payloads.publish(self._snapshot(phase))
         return [PhaseDone(self.step + 1, self.progress)]
 
     def _proceed(self, ready: _Proceed) -> list[Event]:
@@ -264,23 +215,19 @@ class Learner:
     def _restart(self, phase: OuterPhase) -> list[Event]:
         """Conclude the outer step: the next inner phase begins at the slow weights."""
         self._states = phase.conclude()
-        if not self._shapes and self.wish_sizes(range(len(self._slices))):
-            self._guess_shapes(phase)
+        if self.payloads.knows_nothing:
+            moved = [after.slow - before.slow for before, after in zip(phase.before, self._states, strict=True)]
+            self.payloads.foresee(moved)
         self.step += 1
         if self._rules.recipe.outer != "hand_over" or self._rules.recipe.exchanges:
             self._set_theta()
-        self._published = self._snapshot(phase)
+        self.payloads.publish(self._snapshot(phase))
         events: list[Event] = [OuterStepDone(self.step, self.progress, self._phase_tokens)]
         self._phase_tokens = 0
         if self.progress >= self._rules.tokens_per_peer:
             self.ended = True
             events.append(TrainingEnded(self.step, self.progress))
         return events
-
-    def _guess_shapes(self, phase: OuterPhase) -> None:
-        """Peers of one run begin alike, so before anything is measured they differ where an outer step moved."""
-        for fragment, (before, after) in enumerate(zip(phase.before, self._states, strict=True)):
-            self._shapes[fragment] = first_shape(self._codecs["slow"], after.slow - before.slow)
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
         """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
@@ -299,7 +246,7 @@ class Learner:
 
     def _apply(self, ready: _Displacement) -> Applied:
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
-            stream, fragment = self._place(piece)
+            stream, fragment = self.payloads.place(piece)
             if stream == "pseudo_gradient":
                 self._remember_left_out(fragment, ready.difference.mine, piece)
             displacement_ = displacement(part, ready.share, ready.clip_radius)
@@ -307,7 +254,11 @@ class Learner:
                 self._phase.take(stream, fragment, displacement_)
             elif stream == "slow":
                 self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
-            elif ready.difference.mine.step == self.step:
+            elif ready.difference.mine.step != self.step:
+                continue  # of a step that is over: it comes too late
+            elif "slow" in self._rules.recipe.overlapped:
+                self._keep(fragment, late_momentum(self._state(fragment), displacement_))
+            else:
                 self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
@@ -315,17 +266,20 @@ class Learner:
     def _state(self, fragment: int) -> OuterState:
         return self._states[fragment] if self._phase is None else self._phase.states[fragment]
 
-    def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
-        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+    def _keep(self, fragment: int, state: OuterState) -> None:
         states = list(self._states) if self._phase is None else self._phase.states
         states[fragment] = state
         if self._phase is None:
             self._states = tuple(states)
+
+    def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
+        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+        self._keep(fragment, state)
         theta = self.task.theta[self._slices[fragment]]
         theta.add_(displacement_.to(theta.device))
-        published = self._published
+        published = self.payloads.published
         parts = (*published.parts[:fragment], state.slow, *published.parts[fragment + 1 :])
-        self._published = replace(published, parts=parts)
+        self.payloads.publish(Snapshot(published.step, parts))
 
     def _adopt(self, ready: _Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
@@ -337,7 +291,7 @@ class Learner:
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
         self.ended = self.progress >= self._rules.tokens_per_peer
         self._set_theta()
-        self._published = self._snapshot()
+        self.payloads.publish(self._snapshot())
         self.task.reset(REWARM_STEPS)
         events: list[Event] = []
         while not self._inbox.empty():
@@ -347,89 +301,28 @@ class Learner:
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
-    def _snapshot(self, phase: OuterPhase | None = None) -> _Snapshot:
+    def _snapshot(self, phase: OuterPhase | None = None) -> Snapshot:
         """What partners may have: the slow weights and, if the recipe mixes them, the last pseudo-gradients.
 
         Where the codec of these leaves much out, what it left out before comes with them.
         """
         if phase is None:
             slow = tuple(state.slow for state in self._states)
-            gradients = tuple(torch.zeros_like(part) for part in slow) if self._streams == 2 else ()
+            gradients = tuple(torch.zeros_like(part) for part in slow) if self.payloads.streams == 2 else ()
         else:
             slow, gradients = phase.snapshots("slow"), phase.snapshots("pseudo_gradient")
         if gradients and self._left_out:
             gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
-        return _Snapshot(self.step, slow + gradients)
+        return Snapshot(self.step, slow + gradients)
 
     def _remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
         """Error feedback: a partner has our message, so only what it left out is still to be sent."""
-        codec, place = self._codec(number), mine.fragments.index(number)
-        if self._left_out and is_decodable(codec) and mine.step == self._published.step:
+        codec, place, published = self.payloads.codec(number), mine.fragments.index(number), self.payloads.published
+        if self._left_out and is_decodable(codec) and mine.step == published.step:
             said = codec.decode(mine.parts[place], mine.terms[place])
-            self._left_out[fragment] = self._published.parts[number] - said
+            self._left_out[fragment] = published.parts[number] - said
 
     # --- any thread -------------------------------------------------------------------------------------------------
-    #
-    # To the network a fragment is a number: 0 to F - 1 the slow weights, F to 2 F - 1 the pseudo-gradients.
-
-    @property
-    def streams(self) -> int:
-        """How many tensors of each fragment partners may have: 2 when the recipe mixes pseudo-gradients."""
-        return self._streams
-
-    def wishes(self, fragments: Sequence[int]) -> tuple[bytes, ...]:
-        """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement."""
-        if not self.wish_sizes(fragments):
-            return ()
-        parts = self._published.parts
-        shapes = [self._shapes.get(each) or first_shape(self._codec(each), parts[each]) for each in fragments]
-        return tuple(
-            wish_for(self._codec(each), shape, parts[each]) for each, shape in zip(fragments, shapes, strict=True)
-        )
-
-    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Bytes of each wish, ours as a partner's; empty where there are none."""
-        sizes = [wish_size(self._codec(each), self._length(self._place(each)[1])) for each in fragments]
-        return sizes if any(sizes) else []
-
-    def encode(
-        self, fragments: Sequence[int], mine: Sequence[bytes] = (), theirs: Sequence[bytes | bytearray] = ()
-    ) -> Encoded:
-        """These fragments of the present snapshot as bytes.
-
-        Args:
-            mine, theirs: both sides' wishes, where the codec has any.
-
-        Raises:
-            RemoteError: their wishes are none for this codec.
-        """
-        snapshot = self._published
-        none = [b""] * len(fragments)
-        terms = tuple(
-            agree(self._codec(each), self._length(self._place(each)[1]), ours, bytes(other))
-            for each, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
-        )
-        parts = tuple(
-            self._codec(each).encode(snapshot.parts[each], agreed)
-            for each, agreed in zip(fragments, terms, strict=True)
-        )
-        norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(snapshot.parts[each]) for each in fragments])))
-        return Encoded(tuple(fragments), parts, norm, snapshot.step, terms)
-
-    def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
-        """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
-        compared: list[Comparison] = []
-        for fragment, my_part, their_part, terms in zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True):
-            codec = self._codec(fragment)
-            compared.append(compare(codec, my_part, their_part, terms))
-            if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
-                shape = self._shapes.get(fragment, terms.shape)
-                self._shapes[fragment] = next_shape(codec, shape, terms, compared[-1])
-        parts = tuple(each.difference for each in compared)
-        norm = float(torch.linalg.vector_norm(torch.tensor([l2_norm(part) for part in parts])))
-        if not norm < float("inf"):
-            raise RemoteError("its weights are not finite")
-        return Difference(mine.fragments, parts, norm / max(mine.norm, torch.finfo(torch.float32).tiny), mine)
 
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
         """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
@@ -441,44 +334,9 @@ class Learner:
         """Let a trainer that waits at this outer step go on, with what was delivered before."""
         self._inbox.put(_Proceed(step))
 
-    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
-        return [self._codec(each).encoded_size(CodecTerms(self._length(self._place(each)[1]))) for each in fragments]
-
-    def weights(self) -> list[bytes]:
-        """All slow weights of the present snapshot, fp32: what a newcomer gets."""
-        fp32 = codecs.get("fp32")
-        slow = self._published.parts[: len(self._slices)]
-        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in slow]
-
-    def weight_sizes(self) -> list[int]:
-        """Bytes of each fragment in fp32."""
-        return [4 * self._length(fragment) for fragment in range(len(self._slices))]
-
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
-        """Queue a donor's weights, as ``check_weights`` passed them, for the trainer to replace its own."""
+        """Queue a donor's weights, as ``payloads.check_weights`` passed them, for the trainer to replace its own."""
         self._inbox.put(_Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
-
-    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
-        """Raises RemoteError unless a donor's weights have our shapes, are finite, and are such as codecs take."""
-        if [len(part) for part in parts] != self.weight_sizes():
-            raise RemoteError("its weights have other shapes than ours")
-        for part in parts:
-            weights = torch.frombuffer(part, dtype=torch.float32)
-            if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # False for NaN
-                raise RemoteError("its weights are not finite")
-
-    def _place(self, number: int) -> tuple[Stream, int]:
-        """The stream and the fragment that a number of the network's stands for."""
-        stream: Stream = "slow" if number < len(self._slices) else "pseudo_gradient"
-        return stream, number % len(self._slices)
-
-    def _codec(self, number: int) -> Codec:
-        return self._codecs[self._place(number)[0]]
-
-    def _length(self, fragment: int) -> int:
-        piece = self._slices[fragment]
-        return int(piece.stop - piece.start)
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
 
@@ -519,4 +377,4 @@ class Learner:
         self._phase_tokens = numbers["phase_tokens"]
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._norms = deque(numbers["norms"], maxlen=NORM_HISTORY)
-        self._published = self._snapshot()
+        self.payloads.publish(self._snapshot())

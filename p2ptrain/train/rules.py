@@ -44,13 +44,13 @@ def swarm_rules(
     run: RunId,
     outer: Outer,
     swarm: Swarm,
-    learner: Sizes,
+    payloads: Sizes,
     tokens_per_peer: float,
     tokens_per_outer_step: float,
 ) -> SwarmRules:
     """What the protocol core has to know: sizes, and which fragments meet when and with whom."""
     recipe = RECIPES[outer.recipe]
-    pieces = outer.fragments * learner.streams
+    pieces = outer.fragments * payloads.streams
 
     def numbers(*streams: Stream) -> tuple[int, ...]:
         """The network's fragment numbers of these streams."""
@@ -59,13 +59,13 @@ def swarm_rules(
 
     return SwarmRules(
         run=run,
-        fragment_bytes=tuple(learner.encoded_sizes(range(pieces))),
-        weights_bytes=sum(learner.weight_sizes()),
+        fragment_bytes=tuple(payloads.encoded_sizes(range(pieces))),
+        weights_bytes=sum(payloads.weight_sizes()),
         tokens_per_peer=tokens_per_peer,
         tokens_per_outer_step=tokens_per_outer_step,
         exchanges_per_step=outer.exchanges_per_step,
         fragments_per_exchange=outer.fragments_per_exchange,
-        streams=learner.streams,
+        streams=payloads.streams,
         free=numbers(*(mix.stream for mix in recipe.mixes if mix.who == "random")),
         beside=numbers(*(mix.stream for mix in recipe.mixes if mix.who != "random" and mix.when == "overlapped")),
         between=numbers(*recipe.blocking),

@@ -50,7 +50,7 @@ class Trainee:
         self.learner = Learner(task, rules, slices(P, 1), codec.get("fp32"), self.notebook)
         swarm_rules = SwarmRules(
             run=RUN,
-            fragment_bytes=tuple(self.learner.encoded_sizes((0,))),
+            fragment_bytes=tuple(self.learner.payloads.encoded_sizes((0,))),
             weights_bytes=4 * P,
             tokens_per_peer=1e9,
             tokens_per_outer_step=4.0,

@@ -96,7 +96,7 @@ def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
         MemoryLog(),
         gradient_codec=codec.get(case.gradients),
     )
-    rules = swarm_rules(RUN, outer, swarm, learner, TOKENS, float(outer.inner_steps))
+    rules = swarm_rules(RUN, outer, swarm, learner.payloads, TOKENS, float(outer.inner_steps))
     return Peer(peer, rules, Random(f"{case.seed}/{peer}")), learner
 
 

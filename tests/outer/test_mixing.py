@@ -14,6 +14,7 @@ from p2ptrain.outer import (
     displacement,
     initial_state,
     l2_norm,
+    late_momentum,
     late_pseudo_gradient,
     outer_step,
     pseudo_gradient,
@@ -102,6 +103,27 @@ def test_displaced_is_a_new_state_and_keeps_the_momentum() -> None:
     assert torch.equal(after.slow, torch.tensor([2.0, 3.0, 4.0]))
     assert after.momentum is state.momentum
     assert torch.equal(state.slow, torch.ones(3))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**31), st.floats(0.0, 0.95), st.booleans(), st.floats(0.0, 1.0))
+def test_t11_both_streams_with_one_partner_mix_all_that_a_peer_has(
+    seed: int, momentum: float, nesterov: bool, a: float
+) -> None:
+    """x after the step and g, each mixed with the share a, are a step from mixed x and b by mixed g; b but for its
+    own past, which is never sent."""
+    rule = OuterRule(0.7, momentum, nesterov)
+    mine, theirs = (OuterState(random(50, seed + n).double(), random(50, seed + n + 5).double()) for n in (0, 1))
+    g, their_g = (random(50, seed + n).double() for n in (2, 3))
+    after, their_after = outer_step(mine, g, rule), outer_step(theirs, their_g, rule)
+    dx, dg = a * (their_after.slow - after.slow), a * (their_g - g)
+    late = late_momentum(displaced(after, dx), dg)
+
+    mixed = OuterState(*(x + a * (y - x) for x, y in zip(mine, theirs, strict=True)))
+    whole = outer_step(mixed, g + dg, rule)
+    torch.testing.assert_close(late.slow, whole.slow, rtol=0, atol=1e-12)
+    own_past = momentum * (mixed.momentum - mine.momentum)
+    torch.testing.assert_close(late.momentum, whole.momentum - own_past, rtol=0, atol=1e-12)
 
 
 @settings(max_examples=30, deadline=None)

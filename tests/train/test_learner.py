@@ -40,9 +40,9 @@ def slow(each: Learner) -> torch.Tensor:
 
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
     """A whole exchange of the present snapshots, delivered to both and not yet applied."""
-    ours, theirs = one.encode(fragments), other.encode(fragments)
-    one.deliver(LINK, one.difference(ours, theirs.parts), TERMS, TERMS, progress)
-    other.deliver(LINK, other.difference(theirs, ours.parts), TERMS, TERMS, -progress)
+    ours, theirs = one.payloads.encode(fragments), other.payloads.encode(fragments)
+    one.deliver(LINK, one.payloads.difference(ours, theirs.parts), TERMS, TERMS, progress)
+    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, -progress)
 
 
 def test_t8_one_peer_equals_torch_inside_and_outside_bitwise(tiny_run):
@@ -118,13 +118,13 @@ def test_t5_a_lossless_exchange_of_equal_weights_makes_the_snapshots_equal():
 def test_a_snapshot_does_not_change_while_training_goes_on():
     each = learner()
     each.advance()
-    before = each.encode((0, 1))
-    snapshot = each._published.parts
+    before = each.payloads.encode((0, 1))
+    snapshot = each.payloads.published.parts
     kept = [part.clone() for part in snapshot]
     for _ in range(8):
         each.advance()
     assert all(torch.equal(part, copy) for part, copy in zip(snapshot, kept, strict=True))
-    assert each.encode((0, 1)).parts != before.parts
+    assert each.payloads.encode((0, 1)).parts != before.parts
 
 
 def test_another_thread_always_encodes_one_whole_snapshot():
@@ -136,7 +136,7 @@ def test_another_thread_always_encodes_one_whole_snapshot():
 
     def encode() -> None:
         while not stop.is_set():
-            seen.append(b"".join(each.encode((0, 1, 2, 3)).parts))
+            seen.append(b"".join(each.payloads.encode((0, 1, 2, 3)).parts))
 
     thread = threading.Thread(target=encode)
     thread.start()
@@ -197,12 +197,12 @@ def test_a_broken_inner_phase_is_dropped_and_training_goes_on(poison):
 @pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
 def test_a_partner_that_sends_nonsense_is_refused(codec_name):
     each = learner(codec_name=codec_name)
-    mine = each.encode((0,))
-    size = each.encoded_sizes((0,))[0]
+    mine = each.payloads.encode((0,))
+    size = each.payloads.encoded_sizes((0,))[0]
     with pytest.raises(RemoteError):
-        each.difference(mine, [b"\xff" * size])
+        each.payloads.difference(mine, [b"\xff" * size])
     with pytest.raises(RemoteError):
-        each.difference(mine, [bytes(size - 1)])
+        each.payloads.difference(mine, [bytes(size - 1)])
 
 
 def test_adopting_replaces_everything_and_frees_what_was_under_way():
@@ -211,8 +211,8 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
         donor.advance()
         newcomer.advance()
         other.advance()
-    parts = [bytearray(part) for part in donor.weights()]
-    newcomer.check_weights(parts)
+    parts = [bytearray(part) for part in donor.payloads.weights()]
+    newcomer.payloads.check_weights(parts)
     newcomer.adopt(LINK, step=2, progress=8.0, parts=parts)
     exchange(newcomer, other)
     events = newcomer.settle()
@@ -226,20 +226,20 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
 
 def test_a_donors_bad_weights_are_refused():
     each = learner()
-    good = [bytearray(part) for part in each.weights()]
+    good = [bytearray(part) for part in each.payloads.weights()]
     with pytest.raises(RemoteError, match="shapes"):
-        each.check_weights(good[:1])
+        each.payloads.check_weights(good[:1])
     for bad in (float("nan"), float("inf"), 1e38):  # no codec takes 1e38: it would end our own exchanges
         good[0][:4] = struct.pack("<f", bad)
         with pytest.raises(RemoteError, match="finite"):
-            each.check_weights(good)
+            each.payloads.check_weights(good)
 
 
 def test_adopting_weights_of_the_runs_end_is_the_end():
     donor, newcomer = learner(tokens=8.0), learner(tokens=8.0)
     for _ in range(8):
         donor.advance()
-    newcomer.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.weights()])
+    newcomer.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.payloads.weights()])
     assert newcomer.advance() == [Adopted(LINK, 2, 8.0), TrainingEnded(2, 8.0)]
     assert newcomer.advance() == []
     assert newcomer.tokens == 0

@@ -1,0 +1,211 @@
+"""The exchange's numeric half: a published snapshot to bytes, two byte strings to a difference.
+
+Any thread may call everything here but ``publish``: what is read is one published snapshot, a tuple of immutable
+tensors that the trainer replaces as a whole.
+
+To the network a fragment is a number: 0 to F - 1 the slow weights, F to 2 F - 1 the pseudo-gradients.
+
+Legend: n elements of one fragment, F fragments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain import codec as codecs
+from p2ptrain.codec import (
+    Codec,
+    CodecTerms,
+    Comparison,
+    agree,
+    compare,
+    first_shape,
+    next_shape,
+    wish_for,
+    wish_size,
+)
+from p2ptrain.errors import RemoteError
+from p2ptrain.outer import l2_norm
+from p2ptrain.recipes import Stream
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Some fragments of one snapshot, as bytes."""
+
+    fragments: tuple[int, ...]
+    parts: tuple[bytes, ...]
+    norm: float
+    """L2 norm of the snapshot's fragments."""
+    step: int
+    """Outer steps that the snapshot had behind it."""
+    terms: tuple[CodecTerms, ...]
+    """What both sides agreed on for each fragment."""
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What a swap yields: theirs - mine, finite."""
+
+    fragments: tuple[int, ...]
+    parts: tuple[Tensor, ...]  # [n] fp32 each
+    distance: float
+    """||theirs - mine|| / ||mine||."""
+    mine: Encoded
+    """What we sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """What partners may have."""
+
+    step: int
+    """Outer steps behind it."""
+    parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's numbers
+
+
+class Payloads:
+    """Encodes what was published last, and compares it with what partners send.
+
+    Args:
+        lengths: n of each fragment.
+        codec: for the slow weights.
+        gradient_codec: for pseudo-gradients; None: they are not exchanged.
+    """
+
+    def __init__(self, lengths: Sequence[int], codec: Codec, gradient_codec: Codec | None) -> None:
+        self.published = Snapshot(0, ())
+        self._lengths = tuple(lengths)
+        self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
+        self._shapes: dict[int, bytes] = {}
+        """By the network's number: which step widths a fragment's blocks need, for codecs that agree on them."""
+
+    @property
+    def streams(self) -> int:
+        """How many tensors of each fragment partners may have: 2 when the recipe mixes pseudo-gradients."""
+        return len(self._codecs)
+
+    def place(self, number: int) -> tuple[Stream, int]:
+        """The stream and the fragment that a number of the network's stands for."""
+        stream: Stream = "slow" if number < len(self._lengths) else "pseudo_gradient"
+        return stream, number % len(self._lengths)
+
+    def codec(self, number: int) -> Codec:
+        """What this number travels in."""
+        return self._codecs[number // len(self._lengths)]
+
+    def publish(self, snapshot: Snapshot) -> None:
+        """The trainer alone calls this."""
+        self.published = snapshot
+
+    @property
+    def knows_nothing(self) -> bool:
+        """The codec needs step widths, and nothing was measured yet: ``foresee`` helps."""
+        return not self._shapes and bool(self.wish_sizes(range(len(self._lengths))))
+
+    def foresee(
+        self,
+        movements: Sequence[Tensor],  # [n] each: what an outer step moved
+    ) -> None:
+        """Peers of one run begin alike, so before anything was measured they differ where an outer step moved."""
+        self._shapes = {number: first_shape(self.codec(number), moved) for number, moved in enumerate(movements)}
+
+    # --- one exchange -------------------------------------------------------------------------------------------------
+
+    def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Bytes of each wish, ours as a partner's; empty where there are none."""
+        sizes = [wish_size(self.codec(number), self._length(number)) for number in fragments]
+        return sizes if any(sizes) else []
+
+    def wishes(self, fragments: Sequence[int]) -> tuple[bytes, ...]:
+        """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement."""
+        if not self.wish_sizes(fragments):
+            return ()
+        parts = self.published.parts
+        return tuple(
+            wish_for(
+                self.codec(number),
+                self._shapes.get(number) or first_shape(self.codec(number), parts[number]),
+                parts[number],
+            )
+            for number in fragments
+        )
+
+    def encode(
+        self, fragments: Sequence[int], mine: Sequence[bytes] = (), theirs: Sequence[bytes | bytearray] = ()
+    ) -> Encoded:
+        """These fragments of the present snapshot as bytes.
+
+        Args:
+            mine, theirs: both sides' wishes, where the codec has any.
+
+        Raises:
+            RemoteError: their wishes are none for this codec.
+        """
+        snapshot = self.published
+        none = [b""] * len(fragments)
+        terms = tuple(
+            agree(self.codec(number), self._length(number), ours, bytes(other))
+            for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
+        )
+        parts = tuple(
+            self.codec(number).encode(snapshot.parts[number], agreed)
+            for number, agreed in zip(fragments, terms, strict=True)
+        )
+        return Encoded(
+            tuple(fragments), parts, _norm([snapshot.parts[number] for number in fragments]), snapshot.step, terms
+        )
+
+    def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
+        """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
+        compared: list[Comparison] = []
+        for number, my_part, their_part, terms in zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True):
+            compared.append(compare(self.codec(number), my_part, their_part, terms))
+            if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
+                shape = self._shapes.get(number, terms.shape)
+                self._shapes[number] = next_shape(self.codec(number), shape, terms, compared[-1])
+        parts = tuple(each.difference for each in compared)
+        norm = _norm(parts)
+        if not norm < float("inf"):
+            raise RemoteError("its weights are not finite")
+        return Difference(mine.fragments, parts, norm / max(mine.norm, torch.finfo(torch.float32).tiny), mine)
+
+    def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
+        """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
+        return [self.codec(number).encoded_size(CodecTerms(self._length(number))) for number in fragments]
+
+    # --- whole models -------------------------------------------------------------------------------------------------
+
+    def weights(self) -> list[bytes]:
+        """All slow weights of the present snapshot, fp32: what a newcomer gets."""
+        fp32 = codecs.get("fp32")
+        slow = self.published.parts[: len(self._lengths)]
+        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in slow]
+
+    def weight_sizes(self) -> list[int]:
+        """Bytes of each fragment in fp32."""
+        return [4 * length for length in self._lengths]
+
+    def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
+        """Raises RemoteError unless a donor's weights have our shapes, are finite, and are such as codecs take."""
+        if [len(part) for part in parts] != self.weight_sizes():
+            raise RemoteError("its weights have other shapes than ours")
+        for part in parts:
+            weights = torch.frombuffer(part, dtype=torch.float32)
+            if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # False for NaN
+                raise RemoteError("its weights are not finite")
+
+    def _length(self, number: int) -> int:
+        return self._lengths[number % len(self._lengths)]
+
+
+def _norm(parts: Sequence[Tensor]) -> float:
+    return float(torch.linalg.vector_norm(torch.tensor([l2_norm(part) for part in parts])))
