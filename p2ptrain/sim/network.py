@@ -86,8 +86,5 @@ class SimulatedNetwork:
     def live(self, records: Sequence[Presence]) -> tuple[Dated, ...]:
         """Records that still count, with the time until which they do."""
         now = self.world.now
-        return tuple(
-            (record, record.issued_at + record.lifetime_s)
-            for record in records
-            if record.issued_at + record.lifetime_s > now
-        )
+        dated = [(record, record.issued_at + record.lifetime_s) for record in records]
+        return tuple([each for each in dated if each[1] > now])

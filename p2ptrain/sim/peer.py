@@ -282,17 +282,23 @@ class SimulatedPeer:
         end = self.ends.pop(link, None)
         if end is None:
             return
-        end.is_open = False
-        self._stop_transfer(end)
-        if end.other is not None and end.other.is_open:
-            end.other.owner._later(end.latency_s, end.other.owner._fail, end.other, why)
+        other = self._let_go(end)
+        if other is not None and other.is_open:
+            other.owner._later(end.latency_s, other.owner._fail, other, why)
 
     def _fail(self, end: _End, why: str, their_fault: bool = False) -> None:
         if end.is_open:
-            end.is_open = False
             self.ends.pop(end.link, None)
-            self._stop_transfer(end)
+            self._let_go(end)
             self.handle(LinkFailed(end.link, why, their_fault))
+
+    @staticmethod
+    def _let_go(end: _End) -> _End | None:
+        """This end is over; what it knew of the other end. The two hold each other no more, and can be forgotten."""
+        end.owner._stop_transfer(end)
+        end.is_open = False
+        other, end.other = end.other, None
+        return other
 
     # --- swaps --------------------------------------------------------------------------------------------------------
 

@@ -83,7 +83,7 @@ class Metronome:
 
     def _beat(self, time: float) -> None:
         trainers = [trainer for trainer in self._due.pop(time) if trainer.is_due(time)]
-        if self._prepare is not None:
+        if self._prepare is not None and len(trainers) > 1:
             for trainer in trainers:
                 trainer.settle()
             self._prepare([trainer for trainer in trainers if trainer.is_training])

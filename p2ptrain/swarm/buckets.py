@@ -25,6 +25,7 @@ who finds nobody elsewhere.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from hashlib import sha256
 from math import log2, pow
 from random import Random
@@ -63,8 +64,13 @@ class Bucket(NamedTuple):
 
 def home(run: RunId, peer: PeerId, level: int) -> Bucket:
     """The one bucket of a level in which a peer's record may lie."""
-    digest = sha256(f"p2ptrain bucket {run} {peer}".encode()).digest()
-    return Bucket(level, int.from_bytes(digest[:4]) % 2**level)
+    return Bucket(level, _bits(run, peer) % 2**level)
+
+
+@lru_cache(maxsize=65_536)
+def _bits(run: RunId, peer: PeerId) -> int:
+    """32 bits that stand for a peer."""
+    return int.from_bytes(sha256(f"p2ptrain bucket {run} {peer}".encode()).digest()[:4])
 
 
 def fitting_level(level: int, records: int) -> int:

@@ -8,7 +8,7 @@ until something completes again: otherwise a network that became slow would fail
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+from collections.abc import Collection
 
 REMEMBERED = 64  # guess: an hour of exchanges at one a minute
 SPREADS = 8.0  # MADs above the median; exchange times have heavy tails. Guess
@@ -83,15 +83,20 @@ class _Samples:
 
     def median(self) -> float:
         if self._median is None:
-            self._median = median(self._values)
+            self._median = _median(self._values)
         return self._median
 
     def bound(self) -> float:
         """Median + ``SPREADS`` times the median distance from it."""
         if self._bound is None:
             middle = self.median()
-            self._bound = middle + SPREADS * median([abs(value - middle) for value in self._values])
+            self._bound = middle + SPREADS * _median([abs(value - middle) for value in self._values])
         return self._bound
+
+
+def _median(values: Collection[float]) -> float:
+    ordered, half = sorted(values), len(values) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 
 def _clamp(value: float, low: float, high: float) -> float:

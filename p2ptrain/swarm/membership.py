@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterable, KeysView
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from random import Random
+from typing import TypeVar
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
@@ -21,6 +22,8 @@ from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 FAILURE_PAUSE_S = (2.0, 120.0)  # first and longest pause after network failures in a row. Guess
 QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
 
+
+Item = TypeVar("Item")
 
 NEVER = float("inf")
 
@@ -211,7 +214,7 @@ class Membership:
         without = self._unrecorded | {excluding} if self._is_listed(excluding) else self._unrecorded
         others = len(live) - len(without)
         places = self._places(without)
-        drawn = (live[_skipping(places, each)].presence for each in _sample(random, others, min(count, others)))
+        drawn = (live[_skipping(places, each)].presence for each in draw(random, range(others), min(count, others)))
         return tuple(presence for presence in drawn if presence is not None)
 
     def records(self, now: float) -> list[Presence]:
@@ -318,14 +321,13 @@ def _skipping(places: list[int], index: int) -> int:
     return index
 
 
-def _sample(random: Random, size: int, count: int) -> list[int]:
-    """``random.sample(range(size), count)`` for a few: what that does to be general takes longer than all the rest."""
-    if size <= 8 * count:
-        return random.sample(range(size), count)
-    drawn: list[int] = []
-    bits = size.bit_length()
-    while len(drawn) < count:
-        each = random.getrandbits(bits)
-        if each < size and each not in drawn:
-            drawn.append(each)
+def draw(random: Random, items: Sequence[Item], count: int) -> list[Item]:
+    """``random.sample(items, count)``; what that does to be general takes longer than all the rest."""
+    pool, drawn = list(items), []
+    for left in range(len(pool), len(pool) - count, -1):
+        bits, place = left.bit_length(), left
+        while place >= left:
+            place = random.getrandbits(bits)
+        drawn.append(pool[place])
+        pool[place] = pool[left - 1]
     return drawn

@@ -47,7 +47,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.exchange import ExchangeState
 from p2ptrain.swarm.exchanging import Exchanging
 from p2ptrain.swarm.matching import implausible_progress
-from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.membership import Membership, draw
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
@@ -61,6 +61,7 @@ from p2ptrain.swarm.messages import (
 )
 from p2ptrain.swarm.rules import (
     ANNOUNCE_PERIOD_S,
+    CROWDED_LOOKUP_PERIOD_S,
     ENOUGH_PEERS,
     FINAL_PACE_S,
     FRESH_PEERS,
@@ -109,6 +110,7 @@ class Peer:
         self._leave_by = NEVER
         self._leaving_why = ""
         self._stopped = False
+        self._crowded = False  # there are more peers than we keep in mind: who comes and goes is no news
         self._last_step_at: float | None = None
         self._wake_at = NEVER
         self._next_timer = 0.0  # nothing has a deadline before
@@ -252,7 +254,7 @@ class Peer:
     def _peers_seen(self, event: PeersSeen, now: float) -> None:
         members = self._standing.members
         for presence, live_until in self._wanted(event):
-            if presence.run == self._standing.rules.run and members.see(presence, live_until):
+            if presence.run == self._standing.rules.run and members.see(presence, live_until) and not self._crowded:
                 self._standing.note("found", presence.peer)
         alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
         if alone and event.from_lookup:
@@ -262,12 +264,14 @@ class Peer:
         """The records of peers that we know, and as many others, at random, as are enough."""
         known, records = self._standing.members.peers, event.records
         if len(known) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
+            self._crowded = False
             return records
         strangers = [dated for dated in records if dated[0].peer not in known]
         room = max(ENOUGH_PEERS - len(known), FRESH_PEERS if event.from_lookup else 0)
-        if len(strangers) <= room:
+        self._crowded = len(strangers) > room
+        if not self._crowded:
             return records
-        return [dated for dated in records if dated[0].peer in known] + self._standing.random.sample(strangers, room)
+        return [dated for dated in records if dated[0].peer in known] + draw(self._standing.random, strangers, room)
 
     def _keep_in_step(self, now: float) -> None:
         """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
@@ -395,7 +399,8 @@ class Peer:
             self._exchanging.expire(now)
             self._catch_up.expire(now)
         for peer in self._standing.members.expire(now):
-            self._standing.note("lost", peer, "no sign of life")
+            if not self._crowded:
+                self._standing.note("lost", peer, "no sign of life")
         if self._standing.state is PeerState.LEAVING:
             self._stop_if_resolved(now)
             return
@@ -449,8 +454,10 @@ class Peer:
         standing.emit(Announce(standing.state, standing.step, standing.progress))
 
     def _lookup(self, now: float) -> None:
-        lonely = not self._standing.members.records(now)  # who only called us cannot be called, nor cached
-        period = LONELY_LOOKUP_PERIOD_S if lonely else LOOKUP_PERIOD_S
+        if not self._standing.members.records(now):  # who only called us cannot be called, nor cached
+            period = LONELY_LOOKUP_PERIOD_S
+        else:
+            period = CROWDED_LOOKUP_PERIOD_S if self._crowded else LOOKUP_PERIOD_S
         self._lookup_at = now + period * self._standing.random.uniform(0.75, 1.25)
         self._standing.emit(Lookup())
 

@@ -94,7 +94,10 @@ PRESENCE_LIFETIME_S = 75.0
 """How long a presence record counts: between the 60 and 90 s that hivemind's DHT was measured to serve well."""
 
 LOOKUP_PERIOD_S = 20.0
-"""The directory is asked this often once some peer's record is known ..."""
+"""The directory is asked this often once some peer's record is known, ..."""
+
+CROWDED_LOOKUP_PERIOD_S = 40.0
+"""... this often in a swarm of which only some are kept in mind, ..."""
 
 LONELY_LOOKUP_PERIOD_S = 2.0
 """... and this often while none is."""
