@@ -28,7 +28,7 @@ from p2ptrain.sim.language import judged, make_pool
 from p2ptrain.sim.lockstep import Lockstep, LockstepRules
 from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, Figures, Point, Report
 from p2ptrain.sim.scenario import MEGABIT, LanguageModelLearner, Scenario
-from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, peak_memory_bytes
+from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.rules import codecs_of
 
@@ -85,28 +85,27 @@ class EnsembleSimulation:
                 for seat in range(scenario.total_peers)
             ]
         self._send = Lossy(scenario)
+        self._random = Random(f"{scenario.run.seed}/conditions")
         self._lockstep = self._make_lockstep()
         self._curve: list[Point] = []
         self._now = self._computed = self._sent = 0.0
         self._wall_s = self._cpu_s = 0.0
 
-    def run(self, progress: Progress | None = None) -> None:
-        """Run to the end."""
+    def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
+        """Run to the end, or until ``is_stopped``; True at the end."""
         wall, cpu = time.perf_counter(), time.process_time()
-        scenario, steps = self.scenario, self._steps
-        stride = max(1, steps // scenario.run.points)
-        for step in range(1, steps + 1):
-            before = dict(self._send.encoded)
-            self._lockstep.outer_step()
-            self._pass_time({stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()})
-            if step % stride == 0 and step < steps:
-                self._look(final=False)
-            if progress is not None:
-                progress(step / steps)
-            if self._now >= (scenario.run.seconds or inf):
-                break
-        self._look(final=True)
-        self._wall_s, self._cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+        try:
+            while not self._is_over:
+                if is_stopped():
+                    return False
+                self._step()
+                if progress is not None:
+                    progress(self._lockstep.step / self._steps)
+            self._look(final=True)
+            return True
+        finally:
+            self._wall_s += time.perf_counter() - wall
+            self._cpu_s += time.process_time() - cpu
 
     def report(self, title: str) -> Report:
         scenario = self.scenario
@@ -136,13 +135,24 @@ class EnsembleSimulation:
 
     # --- arithmetic ---------------------------------------------------------------------------------------------------
 
+    def _step(self) -> None:
+        """Everybody's next outer step, and a point of the curve when one is due."""
+        before, points = dict(self._send.encoded), self.scenario.run.points
+        self._lockstep.outer_step()
+        self._pass_time({stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()})
+        if self._lockstep.step % max(1, self._steps // points) == 0 and self._lockstep.step < self._steps:
+            self._look(final=False)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._lockstep.step >= self._steps or self._now >= (self.scenario.run.seconds or inf)
+
     @property
     def _steps(self) -> int:
         return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
 
     def _make_lockstep(self) -> Lockstep:
         scenario, outer = self.scenario, self.scenario.outer
-        random, failed = Random(f"{scenario.run.seed}/conditions"), scenario.run.failed_exchanges
         fold = scenario.total_peers if self._together else 1
         rules = LockstepRules(
             recipe=RECIPES["local"] if self._together else self._recipe,
@@ -156,11 +166,17 @@ class EnsembleSimulation:
         return Lockstep(
             self._tasks,
             rules,
-            advance=lambda progress: [task.inner_step(progress).loss for task in self._tasks],
+            advance=self._advance,
             tokens_per_step=scenario.learner.tokens_per_step * fold,
             send=self._send,
-            reach=lambda step, one, other: random.random() >= failed,
+            reach=self._reaches,
         )
+
+    def _advance(self, progress: float) -> list[float]:
+        return [task.inner_step(progress).loss for task in self._tasks]
+
+    def _reaches(self, step: int, one: int, other: int) -> bool:
+        return self._random.random() >= self.scenario.run.failed_exchanges
 
     def _look(self, final: bool) -> None:
         lockstep, peers = self._lockstep, self.scenario.total_peers

@@ -97,7 +97,7 @@ class LanguageCohort:
         self._initial = self.pool.theta[0].clone()
         self._slices = slices(self.pool.theta.shape[1], scenario.outer.fragments)
         self._codecs = codecs_of(scenario.codec)
-        self._seats: dict[int, int] = {}  # by the learner's id
+        self._seats: dict[SimulatedLearner, int] = {}
 
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
         """The seat's row of the pool, at the initial weights; who comes in another's place reads on in its text."""
@@ -108,7 +108,7 @@ class LanguageCohort:
             learner_rules(self._scenario.outer, float(self._scenario.tokens_per_peer)), inner_steps=inner_steps
         )
         learner = Learner(task, rules, self._slices, self._codecs[0], notebook, gradient_codec=self._codecs[1])
-        self._seats[id(learner)] = seat
+        self._seats[learner] = seat
         return learner
 
     def rules(self, run: RunId) -> SwarmRules:
@@ -121,7 +121,7 @@ class LanguageCohort:
         """On an accelerator, all steps that end now in one batch; on the CPU one by one is faster."""
         if self.pool.device.type != "cpu":
             ready = [trainer.learner for trainer in trainers if not trainer.learner.is_waiting]
-            self.pool.prepare([(self._seats[id(learner)], learner.progress) for learner in ready])
+            self.pool.prepare([(self._seats[learner], learner.progress) for learner in ready])
 
     def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Judgement:
         return judged(self._scenario, self.pool, slow_weights(learners), final)

@@ -89,8 +89,6 @@ class Population:
         self._by_peer: dict[PeerId, Member] = {}
         self._honest_left = 0
         """Peers that have yet to come, or are not done; liars not counted."""
-        self._is_over = False
-        """Some peer has done the whole run: who comes now comes too late."""
         network.on_end = self._ended
 
     def schedule(self) -> None:
@@ -104,6 +102,13 @@ class Population:
         """The honest ones that are there, or did the whole run."""
         return [each for each in self.members if each.seat.settings.lie is None and not each.has_left]
 
+    @property
+    def is_over(self) -> bool:
+        """More have done the whole run than are still at it: who comes now comes too late."""
+        there = self.taking_part()
+        done = sum(1 for each in there if each.peer.finished)
+        return 2 * done > len(there)
+
     def _random(self, *what: object) -> Random:
         return Random("/".join(map(str, (self._scenario.run.seed, *what))))
 
@@ -112,7 +117,7 @@ class Population:
         self._network.world.at(time, self._arrive, seat)
 
     def _arrive(self, seat: Seat) -> None:
-        if self._is_over:
+        if self.is_over:
             self._done(seat)
             return
         seat.occupants += 1
@@ -170,9 +175,7 @@ class Population:
     def _ended(self, peer: SimulatedPeer) -> None:
         member = self._by_peer[peer.peer]
         returns_after_s = member.seat.settings.returns_after_s
-        if not member.has_left:
-            self._is_over = self._is_over or member.seat.settings.lie is None
-        elif returns_after_s is not None:
+        if member.has_left and returns_after_s is not None:
             self._expect(member.seat, self._network.world.now + returns_after_s)
         self._done(member.seat)
 

@@ -19,11 +19,11 @@ from p2ptrain.sim.report import REPORT_VERSION, Cost, Report
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.world import World
 
-SLICE = 20_000
-"""Events between two looks at the wall clock: a fraction of a second."""
+SLICE_S = 0.1
+"""Seconds between two looks at whether to stop."""
 
-GARBAGE_SLICES = 500
-"""After so many slices, what is in a circle is cleared away. There is little: Python's own schedule found nothing, and
+GARBAGE_EVENTS = 10_000_000
+"""After so many events, what is in a circle is cleared away. There is little: Python's own schedule found nothing, and
 took a tenth of the time."""
 
 RUN = RunId("5" * 64)
@@ -37,6 +37,14 @@ LEFT_OUT = (
 
 Progress = Callable[[float], None]
 """Told which share of the simulation is done, now and then."""
+
+Stopped = Callable[[], bool]
+"""Asked now and then whether to stop for the while."""
+
+
+def never() -> bool:
+    """Nobody stops it."""
+    return False
 
 
 class Simulation:
@@ -55,19 +63,19 @@ class Simulation:
         self.network.metronome.on_outer_step = self.observer.outer_step_done
         self.wall_s = 0.0
         self.cpu_s = 0.0
+        self._slice = 1
+        """Events until the next look."""
 
     def start(self) -> None:
         self.population.schedule()
 
-    def run(self, progress: Progress | None = None, is_stopped: Callable[[], bool] = lambda: False) -> bool:
+    def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
         """Run to the end, or until ``is_stopped``; True at the end."""
         limit = self.scenario.run.seconds or float("inf")
         wall, cpu = time.perf_counter(), time.process_time()
         gc.disable()
         try:
-            while self.world.run(limit, SLICE):
-                if self.world.events % (GARBAGE_SLICES * SLICE) < SLICE:
-                    gc.collect()
+            while self._run_slice(limit):
                 if progress is not None:
                     progress(min(self.observer.outer_steps / self.observer.expected, 1.0))
                 if is_stopped():
@@ -77,6 +85,16 @@ class Simulation:
             gc.enable()
             self.wall_s += time.perf_counter() - wall
             self.cpu_s += time.process_time() - cpu
+
+    def _run_slice(self, limit: float) -> bool:
+        """Run for a fraction of a second; whether there is more to run."""
+        began, events = time.perf_counter(), self.world.events
+        more = self.world.run(limit, self._slice)
+        if self.world.events // GARBAGE_EVENTS > events // GARBAGE_EVENTS:
+            gc.collect()
+        quicker = SLICE_S / max(time.perf_counter() - began, 1e-4)
+        self._slice = max(1, int(self._slice * min(quicker, 2.0)))
+        return more
 
     def report(self, title: str) -> Report:
         self.observer.look(final=True)
