@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
+from threading import Event
 
 import click
 
@@ -29,13 +31,14 @@ def simulate(
     """Simulate the swarm of SCENARIO, a TOML file, and print what became of it.
 
     The same protocol and arithmetic as in real peers, on simulated computers and lines. docs/SIMULATOR.md explains
-    scenarios and reports.
+    scenarios and reports. With --report, Ctrl+C keeps what was done, and the same command goes on from there.
     """
     from rich.console import Console
     from rich.progress import Progress
 
     from p2ptrain.sim import drawing, scenario_file
     from p2ptrain.sim import report as reports
+    from p2ptrain.sim.simulate import StoppedError
     from p2ptrain.sim.simulate import simulate as run
     from p2ptrain.sim.tables import comparison, summary
     from p2ptrain.train.autofit import choose_device
@@ -46,9 +49,26 @@ def simulate(
         drawing.check(plot)
     chosen = str(choose_device(device))
     console = Console()
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(scenario.name, total=1.0)
-        done = run(told, title=scenario.stem, device=chosen, progress=lambda share: bar.update(task, completed=share))
+    kept = report.with_name(f"{report.name}.part") if report is not None else None
+    stop = Event()
+    before = signal.signal(signal.SIGINT, lambda *_: stop.set())
+    try:
+        with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+            task = bar.add_task(scenario.name, total=1.0)
+            done = run(
+                told,
+                title=scenario.stem,
+                device=chosen,
+                progress=lambda share: bar.update(task, completed=share),
+                resume=kept,
+                is_stopped=stop.is_set,
+            )
+    except StoppedError:
+        if kept is not None:
+            console.print(f"stopped; the same command goes on from {kept}")
+        raise KeyboardInterrupt from None
+    finally:
+        signal.signal(signal.SIGINT, before)
     console.print(summary(done))
     for line in done.left_out:
         console.print(f"left out: {line}", style="dim")
