@@ -89,6 +89,7 @@ class Population:
         self._by_peer: dict[PeerId, Member] = {}
         self._honest_left = 0
         """Peers that have yet to come, or are not done; liars not counted."""
+        self._at_it = self._finished = 0  # honest peers that are there, and that did the whole run
         network.on_end = self._ended
 
     def schedule(self) -> None:
@@ -105,9 +106,7 @@ class Population:
     @property
     def is_over(self) -> bool:
         """More have done the whole run than are still at it: who comes now comes too late."""
-        there = self.taking_part()
-        done = sum(1 for each in there if each.peer.finished)
-        return 2 * done > len(there)
+        return self._finished > self._at_it
 
     def _random(self, *what: object) -> Random:
         return Random("/".join(map(str, (self._scenario.run.seed, *what))))
@@ -121,6 +120,7 @@ class Population:
             self._done(seat)
             return
         seat.occupants += 1
+        self._at_it += seat.settings.lie is None
         peer = self._make(seat)
         member = self._by_peer[peer.peer] = Member(peer, seat)
         self.members.append(member)
@@ -174,6 +174,9 @@ class Population:
 
     def _ended(self, peer: SimulatedPeer) -> None:
         member = self._by_peer[peer.peer]
+        is_honest = member.seat.settings.lie is None
+        self._at_it -= is_honest
+        self._finished += is_honest and not member.has_left
         returns_after_s = member.seat.settings.returns_after_s
         if member.has_left and returns_after_s is not None:
             self._expect(member.seat, self._network.world.now + returns_after_s)
