@@ -47,14 +47,14 @@ def command(*begins: str) -> list[str]:
 def test_every_command_of_ours_is_tested() -> None:
     names = sorted(words[1] for words in commands(tested=True))
     assert all(words[0] == "p2ptrain" for words in commands(tested=True))
-    assert names == ["bootstrap", "export", "generate", "init", "invite", "peer", "peer", "sign", "testnet"]
+    assert names == ["bootstrap", "export", "generate", "init", "invite", "peer", "peer", "sign", "simulate", "testnet"]
     assert all(words[0] in ("make", ".") for words in commands(tested=False))
 
 
 def test_every_make_target_exists() -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     targets = {each for _, block in BLOCKS for each in re.findall(r"^make (\w+)", block, flags=re.MULTILINE)}
-    assert targets == {"demo", "install", "test", "check", "bench"}
+    assert targets == {"demo", "install", "test", "check", "bench", "results"}
     for each in targets:
         assert re.search(rf"^{each}:", makefile, flags=re.MULTILINE), f"the Makefile has no target {each}"
 
@@ -182,3 +182,21 @@ def test_the_commands_run(shell: Shell) -> None:
     printed = shell.run([*testnet[:seconds], "15", *testnet[seconds + 1 :], "--no-solo"])
     assert "Disagreement of the peers" in printed
     assert json.loads((shell.folder / "out" / "my-testnet" / "summary.json").read_bytes())["passed"]
+
+
+def test_the_simulation_runs() -> None:
+    """With fewer peers than README's, so that it takes a second."""
+    _, *words = command("simulate")
+    program = [
+        sys.executable,
+        "-m",
+        "p2ptrain.cli",
+        *words,
+        "--set",
+        "peers.home.count=8",
+        "--set",
+        "run.outer_steps=3",
+    ]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0, ended.stderr
+    assert "exchanges made" in ended.stdout

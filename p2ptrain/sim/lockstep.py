@@ -141,7 +141,9 @@ class Lockstep:
         recipe = self._rules.recipe
         phase = OuterPhase.begin(recipe, self._rules.outer, self._states, [self._theta()])
         for mix in recipe.mixes:
-            if mix.when == "blocking":
+            if (mix.stream, mix.when, mix.who) == ("pseudo_gradient", "blocking", "all"):
+                phase.gradients[0] = self._mean(self._send(mix.stream, phase.gradients[0]))  # to the bit the same
+            elif mix.when == "blocking":
                 phase.take(mix.stream, 0, self._displacement(mix, phase.snapshots(mix.stream)[0]))
         self._states = list(phase.conclude())
         late = recipe.mix("pseudo_gradient")

@@ -1,115 +1,124 @@
-"""What a person reads of a report: a table of groups, a table of ratios."""
+"""A report for a person: what became of each group, and how two simulations differ."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from math import log10
+from collections.abc import Iterator
 
 from rich.table import Table
 
-from p2ptrain.sim.compare import Row
-from p2ptrain.sim.report import Figures, Report
+from p2ptrain.sim.report import Figures, Point, Report
+
+ROWS: tuple[tuple[str, str, str], ...] = (
+    ("peers", "peers", ",.0f"),
+    ("outer steps", "outer_steps", ",.0f"),
+    ("utilization", "utilization", ".4f"),
+    ("training loss", "loss", ".4f"),
+    ("exchanges made", "exchanges", ",.0f"),
+    ("exchanges failed", "exchanges_failed", ",.0f"),
+    ("offers declined", "offers_declined", ",.0f"),
+    ("offers unanswered", "offers_unanswered", ",.0f"),
+    ("solo share", "solo_share", ".4f"),
+    ("weights pulled", "pulls", ",.0f"),
+    ("bits a parameter and outer step", "bits_per_parameter", ".3f"),
+)
+"""What is shown of ``Figures``: words, field, format."""
+
+POINTS: tuple[tuple[str, str], ...] = (
+    ("validation loss", "validation"),
+    ("validation loss of the mean", "validation_of_mean"),
+    ("disagreement", "disagreement"),
+)
+"""What is shown of the curve's last ``Point``."""
+
+
+MOST_COLUMNS = 4
+"""Groups that fit beside each other; more of them get a line each, in a table of their own."""
+
+COLUMNS = ("peers", "outer_steps", "utilization", "loss", "exchanges", "exchanges_failed", "solo_share", "pulls")
+"""Of ``ROWS``, what each group's line shows."""
 
 
 def summary(report: Report) -> Table:
-    """The figures of all peers together."""
-    table = Table(title=f"{report.title}: {report.simulated_s:,.0f} simulated seconds, {report.ending}")
+    """All peers, and a few groups beside them."""
+    cost = report.cost
+    table = Table(
+        title=f"{report.title}: {report.simulated_s:,.0f} simulated seconds, {report.ending}",
+        caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB at most",
+    )
     table.add_column("")
-    table.add_column("all peers", justify="right")
-    for label, text in _LINES:
-        table.add_row(label, text(report.overall))
-    return table
-
-
-def groups(report: Report) -> Table:
-    """A few figures of each group, a line each."""
-    table = Table(title="groups")
-    table.add_column("")
-    for label, _ in _COLUMNS:
-        table.add_column(label, justify="right")
-    for name, figures in report.groups.items():
-        table.add_row(name, *(text(figures) for _, text in _COLUMNS))
-    return table
-
-
-def closing(report: Report) -> list[str]:
-    """The end of the curve, what it took, and what it does not show."""
-    last, cost = report.curve[-1], report.cost
-    ends = [
-        f"{name} {value:.4g}"
-        for name, value in (
-            ("loss", last.validation if last.validation is not None else last.loss),
-            ("loss of the mean of all weights", last.validation_of_mean),
-            ("disagreement", last.disagreement),
-        )
-        if value is not None
-    ]
-    return [
-        f"at the end: {', '.join(ends) or 'no loss is measured'}",
-        f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.events_per_s:,.0f} a second, "
-        f"at most {cost.peak_memory_bytes / 1e6:,.0f} MB",
-        *(f"left out: {what}" for what in report.left_out),
-    ]
-
-
-def ratios(rows: Iterable[Row]) -> Table:
-    """Before, after and their ratio."""
-    table = Table(title="compared")
-    table.add_column("")
-    for name in ("before", "after", "ratio"):
+    columns: list[tuple[str, Figures]] = [("all", report.overall)]
+    columns += report.groups.items() if 1 < len(report.groups) <= MOST_COLUMNS else []
+    for name, _ in columns:
         table.add_column(name, justify="right")
-    for row in rows:
-        ratio = f"{row.ratio:.3f}" if row.ratio is not None else "-"
-        table.add_row(row.name, number(row.before), number(row.after), ratio)
+    for words, field, form in ROWS:
+        table.add_row(words, *(_shown(getattr(figures, field), form) for _, figures in columns))
+    table.add_row("MB up per peer", *(f"{figures.up.total / 1e6:,.3f}" for _, figures in columns))
+    table.add_row("MB down per peer", *(f"{figures.down.total / 1e6:,.3f}" for _, figures in columns))
+    last = report.curve[-1]
+    for words, field in POINTS:
+        groups = [last.groups.get(name) if field == "validation" else None for name, _ in columns[1:]]
+        if getattr(last, field) is not None:
+            table.add_row(words, *(_shown(value, ".4f") for value in [getattr(last, field), *groups]))
     return table
 
 
-def number(value: float | None) -> str:
-    """Four digits that matter, grouped in thousands; a dash for what was not measured."""
-    if value is None:
-        return "-"
-    if value == int(value) or abs(value) >= 1e4:
-        return f"{value:,.0f}"
-    digits = max(0, 3 - int(log10(abs(value)))) if abs(value) >= 1e-3 else 6
-    return f"{value:.{digits}f}"
+def by_group(report: Report) -> Table | None:
+    """A line for each group; None where ``summary`` has them."""
+    if len(report.groups) <= MOST_COLUMNS:
+        return None
+    shown = [row for row in ROWS if row[1] in COLUMNS]
+    table = Table()
+    table.add_column("")
+    for words in (*(words for words, _, _ in shown), "MB up per peer", "held-out loss"):
+        table.add_column(words, justify="right")
+    for name, figures in report.groups.items():
+        values = [_shown(getattr(figures, field), form) for _, field, form in shown]
+        loss = report.curve[-1].groups.get(name)
+        table.add_row(name, *values, f"{figures.up.total / 1e6:,.3f}", _shown(loss, ".4f"))
+    return table
 
 
-_Line = tuple[str, Callable[[Figures], str]]
-
-_LINES: tuple[_Line, ...] = (
-    ("peers", lambda f: number(f.peers)),
-    ("outer steps a peer", lambda f: number(f.outer_steps / f.peers)),
-    ("training loss", lambda f: number(f.loss)),
-    ("compute utilization", lambda f: number(f.utilization)),
-    ("up, MB a peer", lambda f: number(f.up.total / 1e6)),
-    ("down, MB a peer", lambda f: number(f.down.total / 1e6)),
-    ("... of it messages and directory", lambda f: _share(f)),
-    ("bits sent per parameter and outer step", lambda f: number(f.bits_per_parameter)),
-    ("exchanges made a peer", lambda f: number(f.exchanges / f.peers)),
-    ("exchanges failed", lambda f: number(f.exchanges_failed)),
-    ("... perhaps committed on one side", lambda f: number(f.half_commits)),
-    ("offers declined, unanswered", lambda f: f"{number(f.offers_declined)}, {number(f.offers_unanswered)}"),
-    ("outer steps without an exchange", lambda f: number(f.solo_share)),
-    ("newcomers that took weights", lambda f: number(f.pulls)),
-    ("partners that broke the protocol", lambda f: number(f.offences)),
-    ("why they ended", lambda f: "\n".join(f"{count:,} {why}" for why, count in f.endings.items())),
-)
-
-_COLUMNS: tuple[_Line, ...] = (
-    ("peers", lambda f: number(f.peers)),
-    ("outer steps", lambda f: number(f.outer_steps / f.peers)),
-    ("training loss", lambda f: number(f.loss)),
-    ("utilization", lambda f: number(f.utilization)),
-    ("MB up", lambda f: number(f.up.total / 1e6)),
-    ("MB down", lambda f: number(f.down.total / 1e6)),
-    ("exchanges", lambda f: number(f.exchanges / f.peers)),
-    ("failed", lambda f: number(f.exchanges_failed / f.peers)),
-    ("solo", lambda f: number(f.solo_share)),
-    ("pulls", lambda f: number(f.pulls)),
-)
+def comparison(report: Report, other: Report) -> Table:
+    """This simulation's figures over those of another."""
+    table = Table(title=f"{report.title} against {other.title}")
+    for name in ("", report.title, other.title, "ratio"):
+        table.add_column(name, justify="right" if name else "left")
+    pairs = [(words, getattr(report.overall, f), getattr(other.overall, f), form) for words, f, form in ROWS]
+    pairs += [("MB up per peer", report.overall.up.total / 1e6, other.overall.up.total / 1e6, ",.3f")]
+    pairs += [("simulated seconds", report.simulated_s, other.simulated_s, ",.1f")]
+    pairs += [(words, _last(report, field), _last(other, field), ".4f") for words, field in POINTS]
+    for words, mine, theirs, form in pairs:
+        ratio = f"{mine / theirs:.4f}" if mine is not None and theirs else "-"
+        table.add_row(words, _shown(mine, form), _shown(theirs, form), ratio)
+    return table
 
 
-def _share(figures: Figures) -> str:
-    total = figures.up.total + figures.down.total
-    overhead = figures.up.control + figures.up.directory + figures.down.control + figures.down.directory
-    return f"{100 * overhead / total:.3g} %" if total else "-"
+def changed_settings(report: Report, other: Report) -> list[str]:
+    """One line for each field in which their scenarios differ."""
+    mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
+    return [
+        f"{path}: {theirs.get(path, 'absent')} -> {mine.get(path, 'absent')}"
+        for path in sorted(mine.keys() | theirs.keys())
+        if mine.get(path, "absent") != theirs.get(path, "absent")
+    ]
+
+
+def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}".removeprefix("."))
+    elif isinstance(value, list):
+        for place, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{place}]")
+    else:
+        yield path, value
+
+
+def _last(report: Report, field: str) -> float | None:
+    last: Point = report.curve[-1]
+    value: float | None = getattr(last, field)
+    return value
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else format(value, form)

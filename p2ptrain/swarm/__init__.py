@@ -8,7 +8,10 @@ events         what can happen to a peer, and what it can ask its shell to do
 rules          the numbers
 membership     who is here and how they behaved
 deadlines      how long to wait, learnt from completed exchanges
-matching       whether to exchange, with whom, on which terms (pure decisions)
+matching       whether to exchange, and how much it moves (pure decisions)
+partners       whom to call, on which terms, and when again
+topology       who mixes with whom where a recipe plans it (pure)
+rounds         the exchanges that both sides planned for one outer step
 exchange       one exchange as a table of states, and the book of all
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them

@@ -8,33 +8,21 @@ from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.matching import (
     ProgressBudget,
     answer,
-    choose_partner,
-    implausible_progress,
-    must_catch_up,
     progress_displacement,
     refusal,
-    work_weight,
 )
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
 from p2ptrain.swarm.rounds import Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 from p2ptrain.swarm.standing import Standing
-from p2ptrain.swarm.topology import neighbours
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
 """How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
 CHOICE = 4
 """So many times as many fragments are offered as are exchanged, where so many are free: the partner has others engaged
 than we. Offers of just enough were declined twice for each exchange (simulated: 16 fragments, 4 an exchange)."""
-
-MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
-BUSY_PAUSE_S = (0.05, 5.0)
-"""Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
-itself is random: peers that collide must not collide in step."""
-DECLINED_PAUSE_S = 2.0
-"""Mean pause after any other decline: what it names passes in seconds at the earliest, and who catches up calls by
-itself. A guess."""
 
 
 class Exchanging:
@@ -85,9 +73,9 @@ class Exchanging:
         free = self.book.free_fragments()[: CHOICE * standing.rules.most_per_exchange]
         if not free:
             return
-        partner = self._choose(now)
+        partner = choose(standing, self.book.partners(), now)
         if partner is not None:
-            self._offer(partner, tuple(sorted(free)), self._terms(), 0, now)
+            self._offer(partner, tuple(sorted(free)), own_terms(standing), 0, now)
 
     def call_planned(self, now: float) -> None:
         """Offer to the partners that this outer step planned, all at once."""
@@ -95,7 +83,9 @@ class Exchanging:
             known = self._standing.members.get(peer)
             planned.meetings[peer] = Meeting.DONE if known is None else Meeting.CALLED
             if known is not None:
-                self._offer(known, planned.fragments, self._terms(len(planned.meetings)), planned.step, now)
+                self._offer(
+                    known, planned.fragments, own_terms(self._standing, len(planned.meetings)), planned.step, now
+                )
         self.rounds.proceed_if_over()
 
     # --- messages and completions ---------------------------------------------------------------------------------
@@ -113,7 +103,7 @@ class Exchanging:
             settled=standing.settled,
             progress=standing.progress,
             distrusted=standing.members.is_distrusted(link.peer, now),
-            implausible=self._implausible(offer.terms),
+            implausible=implausible(standing, offer.terms),
             rules=standing.rules,
         )
         if refused is not None:
@@ -144,9 +134,9 @@ class Exchanging:
                 standing.emit(Close(withdrawn.link))
         if isinstance(reply, Round):
             reply.meetings[link.peer] = Meeting.MEETING
-            fragments, mine = reply.fragments, self._terms(len(reply.meetings))
+            fragments, mine = reply.fragments, own_terms(standing, len(reply.meetings))
         else:
-            fragments, mine = reply, self._terms()
+            fragments, mine = reply, own_terms(standing)
         exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, now, round=offer.round)
         standing.emit(Send(link, Accept(fragments, mine, known=standing.known_to_pass_on(now, link.peer))))
         self._swap(exchange, fragments, offer.terms, now)
@@ -164,8 +154,8 @@ class Exchanging:
             self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
             return
         standing.deadlines.replied(now - exchange.started_at)
-        if implausible := self._implausible(accept.terms):
-            self.failed(LinkFailed(link, implausible), now)
+        if why := implausible(standing, accept.terms):
+            self.failed(LinkFailed(link, why), now)
             return
         if exchange.round:
             self.rounds.turn(exchange.round, exchange.fragments, link.peer, Meeting.MEETING)
@@ -189,7 +179,7 @@ class Exchanging:
         if exchange.round:
             self._turn(exchange, Meeting.DONE)
             return
-        standing.members.pause(link.peer, now + self._pause_after(decline.reason, exchange))
+        standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
@@ -336,67 +326,8 @@ class Exchanging:
         )
         standing.emit(Open(exchange.link, partner.addresses, offer))
 
-    def _choose(self, now: float) -> Known | None:
-        """A random partner that we may meet; the randomness is what makes gossip mix."""
-        standing, engaged = self._standing, self.book.partners()
-        anybody = standing.rules.topology == "random" or standing.state is PeerState.FINISHING
-        if anybody and standing.members.none_beyond(self._farthest_in_reach, now):
-            return standing.members.draw(standing.random, now, excluding=engaged)
-        ready = standing.members.partners(now, excluding=engaged)
-        near = self._within_topology([known for known in ready if not self._is_out_of_reach(known)], now)
-        return choose_partner(near, standing.random)
-
-    def _within_topology(self, candidates: list[Known], now: float) -> list[Known]:
-        standing = self._standing
-        if standing.rules.topology == "random" or standing.state is PeerState.FINISHING:
-            return candidates
-        roster = [standing.me, *(known.peer for known in standing.members.live(now))]
-        near = neighbours(standing.rules.topology, standing.me, roster)
-        return [known for known in candidates if known.peer in near]
-
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         standing = self._standing
         size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
         self.book.put(exchange.swapping(fragments, theirs, now, now + standing.deadlines.payload_s(size)))
         standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))
-
-    def _terms(self, partners: int = 1) -> Terms:
-        standing = self._standing
-        return Terms(
-            step=standing.step,
-            progress=standing.progress,
-            weight=work_weight(standing.rate) if standing.rules.work_weights else 1.0,
-            clip_radius=float("inf"),
-            settled=standing.settled,
-            state=standing.state,
-            partners=partners,
-        )
-
-    def _implausible(self, terms: Terms) -> str:
-        standing = self._standing
-        return implausible_progress(terms.progress, standing.progress, standing.settled, standing.rules)
-
-    def _is_out_of_reach(self, known: Known) -> bool:
-        """So far ahead that we must not exchange but pull, or not believe it."""
-        standing = self._standing
-        mine, theirs = standing.progress, known.progress
-        return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
-            implausible_progress(theirs, mine, standing.settled, standing.rules)
-        )
-
-    @property
-    def _farthest_in_reach(self) -> float:
-        """Nobody up to this progress is out of reach."""
-        rules = self._standing.rules
-        ahead = rules.implausible_distance if self._standing.settled else rules.catch_up_tokens
-        return min(self._standing.progress + ahead, rules.progress_ceiling)
-
-    def _pause_after(self, reason: DeclineReason, exchange: Exchange) -> float:
-        standing = self._standing
-        if reason not in MOMENTARY:
-            return DECLINED_PAUSE_S * standing.random.uniform(0.5, 1.5)
-        likely = exchange.fragments[: standing.rules.most_per_exchange]
-        size = sum(standing.rules.fragment_bytes[fragment] for fragment in likely)
-        typical = standing.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
-        shortest, longest = BUSY_PAUSE_S
-        return min(max(0.5 * typical, shortest), longest) * standing.random.uniform(0.5, 1.5)

@@ -9,6 +9,7 @@ from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.events import Adopted, Donate, LeaveRequested, LinkFailed, Received, Send, TrainingEnded
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
+from p2ptrain.swarm.partners import own_terms
 
 
 def under_way(steps: int = 30) -> Table:
@@ -80,7 +81,7 @@ def test_an_offer_from_a_newcomer_is_declined_until_it_caught_up():
     table.seat("cedar")
     newcomer = table["cedar"].core
     link = LinkId(PeerId("cedar"), 50, outbound=False)
-    offer = Offer(table.rules.run, table.rules.protocol, (0,), newcomer._exchanging._terms())
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(newcomer._standing))
     effects = table["amber"].core.handle(Received(link, offer), table.now)
     assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.CATCH_UP_FIRST]
 
@@ -176,7 +177,7 @@ def test_a_finished_core_answers_nothing_but_close():
     table.end_training()
     table.run(40.0)
     link = LinkId(PeerId("birch"), 1000, outbound=False)
-    offer = Offer(table.rules.run, table.rules.protocol, (0,), table["birch"].core._exchanging._terms())
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(table["birch"].core._standing))
     assert [type(e).__name__ for e in table["amber"].core.handle(Received(link, offer), table.now)] == ["Close"]
 
 
@@ -235,7 +236,7 @@ def test_a_partner_of_another_run_is_no_member():
     table = Table("amber")
     table.start()
     table.run(3.0)
-    offer = Offer("cd" * 32, table.rules.protocol, (0,), table["amber"].core._exchanging._terms())
+    offer = Offer("cd" * 32, table.rules.protocol, (0,), own_terms(table["amber"].core._standing))
     table["amber"].core.handle(Received(LinkId(PeerId("x"), 1, outbound=False), offer), table.now)
     assert table["amber"].core.live_peers(table.now) == []
 
@@ -246,7 +247,7 @@ def test_a_caller_is_found_when_its_record_is_and_looked_for_until_then():
     table.start()
     table.run(1.0)
     amber, birch = PeerId("amber"), PeerId("birch")
-    offer = Offer(RUN, table.rules.protocol, (0,), table["birch"].core._exchanging._terms())
+    offer = Offer(RUN, table.rules.protocol, (0,), own_terms(table["birch"].core._standing))
     table.handle(amber, Received(LinkId(birch, 1, outbound=False), offer))
     assert table["amber"].core.live_peers(table.now) == [birch]
     assert not [line for line in table.trace if "amber found birch" in line]

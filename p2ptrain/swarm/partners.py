@@ -1,0 +1,85 @@
+"""Whom to call, what to tell them of us, and how long to leave them alone when they will not."""
+
+from __future__ import annotations
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up, work_weight
+from p2ptrain.swarm.membership import Known
+from p2ptrain.swarm.messages import DeclineReason, PeerState, Terms
+from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.topology import neighbours
+
+MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
+BUSY_PAUSE_S = (0.05, 5.0)
+"""Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
+itself is random: peers that collide must not collide in step."""
+DECLINED_PAUSE_S = 2.0
+"""Mean pause after any other decline: what it names passes in seconds at the earliest, and who catches up calls by
+itself. A guess."""
+
+
+def choose(standing: Standing, engaged: set[PeerId], now: float) -> Known | None:
+    """A random partner that we may meet; the randomness is what makes gossip mix.
+
+    Args:
+        engaged: with whom we are in conversation already.
+    """
+    anybody = standing.rules.topology == "random" or standing.state is PeerState.FINISHING
+    if anybody and standing.members.none_beyond(_farthest_in_reach(standing), now):
+        return standing.members.draw(standing.random, now, excluding=engaged)
+    ready = standing.members.partners(now, excluding=engaged)
+    near = [known for known in ready if not _is_out_of_reach(standing, known)]
+    if not anybody:
+        roster = [standing.me, *(known.peer for known in standing.members.live(now))]
+        met = neighbours(standing.rules.topology, standing.me, roster)
+        near = [known for known in near if known.peer in met]
+    return choose_partner(near, standing.random)
+
+
+def own_terms(standing: Standing, partners: int = 1) -> Terms:
+    """Our numbers for an exchange.
+
+    Args:
+        partners: with how many the same snapshot is mixed at once.
+    """
+    return Terms(
+        step=standing.step,
+        progress=standing.progress,
+        weight=work_weight(standing.rate) if standing.rules.work_weights else 1.0,
+        clip_radius=float("inf"),
+        settled=standing.settled,
+        state=standing.state,
+        partners=partners,
+    )
+
+
+def implausible(standing: Standing, theirs: Terms) -> str:
+    """Why what they say of themselves cannot be true or must not meet ours; empty when it can."""
+    return implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
+
+
+def pause_after(standing: Standing, reason: DeclineReason, declined: Exchange) -> float:
+    """Seconds to leave a partner alone after it declined."""
+    if reason not in MOMENTARY:
+        return DECLINED_PAUSE_S * standing.random.uniform(0.5, 1.5)
+    likely = declined.fragments[: standing.rules.most_per_exchange]
+    size = sum(standing.rules.fragment_bytes[fragment] for fragment in likely)
+    typical = standing.deadlines.typical_payload_s(size) or BUSY_PAUSE_S[0]
+    shortest, longest = BUSY_PAUSE_S
+    return min(max(0.5 * typical, shortest), longest) * standing.random.uniform(0.5, 1.5)
+
+
+def _is_out_of_reach(standing: Standing, known: Known) -> bool:
+    """So far ahead that we must not exchange but pull, or not believe it."""
+    mine, theirs = standing.progress, known.progress
+    return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
+        implausible_progress(theirs, mine, standing.settled, standing.rules)
+    )
+
+
+def _farthest_in_reach(standing: Standing) -> float:
+    """Nobody up to this progress is out of reach."""
+    rules = standing.rules
+    ahead = rules.implausible_distance if standing.settled else rules.catch_up_tokens
+    return min(standing.progress + ahead, rules.progress_ceiling)
