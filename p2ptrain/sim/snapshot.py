@@ -222,7 +222,7 @@ class _Reader:
             case ["list" | "deque", *_, items]:
                 made.extend(self._values(items))
             case ["dict" | "Counter" | "defaultdict", *_, keys, values]:
-                made.update(zip(self._values(keys), self._values(values), strict=True))
+                dict.update(made, zip(self._values(keys), self._values(values), strict=True))  # a Counter's own adds up
             case ["set", items]:
                 made.update(self._values(items))
             case ["queue", items]:

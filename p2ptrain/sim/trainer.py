@@ -109,6 +109,7 @@ class Trainer:
     steps_ahead: Callable[[], int] | None = None
     begun: bool = False
     stopped: bool = False
+    frozen: bool = False
     compute_s: float = 0.0
     """Seconds spent on inner steps."""
     frozen_s: float = 0.0
@@ -133,6 +134,8 @@ class Trainer:
         self.begun_at = self.metronome.world.now
 
     def stop(self) -> None:
+        """No further step ends."""
+        self.catch_up()
         self.stopped = True
         self._end()
 
@@ -181,7 +184,7 @@ class Trainer:
 
     def catch_up(self) -> None:
         """Do what the steps do that have ended by now; they only count, or they would have been served."""
-        if len(self._ends) > 1:
+        if len(self._ends) > 1 and not self.frozen:
             self._do(bisect_right(self._ends, self.metronome.world.now, hi=len(self._ends) - 1))
 
     def interrupt(self) -> None:
@@ -199,10 +202,11 @@ class Trainer:
     def freeze(self) -> None:
         """No step ends until ``thaw``."""
         self.catch_up()
-        self._due = inf
+        self.frozen, self._due = True, inf
 
     def thaw(self, seconds: float) -> None:
         """Go on where it stopped so many seconds ago."""
+        self.frozen = False
         self.frozen_s += seconds if self.is_training else 0.0
         self._ends = [end + seconds for end in self._ends]
         if self._ends:

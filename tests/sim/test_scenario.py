@@ -1,0 +1,152 @@
+"""What a scenario may say, and what its author reads when it says something else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.sim.pace import inner_steps
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.scenario_file import changed, load, parse
+
+EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
+
+
+def problems(data: dict[str, Any], *changes: str) -> list[str]:
+    with pytest.raises(ScenarioError) as caught:
+        parse(changed(data, changes))
+    return caught.value.problem.split("\n")
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_the_examples_are_scenarios(path: Path) -> None:
+    assert load(path).total_peers > 1
+
+
+def test_there_are_examples() -> None:
+    assert {"home_lines", "rough_weather", "ten_thousand"} <= {path.stem for path in EXAMPLES}
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("outer.inner_step=3", "outer.inner_step: unknown field; did you mean outer.inner_steps?"),
+        ("peers.home.up_mbits=3", "peers[0].up_mbits: unknown field; did you mean peers.up_mbit_s?"),
+        ("lerner.kind=bytes", "lerner: unknown section; did you mean learner?"),
+        ("learner.kind=byte", "learner.kind: 'byte' is not known; did you mean bytes?"),
+        ("peers.home.leaves=kiled", "found 'kiled'; did you mean killed?"),
+        ("peers.home.lie=brag", "peers[0].lie: input should be 'progress', 'garbage', 'silent' or 'stalling'"),
+        ("peers.home.step_s=0", "peers[0].step_s: input should be greater than 0, found 0"),
+        ("peers.home.step_s=inf", "peers[0].step_s: input should be a finite number, found inf"),
+        ("peers.home.count=1.5", "peers[0].count: input should be a valid integer, found 1.5"),
+        ("peers.home.loss=1", "peers[0].loss: input should be less than 1, found 1"),
+        ("outer.recipe=swam", "outer.recipe: no recipe is called 'swam'; did you mean swarm?"),
+        ("codec.name=int9", "found 'int9'; did you mean int8?"),
+        ("codec.name=topk", "codec.name: input should be 'fp32', 'bf16'"),
+        ("codec.block_size=48", "codec.block_size: 48 does not divide 1024"),
+        ("outer.exchanges_per_step=0", "outer.exchanges_per_step: 0, and recipe swarm would train every peer alone"),
+        ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
+        ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
+        ("outer.partners=6", "outer.partners: 6, and there are only 5 others to meet at once"),
+        ("run.tokens_per_peer=80", "run.outer_steps: give either outer_steps or tokens_per_peer"),
+        ("peers.home.leaves_at_s=0.5", None),
+        ("peers.home.returns_after_s=1", "peers[0].returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
+        ("peers.home.lie=silent", "peers: all of them lie; at least one group must be honest"),
+        ("peers.home.count=200000", "peers[0].count: input should be less than or equal to 100000, found 200000"),
+        (
+            "peers.home.freezes=[{at_s = 5, for_s = 9}, {at_s = 10, for_s = 1}]",
+            "peers[0].freezes: they overlap",
+        ),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, line: str | None) -> None:
+    if line is None:
+        parse(changed(basic, (change,)))
+        return
+    assert any(line in problem for problem in problems(basic, change)), problems(basic, change)
+
+
+def test_a_wrong_field_among_groups_is_counted_from_zero(basic: dict[str, Any]) -> None:
+    basic["peers"].append({"name": "away", "count": 1, "step_s": -1.0})
+    assert problems(basic) == ["peers[1].step_s: input should be greater than 0, found -1.0"]
+
+
+def test_names_are_given_once_and_missing_ones_are_numbers(basic: dict[str, Any]) -> None:
+    basic["peers"] += [{"count": 1, "step_s": 1.0}, {"name": "home", "count": 1, "step_s": 1.0}]
+    assert problems(basic) == ["peers[2].name: home is taken"]
+    basic["peers"][2].pop("name")
+    assert [name for name, _ in parse(basic).named()] == ["home", "peers-2", "peers-3"]
+
+
+def test_a_learner_that_diverges_is_refused_with_the_bound(basic: dict[str, Any]) -> None:
+    basic["learner"] = {"kind": "quadratic", "largest_curvature": 4.0, "learning_rate": 0.5}
+    basic["outer"]["fragments_per_exchange"] = 1
+    (line,) = problems(basic)
+    assert line.endswith("it must be below 0.5")
+
+
+def test_who_leaves_before_coming_is_refused(basic: dict[str, Any]) -> None:
+    basic["peers"][0] |= {"arrives_at_s": 9.0, "leaves_at_s": 9.0}
+    assert problems(basic) == ["peers[0].leaves_at_s: 9.0 is not after arrives_at_s, 9.0"]
+
+
+def test_changes_reach_every_field(basic: dict[str, Any]) -> None:
+    changes = ("outer.momentum = 0.9", "peers.home.count=7", "peers[0].step_s=2.5", "codec.name=int8", "run.seed=3")
+    scenario = parse(changed(basic, changes))
+    assert (scenario.outer.momentum, scenario.peers[0].count, scenario.peers[0].step_s) == (0.9, 7, 2.5)
+    assert (scenario.codec.name, scenario.run.seed) == ("int8", 3)
+    assert basic["outer"]["momentum"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("outer.momentum", "'outer.momentum' is no change."),
+        ("=3", "'=3' is no change."),
+        ("peers.away.count=3", "peers.away.count: there is no away; there are home, [0] to [0]."),
+        ("peers[1].count=3", "peers[1].count: there is no [1]; there are home, [0] to [0]."),
+        ("run.seed.x=3", "run.seed.x: x is no part of anything."),
+        ("run.seed.x.y=3", "run.seed.x.y: x is no part of anything."),
+    ],
+)
+def test_changes_that_lead_nowhere(basic: dict[str, Any], change: str, problem: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        changed(basic, (change,))
+    assert caught.value.problem == problem
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        load(tmp_path / "absent.toml")
+    file = tmp_path / "broken.toml"
+    file.write_text("[run\n")
+    with pytest.raises(ScenarioError, match="no valid TOML"):
+        load(file)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(ScenarioError, match="cannot be read"):
+        load(file)
+
+
+def test_the_end_in_tokens(basic: dict[str, Any]) -> None:
+    assert parse(basic).tokens_per_peer == 80
+    del basic["run"]["outer_steps"]
+    basic["run"]["tokens_per_peer"] = 85
+    assert parse(basic).tokens_per_peer == 85
+    basic["run"]["tokens_per_peer"] = 9
+    assert problems(basic) == ["run.tokens_per_peer: 9 ends the run before its first outer step, which takes 10 tokens"]
+
+
+def steps(scenario: Scenario) -> list[int]:
+    """H of each group; a payload takes 5/3 inner steps at 20 Mbit/s."""
+    return [inner_steps(scenario, group, payload_bytes=round(5 / 3 * 2.5e6)) for group in scenario.peers]
+
+
+def test_how_many_inner_steps_each_makes(make) -> None:
+    slow = {"name": "slow", "count": 1, "step_s": 4.0, "up_mbit_s": 20.0}
+    narrow = {"name": "narrow", "count": 1, "step_s": 1.0, "up_mbit_s": 2.0}
+    assert steps(make("outer.inner_steps=30", groups=[slow, narrow])) == [30, 30, 30]
+    assert steps(make("outer.inner_steps=30", "pace.policy=by_speed", groups=[slow, narrow])) == [30, 8, 30]
+    assert steps(make("outer.inner_steps=30", "pace.policy=straggler", groups=[slow, narrow])) == [30, 30, 15]
