@@ -8,11 +8,24 @@ from random import Random
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from table import RULES, Table
+from table import RULES, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm import Offer, PeerState, Terms
-from p2ptrain.swarm.events import Close, LeaveRequested, LinkFailed, Received, Send, Swap, SwapDone
+from p2ptrain.swarm import Offer, Peer, PeerState, Terms
+from p2ptrain.swarm.events import (
+    Close,
+    LeaveRequested,
+    LinkFailed,
+    Note,
+    Open,
+    OuterStepDone,
+    PeersSeen,
+    Received,
+    Send,
+    Started,
+    Swap,
+    SwapDone,
+)
 from p2ptrain.swarm.matching import RATE_SLACK, ProgressBudget
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
 
@@ -350,3 +363,54 @@ def test_any_schedule_keeps_fragments_engaged_once_and_progress_conserved(seed, 
     for seat in table.seats.values():
         assert not seat.snapshots
         assert not len(seat.core._exchanging.book)
+
+
+def test_more_is_offered_than_is_exchanged_so_that_the_partner_can_choose():
+    """The partner has other fragments engaged than we: it takes those that are free on both sides."""
+    rules = replace(RULES, fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
+    table = in_step("amber", "birch", rules=rules)
+    seen = []
+    table.holds_back = lambda sender, receiver, what: seen.append(what) or False
+    table.step("amber")
+    table.run(1.0)
+    (offer,) = (each for each in seen if isinstance(each, Offer))
+    (accept,) = (each for each in seen if isinstance(each, Accept))
+    assert offer.fragments == tuple(range(8))
+    assert len(accept.fragments) == 2
+    assert table["amber"].core.counters.exchanges_ok == 1
+
+
+def test_who_accepts_more_than_an_exchange_may_hold_broke_the_protocol():
+    rules = replace(RULES, fragment_bytes=(1000,) * 8, fragments_per_exchange=2)
+    core = Peer(PeerId("amber"), rules, Random(1))
+    core.handle(Started(), 0.0)
+    core.handle(PeersSeen(((presence("birch"), 100.0),)), 0.1)
+    effects = core.handle(OuterStepDone(1, 10.0, 10), 5.0)
+    (opened,) = (effect for effect in effects if isinstance(effect, Open))
+    assert isinstance(opened.message, Offer)
+    terms = replace(opened.message.terms, settled=True)
+    effects = core.handle(Received(opened.link, Accept((0, 1, 2), terms)), 5.1)
+    assert any(isinstance(effect, Note) and effect.kind == "broke protocol" for effect in effects)
+    assert core.counters.offences == 1
+
+
+def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
+    """Its displacement applied, a finished peer would call the next partner and leave: it only leaves."""
+    for seed in range(12):
+        table = in_step("amber", "birch", "cedar", seed=seed, rules=replace(RULES, exchanges_per_step=3))
+        for seat in table.seats.values():
+            seat.core.handle = _watched(seat.core.handle)
+        table.step()
+        table.end_training()
+        table.run(30.0)
+        assert all(seat.finished for seat in table.seats.values())
+
+
+def _watched(handle):
+    def handle_and_look(event, now):
+        effects = handle(event, now)
+        links = [{effect.link for effect in effects if isinstance(effect, kind)} for kind in (Open, Close)]
+        assert not links[0] & links[1]
+        return effects
+
+    return handle_and_look
