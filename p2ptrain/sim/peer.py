@@ -321,7 +321,8 @@ class SimulatedPeer:
         other = end.other.owner
         other._later(end.latency_s, other._take_wishes, end.other, end.wishes)
         end.wished = True
-        self._later(0.0, self._send_payload, end)
+        if end.their_wishes:
+            self._later(0.0, self._send_payload, end)
 
     def _take_wishes(self, end: _End, wishes: Sequence[Any]) -> None:
         end.their_wishes = wishes

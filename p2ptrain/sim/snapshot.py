@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import importlib
 import types
+from array import array
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -115,6 +116,8 @@ class _Writer:
             return ["generator", str(value.device), value.get_state().numpy().tobytes()]
         if isinstance(value, torch.device | torch.dtype):
             return ["torch", str(value)]
+        if isinstance(value, array):
+            return ["numbers", value.typecode, value.tobytes()]
         if isinstance(value, np.ndarray):
             return ["array", value.dtype.str, list(value.shape), value.tobytes()]
         if isinstance(value, SimpleQueue):
@@ -205,6 +208,8 @@ class _Reader:
                 return generator
             case "torch":
                 return _torch_name(rest[0])
+            case "numbers":
+                return array(rest[0], rest[1])
             case "array":
                 return np.frombuffer(rest[2], dtype=np.dtype(rest[0])).reshape(rest[1]).copy()
             case "model":

@@ -7,8 +7,8 @@ until something completes again: otherwise a network that became slow would fail
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection
+from array import array
+from collections.abc import Sequence
 
 REMEMBERED = 64  # guess: an hour of exchanges at one a minute
 SPREADS = 8.0  # MADs above the median; exchange times have heavy tails. Guess
@@ -70,7 +70,7 @@ class _Samples:
     __slots__ = ("_bound", "_median", "_values")
 
     def __init__(self) -> None:
-        self._values: deque[float] = deque(maxlen=REMEMBERED)
+        self._values = array("d")
         self._median: float | None = None
         self._bound: float | None = None
 
@@ -78,6 +78,8 @@ class _Samples:
         return len(self._values)
 
     def add(self, value: float) -> None:
+        if len(self._values) == REMEMBERED:
+            del self._values[0]
         self._values.append(value)
         self._median = self._bound = None
 
@@ -94,7 +96,7 @@ class _Samples:
         return self._bound
 
 
-def _median(values: Collection[float]) -> float:
+def _median(values: Sequence[float]) -> float:
     ordered, half = sorted(values), len(values) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter, defaultdict, deque
 from pathlib import Path
 from queue import SimpleQueue
@@ -128,6 +129,7 @@ def test_a_graph_comes_back_as_it_was():
         "by default": defaultdict(int, {"k": 2}),
         "last": deque([1, 2], maxlen=2),
         "slice": slice(1, None, 2),
+        "numbers": array("d", [0.1, 2.5]),
         "enum": PeerState.TRAINING,
         "method": shared.append,
         "views": (base, base[3:6], base.view(3, 4).T),
@@ -145,7 +147,7 @@ def test_a_graph_comes_back_as_it_was():
     assert back["itself"] is back
     assert back["atoms"] == graph["atoms"]
     assert back["shared"][0] is back["shared"][1]
-    for key in (("a", 1), "frozen", "counted", "by default", "last", "slice", "enum", "dtype"):
+    for key in (("a", 1), "frozen", "counted", "by default", "last", "slice", "numbers", "enum", "dtype"):
         assert back[key] == graph[key]
         assert type(back[key]) is type(graph[key])
     assert back["last"].maxlen == 2

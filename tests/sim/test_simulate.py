@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from p2ptrain.sim.report import Report
@@ -151,3 +155,30 @@ def test_it_tells_how_far_it_is(make):
     simulate(make(), progress=shares.append)
     assert shares == sorted(shares)
     assert 0 <= shares[0] <= shares[-1] <= 1
+
+
+def test_the_order_of_sets_decides_nothing(make, tmp_path):
+    """Python hashes strings differently in each process: the report must not notice."""
+    path = tmp_path / "scenario.json"
+    path.write_text(
+        make("outer.fragments=4", "outer.fragments_per_exchange=2", "peers.home.count=20").model_dump_json()
+    )
+    code = (
+        "import sys, hashlib, pathlib\n"
+        "from p2ptrain.sim.scenario import Scenario\n"
+        "from p2ptrain.sim.simulate import simulate\n"
+        "scenario = Scenario.model_validate_json(pathlib.Path(sys.argv[1]).read_text())\n"
+        "print(hashlib.sha256(repr(simulate(scenario).without_cost()).encode()).hexdigest())\n"
+    )
+    digests = {
+        subprocess.run(
+            [sys.executable, "-c", code, path],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=240,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(digests) == 1
