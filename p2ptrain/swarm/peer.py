@@ -261,15 +261,21 @@ class Peer:
             self._begin(now)
 
     def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
-        """The records of peers that we know, and as many others, at random, as are enough."""
+        """The records of peers that we know, and as many others, at random, as are enough.
+
+        In a crowd lookups bring them; what messages pass on is older, and only wanted when few are left.
+        """
         known, records = self._standing.members.peers, event.records
-        if len(known) + len(records) <= ENOUGH_PEERS or self._standing.rules.plans:
-            self._crowded = False
+        if event.from_lookup:
+            room = max(ENOUGH_PEERS - len(known), FRESH_PEERS)
+        else:
+            room = max((ENOUGH_PEERS // 2 if self._crowded else ENOUGH_PEERS) - len(known), 0)
+        if self._standing.rules.plans or (len(records) <= room and not event.from_lookup):
             return records
         strangers = [dated for dated in records if dated[0].peer not in known]
-        room = max(ENOUGH_PEERS - len(known), FRESH_PEERS if event.from_lookup else 0)
-        self._crowded = len(strangers) > room
-        if not self._crowded:
+        if event.from_lookup:
+            self._crowded = len(strangers) > room
+        if len(strangers) <= room:
             return records
         return [dated for dated in records if dated[0].peer in known] + draw(self._standing.random, strangers, room)
 
@@ -278,7 +284,7 @@ class Peer:
         standing = self._standing
         if self._ended or self._catch_up.pull is not None:
             return
-        if self._is_out_of_step(now):
+        if standing.settled and now - self._in_step_at >= OUT_OF_STEP_S and self._is_out_of_step(now):
             standing.settled = False
             standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
         if not standing.settled and self._catch_up.begin(now):
@@ -293,9 +299,7 @@ class Peer:
         standing = self._standing
         mine, rules = standing.progress, standing.rules
         return (
-            standing.settled
-            and now - self._in_step_at >= OUT_OF_STEP_S
-            and now - self._in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
+            now - self._in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
             and not standing.members.none_beyond(mine + rules.implausible_distance, now)
             and any(
                 implausible_progress(known.progress, mine, settled=True, rules=rules)

@@ -58,13 +58,24 @@ def test_every_lookup_brings_strangers_and_refreshes_the_known():
     assert len(known(core)) == ENOUGH_PEERS + FRESH_PEERS
 
 
-def test_what_messages_pass_on_fills_up_and_does_not_crowd():
+def test_what_messages_pass_on_fills_up_a_small_swarm():
     core = peer()
     core.handle(seen(0, ENOUGH_PEERS - 2), 0.1)
     core.handle(seen(1000, 4, from_lookup=False), 0.2)
     assert len(known(core)) == ENOUGH_PEERS
     core.handle(seen(2000, 4, from_lookup=False), 0.3)
     assert len(known(core)) == ENOUGH_PEERS
+
+
+def test_in_a_crowd_messages_fill_up_half():
+    core = peer()
+    core.handle(PeersSeen(seen(0, 100).records[:20] + tuple((record, 2.0) for record, _ in seen(20, 80).records)), 0.1)
+    core.handle(Woke(), 3.0)
+    left = len(core.live_peers(3.0))
+    assert left < ENOUGH_PEERS // 2
+    for times in range(20):
+        core.handle(seen(1000 + 4 * times, 4, from_lookup=False), 3.1)
+    assert len(core.live_peers(3.2)) == ENOUGH_PEERS // 2
 
 
 def test_everybody_is_as_likely_to_be_kept():
