@@ -29,12 +29,8 @@ AD_PSGD = Contender(name="ad_psgd", forms=("ad_psgd",), outer=ONE_EXCHANGE)
 DILOCO = Contender(name="diloco", forms=("diloco",), tuned_as="diloco")
 NOLOCO = Contender(name="noloco", forms=("noloco",), outer=PAIRS, tuned_as="noloco")
 GASLOC = Contender(name="gasloc", forms=("gasloc", "gasloc_y", "gasloc_z"), outer=PAIRS, tuned_as="gasloc")
-FACTORED = Contender(
-    name="factored_gossip",
-    forms=("factored_gossip", "factored_gossip_global_none", "factored_gossip_global_local"),
-    outer=PAIRS,
-    tuned_as="factored_gossip",
-)
+FACTORED = Contender(name="factored_gossip", forms=("factored_gossip",), outer=PAIRS, tuned_as="factored_gossip")
+"""Both mixes local, as strangers can run it; R8 has the others."""
 SWARM = Contender(name="swarm", forms=("swarm", "swarm_gradients", "swarm_both"), outer=ONE_EXCHANGE, tuned_as="swarm")
 CONFIRMED = (DILOCO, NOLOCO, GASLOC, FACTORED, SWARM)
 """Run in all of R1's settings."""
@@ -47,7 +43,10 @@ DILOCOX = Contender(name="dilocox", forms=("dilocox",), codec=LOW_RANK, tuned_as
 SPARSELOCO = Contender(name="sparseloco", forms=("sparseloco",), codec=TOP_K, tuned_as="sparseloco")
 """Its "momentum" is the decay of error feedback: the same grid tunes that."""
 
-TUNED = (*CONFIRMED, STREAMING, EAGER, DILOCOX, SPARSELOCO)
+ONE_CELL = (STREAMING, EAGER, DILOCOX, SPARSELOCO)
+"""Tuned like the others, and then run at one cell."""
+
+TUNED = (*CONFIRMED, *ONE_CELL)
 """Every contender with an outer learning rate and momentum of its own."""
 
 GASLOC_2 = replace(GASLOC, name="gasloc-2", outer=TWO)

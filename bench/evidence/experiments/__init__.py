@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bench.evidence.cells import Cell
-from bench.evidence.contenders import TUNED
+from bench.evidence.contenders import CONFIRMED, ONE_CELL
 from bench.evidence.experiments.r1_quality import R1
 from bench.evidence.experiments.r2_single_step import R2
 from bench.evidence.experiments.r3_straggler import R3
@@ -26,7 +26,8 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 
 def all_cells() -> list[Cell]:
     """The tuning's cells and those of all experiments."""
-    return [*tuning_cells(TUNED), *(cell for each in EXPERIMENTS.values() for cell in each.cells)]
+    tuning = [*tuning_cells(CONFIRMED), *tuning_cells(ONE_CELL, tier=3)]
+    return [*tuning, *(cell for each in EXPERIMENTS.values() for cell in each.cells)]
 
 
 __all__ = ["EXPERIMENTS", "all_cells"]
