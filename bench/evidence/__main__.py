@@ -16,6 +16,7 @@ from rich.table import Table
 from bench.environment import environment
 from bench.evidence import documents
 from bench.evidence.cells import Cell, Choice
+from bench.evidence.confirm import confirm
 from bench.evidence.contenders import TUNED
 from bench.evidence.experiments import EXPERIMENTS, all_cells
 from bench.evidence.identity import ROOT, numeric_digest
@@ -44,6 +45,7 @@ USUAL = (0.7, 0.9)
 @click.option("--budget-hours", default=math.inf, type=click.FloatRange(0), help="Start no cell after this long.")
 @click.option("--device", default="cpu", show_default=True, help="Passed on to the simulator.")
 @click.option("--refresh-stale", is_flag=True, help="Run again what older code has produced.")
+@click.option("--confirm", "confirms", is_flag=True, help="First see, on a run of each kind, what of it still holds.")
 @click.option("--list", "list_only", is_flag=True, help="Print the plan and its hours, run nothing.")
 @click.option("--rehearse", is_flag=True, help="Made-up numbers under out/, in a minute: tests the instruments.")
 def main(
@@ -53,6 +55,7 @@ def main(
     budget_hours: float,
     device: str,
     refresh_stale: bool,
+    confirms: bool,
     list_only: bool,
     rehearse: bool,
 ) -> None:
@@ -77,6 +80,8 @@ def main(
     _stop_on_signals()
     try:
         with Pool(workers, FAKE if rehearse else REAL, device) as pool:
+            if confirms:
+                confirm(campaign, pool)
             campaign.run(pool, workers, 3_600 * budget_hours)
     except KeyboardInterrupt:
         campaign.say("stopped; what was finished is kept, and the next call goes on from there")

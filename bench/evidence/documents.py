@@ -78,6 +78,8 @@ def _found(
         "scenario": scenario_digest(wanted),
         "code": record.code,
     }
+    if record.confirmed:
+        entry["confirmed"] = list(record.confirmed)
     return ({**entry, "failure": record.failure} if record.failure else entry), record
 
 

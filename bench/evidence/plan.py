@@ -131,7 +131,7 @@ def _state(record: Record | None, code: str) -> State:
         return State.TO_DO
     if record.failure is not None:
         return State.FAILED if record.code == code else State.TO_DO
-    return State.DONE if record.code == code else State.STALE
+    return State.DONE if code in (record.code, *record.confirmed) else State.STALE
 
 
 def core_seconds(cell: Cell) -> float:

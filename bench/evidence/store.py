@@ -7,7 +7,7 @@ was defined anew never meets an old result.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,8 @@ class Record:
     date: str
     seconds: float
     """Of real time."""
+    confirmed: Sequence[str] = ()
+    """Digests of later code that yields the same (``confirm``)."""
 
     @property
     def loss(self) -> float | None:
