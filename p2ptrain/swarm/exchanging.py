@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.ids import LinkId
+from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.matching import (
@@ -36,7 +36,7 @@ class Exchanging:
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
-        self.distances: list[float] = []  # of the last commits, newest last
+        self.distances: list[tuple[PeerId, float]] = []  # of the last commits, newest last
 
     # --- what the peer calls ------------------------------------------------------------------------------------
 
@@ -210,7 +210,7 @@ class Exchanging:
         standing.settled = True
         self._committed_since_step = True
         self.last_commit_at = now
-        self.distances = [*self.distances[-15:], exchange.distance]
+        self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         self.book.put(exchange.committed())
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
         standing.emit(Commit(link, self._budget.take(moved, standing.rate, now)))

@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from random import Random
 from typing import assert_never
 
@@ -79,7 +80,8 @@ NEVER = float("inf")
 OFFERED = ExchangeState.OFFERED
 
 AGREEMENTS = 3
-"""So many exchanges in a row must measure no more than the final disagreement."""
+"""So many exchanges in a row must measure no more than the final disagreement, with as many partners or all there are:
+peers that keep meeting in the same pairs agree with nobody else."""
 
 LONELY_S = 5.0
 """A finished peer that could not exchange for this long, and knows nobody who still trains, has nobody left."""
@@ -359,11 +361,13 @@ class Peer:
         standing, exchanging = self._standing, self._exchanging
         if not standing.rules.exchanges:
             return "this recipe exchanges nothing"
-        recent = exchanging.distances[-AGREEMENTS:]
-        agreed = len(recent) == AGREEMENTS and max(recent) <= standing.rules.final_disagreement
+        live = standing.members.live(now)
+        near = takewhile(lambda met: met[1] <= standing.rules.final_disagreement, reversed(exchanging.distances))
+        agreeing = [peer for peer, _ in near]
+        agreed = len(agreeing) >= AGREEMENTS and len(set(agreeing)) >= min(AGREEMENTS, len(live))
         agreed = agreed and not exchanging.book.engaged()  # what we just accepted, we also do
         alone = not len(exchanging.book) and now >= exchanging.last_commit_at + LONELY_S
-        if (agreed or alone) and all(known.state is PeerState.FINISHING for known in standing.members.live(now)):
+        if (agreed or alone) and all(known.state is PeerState.FINISHING for known in live):
             return "the swarm agrees" if agreed else "nobody is left to exchange with"
         if now >= self._finish_by:
             return "waited long enough for the others"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from table import RUN, Table, presence
+from table import RULES, RUN, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm import PeerState
+from p2ptrain.swarm import PeerState, exchanging
 from p2ptrain.swarm.events import Adopted, Donate, LeaveRequested, LinkFailed, Received, Send, TrainingEnded
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
@@ -328,3 +330,24 @@ def test_weights_older_than_our_own_are_not_taken():
     table["cedar"].core.handle(Received(pull.link, WeightsReply(0, 40.0)), table.now)
     assert cedar.core._catch_up.pull is None or cedar.core._catch_up.pull.link != pull.link
     assert cedar.core.counters.offences == 1
+
+
+def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
+    mates = {"amber": "birch", "birch": "amber", "cedar": "dune", "dune": "cedar"}
+
+    def only_the_mate(standing, engaged, now):
+        mate = PeerId(mates[standing.me])
+        return next((known for known in standing.members.partners(now, excluding=engaged) if known.peer == mate), None)
+
+    table = Table(*mates, rules=replace(RULES, final_gossip_s=90.0))
+    table.start(*mates)
+    table.run(3.0)
+    table.step(*mates)
+    with monkeypatch.context() as patched:
+        patched.setattr(exchanging, "choose", only_the_mate)
+        table.end_training()
+        table.run(40.0)  # everybody has looked up that all are done
+        assert min(table[name].core.counters.exchanges_ok for name in mates) > 5
+        assert {table[name].core.state for name in mates} == {PeerState.FINISHING}
+    table.run(10.0)
+    assert "the swarm agrees" in {table[name].finished for name in mates}
