@@ -31,6 +31,9 @@ class Contender:
     codec: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the manifest's section ``codec`` beside fp32 for everything."""
 
+    pace: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of the scenario's section ``pace``; none: H for all."""
+
     tuned_as: str | None = None
     """Whose tuning it uses; None for a method without outer learning rate and momentum."""
 

@@ -21,6 +21,8 @@ MODULAR4: Mapping[str, Any] = {"name": "modular4"}
 TOP_K: Mapping[str, Any] = {"gradients": "topk"}
 LOW_RANK: Mapping[str, Any] = {"gradients": "lowrank"}
 
+BY_RANK: Mapping[str, Any] = {"policy": "rank"}
+
 LOCAL = Contender(name="local", forms=("local",))
 DDP = Contender(name="ddp", forms=("ddp",))
 DPSGD = Contender(name="dpsgd", forms=("dpsgd",), outer=PAIRS)
@@ -39,7 +41,8 @@ STREAMING = Contender(
     name="streaming_diloco", forms=("streaming_diloco",), outer={"fragments": 4}, tuned_as="streaming_diloco"
 )
 EAGER = Contender(name="eager_diloco", forms=("eager_diloco",), tuned_as="eager_diloco")
-DILOCOX = Contender(name="dilocox", forms=("dilocox",), codec=LOW_RANK, tuned_as="dilocox")
+DILOCOX = Contender(name="dilocox", forms=("dilocox",), codec=LOW_RANK, pace=BY_RANK, tuned_as="dilocox")
+"""With adaptive compression: CODEC's rank and the setting's H are what it begins with, and never exceeds."""
 SPARSELOCO = Contender(name="sparseloco", forms=("sparseloco",), codec=TOP_K, tuned_as="sparseloco")
 """Its "momentum" is the decay of error feedback: the same grid tunes that."""
 

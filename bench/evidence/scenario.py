@@ -69,7 +69,9 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
         "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 0.0},
         "peers": _peers(setting, cell.steps * STEP_S),
     }
-    if setting.straggler != 1.0 and choice.recipe.startswith("gasloc"):
+    if cell.contender.pace:
+        made["pace"] = dict(cell.contender.pace)
+    elif setting.straggler != 1.0 and choice.recipe.startswith("gasloc"):
         made["pace"] = {"policy": "straggler"}
     return made
 

@@ -18,7 +18,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import CodecTerms, Feedback, compress, is_decodable, needs_feedback
+from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, compress, is_decodable, needs_feedback
 from p2ptrain.outer import OuterRule
 from p2ptrain.ports import InnerTask
 from p2ptrain.recipes import RECIPES, Mix, Stream
@@ -26,6 +26,7 @@ from p2ptrain.sim import cohort as cohorts
 from p2ptrain.sim.judgement import Judgement, disagreement
 from p2ptrain.sim.language import judged, make_pool
 from p2ptrain.sim.lockstep import Lockstep, LockstepRules
+from p2ptrain.sim.pace import RankPace
 from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, Figures, Point, Report
 from p2ptrain.sim.scenario import MEGABIT, LanguageModelLearner, Scenario
 from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
@@ -41,7 +42,8 @@ class Lossy:
 
     def __init__(self, scenario: Scenario) -> None:
         recipe = RECIPES[scenario.outer.recipe]
-        self._codecs = dict(zip(("slow", "pseudo_gradient"), codecs_of(scenario.codec), strict=True))
+        slow, gradients = codecs_of(scenario.codec)
+        self._codecs: dict[Stream, Codec] = {"slow": slow, "pseudo_gradient": gradients}
         self._decay = scenario.outer.momentum if recipe.feedback else 1.0
         self._feedback: dict[tuple[Stream, int, int], Feedback] = {}
         self.encoded: dict[Stream, int] = {}
@@ -65,6 +67,10 @@ class Lossy:
             rows.append(codec.decode(message, terms))
         return torch.stack(rows).to(values)
 
+    def use_rank(self, rank: int) -> None:
+        """From the next message on, pseudo-gradients travel with this rank. What is still to be sent stays whole."""
+        self._codecs["pseudo_gradient"] = LowRankCodec(rank)
+
 
 class EnsembleSimulation:
     """All peers of a scenario in lockstep, from its start to its report."""
@@ -87,8 +93,13 @@ class EnsembleSimulation:
         self._send = Lossy(scenario)
         self._random = Random(f"{scenario.run.seed}/conditions")
         self._lockstep = self._make_lockstep()
+        self._rank_pace = None
+        if scenario.pace.policy == "rank":
+            self._rank_pace = RankPace(scenario.codec.rank, scenario.outer.inner_steps)
         self._curve: list[Point] = []
-        self._now = self._computed = self._sent = 0.0
+        self._made = 0
+        """Inner steps of each peer."""
+        self._now = self._sent = 0.0
         self._wall_s = self._cpu_s = 0.0
 
     def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
@@ -100,7 +111,7 @@ class EnsembleSimulation:
                     return False
                 self._step()
                 if progress is not None:
-                    progress(self._lockstep.step / self._steps)
+                    progress(self._made / self._inner_steps)
             self._look(final=True)
             return True
         finally:
@@ -120,7 +131,7 @@ class EnsembleSimulation:
             overall=everybody,
             groups={name: self._figures(group.count, group.step_s) for name, group in scenario.named()},
             curve=self._curve,
-            notes={},
+            notes=self._rank_pace.notes() if self._rank_pace is not None else {},
             left_out=[
                 "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line",
                 *LEFT_OUT,
@@ -137,18 +148,40 @@ class EnsembleSimulation:
 
     def _step(self) -> None:
         """Everybody's next outer step, and a point of the curve when one is due."""
-        before, points = dict(self._send.encoded), self.scenario.run.points
-        self._lockstep.outer_step()
-        self._pass_time({stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()})
-        if self._lockstep.step % max(1, self._steps // points) == 0 and self._lockstep.step < self._steps:
+        before, inner_steps = dict(self._send.encoded), self.scenario.outer.inner_steps
+        if self._rank_pace is not None:  # no token more than with a fixed H: the last phase may be cut short
+            inner_steps = min(self._rank_pace.inner_steps, self._inner_steps - self._made)
+            self._send.use_rank(self._rank_pace.rank)
+        self._lockstep.outer_step(inner_steps)
+        if self._rank_pace is not None:
+            self._rank_pace.follow(self._lockstep.average, inner_steps)
+        encoded = {stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()}
+        self._pass_time(encoded, inner_steps)
+        looks, self._made = self._made // self._look_every, self._made + inner_steps
+        if self._made // self._look_every > looks and not self._is_done:
             self._look(final=False)
 
     @property
     def _is_over(self) -> bool:
-        return self._lockstep.step >= self._steps or self._now >= (self.scenario.run.seconds or inf)
+        return self._is_done or self._now >= (self.scenario.run.seconds or inf)
 
     @property
-    def _steps(self) -> int:
+    def _is_done(self) -> bool:
+        return self._made >= self._inner_steps
+
+    @property
+    def _inner_steps(self) -> int:
+        """Of each peer in the whole run: whole phases of the scenario's H."""
+        return self._outer_steps * self.scenario.outer.inner_steps
+
+    @property
+    def _look_every(self) -> int:
+        """Inner steps between two points of the curve."""
+        return max(1, self._outer_steps // self.scenario.run.points) * self.scenario.outer.inner_steps
+
+    @property
+    def _outer_steps(self) -> int:
+        """Of the run, if they have the scenario's H."""
         return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
 
     def _make_lockstep(self) -> Lockstep:
@@ -206,11 +239,12 @@ class EnsembleSimulation:
 
     # --- time and bytes -----------------------------------------------------------------------------------------------
 
-    def _pass_time(self, encoded: Mapping[Stream, int]) -> None:
+    def _pass_time(self, encoded: Mapping[Stream, int], inner_steps: int) -> None:
         """One outer step: everybody's inner phase, and the averages between or beside them.
 
         Args:
             encoded: bytes of one peer's messages in it.
+            inner_steps: of it.
         """
         seconds = {"blocking": 0.0, "overlapped": 0.0}
         for mix in self._recipe.mixes:
@@ -218,9 +252,7 @@ class EnsembleSimulation:
             passes = self._passes(mix)
             self._sent += passes * message
             seconds[mix.when] += self._average_s(mix, passes * message)
-        steps = self.scenario.outer.inner_steps
-        slowest = max(group.step_s for group in self.scenario.peers) * steps
-        self._computed += steps
+        slowest = max(group.step_s for group in self.scenario.peers) * inner_steps
         self._now += max(slowest, seconds["overlapped"]) + seconds["blocking"]
 
     def _average_s(self, mix: Mix, sent_bytes: float) -> float:
@@ -249,7 +281,7 @@ class EnsembleSimulation:
             outer_steps=steps * peers,
             tokens=round(tokens) * peers,
             loss=self._lockstep.loss,
-            utilization=min(self._computed * step_s / self._now, 1.0) if self._now else None,
+            utilization=min(self._made * step_s / self._now, 1.0) if self._now else None,
             up=traffic,
             down=traffic,
             bits_per_parameter=bits,

@@ -57,7 +57,7 @@ class LockstepRules:
     recipe: Recipe
     outer: OuterRule
     inner_steps: int
-    """H."""
+    """H, where an outer step is not told another."""
     topology: Topology = "random"
     partners: int = 1
     fragments: int = 1
@@ -94,6 +94,9 @@ class Lockstep:
         self.progress = 0.0
         self.loss = float("nan")
         """Mean training loss of all peers' last inner phase."""
+        self.average = tasks[0].theta[:0].clone()
+        """[P] everybody's mean of the pseudo-gradients as they were sent, by which the first peer took its last outer
+        step; empty while there was none."""
         self._tasks = tuple(tasks)
         self._rules = rules
         self._advance = advance
@@ -114,15 +117,16 @@ class Lockstep:
         """[N, P] everybody's slow weights."""
         return torch.cat([state.slow for state in self._states], dim=1)
 
-    def outer_step(self) -> None:
-        """Everybody's next H inner steps and the outer step after them."""
+    def outer_step(self, inner_steps: int | None = None) -> None:
+        """Everybody's next inner steps, H of them or as many as are given, and the outer step after them."""
         recipe = self._rules.recipe
+        steps = inner_steps or self._rules.inner_steps
         if recipe.delay == "inner_steps":
-            losses = self._stream()
+            losses = self._stream(steps)
         else:
             overlapped = [mix for mix in recipe.mixes if mix.when == "overlapped" and mix.stream == "slow"]
             pulls = [self._displacement(mix, self._states[0].slow) for mix in overlapped]
-            losses = [self._inner_step() for _ in range(self._rules.inner_steps)]
+            losses = [self._inner_step() for _ in range(steps)]
             for pull in pulls:  # as late as it may come: the inner phase has not seen it
                 self._states[0] = displaced(self._states[0], pull)
                 self._move(pull)
@@ -143,6 +147,7 @@ class Lockstep:
         for mix in recipe.mixes:
             if (mix.stream, mix.when, mix.who) == ("pseudo_gradient", "blocking", "all"):
                 phase.gradients[0] = self._mean(self._send(mix.stream, phase.gradients[0]))  # to the bit the same
+                self.average = phase.gradients[0][0].clone()
             elif mix.when == "blocking":
                 phase.take(mix.stream, 0, self._displacement(mix, phase.snapshots(mix.stream)[0]))
         self._states = list(phase.conclude())
@@ -163,22 +168,24 @@ class Lockstep:
             use = own_fresh(mean_before, own_before, sent, len(self._tasks))
         else:
             use = mean_before
+        if self._before[0] is not None:
+            self.average = mean_before[0].clone()
         self._before[0] = self._mean(sent), sent
         self._states[0] = outer_step(self._states[0], use, self._rules.outer)
 
-    def _stream(self) -> list[float]:
+    def _stream(self, steps: int) -> list[float]:
         """Fragment f's phase ends f / F of the way through everybody's; its average arrives some inner steps later."""
         rules, losses = self._rules, []
         count = len(self._slices)
-        for inner in range(rules.inner_steps):
+        for inner in range(steps):
             losses.append(self._inner_step())
             for fragment, piece in enumerate(self._slices):
-                sent_at = (fragment + 1) * rules.inner_steps // count - 1
+                sent_at = (fragment + 1) * steps // count - 1
                 if inner == sent_at:
                     g = pseudo_gradient(self._states[fragment], self._theta()[:, piece])
                     self._before[fragment] = self._mean(self._send("pseudo_gradient", g)), g
                 arrived = self._before[fragment]
-                if arrived is not None and inner == (sent_at + rules.late_steps) % rules.inner_steps:
+                if arrived is not None and inner == (sent_at + rules.late_steps) % steps:
                     self._states[fragment] = outer_step(self._states[fragment], arrived[0], rules.outer)
                     fresh = merged(self._theta()[:, piece], self._states[fragment].slow, rules.alpha)
                     for task, row in zip(self._tasks, fresh, strict=True):

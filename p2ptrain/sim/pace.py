@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter, deque
 from dataclasses import dataclass
 from random import Random
 
+from torch import Tensor
+
+from p2ptrain.codec import CodecTerms, effective_rank
+from p2ptrain.outer.adaptive import RANK_WINDOW, rank_and_inner_steps
 from p2ptrain.outer.policy import straggler_inner_steps
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
 
@@ -25,14 +30,14 @@ class Pace:
 
 
 def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
-    """H of the peers in this group.
+    """H of the peers in this group, where it does not change.
 
     Args:
         payload_bytes: that a peer sends in one exchange.
     """
     steps = scenario.outer.inner_steps
     match scenario.pace.policy:
-        case "fixed":
+        case "fixed" | "rank":  # recipes that could follow a rank have no groups that differ
             return steps
         case "by_speed":
             fastest = min(each.step_s for each in scenario.peers)
@@ -44,3 +49,36 @@ def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
             exchange_s = payload_bytes / (widest * MEGABIT)
             share = group.up_mbit_s / widest
             return straggler_inner_steps(steps, scenario.outer.partners, exchange_s / group.step_s, share)
+
+
+class RankPace:
+    """Rank and H of everybody's next outer step (``outer.adaptive``).
+
+    Args:
+        first_rank: r_1, the scenario's.
+        first_inner_steps: H_1.
+    """
+
+    def __init__(self, first_rank: int, first_inner_steps: int) -> None:
+        self.rank = first_rank
+        self.inner_steps = first_inner_steps
+        self._first = first_rank, first_inner_steps
+        self._effective_ranks: deque[float] = deque(maxlen=RANK_WINDOW)
+        self._made: Counter[tuple[int, int]] = Counter()
+
+    def follow(self, average: Tensor, made: int) -> None:
+        """The outer step is over.
+
+        Args:
+            average: [P] what everybody stepped by; no elements where nothing has arrived yet.
+            made: inner steps of it; the last phase of a run may be cut short.
+        """
+        self._made[self.rank, made] += 1
+        if len(average):
+            self._effective_ranks.append(effective_rank(average.float().cpu(), CodecTerms(len(average))))
+        self.rank, self.inner_steps = rank_and_inner_steps(list(self._effective_ranks), *self._first)
+
+    def notes(self) -> dict[str, int]:
+        """How many outer steps had which rank and H; the mean of both follows."""
+        made = sorted(self._made.items(), reverse=True)
+        return {f"outer steps of rank {rank} and {steps} inner steps": count for (rank, steps), count in made}

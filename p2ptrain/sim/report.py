@@ -122,7 +122,8 @@ class Report(Section):
     groups: dict[str, Figures]
     curve: list[Point]
     notes: dict[str, int]
-    """How often peers noted what: the kinds of docs/ERRORS.md."""
+    """How often peers noted what: the kinds of docs/ERRORS.md. With pace.policy rank, how many outer steps had which
+    rank and H."""
     left_out: list[str]
     """What this kind of learner and this simulator do not show."""
     cost: Cost

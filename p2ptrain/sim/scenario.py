@@ -219,9 +219,9 @@ class Group(Section):
 class Pace(Section):
     """How many inner steps each peer makes between two outer steps."""
 
-    policy: Literal["fixed", "by_speed", "straggler"] = "fixed"
-    """fixed (H for all), by_speed (slow computers fewer: outer steps take all equally long) or straggler (narrow lines
-    fewer: GASLoC's rule)."""
+    policy: Literal["fixed", "by_speed", "straggler", "rank"] = "fixed"
+    """fixed (H for all), by_speed (slow computers fewer: outer steps take all equally long), straggler (narrow lines
+    fewer: GASLoC's rule) or rank (codec.rank and H fall and rise with the rank of everybody's average: DiLoCoX's)."""
 
 
 class Scenario(Section):
@@ -238,6 +238,7 @@ class Scenario(Section):
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
         faults = [*_run_faults(self), *_learner_faults(self), *_outer_faults(self), *_peer_faults(self)]
+        faults += _rank_faults(self)
         if faults:
             raise ValueError("\n".join(faults))
         return self
@@ -339,8 +340,33 @@ def _collective_faults(scenario: Scenario) -> list[str]:
                 f"peers[{place}]: recipe {recipe} averages over everybody, who must come, stay and be honest; for"
                 " failures there is run.failed_exchanges"
             )
-    if scenario.pace.policy != "fixed":
+    if scenario.pace.policy not in ("fixed", "rank"):
         faults.append(f"pace.policy: {scenario.pace.policy}, and recipe {recipe} has everybody make as many steps")
+    return faults
+
+
+def _rank_faults(scenario: Scenario) -> list[str]:
+    """What policy rank needs."""
+    if scenario.pace.policy != "rank":
+        return []
+    recipe, faults = RECIPES.get(scenario.outer.recipe), []
+    mix = recipe.mix("pseudo_gradient") if recipe is not None else None
+    everybody = scenario.needs_everybody and mix is not None and mix.who == "all"
+    if recipe is not None and (not everybody or recipe.every_step or recipe.delay == "inner_steps"):
+        faults.append(
+            f"pace.policy: rank, and recipe {recipe.name} has no average of everybody's whole pseudo-gradients between"
+            " inner phases; set it to fixed, or take a recipe that has, as dilocox"
+        )
+    if scenario.codec.gradients != "lowrank":
+        faults.append(
+            f"codec.gradients: {scenario.codec.gradients} has no rank, and pace.policy is rank; set it to lowrank, or"
+            " pace.policy to fixed"
+        )
+    if scenario.run.failed_exchanges:
+        faults.append(
+            f"run.failed_exchanges: {scenario.run.failed_exchanges}, and with pace.policy rank nobody may miss an"
+            " average; set it to 0"
+        )
     return faults
 
 

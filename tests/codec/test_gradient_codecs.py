@@ -258,6 +258,22 @@ def test_error_feedback_loses_nothing(each: Decodable, elements: int, seed: int)
     torch.testing.assert_close(arrived + feedback.residual, put_in, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("matrices", [(), ((48, 30), (1, 60))], ids=["one matrix", "a matrix and a vector"])
+def test_error_feedback_loses_nothing_when_the_rank_changes(matrices: tuple[tuple[int, int], ...]) -> None:
+    """The residual is whole whatever the rank; the power iteration goes on with the rows that it has."""
+    terms, feedback = CodecTerms(1500, matrices=matrices), Feedback.empty(1500)
+    put_in, arrived = torch.zeros(1500, dtype=torch.float64), torch.zeros(1500, dtype=torch.float64)
+    for step, rank in enumerate((8, 8, 3, 1, 1, 6, 8, 2)):
+        vector = random(1500, step)
+        message, feedback = compress(LowRankCodec(rank), vector, feedback, terms)
+        assert len(message) == LowRankCodec(rank).encoded_size(terms)
+        assert feedback.start is not None
+        assert len(feedback.start) == rank
+        put_in += vector
+        arrived += LowRankCodec(rank).decode(message, terms)
+        torch.testing.assert_close(arrived + feedback.residual, put_in, rtol=0, atol=1e-4)
+
+
 @each_stream
 def test_what_is_put_in_steadily_arrives(each: Decodable) -> None:
     """The residual stays bounded, so of a constant vector all elements arrive in the long run."""

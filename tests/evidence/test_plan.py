@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, Choice, Setting
-from bench.evidence.contenders import CONFIRMED, DDP, GASLOC, SWARM, TUNED
+from bench.evidence.contenders import CONFIRMED, DDP, DILOCOX, GASLOC, SWARM, TUNED
 from bench.evidence.experiments import EXPERIMENTS, all_cells
 from bench.evidence.grid import LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
 from bench.evidence.plan import State, choice_for, core_seconds, hours, jobs, ordered, pace, quick, tuned
@@ -247,6 +247,7 @@ def test_the_odd_peer_is_a_group_of_one() -> None:
     assert (fast[0]["step_s"], fast[1]["step_s"]) == (0.25, 1.0)
     assert "pace" not in scenario(cell(setting=Setting(straggler=0.1)), CHOICE)
     assert scenario(cell(setting=Setting(straggler=0.1)), Choice("gasloc_y", 1, 0))["pace"] == {"policy": "straggler"}
+    assert scenario(cell(contender=DILOCOX), Choice("dilocox", 0.7, 0.5))["pace"] == {"policy": "rank"}
 
 
 def test_who_comes_and_goes_keeps_the_number_of_peers() -> None:

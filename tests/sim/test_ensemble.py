@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 from pydantic import ValidationError
 
+from p2ptrain.codec import CodecTerms, LowRankCodec
 from p2ptrain.sim.ensemble import Lossy
 from p2ptrain.sim.scenario import MEGABIT, Scenario
 from p2ptrain.sim.simulate import simulate
@@ -114,6 +117,97 @@ def test_feedback_loses_nothing_in_the_long_run() -> None:
     total = sum(send("pseudo_gradient", values) for _ in range(200))
     assert float((total / 200 - values).norm() / values.norm()) < 0.2
     assert send.encoded["pseudo_gradient"] == pytest.approx(200 * PARAMETERS * 0.227 / 8, rel=0.02)
+
+
+def following(policy: str = "rank", learner: Mapping[str, Any] | None = None, **changes: Any) -> Scenario:
+    """Everybody is to learn the same without noise, and what is left to learn has ever fewer components (54 to 30)."""
+    settings = {"recipe": "dilocox", "gradients": "lowrank", "rank": 24, "learning_rate": 0.2, "momentum": 0.0}
+    data = scenario(**settings | changes).model_dump()
+    data["learner"] |= {"learning_rate": 1.0, "noise": 0.0, "spread": 0.0} | dict(learner or {})
+    data["run"] |= {"outer_steps": 60, "points": 6}
+    data["pace"] = {"policy": policy}
+    return Scenario.model_validate(data)
+
+
+def phases(notes: Mapping[str, int]) -> list[tuple[int, int, int]]:
+    """(rank, inner steps, how many outer steps had both)."""
+    found = [re.fullmatch(r"outer steps of rank (\d+) and (\d+) inner steps", note) for note in notes]
+    return [(int(each[1]), int(each[2]), notes[each[0]]) for each in found if each is not None]
+
+
+def test_rank_and_h_follow_what_is_left_to_learn() -> None:
+    fixed, adaptive = simulate(following("fixed")), simulate(following())
+    assert fixed.notes == {}
+    ranks, steps, counts = zip(*phases(adaptive.notes), strict=True)
+    assert (max(ranks), max(steps)) == (24, 10)
+    assert min(ranks) < 16
+    cut_short = [rank for rank, step in zip(ranks, steps, strict=True) if step != (20 * rank + 24) // 48]
+    assert len(cut_short) <= 1, "H is as the rank, but for the last phase"
+    assert sum(counts) == adaptive.curve[-1].outer_steps > fixed.curve[-1].outer_steps == 60
+    assert adaptive.overall.tokens == fixed.overall.tokens == 4 * 600
+    assert sum(step * count for step, count in zip(steps, counts, strict=True)) == 600
+    assert (adaptive.overall.bits_per_parameter or 9) < 0.8 * (fixed.overall.bits_per_parameter or 0)
+    assert adaptive.overall.up.payload == pytest.approx(fixed.overall.up.payload, rel=0.05), "a token costs as much"
+    assert (adaptive.curve[-1].validation or 9) < (fixed.curve[-1].validation or 0)
+    assert adaptive.curve[-1].disagreement == 0
+    assert len(adaptive.curve) == len(fixed.curve) == 6
+
+
+def test_each_outer_step_costs_its_own_rank_and_its_own_h() -> None:
+    narrow = [LINE | {"up_mbit_s": 0.0025}]  # of 24 components a message takes 7.8 s, and a phase of 10 steps 5 s
+    report = simulate(following(peers=narrow))
+    sent = simulated = 0.0
+    for rank, steps, count in phases(report.notes):
+        message = 2 * 3 / 4 * LowRankCodec(rank).encoded_size(CodecTerms(PARAMETERS))
+        sent += count * message
+        simulated += count * max(0.5 * steps, message / (0.0025 * MEGABIT))
+    assert report.overall.up.payload == pytest.approx(sent)
+    assert report.simulated_s == pytest.approx(simulated)
+    assert report.overall.utilization == pytest.approx(600 * 0.5 / simulated)
+
+
+def test_where_components_are_many_nothing_changes() -> None:
+    """Peers that differ send different components: of their average more matter than one of them sends."""
+    unlike = {"noise": 0.1, "spread": 0.1}
+    fixed, adaptive = simulate(following("fixed", unlike)), simulate(following("rank", unlike))
+    assert adaptive.notes == {"outer steps of rank 24 and 10 inner steps": 60}
+    assert adaptive.curve == fixed.curve
+    assert adaptive.overall == fixed.overall
+
+
+def test_a_run_of_a_broken_number_of_phases_ends_at_the_same_tokens() -> None:
+    whole = following().model_dump()
+    whole["run"] |= {"outer_steps": None, "tokens_per_peer": 593}
+    for policy in ("fixed", "rank"):
+        report = simulate(Scenario.model_validate(whole | {"pace": {"policy": policy}}))
+        assert report.overall.tokens == 4 * 600
+
+
+@pytest.mark.parametrize("recipe", ["diloco", "eager_diloco", "factored_gossip_none_global"])
+def test_the_rank_may_follow_any_average_over_everybody(recipe: str) -> None:
+    assert min(rank for rank, _, _ in phases(simulate(following(recipe=recipe)).notes)) < 24
+
+
+def test_the_policy_needs_an_average_and_a_rank() -> None:
+    def said(**changes: Any) -> str:
+        with pytest.raises(ValidationError) as caught:
+            following(**changes)
+        return str(caught.value)
+
+    for recipe in ("swarm", "gasloc", "local"):
+        exchanges = 1 if recipe == "swarm" else 0
+        assert (
+            f"pace.policy: rank, and recipe {recipe} has no average of everybody's whole pseudo-gradients between inner"
+            " phases; set it to fixed, or take a recipe that has, as dilocox"
+        ) in said(recipe=recipe, exchanges_per_step=exchanges)
+    assert "recipe streaming_diloco has no average of everybody's whole" in said(recipe="streaming_diloco")
+    assert "recipe ddp has no average of everybody's whole" in said(recipe="ddp", inner_steps=1)
+    assert (
+        "codec.gradients: int4 has no rank, and pace.policy is rank; set it to lowrank, or pace.policy to fixed"
+    ) in said(gradients="int4")
+    assert "run.failed_exchanges: 0.1, and with pace.policy rank nobody may miss an average; set it to 0" in said(
+        failed_exchanges=0.1
+    )
 
 
 def test_what_lockstep_does_not_have_is_refused_in_one_line() -> None:

@@ -168,6 +168,28 @@ def test_dilocox_uses_the_average_of_the_phase_before() -> None:
     torch.testing.assert_close(late.slow, at_once.slow, rtol=0, atol=ROUNDING)
 
 
+def test_what_a_step_was_taken_by_is_known_after_it() -> None:
+    """And nothing sooner: what follows an average follows one that has arrived."""
+    late, at_once = lockstep("dilocox", momentum=0.0), lockstep("diloco", momentum=0.0)
+    late.outer_step()
+    at_once.outer_step()
+    assert len(late.average) == 0
+    before = late.slow
+    late.outer_step()
+    torch.testing.assert_close(late.average, at_once.average, rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(late.slow, before - 0.7 * late.average, rtol=0, atol=ROUNDING)
+
+
+def test_an_outer_step_may_have_a_number_of_inner_steps_of_its_own() -> None:
+    for recipe in ("diloco", "dilocox", "streaming_diloco"):
+        told, ruled = lockstep(recipe), lockstep(recipe, inner_steps=3)
+        for _ in range(4):
+            told.outer_step(3)
+            ruled.outer_step()
+        assert told.progress == ruled.progress == 12.0
+        assert torch.equal(told.slow, ruled.slow)
+
+
 def test_streaming_diloco_with_one_fragment_nothing_late_and_no_merging_is_diloco() -> None:
     streaming = lockstep("streaming_diloco", late_steps=0, alpha=0.0)
     torch.testing.assert_close(ran(streaming), everybody(torch_diloco()), rtol=0, atol=ROUNDING)

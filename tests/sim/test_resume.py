@@ -30,6 +30,22 @@ WEATHER = [
     {"name": "vandals", "count": 1, "step_s": 1.0, "lie": "garbage"},
 ]
 
+FOLLOWING = (
+    "outer.recipe=dilocox",
+    "outer.exchanges_per_step=0",
+    "outer.fragments=1",
+    "outer.learning_rate=0.2",
+    "outer.momentum=0",
+    "codec.gradients=lowrank",
+    "codec.rank=24",
+    "learner.learning_rate=1.0",
+    "learner.noise=0",
+    "learner.spread=0",
+    "run.outer_steps=30",
+    "pace.policy=rank",
+)
+"""The rank falls from the seventh outer step on."""
+
 
 class Stops:
     """Says stop at every so many-th question."""
@@ -51,6 +67,7 @@ class Stops:
         ("quadratic", ("outer.recipe=noloco", "outer.exchanges_per_step=0", "codec.gradients=topk"), []),
         ("quadratic", ("outer.recipe=swarm_both", "codec.name=modular4", "codec.gradients=lowrank"), []),
         ("quadratic", ("outer.recipe=sparseloco", "outer.exchanges_per_step=0", "outer.fragments=1"), []),
+        ("quadratic", FOLLOWING, []),
         ("lm", ("run.outer_steps=2", "codec.name=modular8", "outer.fragments=1"), []),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else None,
