@@ -2,7 +2,8 @@
 
 ::
 
-    r_t = the mean of the last c effective ranks r', rounded up, 1 <= r_t <= r_1        H_t = H_1 r_t / r_1, rounded
+    q = the mean of the last c effective ranks r' / the mean of the first c
+    r_t = r_1 q, rounded up, 1 <= r_t <= r_1        H_t = H_1 r_t / r_1, rounded
 
 with r' of the averages that have arrived, the same for all peers, so that all come to the same r_t and H_t without a
 message. What a low-rank message costs is proportional to its rank: fewer bytes an outer step pay for outer steps more
@@ -10,11 +11,11 @@ often, and the bytes of an inner step stay what they were.
 
 Source: DiLoCoX (arXiv 2506.21263). Only its abstract was at hand: it names an adaptive compression and prints no rule.
 The rule is our reading: that both follow a window of ranks; r' as the exponential of the entropy of the singular values
-(``codec.effective_rank``); H in proportion to r; how both are rounded; r_1 and H_1 until the window is full.
+(``codec.effective_rank``); that the first window is what r_1 was right for; H in proportion to r; how both are rounded.
 
-Of what was compressed, an average of N messages of rank r has at most N r components. Of peers that send much the same,
-r' is a little below r whatever their pseudo-gradients have; rounding up keeps the rank from sinking by that alone where
-it is small, and slows it where it is large. docs/ALGORITHMS.md has what was measured.
+Why not r_t = r' itself: the average of N messages of rank r has up to N r components, and r' is far above r; where
+peers send much the same, r' is always a little below r, and r would sink by that alone. Both were seen
+(docs/ALGORITHMS.md). A ratio of two windows is free of either.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ def rank_and_inner_steps(
     """r_t and H_t of the next outer step: ``SMALLEST_RANK`` <= r_t <= r_1 and 1 <= H_t <= H_1.
 
     Args:
-        effective_ranks: r' >= 0 of the averages that have arrived, in order; the last ``RANK_WINDOW`` count.
+        effective_ranks: r' >= 0 of all averages that have arrived, in order.
         first_rank: r_1 >= 1.
         first_inner_steps: H_1 >= 1.
 
     Raises:
         ValueError: a number is out of range.
     """
-    window = effective_ranks[-RANK_WINDOW:]
-    if not (first_rank >= 1 and first_inner_steps >= 1 and all(0 <= each < math.inf for each in window)):
+    first, last = math.fsum(effective_ranks[:RANK_WINDOW]), math.fsum(effective_ranks[-RANK_WINDOW:])
+    known = [*effective_ranks[:RANK_WINDOW], *effective_ranks[-RANK_WINDOW:]]
+    if not (first_rank >= 1 and first_inner_steps >= 1 and all(0 <= each < math.inf for each in known)):
         raise ValueError(
-            f"effective_ranks {list(window)}, first_rank {first_rank} or first_inner_steps {first_inner_steps} "
-            "is out of range"
+            f"effective_ranks {known}, first_rank {first_rank} or first_inner_steps {first_inner_steps} is out of range"
         )
-    if len(window) < RANK_WINDOW:
+    if len(effective_ranks) < RANK_WINDOW or last >= first:
         return first_rank, first_inner_steps
-    rank = min(max(SMALLEST_RANK, math.ceil(math.fsum(window) / RANK_WINDOW)), first_rank)
+    rank = max(SMALLEST_RANK, math.ceil(first_rank * last / first))
     halves_up = (2 * first_inner_steps * rank + first_rank) // (2 * first_rank)
     return rank, max(1, halves_up)
 

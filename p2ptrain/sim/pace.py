@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
 from torch import Tensor
 
 from p2ptrain.codec import CodecTerms, effective_rank
-from p2ptrain.outer.adaptive import RANK_WINDOW, rank_and_inner_steps
+from p2ptrain.outer.adaptive import rank_and_inner_steps
 from p2ptrain.outer.policy import straggler_inner_steps
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
 
@@ -63,7 +63,7 @@ class RankPace:
         self.rank = first_rank
         self.inner_steps = first_inner_steps
         self._first = first_rank, first_inner_steps
-        self._effective_ranks: deque[float] = deque(maxlen=RANK_WINDOW)
+        self._effective_ranks: list[float] = []
         self._made: Counter[tuple[int, int]] = Counter()
 
     def follow(self, average: Tensor, made: int) -> None:
@@ -76,7 +76,7 @@ class RankPace:
         self._made[self.rank, made] += 1
         if len(average):
             self._effective_ranks.append(effective_rank(average.float().cpu(), CodecTerms(len(average))))
-        self.rank, self.inner_steps = rank_and_inner_steps(list(self._effective_ranks), *self._first)
+        self.rank, self.inner_steps = rank_and_inner_steps(self._effective_ranks, *self._first)
 
     def notes(self) -> dict[str, int]:
         """How many outer steps had which rank and H; the mean of both follows."""
