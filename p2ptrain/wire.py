@@ -282,6 +282,7 @@ _TERMS = _record(
     settled=_flag(),
     state=_STATE,
     partners=_integer(MAX_PARTNERS),
+    seconds_per_byte=_AMOUNT,
 )
 _FRAGMENTS = _ascending(_several(_integer(MAX_FRAGMENT_INDEX), MAX_FRAGMENTS))
 _PROTOCOL = _integer(2**16 - 1)
@@ -305,8 +306,11 @@ _MESSAGES: dict[int, tuple[type[Any], _Shape]] = {
         _record(Decline, reason=_word(DeclineReason), state=_STATE, step=_COUNT, progress=_AMOUNT, known=_KNOWN),
     ),
     4: (Acknowledge, _record(Acknowledge)),
-    5: (WeightsRequest, _record(WeightsRequest, run=_IDENTIFIER, protocol=_PROTOCOL, progress=_AMOUNT)),
-    6: (WeightsReply, _record(WeightsReply, step=_COUNT, progress=_AMOUNT, known=_KNOWN)),
+    5: (
+        WeightsRequest,
+        _record(WeightsRequest, run=_IDENTIFIER, protocol=_PROTOCOL, progress=_AMOUNT, seconds_per_byte=_AMOUNT),
+    ),
+    6: (WeightsReply, _record(WeightsReply, step=_COUNT, progress=_AMOUNT, seconds_per_byte=_AMOUNT, known=_KNOWN)),
 }
 _TAGS = {kind: tag for tag, (kind, _) in _MESSAGES.items()}
 

@@ -267,8 +267,10 @@ def test_other_headers_are_refused(header):
 
 def test_the_wire_format_is_frozen():
     """A change of these bytes is another protocol version."""
-    assert wire.encode_header(2, 262144).hex() == "a20200040000"
+    assert wire.encode_header(2, 262144).hex() == "a30200040000"
     assert wire.encode_part_end(wire.PartEnd(1, 2, b"\7" * 32)).hex() == "00000001" + "0000000000000002" + "07" * 32
     assert wire.encode_message(Acknowledge()).hex() == "920490"
-    terms = "9701cb4000000000000000cb3ff0000000000000cb7ff0000000000000c3a8" + b"training".hex() + "01"
+    terms = (
+        "9801cb4000000000000000cb3ff0000000000000cb7ff0000000000000c3a8" + b"training".hex() + "01" + "cb" + "00" * 8
+    )
     assert wire.encode_message(Accept((0, 3), TERMS)).hex() == "920293920003" + terms + "90"

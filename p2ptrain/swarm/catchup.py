@@ -55,7 +55,9 @@ class CatchUp:
             return False
         link = standing.new_link(donor.peer)
         self.pull = PullUnderWay(link, now + standing.deadlines.reply_s())
-        request = WeightsRequest(standing.rules.run, standing.rules.protocol, standing.progress)
+        request = WeightsRequest(
+            standing.rules.run, standing.rules.protocol, standing.progress, standing.deadlines.seconds_per_byte()
+        )
         standing.emit(Open(link, donor.addresses, request))
         standing.note("catching up", donor.peer, f"it is {donor.progress - standing.progress:.0f} tokens ahead")
         return True
@@ -73,7 +75,7 @@ class CatchUp:
         if reply.progress < standing.progress:
             self.failed(LinkFailed(link, "its weights are older than ours", their_fault=True), now)
             return
-        deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes)
+        deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
         self.pull = PullUnderWay(link, deadline, replied=True)
         standing.emit(Pull(link, reply))
 
@@ -112,9 +114,11 @@ class CatchUp:
             standing.emit(Send(link, Decline(refusal, standing.state, standing.step, standing.progress)))
             standing.emit(Close(link))
             return
-        self._donations[link] = now + standing.deadlines.payload_s(standing.rules.weights_bytes)
+        patience_s = standing.deadlines.payload_s(standing.rules.weights_bytes, request.seconds_per_byte)
+        self._donations[link] = now + patience_s
         known = standing.known_to_pass_on(now, link.peer)
-        standing.emit(Send(link, WeightsReply(standing.step, standing.progress, known)))
+        reply = WeightsReply(standing.step, standing.progress, standing.deadlines.seconds_per_byte(), known)
+        standing.emit(Send(link, reply))
         standing.emit(Donate(link))
 
     def donated(self, link: LinkId, sent_bytes: int) -> None:
@@ -172,7 +176,9 @@ class CatchUp:
 
     def _ahead(self, now: float) -> list[Known]:
         standing = self._standing
-        if standing.settled or standing.members.none_beyond(standing.progress + standing.rules.catch_up_tokens, now):
+        if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
+            return []
+        if standing.members.none_beyond(standing.progress + standing.rules.catch_up_tokens, now):
             return []
         return [
             known

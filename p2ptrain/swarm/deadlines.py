@@ -1,7 +1,8 @@
 """How long to wait for a partner: learnt from completed exchanges, never asked of a user.
 
 A deadline is ``median + 8 MAD`` of what completed attempts took (median absolute deviation; outliers do not move it),
-for payloads per byte. Before anything completed a sane start value counts. A missed deadline doubles all that follow
+for payloads per byte. Before anything completed a sane start value counts. Of a payload's two deadlines the longer one
+counts on both sides. A missed deadline doubles all that follow
 until something completes again: otherwise a network that became slow would fail every exchange for ever.
 """
 
@@ -51,13 +52,23 @@ class Deadlines:
         """An answer that takes longer than this is unusually late."""
         return _clamp(4 * self._replies.median(), *PROMPT_BOUNDS_S) if self._replies else PROMPT_BOUNDS_S[1]
 
-    def payload_s(self, size_bytes: int) -> float:
-        """How long to wait for a payload of this size both ways, acknowledgements included."""
+    def seconds_per_byte(self) -> float:
+        """How long we are prepared to wait for each byte of a payload: what partners are told."""
         per_byte = 1.0 / FIRST_RATE
         if self._per_byte:
             per_byte = max(self._per_byte.bound(), SHARING * self._per_byte.median())
+        return self._patience * per_byte
+
+    def payload_s(self, size_bytes: int, theirs: float = 0.0) -> float:
+        """How long to wait for a payload of this size both ways, acknowledgements included.
+
+        Args:
+            theirs: what the partner said of its ``seconds_per_byte``. Who knows fast lines only would give up each time
+                on one whose line is slow, for ever.
+        """
         shortest, longest = PAYLOAD_BOUNDS_S
-        return _clamp(self._patience * per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
+        per_byte = max(self.seconds_per_byte(), theirs)
+        return _clamp(per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
 
     def typical_payload_s(self, size_bytes: int) -> float | None:
         """The median time of a payload of this size, None before any was measured."""

@@ -329,5 +329,7 @@ class Exchanging:
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         standing = self._standing
         size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
-        self.book.put(exchange.swapping(fragments, theirs, now, now + standing.deadlines.payload_s(size)))
+        self.book.put(
+            exchange.swapping(fragments, theirs, now, now + standing.deadlines.payload_s(size, theirs.seconds_per_byte))
+        )
         standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))

@@ -88,6 +88,9 @@ class Terms:
     state: PeerState
     partners: int = 1
     """With how many the same snapshot is mixed at once; the larger of both sides' numbers counts."""
+    seconds_per_byte: float = 0.0
+    """How long this side is prepared to wait for a payload; the larger of both sides' numbers counts. So whose line is
+    fast waits for whose is slow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +140,8 @@ class WeightsRequest:
     run: RunId
     protocol: int
     progress: float
+    seconds_per_byte: float = 0.0
+    """As in ``Terms``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +150,8 @@ class WeightsReply:
 
     step: int
     progress: float
+    seconds_per_byte: float = 0.0
+    """As in ``Terms``."""
     known: tuple[Presence, ...] = ()
 
 

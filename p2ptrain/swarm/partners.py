@@ -51,6 +51,7 @@ def own_terms(standing: Standing, partners: int = 1) -> Terms:
         settled=standing.settled,
         state=standing.state,
         partners=partners,
+        seconds_per_byte=standing.deadlines.seconds_per_byte(),
     )
 
 

@@ -286,7 +286,8 @@ class Peer:
         standing = self._standing
         if self._ended or self._catch_up.pull is not None:
             return
-        if standing.settled and now - self._in_step_at >= OUT_OF_STEP_S and self._is_out_of_step(now):
+        in_doubt = standing.settled and standing.rules.exchanges and now - self._in_step_at >= OUT_OF_STEP_S
+        if in_doubt and self._is_out_of_step(now):
             standing.settled = False
             standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
         if not standing.settled and self._catch_up.begin(now):

@@ -182,3 +182,30 @@ def test_the_order_of_sets_decides_nothing(make, tmp_path):
         for seed in ("1", "2")
     }
     assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "alone"), [(("outer.recipe=swarm",), 0.99), (("outer.recipe=gasloc", "outer.exchanges_per_step=0"), 0.6)]
+)
+def test_a_peer_on_a_slow_line_takes_part(make, recipe: tuple[str, ...], alone: float) -> None:
+    """A tenth of the others' bandwidth: a swap with it takes ten times theirs, and nobody gives it up for that."""
+    line = {"step_s": 1.0, "step_jitter": 0.1}
+    slow = {"name": "slow", "count": 1, "up_mbit_s": 2.0, "down_mbit_s": 2.0, **line}
+    full = ("peers.home.count=7", "peers.home.up_mbit_s=20", "peers.home.down_mbit_s=20")
+    report = simulate(
+        make(*recipe, *full, "run.outer_steps=30", "outer.inner_steps=30", "outer.fragments=1", groups=[slow])
+    )
+    found, others = report.groups["slow"], report.groups["home"]
+    assert found.exchanges > 0.9 * found.outer_steps
+    assert found.exchanges_failed <= 3
+    assert (found.solo_share or 0.0) < 0.1
+    assert (others.utilization or 0.0) > alone, "who waits for partners waits for it; who does not, does not"
+
+
+def test_who_trains_alone_takes_nobodys_weights(make) -> None:
+    alone = ("outer.recipe=local", "outer.exchanges_per_step=0", "run.outer_steps=60")
+    fast = {"name": "fast", "count": 1, "step_s": 0.1, "up_mbit_s": 20.0, "down_mbit_s": 100.0}
+    report = simulate(make(*alone, groups=[fast]))
+    assert report.overall.pulls == 0
+    assert report.overall.up.weights == 0
+    assert {name: group.outer_steps for name, group in report.groups.items()} == {"home": 6 * 60, "fast": 60}

@@ -58,3 +58,13 @@ def test_everything_is_within_bounds(deadlines: Deadlines) -> None:
     deadlines.replied(1e6)
     deadlines.replied(1e6)
     assert deadlines.reply_s() == REPLY_BOUNDS_S[1]
+
+
+def test_the_more_patient_side_decides(deadlines: Deadlines) -> None:
+    """Who knows fast lines only waits for who has a slow one, within the bounds for everybody."""
+    deadlines.transferred(10 * MEGABYTE, 10.0)
+    own = deadlines.seconds_per_byte()
+    assert own * 10 * MEGABYTE == SHARING * 10.0
+    assert deadlines.payload_s(10 * MEGABYTE, own / 2) == SHARING * 10.0
+    assert deadlines.payload_s(10 * MEGABYTE, 3 * own) == pytest.approx(3 * SHARING * 10.0)
+    assert deadlines.payload_s(10 * MEGABYTE, 1e9) == PAYLOAD_BOUNDS_S[1]
