@@ -11,15 +11,15 @@ Legend: N peers, F elements of one fragment.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
 
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, compress, is_decodable, needs_feedback
-from p2ptrain.outer import OuterRule
+from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
+from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import InnerTask
 from p2ptrain.recipes import RECIPES, Mix, Stream
 from p2ptrain.sim import cohort as cohorts
@@ -31,37 +31,43 @@ from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, Figures, Point, Rep
 from p2ptrain.sim.scenario import MEGABIT, LanguageModelLearner, Scenario
 from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train.rules import codecs_of
+from p2ptrain.train.rules import codecs_of, matrices_of
 
 GATHERS = frozenset({"sparseloco"})
 """Recipes whose messages add up to more than one message: every peer gets everybody's."""
 
 
 class Lossy:
-    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it."""
+    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        matrices: that lie in each fragment; none at all: nothing is known of them.
+    """
+
+    def __init__(self, scenario: Scenario, matrices: Sequence[Matrices] = ()) -> None:
         recipe = RECIPES[scenario.outer.recipe]
         slow, gradients = codecs_of(scenario.codec)
         self._codecs: dict[Stream, Codec] = {"slow": slow, "pseudo_gradient": gradients}
         self._decay = scenario.outer.momentum if recipe.feedback else 1.0
+        self._matrices = tuple(matrices) or ((),) * scenario.outer.fragments
         self._feedback: dict[tuple[Stream, int, int], Feedback] = {}
+        """By stream, fragment and peer."""
         self.encoded: dict[Stream, int] = {}
         """Bytes of one peer's messages, all in all."""
 
-    def __call__(self, stream: Stream, values: Tensor) -> Tensor:
+    def __call__(self, stream: Stream, fragment: int, values: Tensor) -> Tensor:
         codec = self._codecs[stream]
-        terms = CodecTerms(values.shape[1])
+        terms = CodecTerms(values.shape[1], matrices=self._matrices[fragment])
         self.encoded[stream] = self.encoded.get(stream, 0) + codec.encoded_size(terms)
         if codec.name == "fp32":
             return values
         assert is_decodable(codec), "the scenario refuses others"
         rows = []
         for place, row in enumerate(values.cpu().float()):
-            feedback = self._feedback.get((stream, place, len(row))) or Feedback.empty(len(row))
             if needs_feedback(codec):
+                feedback = self._feedback.get((stream, fragment, place)) or Feedback.empty(len(row))
                 message, feedback = compress(codec, row, feedback, terms, self._decay)
-                self._feedback[stream, place, len(row)] = feedback
+                self._feedback[stream, fragment, place] = feedback
             else:
                 message = codec.encode(row.contiguous(), terms)
             rows.append(codec.decode(message, terms))
@@ -90,12 +96,16 @@ class EnsembleSimulation:
                 self._cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task  # type: ignore[attr-defined]
                 for seat in range(scenario.total_peers)
             ]
-        self._send = Lossy(scenario)
+        matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
+        if self._pool is not None:
+            layout = self._pool.layout
+            matrices = matrices_of(layout, slices(layout.total, scenario.outer.fragments))
+        self._send = Lossy(scenario, matrices)
         self._random = Random(f"{scenario.run.seed}/conditions")
         self._lockstep = self._make_lockstep()
         self._rank_pace = None
         if scenario.pace.policy == "rank":
-            self._rank_pace = RankPace(scenario.codec.rank, scenario.outer.inner_steps)
+            self._rank_pace = RankPace(scenario.codec.rank, scenario.outer.inner_steps, matrices[0])
         self._curve: list[Point] = []
         self._made = 0
         """Inner steps of each peer."""

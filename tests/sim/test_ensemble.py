@@ -114,7 +114,7 @@ def test_data_parallel_training_sends_a_gradient_every_inner_step() -> None:
 def test_feedback_loses_nothing_in_the_long_run() -> None:
     send = Lossy(scenario(recipe="dilocox", gradients="topk"))
     values = torch.randn(3, PARAMETERS, generator=torch.Generator().manual_seed(0))
-    total = sum(send("pseudo_gradient", values) for _ in range(200))
+    total = sum(send("pseudo_gradient", 0, values) for _ in range(200))
     assert float((total / 200 - values).norm() / values.norm()) < 0.2
     assert send.encoded["pseudo_gradient"] == pytest.approx(200 * PARAMETERS * 0.227 / 8, rel=0.02)
 
