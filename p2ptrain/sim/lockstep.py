@@ -78,7 +78,7 @@ class Lockstep:
         rules: the same for all.
         advance: makes one inner step of all tasks at this progress; returns their losses. One batch, if it can.
         send: what the others see of a stream.
-        reach: which exchanges fail; an average over everybody is then over those who reach the first peer.
+        reach: which exchanges between partners succeed. An average over everybody is made until it succeeds.
     """
 
     def __init__(
@@ -205,11 +205,8 @@ class Lockstep:
         return self._mean(sent) - own if mix.who == "all" else self._neighbours_mean(sent) - sent
 
     def _mean(self, sent: Tensor) -> Tensor:
-        """[N, F] everybody's mean, for each who can be reached; the others keep their own."""
-        there = [place for place in range(len(self._tasks)) if place == 0 or self._reach(self.step, 0, place)]
-        result = sent.clone()
-        result[there] = sent[there].mean(0)
-        return result
+        """[N, F] everybody's mean, for each."""
+        return sent.mean(0).expand_as(sent).clone()
 
     def _neighbours_mean(self, sent: Tensor) -> Tensor:
         """[N, F] ``W sent`` with the Metropolis weights of this outer step's plan."""
