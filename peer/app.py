@@ -31,7 +31,7 @@ from p2ptrain.telemetry import EventLog
 from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
-from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
+from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
@@ -181,13 +181,15 @@ def _build(
     reader = Reader(manifest.run.seed, identity.peer_id)
     task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
+    fragments = slices(len(model.theta), manifest.outer.fragments)
     learner = Learner(
         task,
         learner_rules(manifest.outer, manifest.run.tokens_per_peer),
-        slices(len(model.theta), manifest.outer.fragments),
+        fragments,
         weight_codec,
         log,
         gradient_codec=gradient_codec,
+        matrices=matrices_of(model.layout, fragments),
     )
     first_loss = _resume(home, learner, signed, log)
     rules = swarm_rules(

@@ -31,7 +31,7 @@ beside input and output is bounded (``door.CHUNK``), but for the low-rank factor
 
 from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE, BlockwiseCodec
 from p2ptrain.codec.dense import BF16, FP16, FP32, DenseCodec
-from p2ptrain.codec.door import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable
+from p2ptrain.codec.door import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable, Matrices
 from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feedback
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
@@ -104,6 +104,7 @@ __all__ = [
     "DenseCodec",
     "Feedback",
     "LowRankCodec",
+    "Matrices",
     "ModularCodec",
     "TopKCodec",
     "agree",

@@ -18,6 +18,9 @@ from p2ptrain.errors import RemoteError
 Buffer = bytes | bytearray | memoryview
 """Bytes as they come from a link or from ``encode``."""
 
+Matrices = tuple[tuple[int, int], ...]
+"""(rows, columns) of the matrices that lie in a fragment one after the other; empty means that nothing is known."""
+
 LARGEST_MAGNITUDE = 2.0**125
 """No element of a message is larger. The difference of two is then finite in fp32, whatever a stranger sends."""
 
@@ -36,9 +39,9 @@ class CodecTerms:
     """The agreed step widths relative to ``level``, one byte a block (``codec.steps``). Only modular codecs read it."""
     level: int = 0
     """The measured distance of the two snapshots in quarter octaves. Only modular codecs read it."""
-    matrices: tuple[tuple[int, int], ...] = ()
-    """(rows, columns) of the matrices that lie in the fragment one after the other (``codec.shapes.matrices``). Only
-    the low-rank codec reads it; empty means that nothing is known. Never sent: model and fragment determine it."""
+    matrices: Matrices = ()
+    """What lies in the fragment (``codec.shapes.matrices``). Only the low-rank codec reads it. Never sent: model and
+    fragment determine it."""
 
     def __post_init__(self) -> None:
         if self.elements < 1:

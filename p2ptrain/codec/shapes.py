@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import CodecTerms
+from p2ptrain.codec.door import CodecTerms, Matrices
 
 
 def near_square(elements: int) -> tuple[int, int]:
@@ -28,7 +28,7 @@ def matrices(
     offsets: Sequence[int],
     begin: int,
     end: int,
-) -> tuple[tuple[int, int], ...]:
+) -> Matrices:
     """The matrices that lie in the elements [begin, end) of a flat vector, for ``CodecTerms.matrices``.
 
     Whole rows of a parameter are a matrix, its first dimension counting them. Vectors, gaps between parameters and rows

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import steps
-from p2ptrain.codec.door import Buffer, Codec, CodecTerms
+from p2ptrain.codec.door import Buffer, Codec, CodecTerms, Matrices
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.errors import RemoteError
 
@@ -53,9 +53,7 @@ def wish_for(
     return shape + steps.sketch(snapshot) if isinstance(codec, ModularCodec) else b""
 
 
-def agree(
-    codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: tuple[tuple[int, int], ...] = ()
-) -> CodecTerms:
+def agree(codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: Matrices = ()) -> CodecTerms:
     """The terms of one exchange of one fragment, from both wishes. Symmetric: both sides come to the same.
 
     Raises:

@@ -1,9 +1,9 @@
 """Simulates the recipes that average over everybody at once: lockstep steps, and what they cost on these lines.
 
-There are no messages. An outer step takes as long as the slowest computer's inner phase, and a ring all-reduce over the
-narrowest line: every peer sends and receives 2 (N - 1) / N of the encoded stream (Patarasuk and Yuan, 2009), with
-2 (N - 1) times the longest latency. Averages that are used late hide behind the next phase as far as they fit.
-SparseLoCo's messages are gathered, not reduced: a peer sends its own to all others.
+There are no messages. An outer step takes as long as the slowest computer's inner phase, and an average over the
+narrowest line (``sim.averages``): a ring all-reduce or, where messages do not add up to one, a gathering. An average
+that fails is made again until everybody has the exact one. Averages that are used late hide behind the next phase as
+far as they fit, with all their attempts.
 
 Legend: N peers, F elements of one fragment.
 """
@@ -11,57 +11,61 @@ Legend: N peers, F elements of one fragment.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf
 from random import Random
 
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, compress, is_decodable, needs_feedback
-from p2ptrain.outer import OuterRule
+from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
+from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import InnerTask
-from p2ptrain.recipes import RECIPES, Mix, Stream
+from p2ptrain.recipes import RECIPES, Stream
 from p2ptrain.sim import cohort as cohorts
+from p2ptrain.sim.averages import Averages
 from p2ptrain.sim.judgement import Judgement, disagreement
 from p2ptrain.sim.language import judged, make_pool
 from p2ptrain.sim.lockstep import Lockstep, LockstepRules
 from p2ptrain.sim.pace import RankPace
 from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, Figures, Point, Report
-from p2ptrain.sim.scenario import MEGABIT, LanguageModelLearner, Scenario
+from p2ptrain.sim.scenario import LanguageModelLearner, Scenario
 from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train.rules import codecs_of
-
-GATHERS = frozenset({"sparseloco"})
-"""Recipes whose messages add up to more than one message: every peer gets everybody's."""
+from p2ptrain.train.rules import codecs_of, matrices_of
 
 
 class Lossy:
-    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it."""
+    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it.
 
-    def __init__(self, scenario: Scenario) -> None:
+    Args:
+        matrices: that lie in each fragment; none at all: nothing is known of them.
+    """
+
+    def __init__(self, scenario: Scenario, matrices: Sequence[Matrices] = ()) -> None:
         recipe = RECIPES[scenario.outer.recipe]
         slow, gradients = codecs_of(scenario.codec)
         self._codecs: dict[Stream, Codec] = {"slow": slow, "pseudo_gradient": gradients}
         self._decay = scenario.outer.momentum if recipe.feedback else 1.0
+        self._matrices = tuple(matrices) or ((),) * scenario.outer.fragments
         self._feedback: dict[tuple[Stream, int, int], Feedback] = {}
+        """By stream, fragment and peer."""
         self.encoded: dict[Stream, int] = {}
         """Bytes of one peer's messages, all in all."""
 
-    def __call__(self, stream: Stream, values: Tensor) -> Tensor:
+    def __call__(self, stream: Stream, fragment: int, values: Tensor) -> Tensor:
         codec = self._codecs[stream]
-        terms = CodecTerms(values.shape[1])
+        terms = CodecTerms(values.shape[1], matrices=self._matrices[fragment])
         self.encoded[stream] = self.encoded.get(stream, 0) + codec.encoded_size(terms)
         if codec.name == "fp32":
             return values
         assert is_decodable(codec), "the scenario refuses others"
         rows = []
         for place, row in enumerate(values.cpu().float()):
-            feedback = self._feedback.get((stream, place, len(row))) or Feedback.empty(len(row))
             if needs_feedback(codec):
+                feedback = self._feedback.get((stream, fragment, place)) or Feedback.empty(len(row))
                 message, feedback = compress(codec, row, feedback, terms, self._decay)
-                self._feedback[stream, place, len(row)] = feedback
+                self._feedback[stream, fragment, place] = feedback
             else:
                 message = codec.encode(row.contiguous(), terms)
             rows.append(codec.decode(message, terms))
@@ -90,16 +94,20 @@ class EnsembleSimulation:
                 self._cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task  # type: ignore[attr-defined]
                 for seat in range(scenario.total_peers)
             ]
-        self._send = Lossy(scenario)
-        self._random = Random(f"{scenario.run.seed}/conditions")
+        matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
+        if self._pool is not None:
+            layout = self._pool.layout
+            matrices = matrices_of(layout, slices(layout.total, scenario.outer.fragments))
+        self._send = Lossy(scenario, matrices)
+        self._averages = Averages(scenario, Random(f"{scenario.run.seed}/conditions"))
         self._lockstep = self._make_lockstep()
         self._rank_pace = None
         if scenario.pace.policy == "rank":
-            self._rank_pace = RankPace(scenario.codec.rank, scenario.outer.inner_steps)
+            self._rank_pace = RankPace(scenario.codec.rank, scenario.outer.inner_steps, matrices[0])
         self._curve: list[Point] = []
         self._made = 0
         """Inner steps of each peer."""
-        self._now = self._sent = 0.0
+        self._now = self._sent = self._received = 0.0
         self._wall_s = self._cpu_s = 0.0
 
     def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
@@ -131,9 +139,10 @@ class EnsembleSimulation:
             overall=everybody,
             groups={name: self._figures(group.count, group.step_s) for name, group in scenario.named()},
             curve=self._curve,
-            notes=self._rank_pace.notes() if self._rank_pace is not None else {},
+            notes=self._averages.notes() | (self._rank_pace.notes() if self._rank_pace is not None else {}),
             left_out=[
-                "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line",
+                "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line, or"
+                " of gathering all messages through a store",
                 *LEFT_OUT,
             ],
             cost=Cost(
@@ -209,7 +218,12 @@ class EnsembleSimulation:
         return [task.inner_step(progress).loss for task in self._tasks]
 
     def _reaches(self, step: int, one: int, other: int) -> bool:
-        return self._random.random() >= self.scenario.run.failed_exchanges
+        """Drawn from the pair and the step, so that both sides, and all who ask again, find the same."""
+        run = self.scenario.run
+        if not run.failed_exchanges:
+            return True
+        pair = f"{min(one, other)}/{max(one, other)}"
+        return Random(f"{run.seed}/conditions/{step}/{pair}").random() >= run.failed_exchanges
 
     def _look(self, final: bool) -> None:
         lockstep, peers = self._lockstep, self.scenario.total_peers
@@ -249,32 +263,20 @@ class EnsembleSimulation:
         seconds = {"blocking": 0.0, "overlapped": 0.0}
         for mix in self._recipe.mixes:
             message = 4 * self.scenario.learner.parameters if self._together else encoded.get(mix.stream, 0)
-            passes = self._passes(mix)
-            self._sent += passes * message
-            seconds[mix.when] += self._average_s(mix, passes * message)
+            passage = self._averages.passage(mix, message)
+            self._sent += passage.up_bytes
+            self._received += passage.down_bytes
+            seconds[mix.when] += passage.seconds
         slowest = max(group.step_s for group in self.scenario.peers) * inner_steps
         self._now += max(slowest, seconds["overlapped"]) + seconds["blocking"]
 
-    def _average_s(self, mix: Mix, sent_bytes: float) -> float:
-        groups, peers = self.scenario.peers, self.scenario.total_peers
-        if peers == 1:
-            return 0.0
-        narrowest = min(min(group.up_mbit_s or inf, group.down_mbit_s or inf) for group in groups) * MEGABIT
-        hops = 2 * (peers - 1) if mix.who == "all" else 1
-        return sent_bytes / narrowest + hops * 2 * max(group.latency_s for group in groups)
-
-    def _passes(self, mix: Mix) -> float:
-        """How many times its own message a peer sends, and as much receives."""
-        peers = self.scenario.total_peers
-        if mix.who != "all":
-            return float(self.scenario.outer.partners)
-        return float(peers - 1) if self._recipe.name in GATHERS else 2 * (peers - 1) / peers
-
     def _figures(self, peers: int, step_s: float) -> Figures:
         steps = self._lockstep.step
-        sent = self._sent
-        bits = 8 * sent / (self.scenario.learner.parameters * steps)
-        traffic = Bytes(payload=sent, weights=0.0, control=0.0, directory=0.0, total=sent)
+        bits = 8 * self._sent / (self.scenario.learner.parameters * steps)
+        up, down = (
+            Bytes(payload=passed, weights=0.0, control=0.0, directory=0.0, total=passed)
+            for passed in (self._sent, self._received)
+        )
         tokens = self._lockstep.progress / (self.scenario.total_peers if self._together else 1)
         return Figures(
             peers=peers,
@@ -282,8 +284,8 @@ class EnsembleSimulation:
             tokens=round(tokens) * peers,
             loss=self._lockstep.loss,
             utilization=min(self._made * step_s / self._now, 1.0) if self._now else None,
-            up=traffic,
-            down=traffic,
+            up=up,
+            down=down,
             bits_per_parameter=bits,
             payload_bits_per_parameter=bits,
             exchanges=0,

@@ -22,7 +22,7 @@ from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.inner import Reader
 from p2ptrain.train.learner import Encoded, Learner
-from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
+from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 
 
 def make_pool(scenario: Scenario, device: str, together: bool = False) -> LanguageModelPool:
@@ -96,6 +96,7 @@ class LanguageCohort:
         self._scenario = scenario
         self._initial = self.pool.theta[0].clone()
         self._slices = slices(self.pool.theta.shape[1], scenario.outer.fragments)
+        self._matrices = matrices_of(self.pool.layout, self._slices)
         self._codecs = codecs_of(scenario.codec)
         self._seats: dict[SimulatedLearner, int] = {}
 
@@ -107,7 +108,8 @@ class LanguageCohort:
         rules = replace(
             learner_rules(self._scenario.outer, float(self._scenario.tokens_per_peer)), inner_steps=inner_steps
         )
-        learner = Learner(task, rules, self._slices, self._codecs[0], notebook, gradient_codec=self._codecs[1])
+        slow, gradients = self._codecs
+        learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self._matrices)
         self._seats[learner] = seat
         return learner
 

@@ -33,14 +33,14 @@ from p2ptrain.recipes import Mix, Recipe, Stream
 from p2ptrain.swarm.topology import Topology, planned_partners
 from p2ptrain.train.outer_phase import OuterPhase
 
-Send = Callable[[Stream, Tensor], Tensor]
-"""What the others see of a stream [N, F]: through a codec and back."""
+Send = Callable[[Stream, int, Tensor], Tensor]
+"""What the others see of a stream: its fragment of this number [N, F], through a codec and back."""
 
 Reach = Callable[[int, int, int], bool]
 """Whether the exchange between two peers (their places) at this outer step succeeds; the same for both orders."""
 
 
-def exactly(stream: Stream, values: Tensor) -> Tensor:
+def exactly(stream: Stream, fragment: int, values: Tensor) -> Tensor:
     """Nothing is lost on the way."""
     return values
 
@@ -78,7 +78,7 @@ class Lockstep:
         rules: the same for all.
         advance: makes one inner step of all tasks at this progress; returns their losses. One batch, if it can.
         send: what the others see of a stream.
-        reach: which exchanges fail; an average over everybody is then over those who reach the first peer.
+        reach: which exchanges between partners succeed. An average over everybody is made until it succeeds.
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Lockstep:
         phase = OuterPhase.begin(recipe, self._rules.outer, self._states, [self._theta()])
         for mix in recipe.mixes:
             if (mix.stream, mix.when, mix.who) == ("pseudo_gradient", "blocking", "all"):
-                phase.gradients[0] = self._mean(self._send(mix.stream, phase.gradients[0]))  # to the bit the same
+                phase.gradients[0] = self._mean(self._send(mix.stream, 0, phase.gradients[0]))  # to the bit the same
                 self.average = phase.gradients[0][0].clone()
             elif mix.when == "blocking":
                 phase.take(mix.stream, 0, self._displacement(mix, phase.snapshots(mix.stream)[0]))
@@ -162,7 +162,7 @@ class Lockstep:
     def _use_late_average(self) -> None:
         """Step by the average of the phase before; at the first phase there is none."""
         g = pseudo_gradient(self._states[0], self._theta())
-        sent = self._send("pseudo_gradient", g)
+        sent = self._send("pseudo_gradient", 0, g)
         mean_before, own_before = self._before[0] or (torch.zeros_like(g), torch.zeros_like(g))
         if self._rules.recipe.delay == "phase_own_fresh":
             use = own_fresh(mean_before, own_before, sent, len(self._tasks))
@@ -183,7 +183,7 @@ class Lockstep:
                 sent_at = (fragment + 1) * steps // count - 1
                 if inner == sent_at:
                     g = pseudo_gradient(self._states[fragment], self._theta()[:, piece])
-                    self._before[fragment] = self._mean(self._send("pseudo_gradient", g)), g
+                    self._before[fragment] = self._mean(self._send("pseudo_gradient", fragment, g)), g
                 arrived = self._before[fragment]
                 if arrived is not None and inner == (sent_at + rules.late_steps) % steps:
                     self._states[fragment] = outer_step(self._states[fragment], arrived[0], rules.outer)
@@ -201,15 +201,12 @@ class Lockstep:
         Everybody's mean stands in their place, and is the same for all whatever was lost in sending. Partners add the
         difference of what both sent, so that the mean stays where it is.
         """
-        sent = self._send(mix.stream, own)
+        sent = self._send(mix.stream, 0, own)
         return self._mean(sent) - own if mix.who == "all" else self._neighbours_mean(sent) - sent
 
     def _mean(self, sent: Tensor) -> Tensor:
-        """[N, F] everybody's mean, for each who can be reached; the others keep their own."""
-        there = [place for place in range(len(self._tasks)) if place == 0 or self._reach(self.step, 0, place)]
-        result = sent.clone()
-        result[there] = sent[there].mean(0)
-        return result
+        """[N, F] everybody's mean, for each."""
+        return sent.mean(0).expand_as(sent).clone()
 
     def _neighbours_mean(self, sent: Tensor) -> Tensor:
         """[N, F] ``W sent`` with the Metropolis weights of this outer step's plan."""

@@ -8,7 +8,7 @@ from random import Random
 
 from torch import Tensor
 
-from p2ptrain.codec import CodecTerms, effective_rank
+from p2ptrain.codec import CodecTerms, Matrices, effective_rank
 from p2ptrain.outer.adaptive import rank_and_inner_steps
 from p2ptrain.outer.policy import straggler_inner_steps
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
@@ -57,12 +57,14 @@ class RankPace:
     Args:
         first_rank: r_1, the scenario's.
         first_inner_steps: H_1.
+        matrices: that lie in the average; empty: nothing is known of them.
     """
 
-    def __init__(self, first_rank: int, first_inner_steps: int) -> None:
+    def __init__(self, first_rank: int, first_inner_steps: int, matrices: Matrices = ()) -> None:
         self.rank = first_rank
         self.inner_steps = first_inner_steps
         self._first = first_rank, first_inner_steps
+        self._matrices = matrices
         self._effective_ranks: list[float] = []
         self._made: Counter[tuple[int, int]] = Counter()
 
@@ -75,7 +77,8 @@ class RankPace:
         """
         self._made[self.rank, made] += 1
         if len(average):
-            self._effective_ranks.append(effective_rank(average.float().cpu(), CodecTerms(len(average))))
+            terms = CodecTerms(len(average), matrices=self._matrices)
+            self._effective_ranks.append(effective_rank(average.float().cpu(), terms))
         self.rank, self.inner_steps = rank_and_inner_steps(self._effective_ranks, *self._first)
 
     def notes(self) -> dict[str, int]:

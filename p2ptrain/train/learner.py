@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, is_decodable, needs_feedback
+from p2ptrain.codec import Codec, Matrices, is_decodable, needs_feedback
 from p2ptrain.ids import LinkId
 from p2ptrain.outer import (
     NORM_HISTORY,
@@ -94,6 +94,7 @@ class Learner:
         fragments: slices of [0, P), one a fragment.
         codec: for the slow weights in exchanges.
         gradient_codec: for pseudo-gradients; None: the same.
+        matrices: that lie in each fragment (``rules.matrices_of``); none at all: nothing is known of them.
         notebook: told of discarded inner phases.
         clock: measures what the network costs the trainer.
     """
@@ -107,6 +108,7 @@ class Learner:
         notebook: Notebook,
         clock: Clock = time.perf_counter,
         gradient_codec: Codec | None = None,
+        matrices: Sequence[Matrices] = (),
     ) -> None:
         self.task = task
         self.step = 0
@@ -122,7 +124,7 @@ class Learner:
         self._slices = tuple(fragments)
         mixes_gradients = rules.recipe.mix("pseudo_gradient") is not None
         lengths = [piece.stop - piece.start for piece in self._slices]
-        self.payloads = Payloads(lengths, codec, (gradient_codec or codec) if mixes_gradients else None)
+        self.payloads = Payloads(lengths, codec, (gradient_codec or codec) if mixes_gradients else None, matrices)
         self._notebook = notebook
         self._clock = clock
         self._inner = 0

@@ -21,6 +21,7 @@ from p2ptrain.codec import (
     Codec,
     CodecTerms,
     Comparison,
+    Matrices,
     agree,
     compare,
     first_shape,
@@ -79,11 +80,21 @@ class Payloads:
         lengths: n of each fragment.
         codec: for the slow weights.
         gradient_codec: for pseudo-gradients; None: they are not exchanged.
+        matrices: that lie in each fragment, the same on all peers of a run; none at all: nothing is known of them.
     """
 
-    def __init__(self, lengths: Sequence[int], codec: Codec, gradient_codec: Codec | None) -> None:
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        codec: Codec,
+        gradient_codec: Codec | None,
+        matrices: Sequence[Matrices] = (),
+    ) -> None:
         self.published = Snapshot(0, ())
         self._lengths = tuple(lengths)
+        self._matrices = tuple(matrices) or ((),) * len(self._lengths)
+        if len(self._matrices) != len(self._lengths):
+            raise ValueError(f"matrices of {len(self._matrices)} fragments, and there are {len(self._lengths)}")
         self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
         self._shapes: dict[int, bytes] = {}
         """By the network's number: which step widths a fragment's blocks need, for codecs that agree on them."""
@@ -153,7 +164,7 @@ class Payloads:
         snapshot = self.published
         none = [b""] * len(fragments)
         terms = tuple(
-            agree(self.codec(number), self._length(number), ours, bytes(other))
+            agree(self.codec(number), self._length(number), ours, bytes(other), self._matrices_of(number))
             for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
         )
         parts = tuple(
@@ -180,7 +191,10 @@ class Payloads:
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
-        return [self.codec(number).encoded_size(CodecTerms(self._length(number))) for number in fragments]
+        return [
+            self.codec(number).encoded_size(CodecTerms(self._length(number), matrices=self._matrices_of(number)))
+            for number in fragments
+        ]
 
     # --- whole models -------------------------------------------------------------------------------------------------
 
@@ -205,6 +219,9 @@ class Payloads:
 
     def _length(self, number: int) -> int:
         return self._lengths[number % len(self._lengths)]
+
+    def _matrices_of(self, number: int) -> Matrices:
+        return self._matrices[number % len(self._lengths)]
 
 
 def _norm(parts: Sequence[Tensor]) -> float:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from p2ptrain import codec, manifest
-from p2ptrain.codec import Codec
+from p2ptrain.codec import Codec, Matrices
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import Outer, Swarm
-from p2ptrain.outer import OuterRule
+from p2ptrain.outer import FlatLayout, OuterRule
 from p2ptrain.recipes import RECIPES, Stream
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.learner import LearnerRules
@@ -38,6 +38,11 @@ def codecs_of(section: manifest.Codec) -> tuple[Codec, Codec]:
     """The codecs of slow weights and of pseudo-gradients."""
     weights = codec.get(section.name, section.block_size)
     return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
+
+
+def matrices_of(layout: FlatLayout, fragments: Sequence[slice]) -> tuple[Matrices, ...]:
+    """The matrices in each fragment of a model: a function of the manifest alone, so equal on all peers of a run."""
+    return tuple(codec.matrices(layout.shapes, layout.offsets, piece.start, piece.stop) for piece in fragments)
 
 
 def swarm_rules(

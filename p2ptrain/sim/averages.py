@@ -1,0 +1,112 @@
+"""What averages cost on a scenario's lines, in seconds and in bytes, when nobody's messages are simulated one by one.
+
+::
+
+    ring all-reduce     2 (N-1)/N  m / narrowest line                 +  2 (N-1) latencies
+    gathering           m / narrowest up  +  (N-1) m / narrowest down  +  2 latencies
+    swap with partners  k m / narrowest line                          +  1 latency
+
+Ring all-reduce: Patarasuk and Yuan, 2009; as many bytes go up as down. Gathering: SparseLoCo's peers upload their
+message once to a store that all others read (arXiv 2508.15706); nobody is done before the slowest has uploaded. A
+latency is both sides' ``latency_s``, the largest there are; the store counts as a side like any other.
+
+**Failures.** In an attempt each peer's part fails with probability ``run.failed_exchanges``, independently. An
+all-reduce in which any part failed is done again by everybody from the start, until it succeeds: what comes out is
+exact, and every attempt costs the whole of its time and bytes. Of a gathering, only those whose part failed do theirs
+again. After ``MOST_ATTEMPTS`` an average is taken as made, and the report says how often: a ring of many peers on such
+lines would never end. Fragments that are averaged one by one also fail one by one.
+
+Legend: N peers, m bytes of one peer's message, k partners.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+from random import Random
+
+from p2ptrain.recipes import RECIPES, Mix
+from p2ptrain.sim.scenario import MEGABIT, Scenario
+
+GATHERS = frozenset({"sparseloco"})
+"""Recipes whose messages add up to more than one message: every peer gets everybody's."""
+
+MOST_ATTEMPTS = 100
+"""Of one average. A guess: whoever saw a tenth of them fail would change the network, not go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """What one average of an outer step costs a peer, with all its attempts."""
+
+    seconds: float
+    """Until the last one has it."""
+    up_bytes: float
+    """Sent, mean of all peers."""
+    down_bytes: float
+    """Received, likewise."""
+
+
+class Averages:
+    """Prices the averages of one simulation, and draws which attempts fail.
+
+    Args:
+        random: asked only where something may fail.
+    """
+
+    def __init__(self, scenario: Scenario, random: Random) -> None:
+        outer, groups = scenario.outer, scenario.peers
+        self._peers = scenario.total_peers
+        self._partners = outer.partners
+        self._fragments = outer.fragments if RECIPES[outer.recipe].delay == "inner_steps" else 1
+        self._gathers = outer.recipe in GATHERS
+        self._failing = scenario.run.failed_exchanges
+        self._random = random
+        self._up = min(group.up_mbit_s or inf for group in groups) * MEGABIT
+        self._down = min(group.down_mbit_s or inf for group in groups) * MEGABIT
+        self._latency_s = 2 * max(group.latency_s for group in groups)
+        self._repeated = self._given_up = 0
+
+    def passage(self, mix: Mix, message_bytes: float) -> Passage:
+        """One outer step's average of this stream.
+
+        Args:
+            message_bytes: m, of all fragments together.
+        """
+        if self._peers == 1:
+            return Passage(0.0, 0.0, 0.0)
+        if mix.who != "all":
+            swapped = self._partners * message_bytes
+            return Passage(swapped / min(self._up, self._down) + self._latency_s, swapped, swapped)
+        drawn = [self._attempts() for _ in range(self._fragments)]
+        rounds, parts = (sum(each) / self._fragments for each in zip(*drawn, strict=True))
+        others = self._peers - 1
+        if self._gathers:
+            seconds = message_bytes / self._up + others * message_bytes / self._down + 2 * self._latency_s
+            return Passage(rounds * seconds, parts * message_bytes, parts * others * message_bytes)
+        passed = 2 * others / self._peers * message_bytes
+        seconds = passed / min(self._up, self._down) + 2 * others * self._latency_s
+        return Passage(rounds * seconds, parts * passed, parts * passed)
+
+    def notes(self) -> dict[str, int]:
+        """How many attempts failed, and how many averages did to the last."""
+        counts = {
+            "averages that failed and were made again": self._repeated,
+            f"averages taken as made after {MOST_ATTEMPTS} attempts": self._given_up,
+        }
+        return {note: count for note, count in counts.items() if count}
+
+    def _attempts(self) -> tuple[int, float]:
+        """Until one average is made: attempts one after the other, and how many a peer takes part in, mean."""
+        parts, missing = 0, self._peers
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            parts += missing
+            failed = sum(self._random.random() < self._failing for _ in range(missing)) if self._failing else 0
+            if not failed:
+                break
+            if attempt == MOST_ATTEMPTS:
+                self._given_up += 1
+            else:
+                self._repeated += 1
+            missing = failed if self._gathers else self._peers
+        return attempt, parts / self._peers

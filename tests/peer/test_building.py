@@ -1,0 +1,51 @@
+"""What a peer builds from its manifest."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2ptrain.codec import CodecTerms
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.identity import Identity
+from p2ptrain.outer import slices
+from p2ptrain.telemetry import EventLog
+from p2ptrain.train.model import flat_model
+from p2ptrain.train.rules import codecs_of, matrices_of
+from peer.app import Options, _build
+from peer.home import Home
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_low_rank_messages_are_of_the_models_matrices(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, fragments: int
+) -> None:
+    signed = signed_run(
+        outer__recipe="swarm_gradients",
+        outer__exchanges_per_step=1,
+        outer__fragments=fragments,
+        codec__gradients="lowrank",
+        codec__rank=2,
+    )
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    device = torch.device("cpu")
+    with contextlib.closing(EventLog(home.events)) as log:
+        session = _build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
+    payloads = session.record.learner.payloads
+
+    layout = flat_model(signed.manifest.model, signed.manifest.run.seed, device).layout
+    pieces = slices(layout.total, fragments)
+    _, low_rank = codecs_of(signed.manifest.codec)
+    sizes = [
+        low_rank.encoded_size(CodecTerms(piece.stop - piece.start, matrices=matrices))
+        for piece, matrices in zip(pieces, matrices_of(layout, pieces), strict=True)
+    ]
+    numbers = range(fragments, 2 * fragments)
+    assert payloads.encoded_sizes(numbers) == sizes
+    assert [len(part) for part in payloads.encode(numbers).parts] == sizes
+    assert sizes != [low_rank.encoded_size(CodecTerms(piece.stop - piece.start)) for piece in pieces]
