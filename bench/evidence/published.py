@@ -65,8 +65,12 @@ INNER_STEPS = 30
 HOME = "135M, 1 s steps, 100 / 20 Mbit/s"
 """The setting of the goal: a home line, down / up, and a small model on a small computer."""
 
-CONTENDERS: tuple[Method, ...] = (*METHODS.values(), at_bits(METHODS["diloco"], INT8_BITS, "diloco int8"))
-"""DiLoCo in int8 is nobody's published method; it tells overlap and compression apart."""
+IN_INT8 = ("diloco", "noloco", "gasloc-1", "gasloc-2", "factored_gossip")
+CONTENDERS: tuple[Method, ...] = (
+    *METHODS.values(),
+    *(at_bits(METHODS[name], INT8_BITS, f"{name} int8") for name in IN_INT8),
+)
+"""Those in int8 are nobody's published methods; they tell overlap and compression apart."""
 
 
 @dataclass(frozen=True, slots=True)
