@@ -36,13 +36,13 @@ CANDIDATES = tuple(sorted(TUNED_AS))
 """In the alphabet's order, which breaks ties of equal loss and equal bits."""
 
 AT_ITS_BEST: Mapping[str, tuple[str, ...]] = {
-    "factored_gossip": ("factored_gossip", "factored_gossip int8"),
-    "gasloc": ("gasloc-1", "gasloc-1 int8"),
-    "noloco": ("noloco", "noloco int8"),
+    "factored_gossip": ("factored_gossip", "factored_gossip int8", "factored_gossip modular4, topk"),
+    "gasloc": ("gasloc-1", "gasloc-1 int8", "gasloc-1 modular4"),
+    "noloco": ("noloco", "noloco int8", "noloco modular4, topk"),
     "swarm": ("swarm", "swarm int8", "swarm modular4"),
     "swarm half": ("swarm modular4, one swap",),
     "swarm x and g": ("swarm x and g modular4",),
-    "swarm, blocking": ("gasloc-1", "gasloc-1 int8"),
+    "swarm, blocking": ("gasloc-1", "gasloc-1 int8", "gasloc-1 modular4"),
     "swarm-2": ("swarm-2 modular4",),
 }
 """Rows of R4 that are the candidate in one codec or another. "swarm, blocking" uses the line as gasloc does."""

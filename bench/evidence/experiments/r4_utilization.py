@@ -47,7 +47,8 @@ R4 = Experiment(
         'A peer of swarm asks for one exchange an outer step and answers one: two swaps. "One swap" has half the '
         "parameters in each of them. swarm itself is in fp32.",
         "Another number of bits is a shift along the bandwidth axis: rows in int8 are the same methods at the bits of "
-        '"swarm int8", so that codecs do not decide between methods. Nobody published them.',
+        '"swarm int8", those in modular4 (pseudo-gradients in topk) at the bits of "swarm modular4", so that codecs do '
+        "not decide between methods. Nobody published them.",
     ),
     computed=entries,
     checks=checks,
