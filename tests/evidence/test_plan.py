@@ -265,6 +265,7 @@ def test_a_step_is_long_where_every_step_is_an_exchange_and_time_is_not_judged()
 def test_graphs_are_of_one_kind_for_those_who_plan_and_those_who_draw() -> None:
     assert on(DPSGD, "random", 2).outer["partners"] == 2
     assert on(SWARM, "random", 2).outer == {"exchanges_per_step": 2, "topology": "random"}
+    assert "swarm 2-peer" not in {each.contender.name for each in EXPERIMENTS["R2"].cells}, "a step has one exchange"
     assert on(SWARM, "ring").outer == {"exchanges_per_step": 1, "topology": "ring"}
 
 

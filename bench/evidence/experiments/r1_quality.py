@@ -83,8 +83,9 @@ R1 = Experiment(
         "around it, seed 1, validation split, were not better: .15 / .9 1.832, .25 / .9 1.787, .3 / .8 1.773, "
         ".4 / .8 1.768, .5 / .7 1.756, .7 / .7 1.751, against 1.756 at the grid's own .7 / .5.",
         "Beside the losses at N = 8 stand a peer's exchanges per outer step and the bits that it sends per parameter "
-        "and outer step: swarm's `exchanges_per_step = 1` means that each peer asks for one and answers about one more, "
-        "so it makes about 1.9 exchanges an outer step, while gasloc and noloco make 1. Hence four rows: "
+        "and outer step: swarm's `exchanges_per_step = 1` means that each peer asks for one and answers about one "
+        "more, so it makes about 1.9 exchanges an outer step, while gasloc and noloco make 1 (at H = 1 all "
+        "make 1). Hence four rows: "
         '"swarm, blocking" (recipe `gasloc`, a local Nesterov step and one planned pair; nobody\'s published method) '
         'shows what asynchrony costs, "gasloc-2" what the second exchange is worth to gasloc, "swarm half" exchanges '
         "half the parameters each time and so sends the bytes of one gasloc exchange (about 32 bits), and "
