@@ -95,7 +95,8 @@ class Cell:
     choice: Choice | None = None
     """Prescribed numbers; None: the contender's tuned ones."""
     tier: int = 3
-    """Cells of a lower tier come first: 0 tuning, 1 R1's centre, 2 the other centres, 3 and on the rest."""
+    """Cells of a lower tier come first: 0 tuning of who takes part in 1, R1's two decisive settings; 2 the other
+    centres, 3 and on the rest."""
     quick: bool = False
     """Whether ``make results-quick`` has it."""
     shorter: int = 1

@@ -1,8 +1,8 @@
 """Results of older code that today's code yields as well: shown on one run of each kind, and taken for the others.
 
 A run is deterministic, so a change that touches no number leaves every headline as it is, to the last digit. Of the
-stale cells that are of one kind (one recipe, codec, learner, ... and one older code) the cheapest is run again. Where
-its headline comes out equal, all of that kind are results of today's code too; where it does not, all stay stale.
+stale cells that are of one kind (one recipe, codec, learner, ... and one older code) the cheapest and the dearest are
+run again. Where both headlines come out equal, all of that kind are results of today's code too; else all stay stale.
 """
 
 from __future__ import annotations
@@ -20,26 +20,43 @@ OF_THE_MACHINE = frozenset({"events_per_s"})
 """Figures that say how fast a machine was, and differ every time."""
 
 NUMBERS = frozenset(
-    {"seed", "split", "tokens_per_peer", "points", "learning_rate", "momentum", "inner_steps", "count", "step_s"}
-    | {"up_mbit_s", "down_mbit_s", "failed_exchanges", "exchanges_per_step"}
+    {"seed", "split", "tokens_per_peer", "points", "learning_rate", "inner_steps", "count", "step_s"}
+    | {"up_mbit_s", "down_mbit_s"}
 )
-"""Fields of a scenario that choose no other piece of code."""
+"""Fields of a scenario that choose no other piece of code. Not among them: shares of failures, exchanges a step and
+partners; and of the momentum a kind has whether it is 0."""
 
 
 def confirm(campaign: Campaign, pool: Workers) -> None:
-    """Run one stale cell of each kind; where it comes out equal, mark its whole kind as results of today's code."""
-    waiting = list(kinds(campaign.jobs()))
-    under_way: dict[int, Sequence[Job]] = {}
+    """Run two stale cells of each kind; where both come out equal, mark the whole kind as results of today's code."""
+    found = kinds(campaign.jobs())
+    waiting = [(place, sample) for place, jobs in enumerate(found) for sample in _samples(jobs)]
+    open_samples = [len(_samples(jobs)) for jobs in found]
+    under_way: dict[int, tuple[int, Job]] = {}
+    refuted: set[int] = set()
     serial = 0
     while waiting or pool.is_busy:
         while waiting and pool.has_room:
+            place, sample = waiting.pop(0)
+            if place in refuted:
+                continue
             serial += 1
-            under_way[serial] = waiting.pop(0)
-            scenario = _cheapest(under_way[serial]).scenario
-            assert scenario is not None
-            pool.start(serial, scenario)
+            under_way[serial] = place, sample
+            assert sample.scenario is not None
+            pool.start(serial, sample.scenario)
+        if not pool.is_busy:
+            return
         outcome = pool.next()
-        _take(campaign, under_way.pop(outcome.key), outcome)
+        place, sample = under_way.pop(outcome.key)
+        open_samples[place] -= 1
+        if place in refuted:
+            continue
+        if (fault := _fault(sample, outcome)) is not None:
+            refuted.add(place)
+            campaign.say(f"{sample.cell.name}: {fault}; {len(found[place])} cells of its kind stay stale")
+        elif open_samples[place] == 0:
+            _mark(campaign, found[place])
+            campaign.say(f"{sample.cell.name}: the same to the last digit; {len(found[place])} cells of its kind done")
 
 
 def kinds(jobs: Sequence[Job]) -> list[Sequence[Job]]:
@@ -58,29 +75,35 @@ def kind(scenario: Mapping[str, Any]) -> str:
 
 def _bare(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return sorted((name, _bare(each)) for name, each in value.items() if name not in NUMBERS)
+        return sorted((name, _of_kind(name, each)) for name, each in value.items() if name not in NUMBERS)
     if isinstance(value, (list, tuple)):
         return [_bare(each) for each in value]
     return value
 
 
-def _cheapest(jobs: Sequence[Job]) -> Job:
-    return min(jobs, key=lambda job: core_seconds(job.cell))
+def _of_kind(name: str, value: Any) -> Any:
+    return value == 0 if name == "momentum" else _bare(value)
 
 
-def _take(campaign: Campaign, jobs: Sequence[Job], outcome: Outcome) -> None:
-    sample = _cheapest(jobs)
+def _samples(jobs: Sequence[Job]) -> list[Job]:
+    """The cheapest and the dearest; one where there is but one."""
+    ranked = sorted(jobs, key=lambda job: core_seconds(job.cell))
+    return [ranked[0]] if len(ranked) == 1 else [ranked[0], ranked[-1]]
+
+
+def _fault(sample: Job, outcome: Outcome) -> str | None:
+    """Why this run does not vouch for its kind; None when it does."""
     assert sample.record is not None
     if outcome.report is None:
-        campaign.say(f"{sample.cell.name}: {outcome.failure}; {len(jobs)} cells of its kind stay stale")
-        return
-    if _lasting(headline(outcome.report)) != _lasting(sample.record.headline):
-        campaign.say(f"{sample.cell.name}: other numbers than before; {len(jobs)} cells of its kind stay stale")
-        return
+        return outcome.failure or "no report"
+    same = _lasting(headline(outcome.report)) == _lasting(sample.record.headline)
+    return None if same else "other numbers than before"
+
+
+def _mark(campaign: Campaign, jobs: Sequence[Job]) -> None:
     for job in jobs:
         assert job.record is not None
         campaign.store.keep(replace(job.record, confirmed=(*job.record.confirmed, campaign.code)))
-    campaign.say(f"{sample.cell.name}: the same to the last digit; {len(jobs)} cells of its kind count as done")
 
 
 def _lasting(figures: Mapping[str, float]) -> dict[str, float]:

@@ -2,7 +2,8 @@
 Pure, but for reading and writing these files.
 
 An experiment's document has one entry for each cell, one line each. What is planned and was not run again keeps the
-entry that it has; what is no longer planned goes.
+entry that it has, unless another scenario is wanted in its place by now: what ran with the numbers of an older tuning
+goes, and so does what is no longer planned. While a method's tuning is not complete, nothing else is wanted yet.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def document(
         entry, record = _found(experiment, cell, store, results)
         if entry is None:
             entry = kept.get(_place_of(cell))
-            if entry is None:
+            if entry is None or _digest_of(cell, results) not in (None, entry["scenario"]):
                 continue
             builds[entry["code"]] = (old or {}).get("builds", {}).get(entry["code"], {})
         elif record is not None:
@@ -81,6 +82,12 @@ def _found(
     if record.confirmed:
         entry["confirmed"] = list(record.confirmed)
     return ({**entry, "failure": record.failure} if record.failure else entry), record
+
+
+def _digest_of(cell: Cell, results: Results) -> str | None:
+    """Of the scenario that is wanted now; None while the cell waits for its tuning."""
+    choice = choice_for(cell, results)
+    return None if choice is None else scenario_digest(scenario(cell, choice))
 
 
 def _later(known: Mapping[str, str] | None, record: Record) -> Mapping[str, str]:

@@ -77,6 +77,8 @@ def simulate(scenario: Mapping[str, Any], device: str = "cpu") -> Mapping[str, A
         "up": {"total": bits * 1e5, "directory": 1e4},
         "down": {"total": bits * 1e5, "directory": 1e4},
         "bits_per_parameter": bits,
+        "payload_bits_per_parameter": 0.98 * bits,
+        "outer_steps": 300 * peers,
         "exchanges": 300 * peers,
         "exchanges_failed": 3 * peers,
         "offers_declined": 10 * peers,

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from bench.evidence.contenders import SWARM_BLOCKING
 from bench.evidence.experiments.r3_straggler import SETTINGS as STRAGGLERS
 from bench.evidence.experiments.r7_growth import COUNTED
 from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
@@ -58,12 +59,17 @@ def _against_gossip(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
 
 
 def _few_bits(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
-    exact = figure(summary, "R5", "x fp32", AT_10, "loss")
-    if exact is None:
-        return
+    """Against the same recipe in fp32, and against tuned DiLoCo."""
+    for experiment, reference, shown in (("R5", "x fp32", "swarm's in fp32"), ("R1", "diloco", "tuned DiLoCo's")):
+        exact = figure(summary, experiment, reference, AT_10, "loss")
+        if exact is not None:
+            yield from _few_bits_against(summary, exact, shown)
+
+
+def _few_bits_against(summary: Mapping[str, Any], exact: Figure, shown: str) -> Iterator[Row]:
     for most, loss_ratio, apart in ((8.0, 1.0, math.inf), (1.0, 1.01, 0.02)):
         fitting = []
-        for row in summary["R5"]:
+        for row in summary.get("R5", ()):
             loss, bits, disagreement = (
                 figure(summary, "R5", row["contender"], AT_10, name)
                 for name in ("loss", "bits_per_parameter", "disagreement")
@@ -71,13 +77,14 @@ def _few_bits(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
             if loss is None or bits is None or disagreement is None or bits.mean > most:
                 continue
             if loss.mean / exact.mean <= loss_ratio + _slack(loss, exact) and disagreement.mean <= apart:
-                fitting.append(
-                    (loss.mean, f"{row['contender']}: {bits.mean:.2f} bits, loss x {loss.mean / exact.mean:.4f}")
-                )
+                ratio = loss.mean / exact.mean
+                payload = figure(summary, "R5", row["contender"], AT_10, "payload_bits_per_parameter")
+                alone = "" if payload is None else f" (payload alone {payload.mean:.2f})"
+                fitting.append((loss.mean, f"{row['contender']}: {bits.mean:.2f} bits{alone}, loss x {ratio:.4f}"))
         extra = f", disagreement <= {apart:g}" if apart < math.inf else ""
         yield Row(
             f"at most {most:g} bits per parameter and outer step, everything counted",
-            f"loss <= {loss_ratio:g} x fp32's{extra}",
+            f"loss <= {loss_ratio:g} x {shown}{extra}",
             min(fitting)[1] if fitting else "no row of R5",
             bool(fitting),
         )
@@ -85,7 +92,7 @@ def _few_bits(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
 
 def _straggler(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
     full, slow = STRAGGLERS[0].key(), STRAGGLERS[-1].key()
-    row = "swarm" if mine.startswith("swarm") else mine
+    row = "swarm" if mine.startswith("swarm") and mine != SWARM_BLOCKING.name else mine
     with_, without = (figure(summary, "R3", row, each, "others_utilization") for each in (slow, full))
     if with_ is not None and without is not None:
         change = with_.mean / without.mean - 1
@@ -106,23 +113,25 @@ def _fast_peer(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
         for name in ("swarm", "swarm by work"):
             delay, never = (figure(summary, "R9", name, setting.key(), each) for each in ("fast_delay", "fast_never"))
             if delay is not None and never is not None:
+                slack = CLEAR * (delay.standard_error or 0.0)
                 yield Row(
                     f"{name}, 1:{setting.speed_ratio:g}: the fast peer's time to a loss over its time alone, worst",
-                    "<= 1",
-                    f"{delay.mean:.2f}" + (f", and {never.mean:.1f} losses never" if never.mean else ""),
-                    delay.mean <= 1 and never.mean == 0,
+                    "<= 1 within two standard errors",
+                    f"{delay.mean:.2f} (two standard errors: {slack:.2f})"
+                    + (f", and {never.mean:.1f} losses never" if never.mean else ""),
+                    delay.mean <= 1 + slack and never.mean == 0,
                 )
 
 
 def _home_line(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
-    for name in ("swarm", "swarm modular4"):
+    for name in ("swarm int8", "swarm modular4", "swarm modular4, one swap"):
         busy, sent = (figure(summary, "R4", name, Line(HOME, 20).key(), each) for each in ("utilization", "delivered"))
         if busy is not None:
             share = 1.0 if sent is None else sent.mean
             yield Row(
                 f"{name}: utilization, {HOME}, H = 30",
-                ">= .99, and a whole swap an outer step sent",
-                f"{busy.mean:.3f}, {100 * share:.0f} % of it sent",
+                ">= .99, and all its exchanges sent",
+                f"{busy.mean:.3f}, {100 * share:.0f} % of them sent",
                 busy.mean >= 0.99 and share == 1.0,
             )
 

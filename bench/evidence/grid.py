@@ -4,6 +4,8 @@ The same nine cells for each form of each method: N = 8, H = 10, one seed, valid
 DiLoCo's .7 (arXiv 2311.08105) and NoLoCo's .7 (arXiv 2506.10911); the momenta are none (GASLoC without acceleration),
 NoLoCo's .5, and .8 in place of DiLoCo's .9: where the grid was laid out (seed 1, validation split), DiLoCo itself had
 1.756 at .7 and .5, 1.751 at .7 and .7, 1.768 at .4 and .8, 1.916 at .7 and .9; .9 would have been three wasted cells.
+A method whose "momentum" is the decay of error feedback has other decays in their place: SparseLoCo's .95 (arXiv
+2508.15706) and one on either side.
 """
 
 from __future__ import annotations
@@ -14,9 +16,12 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.evidence.cells import CENTRAL, TUNING_SEED, Cell, Choice, Contender
+from p2ptrain.recipes import RECIPES
 
 LEARNING_RATES = (0.4, 0.7, 1.0)
 MOMENTA = (0.0, 0.5, 0.8)
+DECAYS = (0.8, 0.95, 0.99)
+"""Of error feedback, where a recipe has that for its momentum."""
 
 UNTUNED = Choice("", learning_rate=1.0, momentum=0.0)
 """For methods that read neither number; the recipe is filled in."""
@@ -24,7 +29,12 @@ UNTUNED = Choice("", learning_rate=1.0, momentum=0.0)
 
 def points(recipe: str) -> list[Choice]:
     """The nine choices for one recipe."""
-    return [Choice(recipe, rate, momentum) for rate in LEARNING_RATES for momentum in MOMENTA]
+    return [Choice(recipe, rate, momentum) for rate in LEARNING_RATES for momentum in momenta(recipe)]
+
+
+def momenta(recipe: str) -> tuple[float, ...]:
+    """The three momenta, or decays, for one recipe."""
+    return DECAYS if RECIPES[recipe].feedback else MOMENTA
 
 
 def tuning_cells(contenders: Iterable[Contender], tier: int = 0) -> list[Cell]:
@@ -63,6 +73,7 @@ def document(results: Mapping[str, Sequence[tuple[Choice, float | None]]]) -> di
         "seed": TUNING_SEED,
         "learning_rates": list(LEARNING_RATES),
         "momenta": list(MOMENTA),
+        "decays": list(DECAYS),
         "contenders": {
             name: {"chosen": asdict(best(cells)), "grid": [{**asdict(choice), "loss": loss} for choice, loss in cells]}
             for name, cells in results.items()

@@ -7,11 +7,13 @@ loss                         nats a token on the cell's split, mean over the pee
 averaged_loss                the same for the mean of all weights
 disagreement                 mean of |x_i - mean| / |mean| at the end of training
 bits_per_parameter           sent by a peer in an outer step, everything counted, per parameter of the model
+payload_bits_per_parameter   of this, fragments in exchanges: without frames, offers and the directory
 bytes_per_peer               sent by a peer in the whole run
 utilization                  share of its time that a peer computes, mean
 others_utilization           the same for all but the odd peer out
 solo_share                   outer steps that no exchange entered, of all
 exchanges, _failed, _declined   mean of a peer
+exchanges_per_outer_step     mean of a peer; one that it asked for and one that it answered are two
 simulated_s                  simulated seconds from start to end
 seconds_to:L                 simulated seconds until the mean loss first was L nats or less, for a ladder of L
 fast_seconds_to:L            the same for the odd peer's own weights; where all are alike, for all
@@ -42,12 +44,14 @@ def headline(report: Mapping[str, Any]) -> dict[str, float]:
         "averaged_loss": last.get("validation_of_mean"),
         "disagreement": last.get("disagreement"),
         "bits_per_parameter": overall["bits_per_parameter"],
+        "payload_bits_per_parameter": overall["payload_bits_per_parameter"],
         "bytes_per_peer": overall["up"]["total"],
         "utilization": overall["utilization"],
         "others_utilization": report["groups"].get(OTHERS, overall)["utilization"],
         "solo_share": overall["solo_share"],
         "exchanges": overall["exchanges"] / peers,
         "exchanges_failed": overall["exchanges_failed"] / peers,
+        "exchanges_per_outer_step": overall["exchanges"] / max(1, overall["outer_steps"]),
         "exchanges_declined": overall["offers_declined"] / peers,
         "simulated_s": report["simulated_s"],
         "events_per_s": report["cost"]["events_per_s"],
@@ -81,10 +85,11 @@ def _between(before: tuple[float, float], after: tuple[float, float], rung: floa
 
 
 def _points(curve: Sequence[Mapping[str, Any]], group: str | None) -> list[tuple[float, float]]:
-    """Seconds and losses; of one group where it is named."""
+    """Seconds and losses; of one group where it is named. Without the last point, unless it is the only one: it is
+    judged on the whole split and all others on a part of it, so that the two do not make one curve."""
     pairs = [
         (point["time_s"], point["validation"] if group is None else point["groups"].get(group, point["validation"]))
-        for point in curve
+        for point in (curve[:-1] or curve)
     ]
     return [(time_s, loss) for time_s, loss in pairs if loss is not None]
 

@@ -1,7 +1,8 @@
 """What a result belongs to: the scenario, the code that decides the numbers, and the machine.
 
 The code's digest is taken over syntax trees without docstrings and comments, so that a better explanation throws away
-no hours of computing. What a cell *is* needs no digest of its own: its whole scenario has one.
+no hours of computing; over the bytes of the built-in text; and over torch's version. What a cell *is* needs no digest
+of its own: its whole scenario has one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +24,17 @@ NUMERIC_SOURCES = (
     "p2ptrain/swarm/*.py",
     "p2ptrain/sim/*.py",
     "p2ptrain/recipes.py",
+    "p2ptrain/wire.py",
+    "p2ptrain/manifest/*.py",
+    "p2ptrain/data/*.py",
+    "p2ptrain/data/corpora/*",
     "p2ptrain/train/inner.py",
     "p2ptrain/train/learner.py",
     "p2ptrain/train/model.py",
+    "p2ptrain/train/optimizer.py",
     "p2ptrain/train/outer_phase.py",
+    "p2ptrain/train/payloads.py",
     "p2ptrain/train/rules.py",
-    "p2ptrain/data/assign.py",
-    "p2ptrain/data/split.py",
     "bench/evidence/headline.py",
 )
 """Files, as patterns from the repository's root, that decide what a simulated run yields."""
@@ -46,7 +52,8 @@ def scenario_digest(scenario: Mapping[str, Any]) -> str:
 @cache
 def numeric_digest() -> str:
     """For everything that is simulated: 16 hexadecimal digits."""
-    return code_digest(sources(NUMERIC_SOURCES, without=COST_SOURCES))
+    versions = {"torch": f"VERSION = {metadata.version('torch')!r}"}
+    return code_digest({**sources(NUMERIC_SOURCES, without=COST_SOURCES), **versions})
 
 
 @cache
@@ -56,10 +63,17 @@ def cost_digest() -> str:
 
 
 def sources(patterns: Iterable[str], without: Iterable[str] = ()) -> dict[str, str]:
-    """The text of all files that the patterns name, by path from the root."""
+    """The text of all files that the patterns name, by path from the root; of files that are not Python, a line of
+    Python with the digest of their bytes."""
     left_out = {ROOT / each for each in without}
     found = {path for pattern in patterns for path in ROOT.glob(pattern)} - left_out
-    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in found}
+    return {path.relative_to(ROOT).as_posix(): _text(path) for path in found if path.is_file()}
+
+
+def _text(path: Path) -> str:
+    if path.suffix == ".py":
+        return path.read_text(encoding="utf-8")
+    return f"BYTES = {hashlib.sha256(path.read_bytes()).hexdigest()!r}"
 
 
 def code_digest(texts: Mapping[str, str]) -> str:

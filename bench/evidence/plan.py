@@ -1,8 +1,8 @@
 """Which cell comes next, in what state each is, and what all of them will cost. Pure but for the store it reads.
 
-Breadth first: the tuning, then R1's centre with one seed for all methods, then its other seeds, then the centres of the
-other experiments, then everything else; within a tier one seed of everything before the next seed of anything. Whenever
-the run is stopped, the tables are as complete as they could be.
+Breadth first: the tuning of whoever takes part in R1's two decisive settings, then these with one seed for all, then
+their other seeds, then the centres of the other experiments, then everything else; within a tier one seed of everything
+before the next seed of anything. Whenever the run is stopped, the tables are as complete as they could be.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from bench.evidence.identity import scenario_digest
 from bench.evidence.scenario import scenario, total_tokens
 from bench.evidence.store import Record, Store
 
-TOKENS_PER_CORE_S = 50_000
-"""Of the small transformer, two sequences a step, on one core: 40,000 were measured beside other work."""
+TOKENS_PER_CORE_S = 45_000
+"""Of the small transformer, two sequences a step, on one core: measured, two workers."""
 
 OUTER_STEP_S = {"lm": 0.002, "quadratic": 0.007, "bytes": 0.002}
 """Of one core for one peer's outer step with its exchanges; the quadratic's ten inner steps are in it. The last two are

@@ -18,6 +18,8 @@ from p2ptrain.sim.cost import (
     INT8_BITS,
     METHODS,
     MODEL_FLOP_UTILIZATION,
+    MODULAR4_BITS,
+    TOP_K_BITS,
     Method,
     Setting,
     at_bits,
@@ -65,8 +67,23 @@ INNER_STEPS = 30
 HOME = "135M, 1 s steps, 100 / 20 Mbit/s"
 """The setting of the goal: a home line, down / up, and a small model on a small computer."""
 
-CONTENDERS: tuple[Method, ...] = (*METHODS.values(), at_bits(METHODS["diloco"], INT8_BITS, "diloco int8"))
-"""DiLoCo in int8 is nobody's published method; it tells overlap and compression apart."""
+IN_INT8 = ("diloco", "noloco", "gasloc-1", "gasloc-2", "factored_gossip")
+CONTENDERS: tuple[Method, ...] = (
+    *METHODS.values(),
+    *(at_bits(METHODS[name], INT8_BITS, f"{name} int8") for name in IN_INT8),
+    at_bits(METHODS["gasloc-1"], MODULAR4_BITS, "gasloc-1 modular4"),
+    at_bits(METHODS["noloco"], MODULAR4_BITS + TOP_K_BITS, "noloco modular4, topk"),
+    replace(
+        METHODS["factored_gossip"],
+        name="factored_gossip modular4, topk",
+        traffic=(
+            replace(METHODS["factored_gossip"].traffic[0], bits=MODULAR4_BITS),
+            replace(METHODS["factored_gossip"].traffic[1], bits=TOP_K_BITS),
+        ),
+    ),
+)
+"""Those in int8 and in our codecs are nobody's published methods; they tell overlap and compression apart. Our codecs:
+weights in modular4, pseudo-gradients in topk, so that every method of pairs has what swarm has."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,9 @@
 
 The rule, as docs/RESULTS.md prints it::
 
-    candidates   the methods of R1 that a swarm of strangers can run: pairs of peers, nobody waits for everybody
+    candidates   the methods of R1 that a swarm of strangers can run: pairs of peers, nobody waits for everybody; and
+                 at home they must compute at least 90 % of their time (R4: 135M, 100 / 20 Mbit/s, H = 30, with
+                 whatever codec of the table serves them best), since strangers must not wait for lines
     1 loss       lowest mean of the test losses at N = 8, H = 10 and H = 30; all that are not clearly worse stay
     2 bits       of those, the fewest bits per parameter and outer step
     numbers      the tuning's, for that method
@@ -20,10 +22,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from bench.evidence.contenders import FACTORED, GASLOC, NOLOCO, SWARM, SWARM_2, SWARM_BLOCKING, SWARM_BOTH, SWARM_HALF
+from bench.evidence.published import HOME, Line
 from bench.evidence.summary import CLEAR, EXACT, Figure
 
-CANDIDATES = ("factored_gossip", "gasloc", "noloco", "swarm", "swarm-2")
+TUNED_AS: Mapping[str, str] = {
+    each.name: each.tuned_as or each.name
+    for each in (FACTORED, GASLOC, NOLOCO, SWARM, SWARM_HALF, SWARM_BOTH, SWARM_BLOCKING, SWARM_2)
+}
+"""The candidates, and whose numbers each has."""
+
+CANDIDATES = tuple(sorted(TUNED_AS))
 """In the alphabet's order, which breaks ties of equal loss and equal bits."""
+
+AT_ITS_BEST: Mapping[str, tuple[str, ...]] = {
+    "factored_gossip": ("factored_gossip", "factored_gossip int8", "factored_gossip modular4, topk"),
+    "gasloc": ("gasloc-1", "gasloc-1 int8", "gasloc-1 modular4"),
+    "noloco": ("noloco", "noloco int8", "noloco modular4, topk"),
+    "swarm": ("swarm", "swarm int8", "swarm modular4"),
+    "swarm half": ("swarm modular4, one swap",),
+    "swarm x and g": ("swarm x and g modular4",),
+    "swarm, blocking": ("gasloc-1", "gasloc-1 int8", "gasloc-1 modular4"),
+    "swarm-2": ("swarm-2 modular4",),
+}
+"""Rows of R4 that are the candidate in one codec or another. "swarm, blocking" uses the line as gasloc does."""
+
+AT_HOME: Mapping[str, Any] = Line(HOME, 20).key()
+LEAST_BUSY = 0.9
+"""The least share of its time that a candidate's trainer computes at home."""
 
 AT_10: Mapping[str, Any] = {}
 AT_30: Mapping[str, Any] = {"inner_steps": 30, "steps": 3_210}
@@ -54,7 +80,8 @@ class Decision:
 
 def decide(summary: Mapping[str, Any]) -> Decision | None:
     """The default by the rule; None while R1 has no candidate with both settings and a tuning."""
-    scores = {name: score for name in _runnable(summary) if (score := _score(summary, name)) is not None}
+    names, refused = _runnable(summary)
+    scores = {name: score for name in names if (score := _score(summary, name)) is not None}
     if not scores:
         return None
     lowest = min(scores, key=lambda name: scores[name].mean)
@@ -62,12 +89,13 @@ def decide(summary: Mapping[str, Any]) -> Decision | None:
     bits = {name: _mean(summary, "R1", name, AT_10, "bits_per_parameter") for name in level}
     fewest = min(bits.values())
     winner = next(name for name in level if bits[name] <= SAME_BITS * fewest)
-    chosen = summary["tuning"][winner if winner in summary["tuning"] else winner.partition("-")[0]]
+    chosen = summary["tuning"][TUNED_AS[winner]]
     codec, why = _codec(summary, STREAMS.get(chosen["recipe"], "x"))
     ranking = ", ".join(
         f"{name} {scores[name].mean:.3f}" for name in sorted(scores, key=lambda each: scores[each].mean)
     )
     because = (
+        f"candidates refused: {'; '.join(refused) or 'none'}",
         f"loss, mean of H = 10 and 30: {ranking}",
         f"not clearly worse than {lowest}: {', '.join(level)}",
         f"fewest bits among them: {winner} ({bits[winner]:.3g} per parameter and outer step)",
@@ -76,13 +104,28 @@ def decide(summary: Mapping[str, Any]) -> Decision | None:
     return Decision(winner, chosen["recipe"], chosen["learning_rate"], chosen["momentum"], codec, because)
 
 
-def _runnable(summary: Mapping[str, Any]) -> list[str]:
-    """Candidates that were tuned and whose tuned form needs no global average."""
-    tuning = summary.get("tuning", {})
-    names = [name for name in CANDIDATES if name in tuning or name.partition("-")[0] in tuning]
-    return [
-        name for name in names if "global" not in tuning[name if name in tuning else name.partition("-")[0]]["recipe"]
-    ]
+def _runnable(summary: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Candidates that were tuned and may be the default; and who may not, with the reason."""
+    tuning, names, refused = summary.get("tuning", {}), [], []
+    for name in CANDIDATES:
+        if TUNED_AS[name] not in tuning:
+            continue
+        busy = _busiest(summary, name)
+        if "global" in tuning[TUNED_AS[name]]["recipe"]:
+            refused.append(f"{name} (needs everybody at once)")
+        elif busy is None:
+            refused.append(f"{name} (R4 has no row for it)")
+        elif busy.mean < LEAST_BUSY:
+            refused.append(f"{name} (computes {100 * busy.mean:.0f} % of its time at best)")
+        else:
+            names.append(name)
+    return names, refused
+
+
+def _busiest(summary: Mapping[str, Any], name: str) -> Figure | None:
+    """Utilization on the home line with the candidate's best row of R4."""
+    found = [figure(summary, "R4", row, AT_HOME, "utilization") for row in AT_ITS_BEST[name]]
+    return max((each for each in found if each is not None), key=lambda each: each.mean, default=None)
 
 
 def _score(summary: Mapping[str, Any], contender: str) -> Figure | None:

@@ -26,6 +26,10 @@ TOKENS_PER_STEP = SEQUENCE_LENGTH * SEQUENCES_PER_STEP
 STEP_S = 1.0
 """Simulated seconds of an inner step; only ratios to it matter."""
 
+EVERY_STEP_S = 10.0
+"""The same at H = 1, where quality is judged and not time. A handshake takes .3 s however long a step is: in steps of
+1 s, methods that exchange beside their steps would be mixed less for it than at any other H."""
+
 STEP_JITTER = 0.1
 """Share by which a step is longer or shorter. A guess; without any, all peers would call each other at one instant."""
 
@@ -67,7 +71,7 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
         "codec": {**CODEC, **cell.contender.codec},
         # Figures are taken when training ends: what gossip does afterwards would hide how far apart the peers are.
         "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 0.0},
-        "peers": _peers(setting, cell.steps * STEP_S),
+        "peers": _peers(setting, cell.steps * step_s(setting)),
     }
     if cell.contender.pace:
         made["pace"] = dict(cell.contender.pace)
@@ -86,9 +90,15 @@ def total_tokens(cell: Cell) -> int:
     return cell.setting.peers * cell.steps * tokens_per_step(cell.setting)
 
 
+def step_s(setting: Setting) -> float:
+    """Simulated seconds of an inner step. A curve is drawn over time, so settings with one keep the common second: data
+    parallel in R3 is compared in seconds with methods of H = 30."""
+    return EVERY_STEP_S if setting.inner_steps == 1 and setting.points == 1 else STEP_S
+
+
 def megabit_per_s(setting: Setting) -> float:
     """The line on which all parameters in fp32 take ``exchange_steps`` inner steps of time."""
-    return PARAMETERS[setting.learner] * 32 / (setting.exchange_steps * STEP_S) / 1e6
+    return PARAMETERS[setting.learner] * 32 / (setting.exchange_steps * step_s(setting)) / 1e6
 
 
 def _outer(cell: Cell, choice: Choice) -> dict[str, Any]:
@@ -122,7 +132,7 @@ def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
     usual: dict[str, Any] = {
         "name": OTHERS,
         "count": setting.peers,
-        "step_s": STEP_S,
+        "step_s": step_s(setting),
         "step_jitter": STEP_JITTER,
         "up_mbit_s": up,
         "down_mbit_s": down,
@@ -132,7 +142,7 @@ def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
     if setting.straggler != 1.0:
         odd = {"up_mbit_s": up * setting.straggler, "down_mbit_s": down * setting.straggler}
     if setting.speed_ratio != 1.0:
-        odd["step_s"] = STEP_S / setting.speed_ratio
+        odd["step_s"] = step_s(setting) / setting.speed_ratio
     groups = [{**usual, "name": ODD, "count": 1, **odd}, {**usual, "count": setting.peers - 1}] if odd else [usual]
     return _moving(groups, setting, whole_s) if setting.comings_and_goings else groups
 

@@ -6,6 +6,7 @@ was defined anew never meets an old result.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -85,6 +86,7 @@ def _read(path: Path) -> Record | None:
         return None
     names = {each.name for each in fields(Record)}
     try:
-        return Record(**{name: value for name, value in document.items() if name in names})
+        found = Record(**{name: value for name, value in document.items() if name in names})
+        return dataclasses.replace(found, confirmed=tuple(found.confirmed))
     except TypeError:  # a field is missing
         return None

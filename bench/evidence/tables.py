@@ -150,7 +150,8 @@ def _tuning_lines(tuning: Mapping[str, Any] | None) -> list[str]:
         return ["Nothing yet."]
     lines = [
         f"Validation split, seed {tuning['seed']}, N = 8, H = 10; eta of {_listed(tuning['learning_rates'])} "
-        f"times mu of {_listed(tuning['momenta'])} for each form of each method.",
+        f"times mu of {_listed(tuning['momenta'])} (sparseloco: decays of error feedback, "
+        f"{_listed(tuning['decays'])}) for each form of each method.",
         "",
         "| method | chosen | eta | mu | loss | worst of the grid | diverged |",
         "|---|---|---|---|---|---|---|",

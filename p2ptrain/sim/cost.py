@@ -63,7 +63,8 @@ class Traffic:
     share: float = 1.0
     """Of the parameters, 0 < share <= 1."""
     partners: int = 1
-    """k, for pairs: one swap with each, one after the other."""
+    """k, for pairs: one swap with each, one after the other. Who looks for partners by itself is also found by others:
+    one exchange asked for in an outer step is two swaps, since as many are asked for by partners."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,8 @@ class Utilization:
     straggler: float
     """The same for the peer with the slow line; equal to ``others`` when there is none."""
     delivered: float
-    """Exchanges that fit into the line of a peer with full bandwidth, of those asked for. 1 for all who wait."""
+    """Exchanges that fit into the line of a peer with full bandwidth, of those that it asks for and is asked for. 1 for
+    all who wait."""
     straggler_inner_steps: int
     """H of the peer with the slow line."""
 
@@ -136,7 +138,8 @@ def utilization(method: Method, setting: Setting) -> Utilization:
     """The share of time that a method's trainers compute."""
     steps = 1 if method.every_step else setting.inner_steps
     compute = steps * setting.inner_step_s
-    applied = setting.apply_s_per_parameter * setting.parameters * sum(_averages(each) for each in method.traffic)
+    averages = sum(_averages(each) * each.share for each in method.traffic)
+    applied = setting.apply_s_per_parameter * setting.parameters * averages
     if method.shortens_straggler:
         return _shortened(method, setting, steps, applied)
     wait, delivered = applied, 1.0
@@ -147,6 +150,18 @@ def utilization(method: Method, setting: Setting) -> Utilization:
             wait += _stall_s(method, traffic, setting, compute)
     share = compute / (compute + wait)
     return Utilization(share, share, min(1.0, delivered), steps)
+
+
+def sent_bits(method: Method, peers: int) -> float:
+    """Payload that a peer sends in an outer step, in bits for each parameter of the model, if all that it asks for and
+    all that it is asked for fits into its line."""
+
+    def times(traffic: Traffic) -> float:
+        if traffic.pattern == "all_reduce":
+            return 2 * (peers - 1) / peers
+        return traffic.partners if traffic.pattern == "pairs" else 1
+
+    return sum(times(traffic) * traffic.bits * traffic.share for traffic in method.traffic)
 
 
 def implied_inner_step_seconds(method: Method, setting: Setting, share: float) -> float:
@@ -225,6 +240,15 @@ SPARSELOCO_BITS = 64 * (2 + 12) / 4096
 DILOCOX_BITS = 4 * 0.5
 """int4 on the factors of rank n/4 of an n x n matrix, 2 r n / n^2 = 1/2 of its elements. Inferred, not printed."""
 
+TOP_K_BITS = 0.23
+"""Codec topk (p2ptrain/codec/topk.py)."""
+
+
+def _swarm(bits: float, exchanges: int = 1, share: float = 1.0) -> Traffic:
+    """So many exchanges asked for in an outer step, and on average as many answered; nobody waits."""
+    return Traffic("pairs", bits, hiding="asynchronous", share=share, partners=2 * exchanges)
+
+
 _ALL = (
     Method("ddp", (Traffic("all_reduce", 32),), "gradients in fp32, every inner step, no overlap", every_step=True),
     Method(
@@ -279,11 +303,23 @@ _ALL = (
         "arXiv 2506.21263: one phase late; bits inferred",
     ),
     Method("sparseloco", (Traffic("all_gather", SPARSELOCO_BITS),), "arXiv 2508.15706: top-k, 2 bits, gathered by all"),
-    Method("swarm", (Traffic("pairs", INT8_BITS, hiding="asynchronous"),), "ours: codec int8, one swap an outer step"),
+    Method("swarm", (_swarm(32),), "ours: fp32; one exchange asked for in an outer step, and one answered"),
+    Method("swarm int8", (_swarm(INT8_BITS),), "ours: codec int8"),
+    Method("swarm modular4", (_swarm(MODULAR4_BITS),), "ours: codec modular with 4 bits"),
     Method(
-        "swarm modular4",
-        (Traffic("pairs", MODULAR4_BITS, hiding="asynchronous"),),
-        "ours: codec modular with 4 bits, one swap an outer step",
+        "swarm modular4, one swap",
+        (_swarm(MODULAR4_BITS, share=0.5),),
+        "ours: codec modular with 4 bits, half the parameters in each exchange: the bytes of one swap",
+    ),
+    Method(
+        "swarm-2 modular4",
+        (_swarm(MODULAR4_BITS, exchanges=2),),
+        "ours: two exchanges asked for, codec modular, 4 bits",
+    ),
+    Method(
+        "swarm x and g modular4",
+        (_swarm(MODULAR4_BITS), _swarm(TOP_K_BITS)),
+        "ours: weights in codec modular with 4 bits, and pseudo-gradients in codec topk",
     ),
 )
 
@@ -298,6 +334,7 @@ __all__ = [
     "MODEL_FLOP_UTILIZATION",
     "MODULAR4_BITS",
     "SPARSELOCO_BITS",
+    "TOP_K_BITS",
     "Hiding",
     "Method",
     "Pattern",
@@ -308,5 +345,6 @@ __all__ = [
     "duration_s",
     "implied_inner_step_seconds",
     "inner_step_seconds",
+    "sent_bits",
     "utilization",
 ]

@@ -8,9 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.evidence.cells import Cell, Choice, Contender
+from bench.evidence.cells import Setting as CellSetting
+from bench.evidence.contenders import DILOCO, GASLOC, NOLOCO, SWARM, SWARM_INT8, SWARM_MODULAR4
+from bench.evidence.scenario import scenario
+from bench.evidence.simulation import simulate
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.cost import (
     METHODS,
+    MODULAR4_BITS,
     SPARSELOCO_BITS,
     Method,
     Setting,
@@ -19,6 +25,7 @@ from p2ptrain.sim.cost import (
     duration_s,
     implied_inner_step_seconds,
     inner_step_seconds,
+    sent_bits,
     utilization,
 )
 
@@ -174,3 +181,28 @@ def test_utilization_is_a_share_and_more_bandwidth_never_hurts(
 def test_settings_out_of_range_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="out of range"):
         replace(ROUND, **change)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "contender", "recipe"),
+    [
+        ("swarm", SWARM, "swarm"),
+        ("swarm int8", SWARM_INT8, "swarm"),
+        ("swarm modular4", SWARM_MODULAR4, "swarm"),
+        ("gasloc-1", GASLOC, "gasloc_y"),
+        ("noloco", NOLOCO, "noloco"),
+        ("diloco", DILOCO, "diloco"),
+    ],
+)
+def test_a_simulated_run_sends_the_bits_of_the_formula(name: str, contender: Contender, recipe: str) -> None:
+    """Swarm a little less: at both ends of a run a peer finds no partner."""
+    cell = Cell(experiment="", contender=contender, setting=CellSetting(learner="quadratic", steps=300), seed=1)
+    sent = simulate(scenario(cell, Choice(recipe, 0.7, 0.5)), "cpu")["overall"]["payload_bits_per_parameter"]
+    assert sent == pytest.approx(sent_bits(METHODS[name], peers=8), rel=0.05)
+
+
+def test_one_swaps_bytes_fit_a_home_line_and_two_do_not() -> None:
+    home = Setting(135e6, 1.0, 30, 20e6, 100e6, latency_s=0.05)
+    assert utilization(METHODS["swarm modular4, one swap"], home).delivered == 1
+    assert utilization(METHODS["swarm modular4"], home).delivered == pytest.approx(0.55, abs=0.01)
+    assert sent_bits(METHODS["swarm modular4, one swap"], 8) == pytest.approx(MODULAR4_BITS)

@@ -39,6 +39,8 @@ def test_explanations_change_no_digest_and_code_does() -> None:
 def test_the_digest_is_over_the_code_that_decides() -> None:
     found = sources(NUMERIC_SOURCES)
     assert {"p2ptrain/outer/step.py", "p2ptrain/swarm/peer.py", "p2ptrain/train/learner.py"} <= set(found)
+    assert {"p2ptrain/wire.py", "p2ptrain/manifest/sources.py", "p2ptrain/train/optimizer.py"} <= set(found)
+    assert found["p2ptrain/data/corpora/shakespeare.txt.xz"].startswith("BYTES = "), "text, by its bytes"
     assert len(numeric_digest()) == len(cost_digest()) == 16
     assert numeric_digest() != cost_digest()
 
@@ -83,6 +85,8 @@ def test_the_headline_by_hand() -> None:
     assert found["loss"] == pytest.approx(last["validation"], rel=1e-5)
     assert found["averaged_loss"] == pytest.approx(last["validation_of_mean"], rel=1e-5)
     assert found["bits_per_parameter"] == 32
+    assert found["payload_bits_per_parameter"] == pytest.approx(0.98 * 32)
+    assert found["exchanges_per_outer_step"] == 1
     assert (found["exchanges"], found["exchanges_failed"], found["exchanges_declined"]) == (300, 3, 10)
     assert found["directory_bytes_per_peer"] == 2e4
     assert "diverged" not in found
@@ -111,3 +115,13 @@ def test_times_are_read_between_the_points() -> None:
 
 def test_a_loss_that_rises_again_was_still_reached() -> None:
     assert dict(times_to([(1.0, 3.2), (2.0, 2.9), (3.0, 3.3)]))[3.0] == pytest.approx(1 + 0.2 / 0.3)
+
+
+def test_the_last_point_is_no_rung_as_it_is_judged_on_another_part() -> None:
+    def point(time_s: float, loss: float) -> dict[str, Any]:
+        return {**report()["curve"][-1], "time_s": time_s, "validation": loss, "groups": {}}
+
+    found = headline(report(curve=[point(1.0, 2.9), point(2.0, 2.6), point(3.0, 2.4)]))
+    assert {name for name in found if name.startswith("seconds_to:")} == {"seconds_to:3.0", "seconds_to:2.75"}
+    assert found["loss"] == 2.4
+    assert headline(report(curve=[point(3.0, 2.9)]))["seconds_to:3.0"] == 3.0

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, Choice, Setting
-from bench.evidence.contenders import CONFIRMED, DDP, DILOCOX, GASLOC, SWARM, TUNED
+from bench.evidence.contenders import CONFIRMED, DDP, DILOCOX, DPSGD, GASLOC, SWARM, SWARM_BLOCKING, TUNED, on
 from bench.evidence.experiments import EXPERIMENTS, all_cells
-from bench.evidence.grid import LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
+from bench.evidence.experiments.r1_quality import EQUAL_TRAFFIC, VARIANTS
+from bench.evidence.grid import DECAYS, LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
 from bench.evidence.plan import State, choice_for, core_seconds, hours, jobs, ordered, pace, quick, tuned
 from bench.evidence.scenario import TOKENS_PER_STEP, scenario
 from bench.evidence.store import Record, Store
@@ -100,8 +101,8 @@ def test_every_table_and_panel_names_cells_that_are_planned() -> None:
             for each in line
         }
         missing = (shown | drawn) - planned
-        if experiment.id == "R1":  # variants of swarm are run at H of 10 and 30 alone
-            missing = {each for each in missing if each[0] not in ("swarm-2", "swarm int8", "swarm modular4")}
+        if experiment.id == "R1":  # variants are run at H of 10 and 30 alone
+            missing = {each for each in missing if each[0] not in {variant.name for variant in VARIANTS}}
         if experiment.id == "R6":  # nobody comes to an average over everybody
             missing = {each for each in missing if each[0] != "diloco"}
         assert missing == set()
@@ -126,7 +127,7 @@ def test_the_simulator_takes_every_scenario() -> None:
 
 def test_the_whole_fits_the_budget() -> None:
     """About 12 hours of two cores, by what is assumed of a core; and ten minutes for the quick part."""
-    assert 6 < hours([job.cell for job in jobs(all_cells(), Store(Path("nowhere")), {}, "now")], workers=2) < 13
+    assert 6 < hours([job.cell for job in jobs(all_cells(), Store(Path("nowhere")), {}, "now")], workers=2) < 12
     assert hours(quick(all_cells()), workers=2) * 60 < 10
 
 
@@ -138,9 +139,14 @@ def test_breadth_first() -> None:
     tiers = [each.tier for each in cells]
     assert tiers == sorted(tiers)
     after_tuning = [each for each in cells if each.tier == 1]
-    first = after_tuning[: 2 * len(CONFIRMED)]
+    decisive = {each.name for each in (*CONFIRMED, *EQUAL_TRAFFIC)}
+    first = after_tuning[: 2 * len(decisive)]
     assert {each.seed for each in first} == {FINAL_SEEDS[0]}
-    assert {each.contender.name for each in first} == {each.name for each in CONFIRMED}
+    assert {each.contender.name for each in first} == decisive
+    assert {each.setting.inner_steps for each in after_tuning} == {10, 30}
+    tuned_first = {each.contender.name for each in cells if each.tier == 0 and each.experiment == "tuning"}
+    assert tuned_first == {each.name for each in (*CONFIRMED, SWARM_BLOCKING)}
+    assert {each.tuned_as for each in (*CONFIRMED, *EQUAL_TRAFFIC)} == tuned_first, "nobody in tier 1 waits for tier 2"
 
 
 def test_a_run_that_two_experiments_want_is_planned_once(tmp_path: Path) -> None:
@@ -169,9 +175,9 @@ def test_states(tmp_path: Path) -> None:
 def test_a_cell_waits_for_its_methods_whole_grid(tmp_path: Path) -> None:
     store, cells = Store(tmp_path), [*tuning_cells([GASLOC]), cell(contender=GASLOC)]
     grid = [each for each in cells if each.choice is not None]
-    assert len(grid) == 27
+    assert len(grid) == 18
     for count, each in enumerate(grid):
-        assert choice_for(cells[-1], tuned(cells, store)) is None, f"{count} of 27 are done"
+        assert choice_for(cells[-1], tuned(cells, store)) is None, f"{count} of 18 are done"
         assert each.choice is not None
         loss = 1.4 if each.choice == Choice("gasloc_y", 0.4, 0.5) else 1.5
         store.keep(record(each, each.choice, loss))
@@ -182,11 +188,15 @@ def test_a_cell_waits_for_its_methods_whole_grid(tmp_path: Path) -> None:
 
 
 def test_the_same_nine_cells_for_every_form() -> None:
-    assert (len(LEARNING_RATES), len(MOMENTA)) == (3, 3)
+    assert (len(LEARNING_RATES), len(MOMENTA), len(DECAYS)) == (3, 3, 3)
     cells = tuning_cells(TUNED)
     forms = [(each.contender.name, each.choice.recipe) for each in cells if each.choice is not None]
     assert {forms.count(form) for form in forms} == {9}
     assert {(each.setting, each.seed, each.split) for each in cells} == {(CENTRAL, TUNING_SEED, "validation")}
+    assert {each.momentum for each in points("sparseloco")} == {0.8, 0.95, 0.99}, "decays of error feedback"
+    assert {each.momentum for each in points("diloco")} == set(MOMENTA)
+    names = {each.tuned_as for each in (cell.contender for cell in all_cells()) if each.tuned_as is not None}
+    assert names == {each.name for each in TUNED}
 
 
 def test_the_lowest_loss_wins_and_what_diverged_never_does() -> None:
@@ -201,7 +211,8 @@ def test_a_form_that_was_not_tuned_takes_its_methods_numbers() -> None:
     grid: Mapping[str, list[tuple[Choice, float | None]]] = {
         "swarm": [(Choice("swarm", 0.4, 0.5), 1.6), (Choice("swarm_both", 1.0, 0.9), 1.5)]
     }
-    assert choice_for(cell(), grid) == Choice("swarm_both", 1.0, 0.9)
+    either = cell(contender=replace(SWARM, forms=("swarm", "swarm_both")))
+    assert choice_for(either, grid) == Choice("swarm_both", 1.0, 0.9)
     only_weights = cell(contender=replace(SWARM, forms=("swarm",)))
     assert choice_for(only_weights, grid) == Choice("swarm", 0.4, 0.5)
     only_gradients = cell(contender=replace(SWARM, forms=("swarm_gradients",)))
@@ -237,6 +248,25 @@ def test_a_scenario_by_hand() -> None:
     ]
     assert (made["outer"]["recipe"], made["outer"]["exchanges_per_step"]) == ("swarm", 1)
     assert scenario(cell(), Choice("gasloc", 0.7, 0.9))["outer"]["exchanges_per_step"] == 0
+
+
+def test_a_step_is_long_where_every_step_is_an_exchange_and_time_is_not_judged() -> None:
+    def group(setting: Setting) -> Mapping[str, object]:
+        peers: list[Mapping[str, object]] = scenario(cell(setting=setting), CHOICE)["peers"]
+        return peers[-1]
+
+    fast, slow = group(Setting()), group(Setting(inner_steps=1))
+    assert (fast["step_s"], slow["step_s"]) == (1.0, 10.0)
+    assert slow["up_mbit_s"] == pytest.approx(0.1 * float(str(fast["up_mbit_s"]))), "the same line in steps"
+    straggler = {each.setting for each in EXPERIMENTS["R3"].cells if each.setting.inner_steps == 1}
+    assert {group(setting)["step_s"] for setting in straggler} == {1.0}, "in seconds beside H = 30"
+
+
+def test_graphs_are_of_one_kind_for_those_who_plan_and_those_who_draw() -> None:
+    assert on(DPSGD, "random", 2).outer["partners"] == 2
+    assert on(SWARM, "random", 2).outer == {"exchanges_per_step": 2, "topology": "random"}
+    assert "swarm 2-peer" not in {each.contender.name for each in EXPERIMENTS["R2"].cells}, "a step has one exchange"
+    assert on(SWARM, "ring").outer == {"exchanges_per_step": 1, "topology": "ring"}
 
 
 def test_the_odd_peer_is_a_group_of_one() -> None:

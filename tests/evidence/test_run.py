@@ -16,6 +16,7 @@ import bench.evidence.__main__ as command
 from bench.evidence import fake
 from bench.evidence.cells import CENTRAL, Cell
 from bench.evidence.contenders import DILOCO, LOCAL, SWARM
+from bench.evidence.documents import document
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.grid import tuning_cells
 from bench.evidence.layout import Experiment
@@ -46,11 +47,11 @@ def run(made: Campaign, simulate: Any = fake.simulate, budget_s: float = math.in
 
 def test_tuning_comes_first_and_decides_the_rest(tmp_path: Path) -> None:
     scenarios = run(campaign(tmp_path))
-    assert len(scenarios) == 9 + 27 + 4
-    assert [each["run"]["split"] for each in scenarios] == ["validation"] * 36 + ["test"] * 4
+    assert len(scenarios) == 9 + 9 + 4
+    assert [each["run"]["split"] for each in scenarios] == ["validation"] * 18 + ["test"] * 4
     # By the fake's taste .7 and .5 are best, whatever the recipe.
-    assert {(each["outer"]["learning_rate"], each["outer"]["momentum"]) for each in scenarios[36:]} == {(0.7, 0.5)}
-    assert [each["run"]["seed"] for each in scenarios[36:]] == [1, 1, 2, 2]
+    assert {(each["outer"]["learning_rate"], each["outer"]["momentum"]) for each in scenarios[18:]} == {(0.7, 0.5)}
+    assert [each["run"]["seed"] for each in scenarios[18:]] == [1, 1, 2, 2]
 
 
 def test_what_is_done_is_not_done_again(tmp_path: Path) -> None:
@@ -83,14 +84,14 @@ def test_no_cell_starts_after_the_budget(tmp_path: Path) -> None:
 
 def test_a_failure_is_kept_with_its_reason_and_does_not_stop_the_others(tmp_path: Path) -> None:
     def picky(scenario: Mapping[str, Any], device: str) -> Mapping[str, Any]:
-        if scenario["outer"]["recipe"] == "swarm_both":
+        if scenario["outer"]["recipe"] == "swarm" and scenario["outer"]["learning_rate"] == 1.0:
             raise ValueError("outer.recipe: not today")
         return fake.simulate(scenario, device)
 
     made = campaign(tmp_path)
     assert len(run(made, picky)) == len(CELLS)
     failures = [job.record.failure for job in made.jobs() if job.record is not None and job.record.failure]
-    assert failures == ["outer.recipe: not today"] * 9
+    assert failures == ["outer.recipe: not today"] * 3
     assert run(campaign(tmp_path), picky) == []
 
 
@@ -141,11 +142,20 @@ def test_what_was_published_stays_until_it_is_run_again(tmp_path: Path) -> None:
     run(made)
     publish(experiments(), made, tmp_path, ["R1"])
     before = (tmp_path / "R1.json").read_bytes()
-    empty = campaign(tmp_path / "elsewhere", published=made.results())
+    results = made.results()
+    empty = campaign(tmp_path / "elsewhere", cells=FINAL, published=results)
     publish(experiments(), empty, tmp_path, ["R1"])
     assert (tmp_path / "R1.json").read_bytes() == before
+    newly = {name: [(replace(choice, momentum=0.1), loss) for choice, loss in grid] for name, grid in results.items()}
+    unknown = campaign(tmp_path / "elsewhere", cells=CELLS)
+    publish(experiments(), unknown, tmp_path, ["R1"])
+    assert (tmp_path / "R1.json").read_bytes() == before, "while it is tuned, nothing else is wanted"
     publish(experiments(FINAL[:1]), empty, tmp_path, ["R1"])
     assert len(read(tmp_path / "R1.json")["cells"]) == 1, "what is no longer planned goes"
+    (tmp_path / "R1.json").write_bytes(before)
+    half = campaign(tmp_path / "elsewhere", cells=FINAL, published={**results, "swarm": newly["swarm"]})
+    from_old = document(experiments()["R1"], half.store, half.results(), read(tmp_path / "R1.json"), ENVIRONMENT)
+    assert {each["contender"] for each in from_old["cells"]} == {"diloco"}, "swarm's are of an older tuning"
 
 
 # --- processes and the command --------------------------------------------------------------------

@@ -59,6 +59,7 @@ R3 = Experiment(
         "straggler's H.",
         "Seconds are simulated; one inner step takes one. The target is the lowest loss of a fixed ladder that every "
         "run of this table reached.",
+        "ddp, whose H is 1, has steps of one second as well, since its seconds are compared with the others'.",
         "Fast lines beside one slow one are where waiting for all is worst; nobody is slow in computing here.",
     ),
     cells=(

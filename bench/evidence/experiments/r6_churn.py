@@ -19,7 +19,10 @@ R6 = Experiment(
     id="R6",
     question="Churn: failed exchanges, and peers that come and go; N = 8, H = 10",
     notes=(
-        "A failed exchange breaks half-way and costs its time; a global average that fails in one place is done again.",
+        "A failed exchange breaks half-way. What then happens is the method's: a global average (diloco) is done again "
+        "until it succeeds, at the cost of its time and bytes; a planned round (gasloc, factored_gossip) goes without "
+        "that pair; swarm tries another partner within the same outer step. So diloco pays in seconds, planned rounds "
+        "in mixing.",
         "Coming and going: a quarter of the peers leaves at half time for good; as many new ones come at a third.",
         "Averages over everybody cannot be joined or left, so diloco has no figure there, and factored_gossip is there "
         "with both mixes in pairs.",

@@ -11,7 +11,7 @@ from bench.evidence.contenders import LOCAL, SWARM
 from bench.evidence.layout import Column, Entry, Experiment, Table, rows
 
 RATIOS = (1.0, 4.0, 20.0)
-POINTS = 40
+POINTS = 80
 SETTINGS = tuple(Setting(speed_ratio=ratio, points=POINTS) for ratio in RATIOS)
 WEIGHTED = replace(SWARM, name="swarm by work", outer={**SWARM.outer, "weights": "work"})
 METHODS = (LOCAL, SWARM, WEIGHTED)
@@ -47,7 +47,7 @@ R9 = Experiment(
     question="Uneven computers: one of eight is 1, 4 or 20 times as fast",
     notes=(
         "Delay: the fast peer's time to a loss, over its time to that loss alone; the worst over a ladder of losses. "
-        "At most 1 means never later.",
+        "At most 1 means never later. The last point of a curve, measured on another part of the text, is left out.",
         "By work: averages weighted by how much each side has trained; equal: half and half.",
     ),
     cells=(
