@@ -80,8 +80,8 @@ R1 = Experiment(
         "Learning rate and momentum are those tuned at N = 8 and H = 10, in every column. The grid's momenta were "
         "chosen after looking at the validation split with seed 1, which is a seed of the final numbers, too.",
         "In a first tuning DiLoCo's best cell was at the edge of the grid (eta .4, mu .8). Single runs beyond and "
-        "around it, seed 1, validation split, were better by .005 at most: .15 / .9 1.832, .25 / .9 1.787, .3 / .8 1.773, "
-        ".4 / .8 1.768, .5 / .7 1.756, .7 / .7 1.751, against 1.756 at the grid's own .7 / .5.",
+        "around it, seed 1, validation split, were better by .005 at most: .15 / .9 1.832, .25 / .9 1.787, "
+        ".3 / .8 1.773, .4 / .8 1.768, .5 / .7 1.756, .7 / .7 1.751, against 1.756 at the grid's own .7 / .5.",
         "Beside the losses at N = 8 stand a peer's exchanges per outer step and the bits that it sends per parameter "
         "and outer step: swarm's `exchanges_per_step = 1` means that each peer asks for one and answers about one "
         "more, so it makes about 1.9 exchanges an outer step, while gasloc and noloco make 1 (at H = 1 all "
