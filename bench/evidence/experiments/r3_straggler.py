@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 from bench.evidence.blocks import block
 from bench.evidence.cells import Setting
@@ -42,10 +43,9 @@ def _same_loss(entries: Sequence[Entry]) -> list[Entry]:
     ]
 
 
-def _columns(figure: str, best: str, digits: int) -> tuple[Column, ...]:
+def _columns(figure: str, best: Literal["low", "high"], digits: int) -> tuple[Column, ...]:
     return tuple(
-        Column(f"at {100 * each.straggler:.0f} %", figure, each, digits=digits, best=best)  # type: ignore[arg-type]
-        for each in SETTINGS
+        Column(f"at {100 * each.straggler:.0f} %", figure, each, digits=digits, best=best) for each in SETTINGS
     )
 
 
