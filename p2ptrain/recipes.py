@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-Stream = Literal["slow", "pseudo_gradient"]
-"""What peers average: the slow weights x, or the pseudo-gradients g. Momentum buffers are never exchanged."""
+Stream = Literal["slow", "fast", "pseudo_gradient"]
+"""What peers average: the slow weights x, the fast weights theta as they are in mid-phase, or the pseudo-gradients g.
+Momentum buffers are never exchanged."""
 
 When = Literal["overlapped", "blocking"]
 """Overlapped: beside the inner steps. Blocking: between two inner phases, and the trainer waits for it."""
@@ -75,6 +76,10 @@ class Recipe:
     gradients: bool = False
     """It averages the gradients themselves, before the inner optimizer sees them: one large batch."""
 
+    follow: float = 1.0
+    """By what share of a displacement x moves at once; theta moves by all of it. The rest enters with this phase's
+    pseudo-gradient, as if its steps had led there."""
+
     feedback: bool = False
     """Its outer momentum is the decay of error feedback, and no outer momentum buffer exists."""
 
@@ -112,6 +117,11 @@ class Recipe:
     def is_collective(self) -> bool:
         """Whether some average is over all peers at once, and so needs everybody: simulated, never gossiped."""
         return self.gradients or any(mix.who == "all" for mix in self.mixes)
+
+    @property
+    def weights(self) -> Mix | None:
+        """How the weights are mixed, if they are: the slow or the fast ones, never both."""
+        return self.mix("slow") or self.mix("fast")
 
     def mix(self, stream: Stream) -> Mix | None:
         """How this stream is mixed, if it is."""
@@ -242,6 +252,14 @@ _ALL = (
     ),
     Recipe(
         name="swarm",
+        mixes=(Mix("fast", "overlapped", "random"),),
+        outer="momentum",
+        follow=0.25,
+        source="p2ptrain",
+        summary="Asynchronous pairwise averaging of the fast weights with random live peers, and local outer steps.",
+    ),
+    Recipe(
+        name="swarm_slow",
         mixes=(_OVERLAPPED_RANDOM,),
         outer="momentum",
         source="p2ptrain",
@@ -259,7 +277,7 @@ _ALL = (
         mixes=(_OVERLAPPED_RANDOM, Mix("pseudo_gradient", "overlapped", "random")),
         outer="momentum",
         source="p2ptrain",
-        summary="Recipe swarm with a second stream: random peers' pseudo-gradients correct the outer step.",
+        summary="Recipe swarm_slow with a second stream: random peers' pseudo-gradients correct the outer step.",
     ),
 )
 

@@ -21,11 +21,12 @@ def test_local_hands_over_and_meets_nobody() -> None:
     assert (local.mixes, local.outer, local.exchanges, local.blocks) == ((), "hand_over", False, False)
 
 
-def test_swarm_mixes_slow_weights_with_random_peers_in_the_background() -> None:
-    swarm = RECIPES["swarm"]
-    assert (swarm.overlapped, swarm.blocking, swarm.outer) == (("slow",), (), "momentum")
-    assert swarm.is_random
-    assert not swarm.is_collective
+def test_swarm_mixes_weights_with_random_peers_in_the_background() -> None:
+    for name, stream in ("swarm", "fast"), ("swarm_slow", "slow"):
+        swarm = RECIPES[name]
+        assert (swarm.overlapped, swarm.blocking, swarm.outer) == ((stream,), (), "momentum")
+        assert swarm.is_random
+        assert not swarm.is_collective
 
 
 def test_who_waits_and_for_what() -> None:
@@ -53,6 +54,9 @@ def test_a_recipe_is_one_that_can_be_carried_out(recipe) -> None:
     assert recipe.summary.endswith(".")
     assert recipe.source
     assert len({mix.stream for mix in recipe.mixes}) == len(recipe.mixes), "a stream is mixed in one way"
+    assert not {"slow", "fast"} <= {mix.stream for mix in recipe.mixes}, "x or theta travel, not both"
+    assert recipe.mix("fast") is None or recipe.is_random, "fast weights change while the others wait for a round"
+    assert recipe.follow == 1 or recipe.mix("fast") is not None
     if recipe.outer in ("consensus", "y_form", "z_form"):
         assert recipe.blocks, "these forms need what the round brings"
     if recipe.delay != "none":

@@ -267,7 +267,7 @@ def test_other_headers_are_refused(header):
 
 def test_the_wire_format_is_frozen():
     """A change of these bytes is another protocol version."""
-    assert wire.encode_header(2, 262144).hex() == "a30200040000"
+    assert wire.encode_header(2, 262144).hex() == "a40200040000"
     assert wire.encode_part_end(wire.PartEnd(1, 2, b"\7" * 32)).hex() == "00000001" + "0000000000000002" + "07" * 32
     assert wire.encode_message(Acknowledge()).hex() == "920490"
     terms = (

@@ -39,9 +39,11 @@ SWARM = Contender(name="swarm", forms=("swarm",), outer=ONE_EXCHANGE, tuned_as="
 CONFIRMED = (DILOCO, NOLOCO, GASLOC, FACTORED, SWARM)
 """Run in all of R1's settings."""
 
+SWARM_SLOW = Contender(name="swarm, slow", forms=("swarm_slow",), outer=ONE_EXCHANGE, tuned_as="swarm, slow")
+"""The slow weights in place of the fast ones: against swarm it shows what mixing in mid-phase is worth."""
 SWARM_BLOCKING = Contender(name="swarm, blocking", forms=("gasloc",), outer=PAIRS, tuned_as="swarm, blocking")
-"""A local Nesterov step, then one planned pair, and the trainer waits for it: nobody's published method. Against swarm
-it shows what asynchrony costs."""
+"""A local Nesterov step, then one planned pair, and the trainer waits for it: nobody's published method. Against
+"swarm, slow" it shows what asynchrony costs."""
 SWARM_GRADIENTS = Contender(name="swarm g", forms=("swarm_gradients",), outer=ONE_EXCHANGE, tuned_as="swarm g")
 SWARM_BOTH = Contender(name="swarm x and g", forms=("swarm_both",), outer=ONE_EXCHANGE, tuned_as="swarm x and g")
 
@@ -57,13 +59,13 @@ SPARSELOCO = Contender(name="sparseloco", forms=("sparseloco",), codec=TOP_K, tu
 ONE_CELL = (STREAMING, EAGER, DILOCOX, SPARSELOCO)
 """Tuned like the others, and then run at one cell."""
 
-TUNED = (*CONFIRMED, SWARM_BLOCKING, SWARM_GRADIENTS, SWARM_BOTH, *ONE_CELL)
+TUNED = (*CONFIRMED, SWARM_SLOW, SWARM_BLOCKING, SWARM_GRADIENTS, SWARM_BOTH, *ONE_CELL)
 """Every contender with an outer learning rate and momentum of its own."""
 
 GASLOC_2 = replace(GASLOC, name="gasloc-2", outer=TWO)
 SWARM_2 = replace(SWARM, name="swarm-2", outer=TWO_EXCHANGES)
 SWARM_HALF = replace(SWARM, name="swarm half", outer={**ONE_EXCHANGE, "fragments": 2, "fragments_per_exchange": 1})
-"""Half the parameters in each exchange: swarm makes about 1.9 exchanges an outer step, so it sends as many bytes as
+"""Half the parameters in each exchange: swarm makes about 2 exchanges an outer step, so it sends as many bytes as
 methods that make one."""
 SWARM_INT8 = replace(SWARM, name="swarm int8", codec=INT8)
 SWARM_MODULAR4 = replace(SWARM, name="swarm modular4", codec=MODULAR4)

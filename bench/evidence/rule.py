@@ -22,13 +22,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bench.evidence.contenders import FACTORED, GASLOC, NOLOCO, SWARM, SWARM_2, SWARM_BLOCKING, SWARM_BOTH, SWARM_HALF
+from bench.evidence.contenders import (
+    FACTORED,
+    GASLOC,
+    NOLOCO,
+    SWARM,
+    SWARM_2,
+    SWARM_BLOCKING,
+    SWARM_BOTH,
+    SWARM_HALF,
+    SWARM_SLOW,
+)
 from bench.evidence.published import HOME, Line
 from bench.evidence.summary import CLEAR, EXACT, Figure
 
 TUNED_AS: Mapping[str, str] = {
     each.name: each.tuned_as or each.name
-    for each in (FACTORED, GASLOC, NOLOCO, SWARM, SWARM_HALF, SWARM_BOTH, SWARM_BLOCKING, SWARM_2)
+    for each in (FACTORED, GASLOC, NOLOCO, SWARM, SWARM_HALF, SWARM_BOTH, SWARM_BLOCKING, SWARM_2, SWARM_SLOW)
 }
 """The candidates, and whose numbers each has."""
 
@@ -42,6 +52,7 @@ AT_ITS_BEST: Mapping[str, tuple[str, ...]] = {
     "swarm": ("swarm", "swarm int8", "swarm modular4"),
     "swarm half": ("swarm modular4, one swap",),
     "swarm x and g": ("swarm x and g modular4",),
+    "swarm, slow": ("swarm", "swarm int8", "swarm modular4"),
     "swarm, blocking": ("gasloc-1", "gasloc-1 int8", "gasloc-1 modular4"),
     "swarm-2": ("swarm-2 modular4",),
 }

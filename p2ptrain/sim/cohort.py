@@ -88,6 +88,7 @@ class BytesCohort:
                 wishes=tuple(map(Blank, wishes)) if any(wishes) else (),
                 weights=tuple(Blank(4 * length) for length in lengths),
                 disagreement=scenario.learner.disagreement,
+                due=replace(learner_rules(scenario.outer, 0.0), inner_steps=inner_steps).due,
             )
         return CountingLearner(self._rules[inner_steps])
 

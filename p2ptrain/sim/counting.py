@@ -16,7 +16,7 @@ from typing import NamedTuple
 from p2ptrain.errors import RemoteError
 from p2ptrain.ids import LinkId
 from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, PhaseDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,8 @@ class CountingRules:
     """Each fragment in fp32."""
     disagreement: float
     """What every exchange measures."""
+    due: tuple[int, ...]
+    """Inner steps of a phase after which an exchange falls due, in order."""
 
 
 class CountingLearner:
@@ -113,7 +115,12 @@ class CountingLearner:
 
     def steps_ahead(self) -> int:
         """How many inner steps there are up to the next that has something to say."""
-        return 1 if self._inbox else self._rules.inner_steps - self._inner
+        if self._inbox:
+            return 1
+        for due in self._rules.due:
+            if due > self._inner:
+                return due - self._inner
+        return self._rules.inner_steps - self._inner
 
     def advance(self) -> list[Event]:
         events = self.settle() if self._inbox else []
@@ -124,6 +131,7 @@ class CountingLearner:
         self._phase_tokens += rules.tokens_per_step
         self.progress += rules.tokens_per_step
         self._inner += 1
+        due = [ExchangeDue()] * rules.due.count(self._inner) if rules.due else []
         if self._inner == rules.inner_steps:
             self._inner = 0
             if rules.blocks:
@@ -131,7 +139,7 @@ class CountingLearner:
                 events.append(PhaseDone(self.step + 1, self.progress))
             else:
                 events += self._end_step()
-        return events
+        return events + due
 
     def settle(self) -> list[Event]:
         events: list[Event] = []

@@ -44,6 +44,11 @@ class OuterStepDone:
 
 
 @dataclass(frozen=True, slots=True)
+class ExchangeDue:
+    """The trainer is where in its inner phase an exchange is to begin; fast weights have a new snapshot."""
+
+
+@dataclass(frozen=True, slots=True)
 class PhaseDone:
     """The trainer ended an inner phase and waits: what its recipe mixes now has a snapshot."""
 
@@ -138,6 +143,7 @@ Event = (
     | PeersSeen
     | LookupFailed
     | OuterStepDone
+    | ExchangeDue
     | PhaseDone
     | TrainingEnded
     | Received

@@ -41,12 +41,21 @@ class Exchanging:
     # --- what the peer calls ------------------------------------------------------------------------------------
 
     def step_done(self, now: float) -> None:
-        """New snapshots are there: the exchanges of this outer step are due. Those of the last one lapse."""
+        """New snapshots are there: the exchanges of this outer step are due. Those of the last one lapse.
+
+        Where exchanges fall due within the phase, they lapse a phase later.
+        """
         if not self._committed_since_step:
             self._standing.counters.solo_steps += 1
         self._committed_since_step = False
-        self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free_fragments else 0
+        if not self._standing.rules.due_in_phase:
+            self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free_fragments else 0
         self._open_round(self._standing.step, self._standing.rules.beside, False, now)
+        self.seek(now)
+
+    def one_due(self, now: float) -> None:
+        """The trainer came to where an exchange is to begin."""
+        self._due = min(self._due + 1, self._standing.rules.exchanges_per_step)
         self.seek(now)
 
     def phase_done(self, step: int, now: float) -> None:

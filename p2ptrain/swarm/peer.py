@@ -28,6 +28,7 @@ from p2ptrain.swarm.events import (
     Donated,
     Effect,
     Event,
+    ExchangeDue,
     Finished,
     LeaveRequested,
     LinkFailed,
@@ -168,6 +169,8 @@ class Peer:
                 self._standing.note("lonely", why="nobody could be asked for peers")
             case OuterStepDone():
                 self._outer_step_done(event, now)
+            case ExchangeDue():
+                self._exchanging.one_due(now)
             case PhaseDone():
                 self._standing.progress = event.progress
                 self._exchanging.phase_done(event.step, now)

@@ -23,6 +23,8 @@ class SwarmRules:
     """H inner steps' tokens of one peer."""
     exchanges_per_step: int = 1
     """Exchanges a peer initiates per outer step. It serves about as many."""
+    due_in_phase: bool = False
+    """They fall due where the trainer says so within an inner phase, and not all after an outer step."""
     fragments_per_exchange: int = 1
     streams: int = 1
     """Tensors that a fragment stands for: with two, the upper half of the numbers are the second stream's fragments."""

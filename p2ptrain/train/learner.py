@@ -40,7 +40,7 @@ from p2ptrain.outer import (
 from p2ptrain.ports import Clock, InnerTask, Notebook
 from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Adopted, Applied, Event, OuterStepDone, PhaseDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 
@@ -48,6 +48,11 @@ REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
 moment (beta2 .95 to .999) needs tens to hundreds of steps; the step size is bounded from the first by its bias
 correction."""
+
+
+SHOWINGS = 8
+"""So many times in an inner phase partners get newer fast weights, where the recipe mixes these: each is a copy of the
+model to the CPU. docs/LOG.md has what their age costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,20 @@ class LearnerRules:
     outer: OuterRule
     """Recipes that hand theta over do not read it."""
     recipe: Recipe = RECIPES["swarm"]
+    exchanges_per_step: int = 1
+    """Exchanges that a peer initiates per outer step."""
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """After which inner steps of a phase an exchange falls due; none: all of them do after the outer step.
+
+        Fast weights are mixed in the middles of as many equal parts of the phase: right after an outer step they are
+        the slow ones, and there is nothing of this phase to average yet.
+        """
+        if self.recipe.mix("fast") is None:
+            return ()
+        parts = 2 * self.exchanges_per_step
+        return tuple(-(-place * self.inner_steps // parts) for place in range(1, parts, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +143,25 @@ class Learner:
         self._slices = tuple(fragments)
         mixes_gradients = rules.recipe.mix("pseudo_gradient") is not None
         lengths = [piece.stop - piece.start for piece in self._slices]
-        self.payloads = Payloads(lengths, codec, (gradient_codec or codec) if mixes_gradients else None, matrices)
+        self._shows_fast = rules.recipe.mix("fast") is not None
+        self.payloads = Payloads(
+            lengths,
+            codec,
+            (gradient_codec or codec) if mixes_gradients else None,
+            matrices,
+            "fast" if self._shows_fast else "slow",
+        )
         self._notebook = notebook
         self._clock = clock
         self._inner = 0
         self._losses = 0.0
         self._phase_tokens = 0
         self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
+        self._due = rules.due
+        self._norm_at_start = _norm(task.theta) if self._shows_fast else math.nan
+        """||theta|| when this inner phase began, where fast weights are mixed."""
+        self._displaced = 0.0
+        """||displacement||, summed over those of this inner phase."""
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         self._left_out: list[Tensor] = []
         """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
@@ -157,7 +188,12 @@ class Learner:
         self.progress += result.tokens
         self._losses += result.loss
         self._inner += 1
-        return events + self._end_phase() if self._inner == self._rules.inner_steps else events
+        due = [ExchangeDue()] * self._due.count(self._inner)
+        if self._inner == self._rules.inner_steps:
+            return [*events, *self._end_phase(), *due]
+        if due or (self._shows_fast and self._inner % max(1, self._rules.inner_steps // SHOWINGS) == 0):
+            self._show()
+        return [*events, *due]
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
         """Apply what is ready; with ``wait_s``, wait that long for the first of it, or for ``wake``."""
@@ -231,11 +267,23 @@ class Learner:
             events.append(TrainingEnded(self.step, self.progress))
         return events
 
+    def _show(self) -> None:
+        """Let partners have the fast weights as they are now, unless this inner phase has gone wrong.
+
+        theta's norm alone is looked at, on its own device; the end of the phase is judged by the whole pseudo-gradient.
+        """
+        went = abs(_norm(self.task.theta) - self._norm_at_start)  # at most ||x - theta||
+        if pseudo_gradient_fault(_less(went, self._displaced), self._norms) is None:
+            self.payloads.publish(self._snapshot())
+
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
-        """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
+        """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x.
+
+        What displacements brought is no fault of this phase, however much it is.
+        """
         norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
         norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
-        fault = pseudo_gradient_fault(norm, self._norms)
+        fault = pseudo_gradient_fault(_less(norm, (1 - self._rules.recipe.follow) * self._displaced), self._norms)
         if norm < float("inf"):  # False for NaN
             self._norms.append(norm)
         if fault is not None:
@@ -245,6 +293,9 @@ class Learner:
     def _set_theta(self) -> None:
         for state, piece in zip(self._states, self._slices, strict=True):
             self.task.theta[piece].copy_(state.slow)
+        self._displaced = 0.0
+        if self._shows_fast:
+            self._norm_at_start = _norm(self.task.theta)
 
     def _apply(self, ready: _Displacement) -> Applied:
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
@@ -254,14 +305,17 @@ class Learner:
             displacement_ = displacement(part, ready.share, ready.clip_radius)
             if self._phase is not None and stream in self._rules.recipe.blocking:
                 self._phase.take(stream, fragment, displacement_)
-            elif stream == "slow":
-                self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
+            elif stream != "pseudo_gradient":
+                follow = 1.0 if self.ended else self._rules.recipe.follow  # no pseudo-gradient comes after the end
+                moved = displacement_ if follow == 1.0 else displacement_ * follow
+                self._move(fragment, displaced(self._state(fragment), moved), displacement_)
             elif ready.difference.mine.step != self.step:
                 continue  # of a step that is over: it comes too late
-            elif "slow" in self._rules.recipe.overlapped:
+            elif self._rules.recipe.weights is not None:
                 self._keep(fragment, late_momentum(self._state(fragment), displacement_))
             else:
                 self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
+        self._displaced += ready.share * ready.difference.distance * ready.difference.mine.norm
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
 
@@ -275,13 +329,15 @@ class Learner:
             self._states = tuple(states)
 
     def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
-        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+        """A fragment's slow weights after a displacement; theta takes all of it. Publish its new snapshot."""
         self._keep(fragment, state)
         theta = self.task.theta[self._slices[fragment]]
         theta.add_(displacement_.to(theta.device))
         published = self.payloads.published
-        parts = (*published.parts[:fragment], state.slow, *published.parts[fragment + 1 :])
-        self.payloads.publish(Snapshot(published.step, parts))
+        shown = published.parts[fragment] + displacement_ if self._shows_fast else state.slow
+        parts = (*published.parts[:fragment], shown, *published.parts[fragment + 1 :])
+        slow = (*published.slow[:fragment], state.slow, *published.slow[fragment + 1 :])
+        self.payloads.publish(Snapshot(published.step, parts, slow))
 
     def _adopt(self, ready: _Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
@@ -304,18 +360,19 @@ class Learner:
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
     def _snapshot(self, phase: OuterPhase | None = None) -> Snapshot:
-        """What partners may have: the slow weights and, if the recipe mixes them, the last pseudo-gradients.
+        """What partners may have: the weights and, if the recipe mixes them, the last pseudo-gradients.
 
         Where the codec of these leaves much out, what it left out before comes with them.
         """
-        if phase is None:
-            slow = tuple(state.slow for state in self._states)
-            gradients = tuple(torch.zeros_like(part) for part in slow) if self.payloads.streams == 2 else ()
+        slow = tuple(state.slow for state in (self._states if phase is None else phase.states))
+        weights = tuple(_on_cpu(self.task.theta[piece]) for piece in self._slices) if self._shows_fast else slow
+        if phase is not None:
+            gradients = phase.snapshots("pseudo_gradient")
         else:
-            slow, gradients = phase.snapshots("slow"), phase.snapshots("pseudo_gradient")
+            gradients = tuple(torch.zeros_like(part) for part in slow) if self.payloads.streams == 2 else ()
         if gradients and self._left_out:
             gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
-        return Snapshot(self.step, slow + gradients)
+        return Snapshot(self.step, weights + gradients, slow)
 
     def _remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
         """Error feedback: a partner has our message, so only what it left out is still to be sent."""
@@ -359,6 +416,8 @@ class Learner:
             "tokens": self.tokens,
             "phase_tokens": self._phase_tokens,
             "norms": list(self._norms),
+            "displaced": self._displaced,
+            **({"norm_at_start": self._norm_at_start} if self._shows_fast else {}),
             "ended": self.ended,
         }
         return tensors, numbers
@@ -379,4 +438,24 @@ class Learner:
         self._phase_tokens = numbers["phase_tokens"]
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._norms = deque(numbers["norms"], maxlen=NORM_HISTORY)
+        self._displaced, self._norm_at_start = numbers.get("displaced", 0.0), numbers.get("norm_at_start", math.nan)
         self.payloads.publish(self._snapshot())
+
+
+def _norm(theta: Tensor) -> float:
+    """The L2 norm, in one pass on the device that holds theta."""
+    return float(torch.linalg.vector_norm(theta))
+
+
+def _less(norm: float, part: float) -> float:
+    """What of a norm is left without a part of it; what is not finite stays so."""
+    return max(norm - part, 0.0) if math.isfinite(norm) else norm
+
+
+def _on_cpu(theta: Tensor) -> Tensor:
+    """A copy that training leaves alone; from CUDA by way of pinned memory, several times faster than without."""
+    if theta.device.type != "cuda":
+        return theta.detach().cpu().clone()
+    copy = theta.detach().to("cpu", non_blocking=True)
+    torch.cuda.current_stream(theta.device).synchronize()
+    return copy

@@ -3,7 +3,7 @@
 Any thread may call everything here but ``publish``: what is read is one published snapshot, a tuple of immutable
 tensors that the trainer replaces as a whole.
 
-To the network a fragment is a number: 0 to F - 1 the slow weights, F to 2 F - 1 the pseudo-gradients.
+To the network a fragment is a number: 0 to F - 1 the weights, slow or fast, F to 2 F - 1 the pseudo-gradients.
 
 Legend: n elements of one fragment, F fragments.
 """
@@ -71,6 +71,7 @@ class Snapshot:
     step: int
     """Outer steps behind it."""
     parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's numbers
+    slow: tuple[Tensor, ...]  # [n] fp32 each: what newcomers get
 
 
 class Payloads:
@@ -78,9 +79,10 @@ class Payloads:
 
     Args:
         lengths: n of each fragment.
-        codec: for the slow weights.
+        codec: for the weights.
         gradient_codec: for pseudo-gradients; None: they are not exchanged.
         matrices: that lie in each fragment, the same on all peers of a run; none at all: nothing is known of them.
+        weights: which weights partners get, the slow or the fast ones.
     """
 
     def __init__(
@@ -89,8 +91,10 @@ class Payloads:
         codec: Codec,
         gradient_codec: Codec | None,
         matrices: Sequence[Matrices] = (),
+        weights: Stream = "slow",
     ) -> None:
-        self.published = Snapshot(0, ())
+        self.published = Snapshot(0, (), ())
+        self._streams: tuple[Stream, ...] = (weights, "pseudo_gradient")
         self._lengths = tuple(lengths)
         self._matrices = tuple(matrices) or ((),) * len(self._lengths)
         if len(self._matrices) != len(self._lengths):
@@ -106,8 +110,8 @@ class Payloads:
 
     def place(self, number: int) -> tuple[Stream, int]:
         """The stream and the fragment that a number of the network's stands for."""
-        stream: Stream = "slow" if number < len(self._lengths) else "pseudo_gradient"
-        return stream, number % len(self._lengths)
+        kind, fragment = divmod(number, len(self._lengths))
+        return self._streams[kind], fragment
 
     def codec(self, number: int) -> Codec:
         """What this number travels in."""
@@ -140,15 +144,7 @@ class Payloads:
         """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement."""
         if not self.wish_sizes(fragments):
             return ()
-        parts = self.published.parts
-        return tuple(
-            wish_for(
-                self.codec(number),
-                self._shapes.get(number) or first_shape(self.codec(number), parts[number]),
-                parts[number],
-            )
-            for number in fragments
-        )
+        return tuple(self._wish(number, self.published.parts[number]) for number in fragments)
 
     def encode(
         self, fragments: Sequence[int], mine: Sequence[bytes] = (), theirs: Sequence[bytes | bytearray] = ()
@@ -167,13 +163,12 @@ class Payloads:
             agree(self.codec(number), self._length(number), ours, bytes(other), self._matrices_of(number))
             for number, ours, other in zip(fragments, mine or none, theirs or none, strict=True)
         )
+        values = [snapshot.parts[number] for number in fragments]
         parts = tuple(
-            self.codec(number).encode(snapshot.parts[number], agreed)
-            for number, agreed in zip(fragments, terms, strict=True)
+            self.codec(number).encode(each, agreed)
+            for number, each, agreed in zip(fragments, values, terms, strict=True)
         )
-        return Encoded(
-            tuple(fragments), parts, _norm([snapshot.parts[number] for number in fragments]), snapshot.step, terms
-        )
+        return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
@@ -201,8 +196,7 @@ class Payloads:
     def weights(self) -> list[bytes]:
         """All slow weights of the present snapshot, fp32: what a newcomer gets."""
         fp32 = codecs.get("fp32")
-        slow = self.published.parts[: len(self._lengths)]
-        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in slow]
+        return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self.published.slow]
 
     def weight_sizes(self) -> list[int]:
         """Bytes of each fragment in fp32."""
@@ -216,6 +210,10 @@ class Payloads:
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # False for NaN
                 raise RemoteError("its weights are not finite")
+
+    def _wish(self, number: int, values: Tensor) -> bytes:
+        codec = self.codec(number)
+        return wish_for(codec, self._shapes.get(number) or first_shape(codec, values), values)
 
     def _length(self, number: int) -> int:
         return self._lengths[number % len(self._lengths)]

@@ -31,7 +31,7 @@ def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
     recipe = RECIPES[outer.recipe]
     momentum = 0.0 if recipe.feedback else outer.momentum
     rule = OuterRule(outer.learning_rate, momentum, outer.nesterov)
-    return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe)
+    return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe, outer.exchanges_per_step)
 
 
 def codecs_of(section: manifest.Codec) -> tuple[Codec, Codec]:
@@ -59,7 +59,7 @@ def swarm_rules(
 
     def numbers(*streams: Stream) -> tuple[int, ...]:
         """The network's fragment numbers of these streams."""
-        begins = {"slow": 0, "pseudo_gradient": outer.fragments}
+        begins = {"slow": 0, "fast": 0, "pseudo_gradient": outer.fragments}
         return tuple(begins[stream] + fragment for stream in streams for fragment in range(outer.fragments))
 
     return SwarmRules(
@@ -69,6 +69,7 @@ def swarm_rules(
         tokens_per_peer=tokens_per_peer,
         tokens_per_outer_step=tokens_per_outer_step,
         exchanges_per_step=outer.exchanges_per_step,
+        due_in_phase=recipe.mix("fast") is not None,
         fragments_per_exchange=outer.fragments_per_exchange,
         streams=payloads.streams,
         free=numbers(*(mix.stream for mix in recipe.mixes if mix.who == "random")),

@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, Choice, Setting
-from bench.evidence.contenders import CONFIRMED, DDP, DILOCOX, DPSGD, GASLOC, SWARM, SWARM_BLOCKING, TUNED, on
+from bench.evidence.contenders import (
+    CONFIRMED,
+    DDP,
+    DILOCOX,
+    DPSGD,
+    GASLOC,
+    SWARM,
+    SWARM_BLOCKING,
+    SWARM_SLOW,
+    TUNED,
+    on,
+)
 from bench.evidence.experiments import EXPERIMENTS, all_cells
 from bench.evidence.experiments.r1_quality import EQUAL_TRAFFIC, VARIANTS
 from bench.evidence.grid import DECAYS, LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
@@ -145,7 +156,7 @@ def test_breadth_first() -> None:
     assert {each.contender.name for each in first} == decisive
     assert {each.setting.inner_steps for each in after_tuning} == {10, 30}
     tuned_first = {each.contender.name for each in cells if each.tier == 0 and each.experiment == "tuning"}
-    assert tuned_first == {each.name for each in (*CONFIRMED, SWARM_BLOCKING)}
+    assert tuned_first == {each.name for each in (*CONFIRMED, SWARM_BLOCKING, SWARM_SLOW)}
     assert {each.tuned_as for each in (*CONFIRMED, *EQUAL_TRAFFIC)} == tuned_first, "nobody in tier 1 waits for tier 2"
 
 

@@ -73,4 +73,4 @@ def test_steps_that_only_count_are_no_events(make):
         simulation = begin(Scenario.model_validate({**scenario, "learner": learner}))
         simulation.run()
         events[learner["kind"]] = simulation.world.events
-    assert events["bytes"] < events["quadratic"] / 3
+    assert events["bytes"] < events["quadratic"] / 2

@@ -264,6 +264,11 @@ def test_the_rank_follows_averages_that_failed_as_if_they_had_not() -> None:
     assert rough.curve[-1].validation == calm.curve[-1].validation
 
 
+def test_no_fragment_is_never_sent() -> None:
+    with pytest.raises(ValidationError, match="sends at most one after each of its 3 inner steps"):
+        scenario(recipe="streaming_diloco", inner_steps=3, fragments=4)
+
+
 def test_the_policy_needs_an_average_and_a_rank() -> None:
     def said(**changes: Any) -> str:
         with pytest.raises(ValidationError) as caught:

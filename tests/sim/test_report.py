@@ -23,7 +23,7 @@ def test_what_is_saved_is_read_back(make, tmp_path: Path):
 
 @pytest.mark.parametrize("learner", ["bytes", "quadratic"])
 def test_nothing_in_it_is_infinite_or_no_number(make, learner):
-    made = simulate(make(f"learner={{kind = '{learner}', parameters = 2048}}", "run.seconds=5"))
+    made = simulate(make(f"learner={{kind = '{learner}', parameters = 2048}}", "run.seconds=2"))
     json.dumps(made.model_dump(), allow_nan=False)
     assert made.overall.loss is None
     assert made.overall.exchanges == 0

@@ -47,7 +47,7 @@ def test_two_hundred_peers_behind_home_lines_keep_computing(make):
     overall = report.overall
     assert overall.peers == 200
     assert overall.utilization >= 0.999
-    assert overall.solo_share <= 0.02
+    assert overall.solo_share <= 0.1  # the first outer step of eight: exchanges begin in its middle and last as long
     assert overall.exchanges_failed <= 2 * overall.peers  # when partners leave, at the end
     # A quarter of 4.2 bits, sent about twice an outer step: once offered, once asked for.
     assert 1.8 <= overall.bits_per_parameter <= 2.4

@@ -14,6 +14,7 @@ from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Offer, Peer, PeerState, Terms
 from p2ptrain.swarm.events import (
     Close,
+    ExchangeDue,
     LeaveRequested,
     LinkFailed,
     Note,
@@ -404,6 +405,29 @@ def test_what_is_opened_and_closed_in_one_breath_is_not_opened():
         table.end_training()
         table.run(30.0)
         assert all(seat.finished for seat in table.seats.values())
+
+
+def test_exchanges_that_fall_due_within_a_phase_begin_when_the_trainer_says_so():
+    table = in_step("amber", "birch", rules=replace(RULES, exchanges_per_step=2, due_in_phase=True))
+    done = table["amber"].core.counters
+    table.step("amber")
+    table.run(1.0)
+    assert done.exchanges_ok == 0
+    for exchanges in 1, 2:
+        table.handle(PeerId("amber"), ExchangeDue())
+        table.run(1.0)
+        assert done.exchanges_ok == exchanges
+
+
+def test_what_falls_due_and_finds_nobody_is_not_piled_up():
+    table = in_step("amber", "birch", rules=replace(RULES, due_in_phase=True))
+    table.holds_back = lambda sender, receiver, what: True
+    for _ in range(5):
+        table.handle(PeerId("amber"), ExchangeDue())
+    table.run(0.1)
+    table.holds_back = lambda sender, receiver, what: False
+    table.run(60.0)
+    assert table["amber"].core.counters.exchanges_ok == 1
 
 
 def _watched(handle):

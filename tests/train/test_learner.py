@@ -2,6 +2,7 @@
 
 import struct
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
-from p2ptrain.swarm.events import Adopted, Applied, OuterStepDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, ExchangeDue, OuterStepDone, TrainingEnded
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import REWARM_STEPS, Learner, LearnerRules
 
@@ -79,7 +80,7 @@ def test_t8_recipe_local_is_plain_inner_training_bitwise(tiny_run):
 
 
 def test_t4_a_displacement_in_mid_phase_leaves_the_pseudo_gradient_alone():
-    one, other = learner(quadratic(1)), learner(quadratic(2))
+    one, other = (learner(quadratic(seed), recipe="swarm_slow") for seed in (1, 2))
     for _ in range(6):
         one.advance()
         other.advance()
@@ -91,28 +92,102 @@ def test_t4_a_displacement_in_mid_phase_leaves_the_pseudo_gradient_alone():
     assert torch.allclose(slow(one) - one.task.theta, before, atol=1e-6)
 
 
-@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
-def test_t3_an_exchange_keeps_the_mean(codec_name):
-    one, other = learner(quadratic(1), codec_name=codec_name), learner(quadratic(2), codec_name=codec_name)
-    for _ in range(4):
+def test_where_fast_weights_are_mixed_x_follows_in_part_and_the_pseudo_gradient_has_the_rest():
+    one, other = learner(quadratic(1)), learner(quadratic(2))
+    for _ in range(6):
         one.advance()
         other.advance()
-    mean = (slow(one) + slow(other)) / 2
+    x, theta = slow(one), one.task.theta.clone()
+    dx = (other.task.theta - theta) / 2
     exchange(one, other)
     one.settle()
-    other.settle()
-    assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
+    assert dx.norm() > 1
+    assert torch.allclose(one.task.theta, theta + dx, atol=1e-6)
+    assert torch.allclose(slow(one), x + RECIPES["swarm"].follow * dx, atol=1e-6)
 
 
-def test_t5_a_lossless_exchange_of_equal_weights_makes_the_snapshots_equal():
-    one, other = learner(quadratic(1)), learner(quadratic(2))
-    for _ in range(4):
+def test_after_the_end_x_follows_a_displacement_wholly():
+    one, other = (learner(quadratic(seed), tokens=8.0) for seed in (1, 2))
+    for _ in range(8):
         one.advance()
         other.advance()
+    assert one.ended
+    assert not torch.equal(slow(one), slow(other))
     exchange(one, other)
     one.settle()
     other.settle()
     assert torch.allclose(slow(one), slow(other), atol=1e-6)
+    assert torch.equal(slow(one), one.task.theta)
+
+
+@pytest.mark.parametrize("recipe", ["swarm", "swarm_slow"])
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
+def test_t3_an_exchange_keeps_the_mean(recipe, codec_name):
+    one, other = (learner(quadratic(seed), recipe=recipe, codec_name=codec_name) for seed in (1, 2))
+    for _ in range(6):
+        one.advance()
+        other.advance()
+    mean, fast_mean = (slow(one) + slow(other)) / 2, (one.task.theta + other.task.theta) / 2
+    exchange(one, other)
+    one.settle()
+    other.settle()
+    assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
+    assert torch.allclose((one.task.theta + other.task.theta) / 2, fast_mean, atol=1e-6)
+
+
+def test_t5_a_lossless_exchange_of_equal_weights_makes_the_snapshots_equal():
+    for recipe, weights in ("swarm_slow", slow), ("swarm", lambda each: each.task.theta):
+        one, other = (learner(quadratic(seed), recipe=recipe) for seed in (1, 2))
+        for _ in range(6):
+            one.advance()
+            other.advance()
+        exchange(one, other)
+        one.settle()
+        other.settle()
+        assert torch.allclose(weights(one), weights(other), atol=1e-6)
+
+
+def test_fast_weights_are_shown_as_they_come_and_newcomers_get_the_slow_ones():
+    each = learner(fragments=1, inner_steps=16)
+    for step in range(1, 16):
+        each.advance()
+        shown = torch.frombuffer(bytearray(each.payloads.encode((0,)).parts[0]), dtype=torch.float32)
+        assert torch.equal(shown, each.task.theta) == (step % 2 == 0)
+        given = torch.frombuffer(bytearray(each.payloads.weights()[0]), dtype=torch.float32)
+        assert torch.equal(given, slow(each))
+
+
+@pytest.mark.parametrize("poison", [float("nan"), 1e6])
+def test_fast_weights_of_a_broken_inner_phase_are_shown_to_nobody(poison):
+    each = learner(fragments=1)
+    for _ in range(4 * 12):
+        each.advance()
+    before = each.payloads.encode((0,)).parts
+    each.task.theta[7] = poison
+    for _ in range(3):
+        each.advance()
+        assert each.payloads.encode((0,)).parts == before
+    each.advance()
+    shown = torch.frombuffer(bytearray(each.payloads.encode((0,)).parts[0]), dtype=torch.float32)
+    assert torch.equal(shown, slow(each))
+    each.advance()
+    assert each.payloads.encode((0,)).parts != before
+
+
+def test_a_partner_from_far_away_is_no_fault_of_the_inner_phase():
+    """Halves of a swarm that were parted come together, however far they went."""
+    one, other = learner(quadratic(1)), learner(quadratic(2))
+    for _ in range(4 * 12 + 1):
+        one.advance()
+        other.advance()
+    with torch.no_grad():
+        other.task.theta.add_(1e3)
+        other.payloads.publish(other._snapshot())
+    before = slow(one)
+    exchange(one, other)
+    for _ in range(4):
+        one.advance()
+    assert float((slow(one) - before).mean()) > 300  # 125 if the phase were dropped
 
 
 def test_a_snapshot_does_not_change_while_training_goes_on():
@@ -159,7 +234,7 @@ def test_what_is_delivered_is_applied_at_the_next_step_and_reported():
 
 
 def test_outer_steps_and_the_end_are_reported_once():
-    each = learner(inner_steps=2, tokens=5.0)
+    each = learner(recipe="swarm_slow", inner_steps=2, tokens=5.0)
     events = [event for _ in range(8) for event in each.advance()]
     assert events == [
         OuterStepDone(1, 2.0, 2),
@@ -168,6 +243,24 @@ def test_outer_steps_and_the_end_are_reported_once():
         TrainingEnded(3, 6.0),
     ]
     assert each.tokens == 6
+
+
+@pytest.mark.parametrize(
+    ("inner_steps", "exchanges", "due"), [(10, 1, (5,)), (10, 2, (3, 8)), (1, 1, (1,)), (1, 2, (1, 1)), (3, 1, (2,))]
+)
+def test_exchanges_fall_due_in_the_middles_of_equal_parts_of_a_phase(inner_steps, exchanges, due):
+    rules = LearnerRules(inner_steps, 1e9, OuterRule(0.7, 0.5), RECIPES["swarm"], exchanges)
+    each = Learner(quadratic(), rules, slices(P, 1), codec.get("fp32"), MemoryLog())
+    for _ in range(2):
+        seen = []
+        for step in range(1, inner_steps + 1):
+            events = each.advance()
+            seen += [step] * events.count(ExchangeDue())
+            if ExchangeDue() in events:
+                shown = torch.frombuffer(bytearray(each.payloads.encode((0,)).parts[0]), dtype=torch.float32)
+                assert torch.equal(shown, each.task.theta)
+        assert tuple(seen) == due
+    assert replace(rules, recipe=RECIPES["swarm_slow"]).due == ()
 
 
 def test_a_wake_ends_a_wait_and_changes_nothing():

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from bench.evidence.cells import Cell
-from bench.evidence.contenders import CONFIRMED, ONE_CELL, SWARM_BLOCKING, SWARM_BOTH, SWARM_GRADIENTS
+from bench.evidence.contenders import CONFIRMED, ONE_CELL, SWARM_BLOCKING, SWARM_BOTH, SWARM_GRADIENTS, SWARM_SLOW
 from bench.evidence.experiments.r1_quality import R1
 from bench.evidence.experiments.r2_single_step import R2
 from bench.evidence.experiments.r3_straggler import R3
@@ -27,7 +27,7 @@ EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
 def all_cells() -> list[Cell]:
     """The tuning's cells and those of all experiments."""
     tuning = [
-        *tuning_cells((*CONFIRMED, SWARM_BLOCKING)),
+        *tuning_cells((*CONFIRMED, SWARM_SLOW, SWARM_BLOCKING)),
         *tuning_cells((SWARM_BOTH, SWARM_GRADIENTS), tier=2),
         *tuning_cells(ONE_CELL, tier=3),
     ]

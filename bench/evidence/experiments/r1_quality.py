@@ -19,6 +19,7 @@ from bench.evidence.contenders import (
     SWARM_HALF,
     SWARM_INT8,
     SWARM_MODULAR4,
+    SWARM_SLOW,
 )
 from bench.evidence.layout import Column, Experiment, Panel, Point, Table, rows
 
@@ -37,7 +38,7 @@ ELSEWHERE = tuple(
 NON_IID = tuple(Setting(inner_steps=inner_steps, steps=STEPS[inner_steps], data="shards") for inner_steps in (10, 30))
 EVERY_STEP = Setting(inner_steps=1)
 
-EQUAL_TRAFFIC = (SWARM_BLOCKING, SWARM_2, GASLOC_2, SWARM_HALF)
+EQUAL_TRAFFIC = (SWARM_SLOW, SWARM_BLOCKING, SWARM_2, GASLOC_2, SWARM_HALF)
 """What tells the method from the number of its exchanges, from their bytes and from waiting for them."""
 STREAMS = (SWARM_BOTH, SWARM_GRADIENTS)
 CODECS = (SWARM_INT8, SWARM_MODULAR4)
@@ -84,7 +85,7 @@ R1 = Experiment(
         ".3 / .8 1.773, .4 / .8 1.768, .5 / .7 1.756, .7 / .7 1.751, against 1.756 at the grid's own .7 / .5.",
         "Beside the losses at N = 8 stand a peer's exchanges per outer step and the bits that it sends per parameter "
         "and outer step: swarm's `exchanges_per_step = 1` means that each peer asks for one and answers about one "
-        "more, so it makes about 1.9 exchanges an outer step, while gasloc and noloco make 1 (at H = 1 all "
+        "more, so it makes about 2 exchanges an outer step, while gasloc and noloco make 1 (at H = 1 all "
         "make 1). Hence four rows: "
         '"swarm, blocking" (recipe `gasloc`, a local Nesterov step and one planned pair; nobody\'s published method) '
         'shows what asynchrony costs, "gasloc-2" what the second exchange is worth to gasloc, "swarm half" exchanges '

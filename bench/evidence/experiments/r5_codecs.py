@@ -64,8 +64,8 @@ R5 = Experiment(
     id="R5",
     question="Bits per parameter against loss and disagreement, recipe swarm, N = 8, H = 10",
     notes=(
-        'x: slow weights, g: pseudo-gradients. "/4": four fragments, one of them in each exchange. Each stream has '
-        "its own tuning, in fp32; its codecs are not tuned.",
+        'x: weights, the fast ones; beside g the slow ones. g: pseudo-gradients. "/4": four fragments, one of them in '
+        "each exchange. Each stream has its own tuning, in fp32; its codecs are not tuned.",
         "Bits are all that a peer sends in an outer step, offers and frames included, per parameter of the model; "
         "beside them the payload's alone. The difference is traffic of the protocol, some kB an outer step whatever "
         "the model: much for 123,000 parameters, nothing for 135M.",
