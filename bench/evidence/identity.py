@@ -28,6 +28,7 @@ NUMERIC_SOURCES = (
     "p2ptrain/manifest/*.py",
     "p2ptrain/data/*.py",
     "p2ptrain/data/corpora/*",
+    "p2ptrain/train/guard.py",
     "p2ptrain/train/inner.py",
     "p2ptrain/train/learner.py",
     "p2ptrain/train/model.py",

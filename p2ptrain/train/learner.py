@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -24,8 +23,6 @@ from torch import Tensor
 from p2ptrain.codec import Codec, Matrices, is_decodable, needs_feedback
 from p2ptrain.ids import LinkId
 from p2ptrain.outer import (
-    NORM_HISTORY,
-    OuterRule,
     OuterState,
     displaced,
     displacement,
@@ -34,15 +31,15 @@ from p2ptrain.outer import (
     late_momentum,
     late_pseudo_gradient,
     pseudo_gradient,
-    pseudo_gradient_fault,
     share,
 )
 from p2ptrain.ports import Clock, InnerTask, Notebook
-from p2ptrain.recipes import RECIPES, Recipe
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
+from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
+from p2ptrain.train.rules import LearnerRules
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
@@ -53,33 +50,6 @@ correction."""
 SHOWINGS = 8
 """So many times in an inner phase partners get newer fast weights, where the recipe mixes these: each is a copy of the
 model to the CPU. docs/LOG.md has what their age costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnerRules:
-    """What the manifest says about one outer step."""
-
-    inner_steps: int
-    """H."""
-    tokens_per_peer: float
-    """Training ends at the first outer step whose progress reaches this."""
-    outer: OuterRule
-    """Recipes that hand theta over do not read it."""
-    recipe: Recipe = RECIPES["swarm"]
-    exchanges_per_step: int = 1
-    """Exchanges that a peer initiates per outer step."""
-
-    @property
-    def due(self) -> tuple[int, ...]:
-        """After which inner steps of a phase an exchange falls due; none: all of them do after the outer step.
-
-        Fast weights are mixed in the middles of as many equal parts of the phase: right after an outer step they are
-        the slow ones, and there is nothing of this phase to average yet.
-        """
-        if self.recipe.mix("fast") is None:
-            return ()
-        parts = 2 * self.exchanges_per_step
-        return tuple(-(-place * self.inner_steps // parts) for place in range(1, parts, 2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +126,8 @@ class Learner:
         self._inner = 0
         self._losses = 0.0
         self._phase_tokens = 0
-        self._norms: deque[float] = deque(maxlen=NORM_HISTORY)
         self._due = rules.due
-        self._norm_at_start = _norm(task.theta) if self._shows_fast else math.nan
-        """||theta|| when this inner phase began, where fast weights are mixed."""
-        self._displaced = 0.0
-        """||displacement||, summed over those of this inner phase."""
+        self._guard = PhaseGuard(task.theta)
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         self._left_out: list[Tensor] = []
         """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
@@ -268,24 +234,15 @@ class Learner:
         return events
 
     def _show(self) -> None:
-        """Let partners have the fast weights as they are now, unless this inner phase has gone wrong.
-
-        theta's norm alone is looked at, on its own device; the end of the phase is judged by the whole pseudo-gradient.
-        """
-        went = abs(_norm(self.task.theta) - self._norm_at_start)  # at most ||x - theta||
-        if pseudo_gradient_fault(_less(went, self._displaced), self._norms) is None:
+        """Let partners have the fast weights as they are now, unless this inner phase has gone wrong."""
+        if self._guard.fault_so_far(self.task.theta) is None:
             self.payloads.publish(self._snapshot())
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
-        """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x.
-
-        What displacements brought is no fault of this phase, however much it is.
-        """
+        """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
         norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
         norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
-        fault = pseudo_gradient_fault(_less(norm, (1 - self._rules.recipe.follow) * self._displaced), self._norms)
-        if norm < float("inf"):  # False for NaN
-            self._norms.append(norm)
+        fault = self._guard.fault(norm, self._rules.recipe.follow)
         if fault is not None:
             self._notebook.note("discarded", step=self.step + 1, why=fault)
         return fault is not None
@@ -293,9 +250,7 @@ class Learner:
     def _set_theta(self) -> None:
         for state, piece in zip(self._states, self._slices, strict=True):
             self.task.theta[piece].copy_(state.slow)
-        self._displaced = 0.0
-        if self._shows_fast:
-            self._norm_at_start = _norm(self.task.theta)
+        self._guard.begin(self.task.theta)
 
     def _apply(self, ready: _Displacement) -> Applied:
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
@@ -315,7 +270,7 @@ class Learner:
                 self._keep(fragment, late_momentum(self._state(fragment), displacement_))
             else:
                 self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
-        self._displaced += ready.share * ready.difference.distance * ready.difference.mine.norm
+        self._guard.displaced(ready.share * ready.difference.distance * ready.difference.mine.norm)
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
 
@@ -344,7 +299,7 @@ class Learner:
         self._states = tuple(initial_state(weights) for weights in ready.weights)
         self._phase = None
         self._left_out = [torch.zeros_like(part) for part in self._left_out]
-        self._norms.clear()
+        self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
         self.ended = self.progress >= self._rules.tokens_per_peer
@@ -415,9 +370,7 @@ class Learner:
             "progress": self.progress,
             "tokens": self.tokens,
             "phase_tokens": self._phase_tokens,
-            "norms": list(self._norms),
-            "displaced": self._displaced,
-            **({"norm_at_start": self._norm_at_start} if self._shows_fast else {}),
+            **self._guard.state_dict(),
             "ended": self.ended,
         }
         return tensors, numbers
@@ -437,19 +390,8 @@ class Learner:
         self.step, self.progress, self.tokens = numbers["step"], numbers["progress"], numbers["tokens"]
         self._phase_tokens = numbers["phase_tokens"]
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
-        self._norms = deque(numbers["norms"], maxlen=NORM_HISTORY)
-        self._displaced, self._norm_at_start = numbers.get("displaced", 0.0), numbers.get("norm_at_start", math.nan)
+        self._guard.load_state_dict(numbers)
         self.payloads.publish(self._snapshot())
-
-
-def _norm(theta: Tensor) -> float:
-    """The L2 norm, in one pass on the device that holds theta."""
-    return float(torch.linalg.vector_norm(theta))
-
-
-def _less(norm: float, part: float) -> float:
-    """What of a norm is left without a part of it; what is not finite stays so."""
-    return max(norm - part, 0.0) if math.isfinite(norm) else norm
 
 
 def _on_cpu(theta: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from p2ptrain import codec, manifest
@@ -10,9 +11,8 @@ from p2ptrain.codec import Codec, Matrices
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import Outer, Swarm
 from p2ptrain.outer import FlatLayout, OuterRule
-from p2ptrain.recipes import RECIPES, Stream
+from p2ptrain.recipes import RECIPES, Recipe, Stream
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.train.learner import LearnerRules
 
 
 class Sizes(Protocol):
@@ -24,6 +24,33 @@ class Sizes(Protocol):
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]: ...
 
     def weight_sizes(self) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LearnerRules:
+    """What the manifest says about one outer step."""
+
+    inner_steps: int
+    """H."""
+    tokens_per_peer: float
+    """Training ends at the first outer step whose progress reaches this."""
+    outer: OuterRule
+    """Recipes that hand theta over do not read it."""
+    recipe: Recipe = RECIPES["swarm"]
+    exchanges_per_step: int = 1
+    """Exchanges that a peer initiates per outer step."""
+
+    @property
+    def due(self) -> tuple[int, ...]:
+        """After which inner steps of a phase an exchange falls due; none: all of them do after the outer step.
+
+        Fast weights are mixed in the middles of as many equal parts of the phase: right after an outer step they are
+        the slow ones, and there is nothing of this phase to average yet.
+        """
+        if self.recipe.mix("fast") is None:
+            return ()
+        parts = 2 * self.exchanges_per_step
+        return tuple(-(-place * self.inner_steps // parts) for place in range(1, parts, 2))
 
 
 def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:

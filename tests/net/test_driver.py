@@ -28,7 +28,8 @@ from p2ptrain.swarm import Offer, Peer, PeerState, Presence, SwarmRules, Terms
 from p2ptrain.swarm.events import LeaveRequested
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train.learner import Learner, LearnerRules
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.rules import LearnerRules
 from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind, decode_message, encode_message
 
 RUN = RunId("ab" * 32)

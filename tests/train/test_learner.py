@@ -16,7 +16,8 @@ from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, ExchangeDue, OuterStepDone, TrainingEnded
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train.learner import REWARM_STEPS, Learner, LearnerRules
+from p2ptrain.train.learner import REWARM_STEPS, Learner
+from p2ptrain.train.rules import LearnerRules
 
 P = 3000
 LINK = LinkId(PeerId("amber"), 1, outbound=True)
