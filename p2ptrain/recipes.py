@@ -15,6 +15,7 @@ interprets all of it (``p2ptrain.outer``); ``docs/ALGORITHMS.md`` has each recip
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -48,6 +49,12 @@ class Mix:
     stream: Stream
     when: When
     who: Who
+    share: float = 1.0
+    """Of the parameters that it covers, the first ones of the flat vector, in whole fragments."""
+
+    def fragments(self, count: int) -> range:
+        """Which of so many fragments it covers."""
+        return range(math.ceil(self.share * count))
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,20 +139,20 @@ _OVERLAPPED_RANDOM = Mix("slow", "overlapped", "random")
 _WHO: Mapping[str, Who | None] = {"none": None, "local": "planned", "global": "all"}
 
 
-def _factored(mix1: str, mix2: str) -> Recipe:
+def _factored(mix1: str, mix2: str, share: float = 1.0) -> Recipe:
     mixes = []
     if (who := _WHO[mix1]) is not None:
         mixes.append(Mix("slow", "overlapped", who))
     if (who := _WHO[mix2]) is not None:
-        mixes.append(Mix("pseudo_gradient", "blocking", who))
-    plain = (mix1, mix2) == ("local", "local")
+        mixes.append(Mix("pseudo_gradient", "blocking", who, share))
+    name = "factored_gossip" if (mix1, mix2) == ("local", "local") else f"factored_gossip_{mix1}_{mix2}"
     return Recipe(
-        name="factored_gossip" if plain else f"factored_gossip_{mix1}_{mix2}",
+        name=name if share == 1 else f"{name}_half",
         mixes=tuple(mixes),
         outer="momentum",
         source="Factored Gossip DiLoCo, arXiv 2606.22768; the algebra is our reading",
         summary=f"Mix1 of the slow weights ({mix1}) hidden under the inner phase, Mix2 of the pseudo-gradients ({mix2})"
-        " before the outer step.",
+        f"{'' if share == 1 else ' of half of the parameters'} before the outer step.",
     )
 
 
@@ -234,6 +241,7 @@ _ALL = (
         summary="GASLoC with momentum on the iterates after mixing.",
     ),
     *(_factored(mix1, mix2) for mix1 in _WHO for mix2 in _WHO if (mix1, mix2) != ("none", "none")),
+    _factored("local", "local", 0.5),
     Recipe(
         name="dilocox",
         mixes=(Mix("pseudo_gradient", "overlapped", "all"),),

@@ -40,13 +40,25 @@ def test_who_waits_and_for_what() -> None:
 
 
 def test_eight_ways_to_mix_in_factored_gossip() -> None:
-    grid = {name: recipe for name, recipe in RECIPES.items() if name.startswith("factored_gossip")}
+    of_all = {name: recipe for name, recipe in RECIPES.items() if all(mix.share == 1 for mix in recipe.mixes)}
+    grid = {name: recipe for name, recipe in of_all.items() if name.startswith("factored_gossip")}
     assert len(grid) == 8
     assert {name for name, recipe in grid.items() if not recipe.is_collective} == {
         "factored_gossip",
         "factored_gossip_none_local",
         "factored_gossip_local_none",
     }
+
+
+def test_a_mix_may_cover_the_first_fragments_alone() -> None:
+    weights, gradients = RECIPES["factored_gossip_half"].mixes
+    assert (weights, gradients.stream, gradients.who) == (
+        RECIPES["factored_gossip"].mixes[0],
+        "pseudo_gradient",
+        "planned",
+    )
+    assert [list(weights.fragments(count)) for count in (2, 3)] == [[0, 1], [0, 1, 2]]
+    assert [list(gradients.fragments(count)) for count in (2, 3)] == [[0], [0, 1]]
 
 
 @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)

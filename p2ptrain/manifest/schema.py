@@ -147,6 +147,8 @@ class Outer(Section):
             faults.append(
                 f"outer.exchanges_per_step: {exchanges}, and recipe {recipe.name} plans its exchanges; set it to 0"
             )
+        if self.fragments == 1 and any(mix.share < 1 for mix in recipe.mixes):
+            faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of them; set at least 2")
         if recipe.every_step and self.inner_steps != 1:
             faults.append(
                 f"outer.inner_steps: {self.inner_steps}, and recipe {recipe.name} mixes after every inner step;"

@@ -108,7 +108,7 @@ class Learner:
         """Mean training loss of the last complete inner phase."""
         self.ended = False
         self.blocked_s = 0.0
-        """Seconds the trainer spent on what exchanges brought, and on nothing else."""
+        """Seconds the trainer spent on exchanges: on what they brought, and on showing fast weights."""
         self._rules = rules
         self._slices = tuple(fragments)
         mixes_gradients = rules.recipe.mix("pseudo_gradient") is not None
@@ -235,8 +235,10 @@ class Learner:
 
     def _show(self) -> None:
         """Let partners have the fast weights as they are now, unless this inner phase has gone wrong."""
+        started = self._clock()
         if self._guard.fault_so_far(self.task.theta) is None:
             self.payloads.publish(self._snapshot())
+        self.blocked_s += self._clock() - started
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
         """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from p2ptrain.codec import Codec, Matrices
 from p2ptrain.ids import RunId
 from p2ptrain.manifest import Outer, Swarm
 from p2ptrain.outer import FlatLayout, OuterRule
-from p2ptrain.recipes import RECIPES, Recipe, Stream
+from p2ptrain.recipes import RECIPES, Mix, Recipe
 from p2ptrain.swarm import SwarmRules
 
 
@@ -84,10 +84,11 @@ def swarm_rules(
     recipe = RECIPES[outer.recipe]
     pieces = outer.fragments * payloads.streams
 
-    def numbers(*streams: Stream) -> tuple[int, ...]:
-        """The network's fragment numbers of these streams."""
+    def numbers(chosen: Callable[[Mix], bool]) -> tuple[int, ...]:
+        """The network's fragment numbers of these mixes."""
         begins = {"slow": 0, "fast": 0, "pseudo_gradient": outer.fragments}
-        return tuple(begins[stream] + fragment for stream in streams for fragment in range(outer.fragments))
+        mixes = [mix for mix in recipe.mixes if chosen(mix)]
+        return tuple(begins[mix.stream] + each for mix in mixes for each in mix.fragments(outer.fragments))
 
     return SwarmRules(
         run=run,
@@ -99,9 +100,9 @@ def swarm_rules(
         due_in_phase=recipe.mix("fast") is not None,
         fragments_per_exchange=outer.fragments_per_exchange,
         streams=payloads.streams,
-        free=numbers(*(mix.stream for mix in recipe.mixes if mix.who == "random")),
-        beside=numbers(*(mix.stream for mix in recipe.mixes if mix.who != "random" and mix.when == "overlapped")),
-        between=numbers(*recipe.blocking),
+        free=numbers(lambda mix: mix.who == "random"),
+        beside=numbers(lambda mix: mix.who != "random" and mix.when == "overlapped"),
+        between=numbers(lambda mix: mix.when == "blocking"),
         topology=outer.topology,
         partners=outer.partners,
         work_weights=outer.weights == "work",

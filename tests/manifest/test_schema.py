@@ -142,6 +142,15 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"outer__recipe": "diloco"}, "over the network diloco does it with topology complete"),
         ({"outer__recipe": "dilocox", "outer__exchanges_per_step": 0}, "dilocox averages over all peers at once"),
         ({"outer__recipe": "gasloc"}, "outer.exchanges_per_step: 1, and recipe gasloc plans its exchanges"),
+        (
+            {
+                "outer__recipe": "factored_gossip_half",
+                "outer__exchanges_per_step": 0,
+                "outer__fragments": 1,
+                "outer__fragments_per_exchange": 1,
+            },
+            "outer.fragments: 1, and recipe factored_gossip_half mixes a part of them; set at least 2",
+        ),
         ({"outer__recipe": "ad_psgd"}, "outer.inner_steps: 10, and recipe ad_psgd mixes after every inner step"),
         ({"outer__fragments_per_exchange": 5}, "outer.fragments_per_exchange: 5 exceeds outer.fragments, 4"),
         ({"outer__fragments": 4000}, "outer.fragments: 4000 is too many for this model; at most 128"),

@@ -56,6 +56,15 @@ def test_two_hundred_peers_behind_home_lines_keep_computing(make):
     assert sum(overall.endings.values()) == 200
 
 
+@pytest.mark.parametrize(("recipe", "parts"), [("factored_gossip", 2.0), ("factored_gossip_half", 1.5)])
+def test_mix2_of_a_share_sends_that_share(make, recipe, parts):
+    changes = ("outer.exchanges_per_step=0", "outer.fragments_per_exchange=2", "swarm.final_gossip_s=0")
+    report = simulate(make(f"outer.recipe={recipe}", *changes))
+    met = report.overall.exchanges / report.overall.outer_steps / 2  # rounds of both mixes, an exchange each
+    assert met > 0.8
+    assert report.overall.payload_bits_per_parameter == pytest.approx(32 * parts * met, rel=0.05)
+
+
 def test_a_narrow_line_slows_its_own_peer_alone(make):
     """Of its exchanges, that is: nobody's inner steps wait, and the others' exchanges are as many as without it."""
     narrow = {"name": "narrow", "count": 1, "step_s": 1.0, "step_jitter": 0.1, "up_mbit_s": 0.5, "down_mbit_s": 0.5}
