@@ -69,6 +69,14 @@ SWARM_HALF = replace(SWARM, name="swarm half", outer={**ONE_EXCHANGE, "fragments
 methods that make one."""
 SWARM_INT8 = replace(SWARM, name="swarm int8", codec=INT8)
 SWARM_MODULAR4 = replace(SWARM, name="swarm modular4", codec=MODULAR4)
+SWARM_2_MODULAR4 = replace(SWARM_2, name="swarm-2 modular4", codec=MODULAR4)
+SWARM_2_HALF_MODULAR4 = replace(
+    SWARM_2,
+    name="swarm-2 half modular4",
+    outer={**TWO_EXCHANGES, "fragments": 2, "fragments_per_exchange": 1},
+    codec=MODULAR4,
+)
+"""The bits of "swarm modular4", in twice as many exchanges of half the parameters."""
 
 
 def on(contender: Contender, topology: str, partners: int | None = None) -> Contender:

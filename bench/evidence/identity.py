@@ -40,6 +40,14 @@ NUMERIC_SOURCES = (
 )
 """Files, as patterns from the repository's root, that decide what a simulated run yields."""
 
+WITHOUT_NUMBERS = (
+    "p2ptrain/manifest/presets.py",
+    "p2ptrain/sim/command.py",
+    "p2ptrain/sim/drawing.py",
+    "p2ptrain/sim/tables.py",
+)
+"""Files among these that decide no number of a scenario: what a real run's author begins with, and how reports look."""
+
 COST_SOURCES = ("p2ptrain/sim/cost.py", "p2ptrain/outer/policy.py", "bench/evidence/published.py")
 """Files that decide R4, which is computed and not simulated."""
 
@@ -54,7 +62,7 @@ def scenario_digest(scenario: Mapping[str, Any]) -> str:
 def numeric_digest() -> str:
     """For everything that is simulated: 16 hexadecimal digits."""
     versions = {"torch": f"VERSION = {metadata.version('torch')!r}"}
-    return code_digest({**sources(NUMERIC_SOURCES, without=COST_SOURCES), **versions})
+    return code_digest({**sources(NUMERIC_SOURCES, without=(*COST_SOURCES, *WITHOUT_NUMBERS)), **versions})
 
 
 @cache

@@ -89,11 +89,10 @@ class EnsembleSimulation:
             self._pool = make_pool(scenario, device, self._together)
             self._tasks: list[InnerTask] = list(self._pool.tasks)
         else:
-            self._cohort = cohorts.make(scenario)
-            self._tasks = [
-                self._cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task  # type: ignore[attr-defined]
-                for seat in range(scenario.total_peers)
-            ]
+            cohort = self._cohort = cohorts.make(scenario)
+            assert isinstance(cohort, cohorts.QuadraticCohort), "the scenario refuses others"
+            seats = range(scenario.total_peers)
+            self._tasks = [cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task for seat in seats]
         matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
         if self._pool is not None:
             layout = self._pool.layout

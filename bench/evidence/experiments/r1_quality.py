@@ -13,6 +13,8 @@ from bench.evidence.contenders import (
     LOCAL,
     ONE_CELL,
     SWARM_2,
+    SWARM_2_HALF_MODULAR4,
+    SWARM_2_MODULAR4,
     SWARM_BLOCKING,
     SWARM_BOTH,
     SWARM_GRADIENTS,
@@ -41,7 +43,7 @@ EVERY_STEP = Setting(inner_steps=1)
 EQUAL_TRAFFIC = (SWARM_SLOW, SWARM_BLOCKING, SWARM_2, GASLOC_2, SWARM_HALF)
 """What tells the method from the number of its exchanges, from their bytes and from waiting for them."""
 STREAMS = (SWARM_BOTH, SWARM_GRADIENTS)
-CODECS = (SWARM_INT8, SWARM_MODULAR4)
+CODECS = (SWARM_INT8, SWARM_MODULAR4, SWARM_2_MODULAR4, SWARM_2_HALF_MODULAR4)
 VARIANTS = (*EQUAL_TRAFFIC, *STREAMS, *CODECS)
 """Run in the two decisive settings alone."""
 ONCE = (LOCAL, *ONE_CELL)
