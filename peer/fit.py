@@ -10,10 +10,14 @@ import torch
 
 from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count
+from p2ptrain.recipes import RECIPES
 
 HOST_BYTES = 28
 """Host memory per parameter, at least, in fp32: slow weights and momentum, old and new of both during an outer step,
 and the weights as they are built. A machine with less than this in all cannot take part whatever else it does."""
+
+SHOWN_BYTES = 8
+"""More of it where partners get the fast weights: the copy that they get now, and the next one while it is made."""
 
 CPU_BYTES = 12
 """More of it when the host is also the device: gradients and AdamW's two moments."""
@@ -26,7 +30,9 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
         installed_bytes: this machine's memory; None: ask the operating system.
     """
     parameters = parameter_count(manifest.model)
-    needed = parameters * (HOST_BYTES + (CPU_BYTES if device.type == "cpu" else 0))
+    shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
+    each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if device.type == "cpu" else 0)
+    needed = parameters * each
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(

@@ -40,7 +40,7 @@ from p2ptrain.codec.topk import TopKCodec
 from p2ptrain.codec.wishes import agree, compare, first_shape, next_shape, wish_for, wish_size
 
 WEIGHT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4")
-"""What slow weights may travel in: codecs that leave out no element."""
+"""What weights may travel in: codecs that leave out no element."""
 
 GRADIENT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank")
 """What pseudo-gradients may travel in: codecs whose messages can be read alone."""

@@ -161,7 +161,7 @@ class Codec(Section):
     """The form in which weights travel."""
 
     name: Literal["fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4"]
-    """What slow weights travel in: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits a weight."""
+    """What weights travel in: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits a weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
     """Elements that share one scale or step; divides 1024. fp32, bf16 and fp16 do not read it."""

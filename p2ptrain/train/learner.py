@@ -1,4 +1,4 @@
-"""One learner: the inner task, the slow weights, and what exchanges bring to both.
+"""One learner: the inner task, the slow and the fast weights, and what exchanges bring to both.
 
 Two threads meet here and share no lock. The trainer thread calls ``advance`` and ``settle``, and is the only one that
 writes. Any thread uses ``payloads``, which reads the snapshot that was published last, and calls ``deliver``,
@@ -81,7 +81,7 @@ class Learner:
         task: the inner optimization; its ``theta`` [P] becomes the initial slow weights.
         rules: H, the end, the outer rule.
         fragments: slices of [0, P), one a fragment.
-        codec: for the slow weights in exchanges.
+        codec: for the weights in exchanges.
         gradient_codec: for pseudo-gradients; None: the same.
         matrices: that lie in each fragment (``rules.matrices_of``); none at all: nothing is known of them.
         notebook: told of discarded inner phases.

@@ -62,7 +62,7 @@ def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
 
 
 def codecs_of(section: manifest.Codec) -> tuple[Codec, Codec]:
-    """The codecs of slow weights and of pseudo-gradients."""
+    """The codecs of weights and of pseudo-gradients."""
     weights = codec.get(section.name, section.block_size)
     return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
 

@@ -16,6 +16,7 @@ import torch
 
 from p2ptrain import checkpoint
 from p2ptrain.cli import run_command
+from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import JoinLink, SignedManifest
 from peer import app
 from peer.cli import export, generate, invite, peer
@@ -241,8 +242,11 @@ def test_memory_that_is_installed_but_not_free(
 def test_the_accelerator_spares_the_host(signed_run: SignedRun) -> None:
     manifest = signed_run().manifest
     check_memory(manifest, torch.device("cuda", 0), installed_bytes=18_528 * 28)
-    with pytest.raises(Exception, match="smaller model"):
+    with pytest.raises(DeviceError, match="smaller model"):
         check_memory(manifest, torch.device("cpu"), installed_bytes=18_528 * 28)
+    in_a_swarm = signed_run(outer__recipe="swarm", outer__exchanges_per_step=1).manifest
+    with pytest.raises(DeviceError, match="smaller model"):  # the copies of the fast weights that partners get
+        check_memory(in_a_swarm, torch.device("cuda", 0), installed_bytes=18_528 * 28)
     with pytest.raises(ZeroDivisionError), explained(torch.device("cpu")):
         raise ZeroDivisionError  # our own faults keep their tracebacks
 
