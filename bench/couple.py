@@ -36,7 +36,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
 from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer
-from p2ptrain.swarm.events import Event, OuterStepDone
+from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
 from p2ptrain.train.learner import Learner
@@ -107,6 +107,14 @@ class Side:
     begun: threading.Event
     """The core lets the trainer run."""
     address: str
+    due: int
+    """Exchanges that fall due within an inner phase; 0: they do at the outer step."""
+
+    def make_due(self, step: int, progress: float) -> None:
+        """The core hears of an outer step, and of every place in the phase after it where an exchange falls due."""
+        self.driver.post(OuterStepDone(step, progress, TOKENS))
+        for _ in range(self.due):
+            self.driver.post(ExchangeDue())
 
 
 @contextmanager
@@ -115,7 +123,8 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
     fragments = slices(len(task.theta), manifest.outer.fragments)
     chosen, _ = codecs_of(manifest.codec)
     tokens = manifest.run.tokens_per_peer
-    learner = Learner(task, learner_rules(manifest.outer, tokens), fragments, chosen, MemoryLog())
+    learned = learner_rules(manifest.outer, tokens)
+    learner = Learner(task, learned, fragments, chosen, MemoryLog())
     identity = Identity.load_or_create(key)
     signed = SignedManifest(manifest, "")  # nobody is shown it
     rules = swarm_rules(
@@ -144,7 +153,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
         driver = Driver(core, learner, shore)
         running = thread.submit(driver.run())
         try:
-            yield Side(learner, core, driver, begun, connection.addresses[0])
+            yield Side(learner, core, driver, begun, connection.addresses[0], len(learned.due))
         finally:
             running.cancel()
             thread.call(connection.close())
@@ -169,7 +178,7 @@ class Couple:
     def exchange(self) -> None:
         """Let the exchanges of one outer step be due on both sides."""
         learner = self.ours.learner
-        self.ours.driver.post(OuterStepDone(learner.step, learner.progress, TOKENS))
+        self.ours.make_due(learner.step, learner.progress)
         assert self.partner.stdin is not None
         self.partner.stdin.write(json.dumps([learner.step, learner.progress]) + "\n")
         self.partner.stdin.flush()
@@ -185,10 +194,10 @@ class Couple:
                 counted, since = now, time.monotonic()
 
     def _tell(self, events: list[Event]) -> None:
-        """The core hears of displacements at once, of outer steps in ``exchange`` alone."""
+        """The core hears of displacements at once, of what makes exchanges due in ``exchange`` alone."""
         for event in events:
-            if not isinstance(event, OuterStepDone):
-                self.taken_in += 1
+            self.taken_in += isinstance(event, Applied)
+            if not isinstance(event, OuterStepDone | ExchangeDue):
                 self.ours.driver.post(event)
 
 
@@ -243,7 +252,7 @@ def be_partner(preset_name: str, changes: Mapping[str, Any], key: Path) -> None:
         def listen() -> None:
             for line in sys.stdin:
                 step, progress = json.loads(line)
-                ours.driver.post(OuterStepDone(step, progress, TOKENS))
+                ours.make_due(step, progress)
             over.set()
             ours.learner.wake()
 

@@ -4,9 +4,13 @@ A real learner trains a real language model while a real network exchanges its w
 training with exchanges under way alternate with windows without any, so that what else the machine does hits both.
 Two costs come out, in seconds of the trainer for each exchange:
 
-- ``blocked``: what the trainer itself does for an exchange, taking the displacement in (``Learner.blocked_s``);
+- ``blocked``: what the trainer itself does for an exchange, taking the displacement in (``Learner.blocked_s``, less
+  what showing took);
 - ``lost``: the whole difference between the two kinds of window. It holds ``blocked`` and what the network thread takes
   from the trainer besides: the interpreter lock, memory bandwidth, caches.
+
+A third is the same in both kinds of window, and is seconds of each inner phase: ``showing``, the copies of the fast
+weights for partners, where the recipe mixes those.
 
 **What is shortened.** A full inner step of llama-15m (16 sequences of 256 tokens) takes seconds on one core, and an
 outer step minutes. Its windows use one sequence a step and few steps an outer step, so exchanges come far more often
@@ -149,7 +153,8 @@ def _costs(
     quiet_s = statistics.median(quiet.seconds for _, quiet in both)
     step_s = quiet_s / (windows.inner_steps * windows.phases)
     ratios = [busy.seconds / quiet.seconds for busy, quiet in both]
-    blocked_s = sum(busy.blocked_s for busy, _ in both) / exchanges
+    shown_s = statistics.median(quiet.blocked_s for _, quiet in both) / windows.phases  # nothing else is done there
+    blocked_s = sum(busy.blocked_s - quiet.blocked_s for busy, quiet in both) / exchanges
     lost_s = (statistics.median(ratios) - 1) * quiet_s / per_window
     preset_step_s = step_s if full_step_s is None else full_step_s
     phase_s = original.outer.inner_steps * preset_step_s
@@ -165,11 +170,12 @@ def _costs(
         "time_ratios": ratios,
         "blocked_s_per_exchange": blocked_s,
         "lost_s_per_exchange": lost_s,
+        "showing_s_per_phase": shown_s,
         "preset_inner_step_s": preset_step_s,
         "preset_inner_phase_s": phase_s,
         "preset_exchanges_per_outer_step": per_phase,
-        "preset_blocked_share": per_phase * blocked_s / phase_s,
-        "preset_lost_share": per_phase * lost_s / phase_s,
+        "preset_blocked_share": (per_phase * blocked_s + shown_s) / phase_s,
+        "preset_lost_share": (per_phase * lost_s + shown_s) / phase_s,
         "required_share": REQUIRED_SHARE,
     }
 

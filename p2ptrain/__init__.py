@@ -1,8 +1,8 @@
 """p2ptrain: many strangers' computers pre-train one language model together.
 
 There is no server, no rank, no world size and no barrier. Each peer trains on its own data for H inner steps, folds
-the result into its slow weights with an outer optimizer, and swaps compressed outer updates with random live peers
-while it goes on training. ``docs/ARCHITECTURE.md`` shows the house; the layers, low to high, are::
+the result into its slow weights with an outer optimizer, and swaps compressed weights with random live peers while it
+goes on training. ``docs/ARCHITECTURE.md`` shows the house; the layers, low to high, are::
 
     0  ids, errors
     1  outer, codec (numeric core: tensors in, tensors out)   |   swarm (protocol core: events in, effects out)

@@ -126,7 +126,7 @@ class Recipe:
         return self.gradients or any(mix.who == "all" for mix in self.mixes)
 
     @property
-    def weights(self) -> Mix | None:
+    def weights_mix(self) -> Mix | None:
         """How the weights are mixed, if they are: the slow or the fast ones, never both."""
         return self.mix("slow") or self.mix("fast")
 

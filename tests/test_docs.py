@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain import errors
+from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.net.links import EXCHANGE_PROTOCOL
 from p2ptrain.swarm import DeclineReason
 from p2ptrain.wire import _MAX_BODY_BYTES, _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES, FrameKind
 from peer import lines
@@ -175,3 +177,5 @@ def test_the_wire_format_is_told_as_it_is() -> None:
         assert re.search(rf"^\| {tag} \| `{message.__name__}` \|", protocol, re.MULTILINE)
     for cap in (MAX_KNOWN, MAX_PRESENCE_BYTES, MAX_FRAGMENTS):
         assert f"{cap:,}" in protocol
+    assert f"in which order. Version {PROTOCOL_VERSION}." in protocol
+    assert f"| `{EXCHANGE_PROTOCOL}` |" in protocol

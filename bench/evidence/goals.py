@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bench.evidence.contenders import SWARM_BLOCKING, SWARM_SLOW
+from bench.evidence.contenders import SWARM, SWARM_2, SWARM_HALF
 from bench.evidence.experiments.r3_straggler import SETTINGS as STRAGGLERS
 from bench.evidence.experiments.r7_growth import COUNTED
 from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
@@ -92,7 +92,7 @@ def _few_bits_against(summary: Mapping[str, Any], exact: Figure, shown: str) -> 
 
 def _straggler(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
     full, slow = STRAGGLERS[0].key(), STRAGGLERS[-1].key()
-    row = "swarm" if mine.startswith("swarm") and mine not in (SWARM_BLOCKING.name, SWARM_SLOW.name) else mine
+    row = SWARM.name if mine in (SWARM_2.name, SWARM_HALF.name) else mine
     with_, without = (figure(summary, "R3", row, each, "others_utilization") for each in (slow, full))
     if with_ is not None and without is not None:
         change = with_.mean / without.mean - 1

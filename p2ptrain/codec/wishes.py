@@ -28,8 +28,9 @@ def first_shape(
 ) -> bytes:
     """What to begin with, before anything was measured: shape of the fragment, one byte a block.
 
-    A good reference is this peer's own last outer step, x after less x before: peers of one run begin alike, so they
-    differ where they moved. Where there is none, the snapshot does; the first exchange then drops more blocks.
+    A good reference is how far this peer's own training moved it, in an outer step or in a phase so far: peers of one
+    run begin alike, so they differ where they moved. Where there is none, the snapshot does; the first exchange then
+    drops more blocks.
     """
     if not isinstance(codec, ModularCodec):
         return b""

@@ -9,16 +9,18 @@ and the momentum b. A round, as the trainer lives it::
 
     H inner steps move theta                          meanwhile, when an exchange is complete:
                                                           dx = displacement(difference, share(w_i, w_j), radius)
-                                                          state = displaced(state, dx) ; theta[f] += dx
+                                                          theta[f] += dx
+                                                          state = displaced(state, dx), or by a share of it
     g = pseudo_gradient(state, theta[f])
     state = outer_step(state, g, rule)                or hand_over(state, theta[f]) in recipe ``local``
     theta[f] = state.slow
 
-Algorithm: DiLoCo's Nesterov step (arXiv 2311.08105) taken locally, then pairwise mixing of the slow weights, in the
-spirit of AD-PSGD (arXiv 1710.06952) and NoLoCo (arXiv 2506.10911). The order matters: momentum first, mixing after.
+Algorithm: DiLoCo's Nesterov step (arXiv 2311.08105) taken locally, and pairwise mixing of the weights, in the spirit of
+AD-PSGD (arXiv 1710.06952) and NoLoCo (arXiv 2506.10911).
 
-Invariants, held by ``tests/outer``: one peer alone equals ``torch.optim.SGD`` bitwise; a displacement leaves the
-pseudo-gradient alone; two displacements of one exchange cancel, so the swarm's weighted mean moves only by outer steps.
+Invariants, held by ``tests/outer``: one peer alone equals ``torch.optim.SGD`` bitwise; a displacement of x and theta
+alike leaves the pseudo-gradient alone; two displacements of one exchange cancel, so the swarm's weighted mean moves
+only by outer steps.
 """
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module

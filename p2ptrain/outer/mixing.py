@@ -8,8 +8,9 @@ them with the opposite sign, to the bit. Each moves by its share of it::
 The weighted mean of the pair stays where it is, whatever the codec lost and however far the radius clipped. For equal
 weights ``dx_i == -dx_j`` bitwise; for others the sum vanishes to rounding.
 
-dx is added to x AND to theta, at any moment of the inner phase: ``g = x - theta`` does not change, so the inner phase
-goes on as if it had begun at the displaced weights. The momentum buffer is never mixed.
+Where slow weights are mixed, dx is added to x AND to theta, at any moment of the inner phase: ``g = x - theta`` does
+not change, so the inner phase goes on as if it had begun at the displaced weights. Where fast weights are mixed, theta
+takes dx and x the recipe's share of it. The momentum buffer is never mixed.
 
 Legend: F elements of one fragment.
 """
@@ -71,7 +72,7 @@ def displaced(
     state: OuterState,
     dx: Tensor,  # [F] fp32
 ) -> OuterState:
-    """The state after x += dx. The trainer adds the same dx to its theta."""
+    """The state after x += dx. The trainer displaces its theta."""
     return OuterState(state.slow + dx, state.momentum)
 
 

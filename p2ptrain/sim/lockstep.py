@@ -90,6 +90,9 @@ class Lockstep:
         send: Send = exactly,
         reach: Reach = always,
     ) -> None:
+        assert all(mix.stream != "fast" and mix.share == 1 for mix in rules.recipe.mixes), (
+            "a recipe without steps in common"
+        )
         self.step = 0
         self.progress = 0.0
         self.loss = float("nan")

@@ -325,7 +325,7 @@ def _outer_faults(scenario: Scenario) -> list[str]:
 def _collective_faults(scenario: Scenario) -> list[str]:
     """What a simulation in lockstep does not have."""
     recipe, faults = scenario.outer.recipe, []
-    if RECIPES[recipe].weights is not None and scenario.codec.name.startswith("modular"):
+    if RECIPES[recipe].weights_mix is not None and scenario.codec.name.startswith("modular"):
         faults.append(
             f"codec.name: {scenario.codec.name} has a meaning between two peers only, and recipe {recipe} averages over"
             " all; take fp32, bf16, fp16, int8 or int4"
@@ -334,7 +334,7 @@ def _collective_faults(scenario: Scenario) -> list[str]:
         faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; take quadratic or lm")
     if scenario.outer.fragments > 1 and recipe != "streaming_diloco":
         faults.append(f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} averages everything; set 1")
-    if scenario.outer.fragments > scenario.outer.inner_steps:
+    if recipe == "streaming_diloco" and scenario.outer.fragments > scenario.outer.inner_steps:
         faults.append(
             f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} sends at most one after each of its"
             f" {scenario.outer.inner_steps} inner steps; some would never be sent"

@@ -35,7 +35,7 @@ class LookupFailed:
 
 @dataclass(frozen=True, slots=True)
 class OuterStepDone:
-    """The trainer ended an outer step: every free fragment has a new snapshot."""
+    """The trainer ended an outer step: every free fragment has a new snapshot. Exchanges fall due, or did before."""
 
     step: int
     progress: float
@@ -179,7 +179,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Encode these fragments of the present snapshot, send them, receive theirs, compute the difference."""
+    """Encode these fragments of what is shown to partners, send them, receive theirs, compute the difference."""
 
     link: LinkId
     fragments: tuple[int, ...]
@@ -221,7 +221,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Donate:
-    """Send all fragments of the present snapshot, fp32."""
+    """Send all fragments of the slow weights, fp32."""
 
     link: LinkId
 

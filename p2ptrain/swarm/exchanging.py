@@ -41,9 +41,8 @@ class Exchanging:
     # --- what the peer calls ------------------------------------------------------------------------------------
 
     def step_done(self, now: float) -> None:
-        """New snapshots are there: the exchanges of this outer step are due. Those of the last one lapse.
-
-        Where exchanges fall due within the phase, they lapse a phase later.
+        """New snapshots are there. The exchanges of this outer step are due, and those of the last one lapse; unless
+        they fall due one by one in the phase (``one_due``).
         """
         if not self._committed_since_step:
             self._standing.counters.solo_steps += 1

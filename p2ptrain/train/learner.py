@@ -34,7 +34,7 @@ from p2ptrain.outer import (
     share,
 )
 from p2ptrain.ports import Clock, InnerTask, Notebook
-from p2ptrain.swarm import Terms
+from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
 from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.outer_phase import OuterPhase
@@ -47,9 +47,9 @@ moment (beta2 .95 to .999) needs tens to hundreds of steps; the step size is bou
 correction."""
 
 
-SHOWINGS = 8
-"""So many times in an inner phase partners get newer fast weights, where the recipe mixes these: each is a copy of the
-model to the CPU. docs/LOG.md has what their age costs."""
+SHOWINGS = 4
+"""So many times in a phase, its end included, partners get newer weights where the recipe mixes the fast ones, and once
+more wherever an exchange falls due. Each is a copy of the model to the CPU; docs/LOG.md has what their age costs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,7 @@ class _Displacement:
     link: LinkId
     difference: Difference
     share: float
+    follow: float
     clip_radius: float
     progress: float
 
@@ -127,7 +128,7 @@ class Learner:
         self._losses = 0.0
         self._phase_tokens = 0
         self._due = rules.due
-        self._guard = PhaseGuard(task.theta)
+        self._guard = PhaseGuard()
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         self._left_out: list[Tensor] = []
         """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
@@ -157,7 +158,7 @@ class Learner:
         due = [ExchangeDue()] * self._due.count(self._inner)
         if self._inner == self._rules.inner_steps:
             return [*events, *self._end_phase(), *due]
-        if due or (self._shows_fast and self._inner % max(1, self._rules.inner_steps // SHOWINGS) == 0):
+        if self._shows_fast and (due or self._is_time_to_show):
             self._show()
         return [*events, *due]
 
@@ -233,18 +234,29 @@ class Learner:
             events.append(TrainingEnded(self.step, self.progress))
         return events
 
+    @property
+    def _is_time_to_show(self) -> bool:
+        inner, steps = self._inner, self._rules.inner_steps
+        return inner * SHOWINGS // steps > (inner - 1) * SHOWINGS // steps
+
     def _show(self) -> None:
         """Let partners have the fast weights as they are now, unless this inner phase has gone wrong."""
         started = self._clock()
-        if self._guard.fault_so_far(self.task.theta) is None:
-            self.payloads.publish(self._snapshot())
+        fast = tuple(_copy(self.task.theta[piece]) for piece in self._slices)
+        if self._guard.fault_so_far(self._distance(fast)) is None:
+            if self.payloads.knows_nothing:
+                self.payloads.foresee([one - state.slow for one, state in zip(fast, self._states, strict=True)])
+            self.payloads.publish(Snapshot(self.step, fast, self.payloads.published.slow))
         self.blocked_s += self._clock() - started
+
+    def _distance(self, thetas: Sequence[Tensor]) -> float:
+        """L2 norm of the pseudo-gradient of a phase that ended at these weights, a fragment each, on the CPU."""
+        norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
+        return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
         """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
-        norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
-        norm = float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
-        fault = self._guard.fault(norm, self._rules.recipe.follow)
+        fault = self._guard.fault(self._distance(thetas))
         if fault is not None:
             self._notebook.note("discarded", step=self.step + 1, why=fault)
         return fault is not None
@@ -252,7 +264,7 @@ class Learner:
     def _set_theta(self) -> None:
         for state, piece in zip(self._states, self._slices, strict=True):
             self.task.theta[piece].copy_(state.slow)
-        self._guard.begin(self.task.theta)
+        self._guard.begin()
 
     def _apply(self, ready: _Displacement) -> Applied:
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
@@ -262,17 +274,16 @@ class Learner:
             displacement_ = displacement(part, ready.share, ready.clip_radius)
             if self._phase is not None and stream in self._rules.recipe.blocking:
                 self._phase.take(stream, fragment, displacement_)
-            elif stream != "pseudo_gradient":
-                follow = 1.0 if self.ended else self._rules.recipe.follow  # no pseudo-gradient comes after the end
-                moved = displacement_ if follow == 1.0 else displacement_ * follow
-                self._move(fragment, displaced(self._state(fragment), moved), displacement_)
+            elif stream == "slow":
+                self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
+            elif stream == "fast":
+                self._move_fast(fragment, displacement_, ready.follow)
             elif ready.difference.mine.step != self.step:
                 continue  # of a step that is over: it comes too late
-            elif self._rules.recipe.weights is not None:
+            elif self._rules.recipe.weights_mix is not None:
                 self._keep(fragment, late_momentum(self._state(fragment), displacement_))
             else:
                 self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
-        self._guard.displaced(ready.share * ready.difference.distance * ready.difference.mine.norm)
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
 
@@ -286,14 +297,31 @@ class Learner:
             self._states = tuple(states)
 
     def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
-        """A fragment's slow weights after a displacement; theta takes all of it. Publish its new snapshot."""
+        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
         self._keep(fragment, state)
+        self._displace_theta(fragment, displacement_)
+        self._publish_fragment(fragment, state.slow)
+
+    def _move_fast(self, fragment: int, displacement_: Tensor, follow: float) -> None:
+        """Displace a fragment's fast weights, its slow weights by this share of it; publish its new snapshot.
+
+        After the end there is no phase left that could bring the rest: theta is x, and moves as x does on both sides.
+        """
+        moved = displacement_ if follow == 1.0 else displacement_ * follow
+        self._keep(fragment, displaced(self._state(fragment), moved))
+        taken = moved if self.ended else displacement_
+        self._displace_theta(fragment, taken)
+        self._guard.added(l2_norm(taken - moved))
+        self._publish_fragment(fragment, self.payloads.published.parts[fragment] + taken)
+
+    def _displace_theta(self, fragment: int, displacement_: Tensor) -> None:
         theta = self.task.theta[self._slices[fragment]]
         theta.add_(displacement_.to(theta.device))
+
+    def _publish_fragment(self, fragment: int, shown: Tensor) -> None:
         published = self.payloads.published
-        shown = published.parts[fragment] + displacement_ if self._shows_fast else state.slow
         parts = (*published.parts[:fragment], shown, *published.parts[fragment + 1 :])
-        slow = (*published.slow[:fragment], state.slow, *published.slow[fragment + 1 :])
+        slow = (*published.slow[:fragment], self._state(fragment).slow, *published.slow[fragment + 1 :])
         self.payloads.publish(Snapshot(published.step, parts, slow))
 
     def _adopt(self, ready: _Adoption) -> list[Event]:
@@ -317,19 +345,18 @@ class Learner:
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
     def _snapshot(self, phase: OuterPhase | None = None) -> Snapshot:
-        """What partners may have: the weights and, if the recipe mixes them, the last pseudo-gradients.
+        """What partners may have between phases: the weights and, if the recipe mixes them, the last pseudo-gradients.
 
         Where the codec of these leaves much out, what it left out before comes with them.
         """
         slow = tuple(state.slow for state in (self._states if phase is None else phase.states))
-        weights = tuple(_on_cpu(self.task.theta[piece]) for piece in self._slices) if self._shows_fast else slow
         if phase is not None:
             gradients = phase.snapshots("pseudo_gradient")
         else:
             gradients = tuple(torch.zeros_like(part) for part in slow) if self.payloads.streams == 2 else ()
         if gradients and self._left_out:
             gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
-        return Snapshot(self.step, weights + gradients, slow)
+        return Snapshot(self.step, slow + gradients, slow)
 
     def _remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
         """Error feedback: a partner has our message, so only what it left out is still to be sent."""
@@ -344,7 +371,10 @@ class Learner:
         """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
         clip_radius = min(mine.clip_radius, theirs.clip_radius)
         portion = share(mine.weight, theirs.weight, max(mine.partners, theirs.partners))
-        self._inbox.put(_Displacement(link, difference, portion, clip_radius, progress))
+        # Who has finished has no pseudo-gradient to come, and both must move x by the same share.
+        finished = PeerState.FINISHING in (mine.state, theirs.state)
+        follow = 1.0 if finished else self._rules.recipe.follow
+        self._inbox.put(_Displacement(link, difference, portion, follow, clip_radius, progress))
 
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step go on, with what was delivered before."""
@@ -394,12 +424,11 @@ class Learner:
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._guard.load_state_dict(numbers)
         self.payloads.publish(self._snapshot())
+        if self._shows_fast:
+            self._show()
 
 
-def _on_cpu(theta: Tensor) -> Tensor:
-    """A copy that training leaves alone; from CUDA by way of pinned memory, several times faster than without."""
-    if theta.device.type != "cuda":
-        return theta.detach().cpu().clone()
-    copy = theta.detach().to("cpu", non_blocking=True)
-    torch.cuda.current_stream(theta.device).synchronize()
-    return copy
+def _copy(theta: Tensor) -> Tensor:
+    """On the CPU; training leaves it alone."""
+    copy = torch.empty_like(theta, device="cpu")
+    return copy.copy_(theta.detach())

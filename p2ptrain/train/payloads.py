@@ -82,7 +82,7 @@ class Payloads:
         codec: for the weights.
         gradient_codec: for pseudo-gradients; None: they are not exchanged.
         matrices: that lie in each fragment, the same on all peers of a run; none at all: nothing is known of them.
-        weights: which weights partners get, the slow or the fast ones.
+        shown: which weights partners get, the slow or the fast ones.
     """
 
     def __init__(
@@ -91,10 +91,10 @@ class Payloads:
         codec: Codec,
         gradient_codec: Codec | None,
         matrices: Sequence[Matrices] = (),
-        weights: Stream = "slow",
+        shown: Stream = "slow",
     ) -> None:
         self.published = Snapshot(0, (), ())
-        self._streams: tuple[Stream, ...] = (weights, "pseudo_gradient")
+        self._streams: tuple[Stream, ...] = (shown, "pseudo_gradient")
         self._lengths = tuple(lengths)
         self._matrices = tuple(matrices) or ((),) * len(self._lengths)
         if len(self._matrices) != len(self._lengths):
@@ -128,9 +128,9 @@ class Payloads:
 
     def foresee(
         self,
-        movements: Sequence[Tensor],  # [n] each: what an outer step moved
+        movements: Sequence[Tensor],  # [n] each: what an inner phase so far, or an outer step, moved
     ) -> None:
-        """Peers of one run begin alike, so before anything was measured they differ where an outer step moved."""
+        """Peers of one run begin alike, so before anything was measured they differ where training moved them."""
         self._shapes = {number: first_shape(self.codec(number), moved) for number, moved in enumerate(movements)}
 
     # --- one exchange -------------------------------------------------------------------------------------------------
@@ -144,7 +144,8 @@ class Payloads:
         """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement."""
         if not self.wish_sizes(fragments):
             return ()
-        return tuple(self._wish(number, self.published.parts[number]) for number in fragments)
+        parts = self.published.parts
+        return tuple(self._wish(number, parts[number]) for number in fragments)
 
     def encode(
         self, fragments: Sequence[int], mine: Sequence[bytes] = (), theirs: Sequence[bytes | bytearray] = ()

@@ -44,13 +44,15 @@ class LearnerRules:
     def due(self) -> tuple[int, ...]:
         """After which inner steps of a phase an exchange falls due; none: all of them do after the outer step.
 
-        Fast weights are mixed in the middles of as many equal parts of the phase: right after an outer step they are
-        the slow ones, and there is nothing of this phase to average yet.
+        Fast weights are mixed in the middles of as many equal parts of the phase, and never at its end: right after an
+        outer step they are the slow ones, and there is nothing of this phase to average yet. A phase of one step has
+        nothing but its end.
         """
         if self.recipe.mix("fast") is None:
             return ()
         parts = 2 * self.exchanges_per_step
-        return tuple(-(-place * self.inner_steps // parts) for place in range(1, parts, 2))
+        last = max(self.inner_steps - 1, 1)
+        return tuple(min(-(-place * self.inner_steps // parts), last) for place in range(1, parts, 2))
 
 
 def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:

@@ -43,8 +43,16 @@ def slow(each: Learner) -> torch.Tensor:
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
     """A whole exchange of the present snapshots, delivered to both and not yet applied."""
     ours, theirs = one.payloads.encode(fragments), other.payloads.encode(fragments)
-    one.deliver(LINK, one.payloads.difference(ours, theirs.parts), TERMS, TERMS, progress)
-    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, -progress)
+    states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
+    mine, yours = (replace(TERMS, state=state) for state in states)
+    one.deliver(LINK, one.payloads.difference(ours, theirs.parts), mine, yours, progress)
+    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), yours, mine, -progress)
+
+
+def settled(*learners: Learner) -> None:
+    """Whatever was delivered is applied."""
+    for each in learners:
+        each.settle()
 
 
 def test_t8_one_peer_equals_torch_inside_and_outside_bitwise(tiny_run):
@@ -107,7 +115,7 @@ def test_where_fast_weights_are_mixed_x_follows_in_part_and_the_pseudo_gradient_
     assert torch.allclose(slow(one), x + RECIPES["swarm"].follow * dx, atol=1e-6)
 
 
-def test_after_the_end_x_follows_a_displacement_wholly():
+def test_between_two_that_ended_x_follows_wholly():
     one, other = (learner(quadratic(seed), tokens=8.0) for seed in (1, 2))
     for _ in range(8):
         one.advance()
@@ -115,9 +123,38 @@ def test_after_the_end_x_follows_a_displacement_wholly():
     assert one.ended
     assert not torch.equal(slow(one), slow(other))
     exchange(one, other)
-    one.settle()
-    other.settle()
+    settled(one, other)
     assert torch.allclose(slow(one), slow(other), atol=1e-6)
+    assert torch.equal(slow(one), one.task.theta)
+
+
+def test_t3_who_ended_and_who_still_trains_keep_their_mean():
+    one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
+    for _ in range(10):
+        one.advance()
+        other.advance()
+    mean, shown = (slow(one) + slow(other)) / 2, (one.task.theta + other.task.theta) / 2
+    exchange(one, other)
+    settled(one, other)
+    assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
+    assert torch.allclose((one.task.theta + other.task.theta) / 2, shown, atol=1e-6)
+    assert torch.equal(slow(one), one.task.theta)
+
+
+def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mean():
+    one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
+    for _ in range(6):
+        one.advance()
+        other.advance()
+    exchange(one, other)
+    late = [one._inbox.get_nowait()]  # it comes to the trainer after its last outer step
+    for _ in range(2):
+        one.advance()
+    assert one.ended
+    mean = (slow(one) + slow(other)) / 2
+    one._inbox.put(late[0])
+    settled(one, other)
+    assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
     assert torch.equal(slow(one), one.task.theta)
 
 
@@ -149,28 +186,83 @@ def test_t5_a_lossless_exchange_of_equal_weights_makes_the_snapshots_equal():
 
 
 def test_fast_weights_are_shown_as_they_come_and_newcomers_get_the_slow_ones():
-    each = learner(fragments=1, inner_steps=16)
-    for step in range(1, 16):
+    rules = LearnerRules(16, 1e9, OuterRule(0.7, 0.5), RECIPES["swarm"], exchanges_per_step=3)
+    each = Learner(quadratic(), rules, slices(P, 1), codec.get("fp32"), MemoryLog())
+    for step in range(1, 17):
         each.advance()
         shown = torch.frombuffer(bytearray(each.payloads.encode((0,)).parts[0]), dtype=torch.float32)
-        assert torch.equal(shown, each.task.theta) == (step % 2 == 0)
+        assert torch.equal(shown, each.task.theta) == (step in (3, 4, 8, 12, 14, 16))
         given = torch.frombuffer(bytearray(each.payloads.weights()[0]), dtype=torch.float32)
         assert torch.equal(given, slow(each))
 
 
-@pytest.mark.parametrize("poison", [float("nan"), 1e6])
-def test_fast_weights_of_a_broken_inner_phase_are_shown_to_nobody(poison):
+def shown(each: Learner) -> torch.Tensor:
+    return torch.cat(each.payloads.published.parts)
+
+
+def test_what_was_displaced_is_shown_at_once_and_given_to_newcomers():
+    one, other = (learner(quadratic(seed), inner_steps=16) for seed in (1, 2))
+    for _ in range(7):
+        one.advance()
+        other.advance()
+    before = shown(one)
+    assert not torch.equal(before, one.task.theta), "theta went on since it was shown"
+    dx = (shown(other) - before) / 2
+    exchange(one, other)
+    one.settle()
+    assert torch.allclose(shown(one), before + dx, atol=1e-6)
+    given = torch.cat([torch.frombuffer(bytearray(part), dtype=torch.float32) for part in one.payloads.weights()])
+    assert torch.equal(given, slow(one))
+
+
+def test_the_first_exchange_knows_how_wide_its_steps_must_be():
+    """It comes before the first outer step, and the weights themselves are no measure of how far peers are apart."""
+
+    def far_out(seed: int) -> QuadraticTask:
+        base, random = torch.logspace(4, -4, P), torch.Generator().manual_seed(seed)
+        task = QuadraticTask(torch.full((P,), 0.2), base + torch.randn(P, generator=random), noise=0.1, seed=seed)
+        task.theta.copy_(base)
+        return task
+
+    one, other = (learner(far_out(seed), inner_steps=8, codec_name="modular8") for seed in (1, 2))
+    for _ in range(4):
+        one.advance()
+        other.advance()
+    for fragment in (0, 1):
+        wishes = [each.payloads.wishes((fragment,)) for each in (one, other)]
+        ours = one.payloads.encode((fragment,), *wishes)
+        theirs = other.payloads.encode((fragment,), *reversed(wishes))
+        found = one.payloads.difference(ours, theirs.parts)
+        apart = other.payloads.published.parts[fragment] - one.payloads.published.parts[fragment]
+        assert float((found.parts[0] - apart).norm()) < 0.2 * float(apart.norm())
+
+
+def broken(theta: torch.Tensor, how: str) -> torch.Tensor:
+    """[P] what damage of this kind adds."""
+    damage = torch.zeros_like(theta)
+    if how == "across":  # its length shows in no norm of theta
+        damage = torch.randn(len(theta), generator=torch.Generator().manual_seed(1))
+        damage -= damage.dot(theta) / theta.dot(theta) * theta
+        return damage * 500 / damage.norm()
+    damage[7] = float(how)
+    return damage
+
+
+@pytest.mark.parametrize("how", ["nan", "1e6", "across"])
+def test_fast_weights_of_a_broken_inner_phase_are_shown_to_nobody(how):
     each = learner(fragments=1)
     for _ in range(4 * 12):
         each.advance()
     before = each.payloads.encode((0,)).parts
-    each.task.theta[7] = poison
+    each.task.theta += broken(each.task.theta, how)
+    again = learner(fragments=1)
+    again.load_state_dict(*each.state_dict())
+    assert torch.equal(shown(again), slow(each)), "nor after a resume"
     for _ in range(3):
         each.advance()
         assert each.payloads.encode((0,)).parts == before
     each.advance()
-    shown = torch.frombuffer(bytearray(each.payloads.encode((0,)).parts[0]), dtype=torch.float32)
-    assert torch.equal(shown, slow(each))
+    assert torch.equal(shown(each), slow(each))
     each.advance()
     assert each.payloads.encode((0,)).parts != before
 
@@ -181,9 +273,8 @@ def test_a_partner_from_far_away_is_no_fault_of_the_inner_phase():
     for _ in range(4 * 12 + 1):
         one.advance()
         other.advance()
-    with torch.no_grad():
-        other.task.theta.add_(1e3)
-        other.payloads.publish(other._snapshot())
+    there = other.payloads.published
+    other.payloads.publish(replace(there, parts=tuple(part + 1e3 for part in there.parts)))
     before = slow(one)
     exchange(one, other)
     for _ in range(4):
@@ -339,17 +430,60 @@ def test_adopting_weights_of_the_runs_end_is_the_end():
     assert newcomer.tokens == 0
 
 
-def test_a_resumed_learner_goes_on_as_if_never_stopped():
-    steady = learner(quadratic(4))
+@pytest.mark.parametrize("recipe", ["swarm", "swarm_slow"])
+def test_a_resumed_learner_goes_on_as_if_never_stopped(recipe):
+    steady = learner(quadratic(4), recipe=recipe)
     for _ in range(6):
         steady.advance()
     tensors, numbers = steady.state_dict()
-    resumed = learner(quadratic(4))
+    resumed = learner(quadratic(4), recipe=recipe)
     resumed.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
     for _ in range(9):
         assert steady.advance() == resumed.advance()
     assert torch.equal(steady.task.theta, resumed.task.theta)
     assert torch.equal(slow(steady), slow(resumed))
+
+
+def after_a_displacement() -> Learner:
+    """In the middle of its 13th phase, which a partner from far away has just pulled by 250 a weight."""
+    one, other = learner(quadratic(1)), learner(quadratic(2))
+    for _ in range(4 * 12 + 1):
+        one.advance()
+        other.advance()
+    there = other.payloads.published
+    other.payloads.publish(replace(there, parts=tuple(part + 500 for part in there.parts)))
+    exchange(one, other)
+    one.settle()
+    return one
+
+
+def test_a_resumed_guard_knows_what_was_usual_and_what_was_displaced():
+    steady = after_a_displacement()
+    tensors, numbers = steady.state_dict()
+    pulled, spoilt = learner(quadratic(1)), learner(quadratic(1))
+    for each in pulled, spoilt:
+        each.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, numbers)
+        each.advance()
+    before = slow(pulled)
+    spoilt.task.theta += 1000
+    for each in pulled, spoilt:
+        for _ in range(2):
+            each.advance()
+    assert float((slow(pulled) - before).mean()) > 50, "the displacement was taken for a fault"
+    assert torch.equal(slow(spoilt), before), "what else went wrong was not found"
+
+
+def test_a_guard_forgets_what_was_usual_before_the_weights_were_replaced():
+    each = after_a_displacement()
+    each.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in each.payloads.weights()])
+    each.settle()
+    for _ in range(2):
+        each.advance()
+    each.task.theta += 30
+    before = slow(each)
+    for _ in range(2):
+        each.advance()
+    assert float((slow(each) - before).mean()) > 5
 
 
 def test_a_checkpoint_of_another_model_does_not_fit():

@@ -50,7 +50,13 @@ def _mixed(mix1: str, mix2: str) -> Contender:
     return replace(FACTORED, name=f"Mix1 {mix1}, Mix2 {mix2}", forms=(recipe,))
 
 
-MIXED = tuple(_mixed(mix1, mix2) for mix1 in MIXES for mix2 in MIXES if (mix1, mix2) != ("none", "none"))
+HALF = replace(
+    FACTORED,
+    name="Mix1 local, Mix2 local on half of the parameters",
+    forms=("factored_gossip_half",),
+    outer={**FACTORED.outer, "fragments": 2, "fragments_per_exchange": 2},
+)
+MIXED = (*(_mixed(mix1, mix2) for mix1 in MIXES for mix2 in MIXES if (mix1, mix2) != ("none", "none")), HALF)
 
 
 def _grid_table(recipes: tuple[str, ...], setting: Setting) -> Table:
