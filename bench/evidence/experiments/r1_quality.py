@@ -82,6 +82,9 @@ R1 = Experiment(
         "times as many, so that it makes 100 outer steps; columns are not to be compared with each other.",
         "Learning rate and momentum are those tuned at N = 8 and H = 10, in every column. The grid's momenta were "
         "chosen after looking at the validation split with seed 1, which is a seed of the final numbers, too.",
+        "Equal tuning does not hold for swarm: that it mixes theta, in mid-phase, and by what share x follows, was "
+        "chosen by some sixty runs on the validation split with seeds 0 to 2 (docs/LOG.md). The published methods had "
+        "their authors' own.",
         "In a first tuning DiLoCo's best cell was at the edge of the grid (eta .4, mu .8). Single runs beyond and "
         "around it, seed 1, validation split, were better by .005 at most: .15 / .9 1.832, .25 / .9 1.787, "
         ".3 / .8 1.773, .4 / .8 1.768, .5 / .7 1.756, .7 / .7 1.751, against 1.756 at the grid's own .7 / .5.",
