@@ -33,6 +33,12 @@ def test_the_document_is_what_the_files_give() -> None:
     assert text == replaced(text, "evidence", evidence_lines(load(), drawings()))
 
 
+def test_every_figure_is_shown() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    for figure in (RESULTS / "figures").iterdir():
+        assert f"(results/figures/{figure.name})" in text
+
+
 def test_the_summary_is_what_the_files_give() -> None:
     assert (RESULTS / "summary.json").read_text(encoding="utf-8") == documents.text(summary_of(load()))
 
