@@ -49,6 +49,13 @@ def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0
     other.deliver(LINK, other.payloads.difference(theirs, ours.parts), yours, mine, -progress)
 
 
+def advance(steps: int, *learners: Learner) -> None:
+    """So many inner steps of each."""
+    for _ in range(steps):
+        for each in learners:
+            each.advance()
+
+
 def settled(*learners: Learner) -> None:
     """Whatever was delivered is applied."""
     for each in learners:
@@ -90,9 +97,7 @@ def test_t8_recipe_local_is_plain_inner_training_bitwise(tiny_run):
 
 def test_t4_a_displacement_in_mid_phase_leaves_the_pseudo_gradient_alone():
     one, other = (learner(quadratic(seed), recipe="swarm_slow") for seed in (1, 2))
-    for _ in range(6):
-        one.advance()
-        other.advance()
+    advance(6, one, other)
     before = slow(one) - one.task.theta
     exchange(one, other)
     moved = slow(one).clone()
@@ -103,9 +108,7 @@ def test_t4_a_displacement_in_mid_phase_leaves_the_pseudo_gradient_alone():
 
 def test_where_fast_weights_are_mixed_x_follows_in_part_and_the_pseudo_gradient_has_the_rest():
     one, other = learner(quadratic(1)), learner(quadratic(2))
-    for _ in range(6):
-        one.advance()
-        other.advance()
+    advance(6, one, other)
     x, theta = slow(one), one.task.theta.clone()
     dx = (other.task.theta - theta) / 2
     exchange(one, other)
@@ -117,9 +120,7 @@ def test_where_fast_weights_are_mixed_x_follows_in_part_and_the_pseudo_gradient_
 
 def test_between_two_that_ended_x_follows_wholly():
     one, other = (learner(quadratic(seed), tokens=8.0) for seed in (1, 2))
-    for _ in range(8):
-        one.advance()
-        other.advance()
+    advance(8, one, other)
     assert one.ended
     assert not torch.equal(slow(one), slow(other))
     exchange(one, other)
@@ -130,9 +131,7 @@ def test_between_two_that_ended_x_follows_wholly():
 
 def test_t3_who_ended_and_who_still_trains_keep_their_mean():
     one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
-    for _ in range(10):
-        one.advance()
-        other.advance()
+    advance(10, one, other)
     mean, shown = (slow(one) + slow(other)) / 2, (one.task.theta + other.task.theta) / 2
     exchange(one, other)
     settled(one, other)
@@ -143,9 +142,7 @@ def test_t3_who_ended_and_who_still_trains_keep_their_mean():
 
 def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mean():
     one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
-    for _ in range(6):
-        one.advance()
-        other.advance()
+    advance(6, one, other)
     exchange(one, other)
     late = [one._inbox.get_nowait()]  # it comes to the trainer after its last outer step
     for _ in range(2):
@@ -162,9 +159,7 @@ def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mea
 @pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
 def test_t3_an_exchange_keeps_the_mean(recipe, codec_name):
     one, other = (learner(quadratic(seed), recipe=recipe, codec_name=codec_name) for seed in (1, 2))
-    for _ in range(6):
-        one.advance()
-        other.advance()
+    advance(6, one, other)
     mean, fast_mean = (slow(one) + slow(other)) / 2, (one.task.theta + other.task.theta) / 2
     exchange(one, other)
     one.settle()
@@ -202,9 +197,7 @@ def shown(each: Learner) -> torch.Tensor:
 
 def test_what_was_displaced_is_shown_at_once_and_given_to_newcomers():
     one, other = (learner(quadratic(seed), inner_steps=16) for seed in (1, 2))
-    for _ in range(7):
-        one.advance()
-        other.advance()
+    advance(7, one, other)
     before = shown(one)
     assert not torch.equal(before, one.task.theta), "theta went on since it was shown"
     dx = (shown(other) - before) / 2
@@ -225,9 +218,7 @@ def test_the_first_exchange_knows_how_wide_its_steps_must_be():
         return task
 
     one, other = (learner(far_out(seed), inner_steps=8, codec_name="modular8") for seed in (1, 2))
-    for _ in range(4):
-        one.advance()
-        other.advance()
+    advance(4, one, other)
     for fragment in (0, 1):
         wishes = [each.payloads.wishes((fragment,)) for each in (one, other)]
         ours = one.payloads.encode((fragment,), *wishes)
@@ -270,9 +261,7 @@ def test_fast_weights_of_a_broken_inner_phase_are_shown_to_nobody(how):
 def test_a_partner_from_far_away_is_no_fault_of_the_inner_phase():
     """Halves of a swarm that were parted come together, however far they went."""
     one, other = learner(quadratic(1)), learner(quadratic(2))
-    for _ in range(4 * 12 + 1):
-        one.advance()
-        other.advance()
+    advance(4 * 12 + 1, one, other)
     there = other.payloads.published
     other.payloads.publish(replace(there, parts=tuple(part + 1e3 for part in there.parts)))
     before = slow(one)
@@ -447,9 +436,7 @@ def test_a_resumed_learner_goes_on_as_if_never_stopped(recipe):
 def after_a_displacement() -> Learner:
     """In the middle of its 13th phase, which a partner from far away has just pulled by 250 a weight."""
     one, other = learner(quadratic(1)), learner(quadratic(2))
-    for _ in range(4 * 12 + 1):
-        one.advance()
-        other.advance()
+    advance(4 * 12 + 1, one, other)
     there = other.payloads.published
     other.payloads.publish(replace(there, parts=tuple(part + 500 for part in there.parts)))
     exchange(one, other)
