@@ -44,9 +44,11 @@ WITHOUT_NUMBERS = (
     "p2ptrain/manifest/presets.py",
     "p2ptrain/sim/command.py",
     "p2ptrain/sim/drawing.py",
+    "p2ptrain/sim/reality.py",
     "p2ptrain/sim/tables.py",
 )
-"""Files among these that decide no number of a scenario: what a real run's author begins with, and how reports look."""
+"""Files among these that decide no number of a scenario: what a real run's author begins with, how reports look, and
+what only real peers act out."""
 
 COST_SOURCES = ("p2ptrain/sim/cost.py", "p2ptrain/outer/policy.py", "bench/evidence/published.py")
 """Files that decide R4, which is computed and not simulated."""

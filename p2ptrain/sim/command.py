@@ -44,14 +44,15 @@ def simulate(
     from rich.console import Console
     from rich.progress import Progress
 
-    from p2ptrain.sim import drawing, scenario_file
+    from p2ptrain.sim import drawing, reality
     from p2ptrain.sim import report as reports
     from p2ptrain.sim.simulate import StoppedError
     from p2ptrain.sim.simulate import simulate as run
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
     from p2ptrain.train.autofit import choose_device
 
-    told = scenario_file.load(scenario, changes)
+    read = reality.load(scenario, changes)
+    told = read.simulated()
     other = reports.load(against) if against is not None else None
     if plot is not None:
         drawing.check(plot)
@@ -84,6 +85,8 @@ def simulate(
         console.print(groups)
     for line in done.left_out:
         console.print(f"left out: {line}", style="dim", markup=False, soft_wrap=True)
+    if read.limits:
+        console.print("left out: limits, which p2ptrain testnet judges", style="dim")
     if report is not None:
         reports.save(done, report)
         console.print(f"report: {report}")

@@ -1,0 +1,164 @@
+"""What a scenario may say beyond what is simulated: fields that only a testnet of real peers can act out.
+
+``p2ptrain simulate`` and ``p2ptrain testnet`` read the same file. These fields are kept apart from ``sim.scenario``,
+because no number of a simulation depends on them: the simulator refuses those that it cannot honour, by name, and says
+that it judges no limits. docs/LABORATORY.md tells what a testnet makes of all fields.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.manifest.faults import told
+from p2ptrain.manifest.section import Section
+from p2ptrain.sim.scenario import Group, GroupName, Scenario
+from p2ptrain.sim.scenario_file import MAX_CHARACTERS, REMEDY, changed
+
+BOOTSTRAP = "bootstrap"
+"""What partitions call the bootstrap; no group may be called so."""
+
+
+class RealGroup(Group):
+    """Peers that are alike, on real lines."""
+
+    router: bool = False
+    """Whether each is behind a home router of its own: it masquerades, and lets nothing new in."""
+
+    packet_loss: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the packets that its line loses, each way."""
+
+    returns: Literal["anew", "resumed"] = "anew"
+    """Who comes after returns_after_s: another peer without any weights (anew) or the same with its home (resumed)."""
+
+
+class Partition(Section):
+    """A time in which the network is in parts."""
+
+    at_s: float = Field(ge=0)
+    """When it falls apart."""
+
+    for_s: float = Field(gt=0)
+    """For how long."""
+
+    sides: Annotated[list[list[GroupName]], Field(min_length=2, max_length=10)]
+    """The groups on each side; bootstrap names the bootstrap. Who is on no side reaches everybody."""
+
+
+class Bootstrap(Section):
+    """The run's entry point."""
+
+    dies_at_s: float | None = Field(default=None, gt=0)
+    """When it is killed; without it it stays to the end."""
+
+    returns_after_s: float | None = Field(default=None, ge=0)
+    """So long after that it is started again."""
+
+
+class Limit(Section):
+    """What a figure must keep to."""
+
+    at_least: float | None = None
+    """It is no smaller."""
+
+    at_most: float | None = None
+    """It is no larger."""
+
+    def holds(self, figure: float) -> bool:
+        return (self.at_least is None or figure >= self.at_least) and (self.at_most is None or figure <= self.at_most)
+
+
+class RealScenario(Scenario):
+    """A scenario that real peers may act out."""
+
+    peers: list[RealGroup] = Field(min_length=1, max_length=1000)  # type: ignore[assignment]  # frozen: nobody appends
+    partitions: list[Partition] = Field(default_factory=list, max_length=100)
+    bootstrap: Bootstrap = Bootstrap()
+    limits: dict[str, Limit] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _reality_agrees(self) -> Self:
+        faults = [*_partition_faults(self), *_limit_faults(self)]
+        if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
+            faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
+        faults += [
+            f"peers[{place}].name: {BOOTSTRAP} is the bootstrap's name"
+            for place, (name, _) in enumerate(self.named())
+            if name == BOOTSTRAP
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+    def simulated(self) -> Scenario:
+        """What the simulator makes of it. Raises ScenarioError for what only a testnet can act out."""
+        faults = [
+            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces has that"
+            for place, group in enumerate(self.peers)
+            for field in ("router", "packet_loss")
+            if getattr(group, field)
+        ]
+        faults += [
+            f"peers[{place}].returns: only p2ptrain testnet has resumed"
+            for place, group in enumerate(self.peers)
+            if group.returns == "resumed"
+        ]
+        if self.partitions:
+            faults.append("partitions: only p2ptrain testnet --stage namespaces has them")
+        if self.bootstrap != Bootstrap():
+            faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
+        if faults:
+            raise ScenarioError("\n".join(faults), "Run it with p2ptrain testnet --scenario, or leave these out.")
+        data = self.model_dump(exclude={"partitions", "bootstrap", "limits"})
+        for group in data["peers"]:
+            for field in set(RealGroup.model_fields) - set(Group.model_fields):
+                del group[field]
+        return Scenario.model_validate(data)
+
+
+def _partition_faults(scenario: RealScenario) -> list[str]:
+    known, faults = {BOOTSTRAP, *(name for name, _ in scenario.named())}, []
+    for place, partition in enumerate(scenario.partitions):
+        named = [name for side in partition.sides for name in side]
+        faults += [
+            f"partitions[{place}].sides: no group is called {name}; there are {', '.join(sorted(known))}"
+            for name in named
+            if name not in known
+        ]
+        if len(named) != len(set(named)) or not all(partition.sides):
+            faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on one side at most")
+    return faults
+
+
+def _limit_faults(scenario: RealScenario) -> list[str]:
+    return [
+        f"limits.{name}: give at_least, at_most or both" for name, limit in scenario.limits.items() if limit == Limit()
+    ]
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> RealScenario:
+    """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{path} cannot be read: {error}.", "Give the path of a scenario file.") from None
+    if len(text) > MAX_CHARACTERS:
+        raise ScenarioError(f"{path} has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read.", REMEDY)
+    try:
+        data = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise ScenarioError(f"{path} is no valid TOML: {error}.", "Mend that line.") from None
+    return parse(changed(data, changes))
+
+
+def parse(data: Mapping[str, Any]) -> RealScenario:
+    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+    try:
+        return RealScenario.model_validate(data)
+    except ValidationError as error:
+        raise ScenarioError("\n".join(told(error, RealScenario, ("learner",))), REMEDY) from None
