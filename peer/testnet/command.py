@@ -11,8 +11,10 @@ import signal
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 import click
+from click.core import ParameterSource
 from rich.console import Console
 
 from p2ptrain.errors import UserError
@@ -47,7 +49,18 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, when the manifest names one by its digest.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
+@click.option("--scenario", type=FILE, metavar="FILE", help="Instead: act out a scenario, as p2ptrain simulate takes.")
+@click.option(
+    "--stage",
+    type=click.Choice(["local", "namespaces"]),
+    default="local",
+    show_default=True,
+    help="Where a scenario is acted out: on the loopback, or on hosts in network namespaces (root).",
+)
+@click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a field of the scenario.")
+@click.pass_context
 def testnet(
+    context: click.Context,
     preset: str,
     manifest: Path | None,
     peers: int,
@@ -58,12 +71,24 @@ def testnet(
     threads: int,
     data: Path | None,
     tokenizer: Path | None,
+    scenario: Path | None,
+    stage: Literal["local", "namespaces"],
+    changes: tuple[str, ...],
 ) -> int:
     """Train a whole swarm on this machine, and the same run on one peer alone; then compare.
 
     One bootstrap and some peers, each its own process, meet over libp2p on the loopback. Exits 1 when a peer did not
     learn, made no exchange or crashed. Ctrl+C stops everything.
+
+    With --scenario, act that out instead, and hold what became of it against its limits (docs/LABORATORY.md); exits 1
+    when one is missed.
     """
+    _refuse_mixtures(context, scenario is not None)
+    if scenario is not None:
+        from peer.lab import act_out
+
+        place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
+        return act_out(scenario, changes, stage, place, threads)
     chosen = chosen_manifest(preset, manifest)
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -78,6 +103,20 @@ def testnet(
         plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         _show(report, plan, console)
     return EXIT_FAILED if report.failures else 0
+
+
+def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
+    """Options that say nothing beside, or without, a scenario. Raises click.UsageError."""
+    without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer")
+    wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
+    if wrong:
+        names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
+        verb = "and --scenario do not go together: a scenario says all that" if is_scenario else "needs --scenario"
+        raise click.UsageError(f"{names} {verb}.")
+
+
+def _is_given(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
 
 
 def _opening(plan: Plan) -> str:

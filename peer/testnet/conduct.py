@@ -92,11 +92,11 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
         cast.trainers["solo"] = await _trainer(plan.solo, [], means)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
     cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)
-    link = await _link(plan.bootstrap / "join-link.txt", cast.bootstrap)
+    link = await join_link(plan.bootstrap / "join-link.txt", cast.bootstrap)
     if link is None:
         ended = cast.bootstrap.ended.done()
         what = "ended" if ended else f"printed no join link within {LINK_DEADLINE_S:.0f} s"
-        return [f"the bootstrap {what}; {_said(cast.bootstrap)}"]
+        return [f"the bootstrap {what}; {said(cast.bootstrap)}"]
     watch.say(f"the bootstrap is up; starting {len(plan.peers)} peers")
     for each in plan.peers:
         cast.trainers[each.name] = await _trainer(each, [link, "--local", "--nickname", each.name], means)
@@ -108,7 +108,7 @@ async def _trainer(trainer: Trainer, arguments: Sequence[str], means: Means) -> 
     return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads)
 
 
-async def _link(path: Path, bootstrap: Child) -> str | None:
+async def join_link(path: Path, bootstrap: Child) -> str | None:
     """The join link as soon as it is there; None when the bootstrap ends first or the deadline passes."""
     deadline = time.monotonic() + LINK_DEADLINE_S
     while not path.exists():
@@ -138,17 +138,18 @@ async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple
 def _troubles(cast: _Cast, silence_s: float) -> list[str]:
     """Why it makes no sense to go on, if so."""
     troubles = [
-        f"{child.name} ended with status {child.status}; {_said(child)}"
+        f"{child.name} ended with status {child.status}; {said(child)}"
         for child in cast.trainers.values()
         if child.status
     ]
     if cast.bootstrap is not None and cast.bootstrap.status is not None:
-        troubles.append(f"the bootstrap ended with status {cast.bootstrap.status}; {_said(cast.bootstrap)}")
+        troubles.append(f"the bootstrap ended with status {cast.bootstrap.status}; {said(cast.bootstrap)}")
     if silence_s > SILENCE_S:
         troubles.append(f"no trainer has noted anything for {silence_s:.0f} s")
     return troubles
 
 
-def _said(child: Child) -> str:
+def said(child: Child) -> str:
+    """The last that a process printed, for people."""
     words = processes.last_words(child.log)
     return f"the end of {child.log}:\n{words}" if words else f"{child.log} is empty"

@@ -36,8 +36,8 @@ def measure(
 ) -> Measured:
     """Average the peers and measure. Raises UserError where a home holds no weights that fit."""
     torch.set_num_threads(threads)
-    trained = [_weights(home.trained, home.checkpoints) for home in homes]
-    final = [_weights(home.checkpoints) for home in homes]
+    trained = [weights_of(home.trained, home.checkpoints) for home in homes]
+    final = [weights_of(home.checkpoints) for home in homes]
     model = model_of(signed, mean(trained))
     corpus = open_corpus(signed.manifest, cache_directory(), data, tokenizer)
     return Measured(
@@ -57,7 +57,7 @@ def disagreement(
     return float(torch.stack(distances).mean() / torch.linalg.vector_norm(middle))
 
 
-def _weights(*directories: Path) -> Tensor:
+def weights_of(*directories: Path) -> Tensor:
     """[P] the slow weights of the newest whole checkpoint in the first directory that has one.
 
     A peer that was stopped early has no ``trained``: what it saved when it stopped stands for that.

@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,8 +155,12 @@ def _lock(handle: int, out: Path) -> None:
         ) from None
 
 
-def lay_out(out: Path, manifest: Manifest, peers: int, solo: bool, seed: int | None) -> Plan:
-    """A fresh run with a key of its own, its solo twin, and a home with an identity for everyone. Raises UserError."""
+def lay_out(out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None) -> Plan:
+    """A fresh run with a key of its own, its solo twin, and a home with an identity for everyone. Raises UserError.
+
+    Args:
+        peers: how many, or their names.
+    """
     changes = {} if seed is None else {"run.seed": seed}
     signed = _write_run(out / "run", manifest, changes)
     alone = None
@@ -164,7 +168,13 @@ def lay_out(out: Path, manifest: Manifest, peers: int, solo: bool, seed: int | N
         twin = _write_run(out / "solo-run", signed.manifest, SOLO_CHANGES)
         alone = _trainer(out, "solo")
         alone.home.write(alone.home.path / SIGNED_FILE, twin.to_bytes())
-    return Plan(out, signed, tuple(_trainer(out, f"peer-{number}") for number in range(1, peers + 1)), alone)
+    names = [f"peer-{number}" for number in range(1, peers + 1)] if isinstance(peers, int) else peers
+    return Plan(out, signed, tuple(_trainer(out, name) for name in names), alone)
+
+
+def laid_out(out: Path, names: Sequence[str]) -> Plan:
+    """What ``lay_out`` made there for peers of these names, without a solo run."""
+    return Plan(out, load_run(out / "run"), tuple(_trainer(out, name) for name in names), None)
 
 
 def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) -> SignedManifest:

@@ -9,11 +9,13 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from p2ptrain.launcher import launched
+
+Wrap = Callable[..., Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +39,17 @@ class Child:
             self.process.send_signal(signal.SIGTERM)
 
 
-async def start(name: str, module: str, arguments: Sequence[str], log: Path, threads: int) -> Child:
-    """Run ``python -m module arguments`` with so many threads of torch; everything it prints goes to ``log``."""
+async def start(
+    name: str, module: str, arguments: Sequence[str], log: Path, threads: int, inside: Wrap = lambda *command: command
+) -> Child:
+    """Run ``python -m module arguments`` with so many threads of torch; everything it prints goes to ``log``.
+
+    Args:
+        inside: the command that runs a command somewhere else, in the same process: on a host of the laboratory.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     # -P: a folder here that is called like a package of ours, such as a clone, is no package of ours.
-    command = launched(sys.executable, "-P", "-m", module, *arguments)
+    command = launched(*inside(sys.executable, "-P", "-m", module, *arguments))
     with log.open("ab") as output:
         process = await asyncio.create_subprocess_exec(
             *command,

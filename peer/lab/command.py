@@ -1,0 +1,192 @@
+"""``p2ptrain testnet --scenario``: a scenario file in, ``report.json`` and an exit status out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from p2ptrain import files
+from p2ptrain.errors import HomeError
+from p2ptrain.sim import reality
+from p2ptrain.sim.reality import RealScenario
+from peer.lab import report as reports
+from peer.lab.cell import in_a_cell
+from peer.lab.freezing import marked
+from peer.lab.namespaces import check_means
+from peer.lab.plan import check, manifest_of
+from peer.lab.play import MARK, PLAIN_WIDTH, course_of, play
+from peer.lab.report import Left, Verdict
+from peer.lab.script import Script, written
+from peer.lab.stages import StageName, members
+from peer.testnet.plan import Plan, claimed, lay_out
+
+EXIT_FAILED = 1
+STOP_DEADLINE_S = 30.0
+"""For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
+
+
+def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int) -> int:
+    """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended."""
+    scenario = reality.load(path, changes)
+    script = written(scenario)
+    check(scenario, script, stage)
+    if stage == "namespaces":
+        check_means()
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH)
+    manifest = manifest_of(scenario)
+    with claimed(out):
+        plan = lay_out(out, manifest, [part.name for part in script.parts], solo=False, seed=None)
+        mark = uuid.uuid4().hex
+        if stage == "local":
+            with _own_place(mark):
+                play(out, scenario, stage, threads)
+        else:
+            _play_in_a_cell(out, scenario, threads, mark)
+        verdict = _judged(path.stem, stage, scenario, script, plan, threads, mark)
+        files.replace(out / "report.json", _json(verdict.document()))
+        _show(verdict, out, console)
+    return 0 if verdict.passed else EXIT_FAILED
+
+
+@contextlib.contextmanager
+def _own_place(mark: str) -> Iterator[None]:
+    """A mark for all children, and a folder of its own for their sockets; both are gone afterwards."""
+    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
+    folder = tempfile.mkdtemp(prefix="p2pt-", dir="/tmp")  # short: sockets' paths are limited
+    os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, folder, None
+    try:
+        yield
+    finally:
+        tempfile.tempdir = None
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> None:
+    """``play``, inside. It ends when we do, whatever ends us; SIGTERM ends us as Ctrl+C does."""
+    (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "peer.lab", str(out.absolute()), str(threads)]
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        inside = subprocess.Popen(in_a_cell(command, **{MARK: mark}), stdin=subprocess.DEVNULL)
+        try:
+            status = inside.wait()
+        except BaseException:
+            inside.terminate()
+            try:
+                inside.wait(STOP_DEADLINE_S)
+            finally:
+                inside.kill()
+                inside.wait()
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if status:
+        raise RuntimeError(f"the inside of the testnet ended with status {status}; its words are above")
+
+
+def _judged(
+    title: str, stage: StageName, scenario: RealScenario, script: Script, plan: Plan, threads: int, mark: str
+) -> Verdict:
+    """Read what everybody left, and what is left of them."""
+    document = course_of(plan.out)
+    course, inside = document["course"], document["left"]
+    left = [
+        reports.read_left(part, trainer.peer_id, trainer.home.path)
+        for part, trainer in zip(script.parts, plan.peers, strict=True)
+    ]
+    sides = {
+        str(place): [members(side, lambda group: _names(script, group)) for side in partition.sides]
+        for place, partition in enumerate(scenario.partitions)
+    }
+    figures = reports.figures_of(script, course, left, _disagreement(plan, course, left, threads), sides)
+    there = _namespaces_in_use()
+    figures |= {
+        "left_processes": inside["processes"] + len(marked(MARK, mark)),
+        "left_sockets": inside["sockets"],
+        "left_namespaces": sum(each in there for each in inside["namespaces"]),
+    }
+    return reports.judged(title, stage, scenario, figures, course)
+
+
+def _names(script: Script, group: str) -> list[str]:
+    return [part.name for part in script.parts if part.group == group]
+
+
+def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Left], threads: int) -> float | None:
+    """Of the last checkpoints of those who stayed; None where fewer than two have one."""
+    import torch
+
+    from peer.testnet.measure import disagreement, weights_of
+
+    torch.set_num_threads(threads)
+    weights = []
+    for trainer in plan.peers:
+        lives = course["lives"].get(trainer.name)
+        if not lives or lives[-1]["ended_by_us"]:
+            continue
+        with contextlib.suppress(HomeError):  # its exit status tells more
+            weights.append(weights_of(trainer.home.checkpoints))
+    return disagreement(weights) if len(weights) > 1 else None
+
+
+def _namespaces_in_use() -> set[str]:
+    found = set()
+    for place in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):  # just gone, or another user's
+            found.add(str(place.readlink()))
+    return found
+
+
+def _json(document: Any) -> bytes:
+    return (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode()
+
+
+def _show(verdict: Verdict, out: Path, console: Console) -> None:
+    table = Table(title=f"{verdict.scenario}, stage {verdict.stage}")
+    for heading in ("", "loss", "tokens", "exchanges", "failed", "blocked", "ended"):
+        table.add_column(heading, justify="left" if heading in ("", "ended") else "right")
+    for name, each in verdict.figures["peers"].items():
+        loss, blocked = each["loss"], each["blocked_share"]
+        table.add_row(
+            name,
+            "" if loss is None else f"{loss:.3f}",
+            "" if each["tokens"] is None else f"{each['tokens']:,}",
+            str(each["exchanges_made"]),
+            str(each["exchanges_failed"]),
+            "" if blocked is None else f"{100 * blocked:.2f} %",
+            ", ".join(map(str, each["exits"])) or "never came",
+        )
+    console.print(table)
+    for line in verdict.course:
+        console.print(line, markup=False, soft_wrap=True)
+    for name, limit in verdict.limits.items():
+        bounds = ", ".join(
+            f"{word.replace('_', ' ')} {limit[word]:g}" for word in ("at_least", "at_most") if word in limit
+        )
+        found = "none" if limit["found"] is None else f"{limit['found']:g}"
+        console.print(f"{'kept  ' if limit['kept'] else 'MISSED'} {name}: {found} ({bounds})", markup=False)
+    console.print(f"figures in {out / 'report.json'}", markup=False, soft_wrap=True)
+    if not verdict.passed:
+        console.print("FAILED:", style="bold red")
+        for fault in verdict.faults:
+            console.print(f"- {fault}", markup=False, soft_wrap=True)

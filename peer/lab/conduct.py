@@ -1,0 +1,285 @@
+"""From the first process to the last: start who is there from the beginning, then do what the script says.
+
+Who closes what: every child that was started is in ``Conductor.lives`` or ``bootstraps`` and ends before ``conduct``
+returns, whatever happens; cancelling ``conduct`` ends them too, without asking long. Naps end there as well. The stage
+is its maker's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from p2ptrain.sim.reality import BOOTSTRAP
+from peer.lab.freezing import Nap, family
+from peer.lab.script import Act, Do, Script
+from peer.lab.stages import Stage
+from peer.testnet import processes
+from peer.testnet.conduct import SAVE_GRACE_S, SILENCE_S, TICK_S, join_link, said
+from peer.testnet.plan import Plan
+from peer.testnet.processes import Child
+from peer.testnet.watch import Watch
+
+ABANDON_GRACE_S = 3.0
+"""For a trainer when the owner interrupts: time to end, not to save. A guess."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a peer."""
+
+    child: Child
+    ended_by_us: str = ""
+    """What we did to end it before its run did: a ``Do``; empty: nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Something that happened as the script says."""
+
+    at_s: float
+    """When it should have."""
+    time: float
+    """When it did, in seconds since 1970, as event logs count."""
+    do: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How one process of a peer ended."""
+
+    status: int
+    ended_by_us: str
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How it all went."""
+
+    lives: dict[str, list[Ended]]
+    """Of each peer that was started."""
+    done: list[Done]
+    missed: list[str]
+    """What could not happen, because whom it concerns was not there any more."""
+    troubles: list[str]
+    """What ended it before its time."""
+    cut_short: bool
+    """The scenario's seconds were over, and everybody was asked to leave."""
+    wall_s: float
+    """Since second 0; 0 where that never came."""
+
+
+@dataclass(slots=True)
+class Conductor:
+    """Everybody who was started so far, and what became of the script."""
+
+    plan: Plan
+    script: Script
+    stage: Stage
+    threads: int
+    watch: Watch
+    lives: dict[str, list[Life]] = field(default_factory=dict)
+    bootstraps: list[Child] = field(default_factory=list)
+    naps: dict[str, Nap] = field(default_factory=dict)
+    done: list[Done] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    link: str = ""
+
+    async def act(self, act: Act) -> None:
+        """Make one thing happen, or note that it cannot."""
+        self.watch.say(f"{act.at_s:g} s: {act.who} {act.do}" if not act.who.isdigit() else f"{act.at_s:g} s: {act.do}")
+        match act.do:
+            case Do.PART:
+                self.stage.parts(act.who)
+            case Do.HEAL:
+                self.stage.heals(act.who)
+            case Do.START:
+                if act.who in self.running:
+                    self.missed.append(f"{act.who} {act.do}: it is still there")
+                    return
+                await self.start(act.who)
+            case _:
+                if act.who not in self.running:
+                    self.missed.append(f"{act.who} {act.do}: it is not there any more")
+                    return
+                self._do_to(self.running[act.who], act)
+        self.done.append(Done(act.at_s, time.time(), act.do, act.who))
+
+    def _do_to(self, child: Child, act: Act) -> None:
+        """Something happens to somebody who is there."""
+        host = self._host(act.who)
+        if act.do is Do.FREEZE:
+            self.naps[act.who] = Nap(family(child.process.pid))
+            self.stage.sleeps(host, True)
+            return
+        if act.do is Do.KILL:
+            _kill(child)
+        if act.who in self.naps:  # who leaves asleep has no line left to cut; who is asked to leave must hear it
+            self.naps.pop(act.who).end()
+            self.stage.sleeps(host, False)
+        if act.do is Do.STOP:
+            child.terminate()
+        if act.do is not Do.THAW and act.who != BOOTSTRAP:
+            self.lives[act.who][-1].ended_by_us = act.do
+
+    async def start(self, who: str) -> None:
+        """A peer, or the bootstrap again."""
+        if who == BOOTSTRAP:
+            await self.start_bootstrap()
+            return
+        trainer = next(each for each in self.plan.peers if each.name == who)
+        arguments = [self.link, *self.stage.arguments, "--nickname", who, "--home", str(trainer.home.path)]
+        inside = self.stage.inside(self._host(who))
+        child = await processes.start(who, "peer", arguments, trainer.log, self.threads, inside)
+        self.lives.setdefault(who, []).append(Life(child))
+
+    async def start_bootstrap(self) -> None:
+        home = self.plan.bootstrap
+        arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
+        inside = self.stage.inside(BOOTSTRAP)
+        child = await processes.start(BOOTSTRAP, "bootstrap", arguments, home / "output.log", 1, inside)
+        self.bootstraps.append(child)
+
+    def _host(self, who: str) -> str:
+        return next((part.host for part in self.script.parts if part.name == who), who)
+
+    @property
+    def running(self) -> dict[str, Child]:
+        """Who is there, the bootstrap too."""
+        found = {name: lives[-1].child for name, lives in self.lives.items()}
+        if self.bootstraps:
+            found[BOOTSTRAP] = self.bootstraps[-1]
+        return {name: child for name, child in found.items() if not child.ended.done()}
+
+    @property
+    def trainers(self) -> list[Child]:
+        return [life.child for lives in self.lives.values() for life in lives]
+
+    @property
+    def somebody_finished(self) -> bool:
+        """A peer has ended by itself and well."""
+        return any(life.child.status == 0 and not life.ended_by_us for lives in self.lives.values() for life in lives)
+
+    def troubles(self, silence_s: float) -> list[str]:
+        """Why it makes no sense to go on, if so."""
+        found = [
+            f"{name} ended with status {life.child.status}; {said(life.child)}"
+            for name, lives in self.lives.items()
+            for life in lives
+            if life.child.status and not life.ended_by_us
+        ]
+        killed = sum(done.who == BOOTSTRAP and done.do == Do.KILL for done in self.done)
+        ended = [child for child in self.bootstraps if child.ended.done()]
+        if len(ended) > killed:
+            found.append(f"the bootstrap ended with status {ended[-1].status}; {said(ended[-1])}")
+        if silence_s > SILENCE_S:
+            found.append(f"no peer has noted anything for {silence_s:.0f} s")
+        return found
+
+    def wake_all(self) -> None:
+        for who in list(self.naps):
+            self.naps.pop(who).end()
+            self.stage.sleeps(self._host(who), False)
+
+
+async def conduct(
+    plan: Plan, script: Script, stage: Stage, seconds: float | None, threads: int, watch: Watch
+) -> Course:
+    """Act the script out. ``seconds``: after second 0, when everybody who is still there saves and leaves."""
+    conductor = Conductor(plan, script, stage, threads, watch)
+    began: float | None = None
+    cut_short = False
+    with _ending_naps(conductor):
+        try:
+            troubles = await _begin(conductor)
+            if not troubles:
+                began = time.monotonic()
+                watch.say("everybody trains: second 0")
+                troubles, cut_short = await _until_over(conductor, seconds, began)
+            conductor.wake_all()
+            await processes.stop(conductor.trainers, SAVE_GRACE_S)
+            watch.refresh()
+            wall_s = 0.0 if began is None else time.monotonic() - began
+        except BaseException:
+            conductor.wake_all()
+            await processes.stop([*conductor.trainers, *conductor.bootstraps], ABANDON_GRACE_S)
+            raise
+        await processes.stop([*conductor.trainers, *conductor.bootstraps], SAVE_GRACE_S)
+    lives = {
+        name: [Ended(life.child.ended.result(), life.ended_by_us) for life in lives]
+        for name, lives in conductor.lives.items()
+    }
+    return Course(lives, conductor.done, conductor.missed, troubles, cut_short, wall_s)
+
+
+@contextlib.contextmanager
+def _ending_naps(conductor: Conductor) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for nap in conductor.naps.values():
+            nap.end()
+
+
+async def _begin(conductor: Conductor) -> list[str]:
+    """The bootstrap and who is there from the beginning, until all of them train; returns what went wrong."""
+    await conductor.start_bootstrap()
+    [bootstrap] = conductor.bootstraps
+    link = await join_link(conductor.plan.bootstrap / "join-link.txt", bootstrap)
+    if link is None:
+        return [f"the bootstrap printed no join link; {said(bootstrap)}"]
+    conductor.link = link
+    watch, first = conductor.watch, conductor.script.first
+    watch.say(f"the bootstrap is up; starting {', '.join(first)}")
+    for who in first:
+        await conductor.start(who)
+    while not all(watch.views[who].begun for who in first):
+        if troubles := await _tick(conductor):
+            return troubles
+    return []
+
+
+async def _until_over(conductor: Conductor, seconds: float | None, began: float) -> tuple[list[str], bool]:
+    """Follow the script until nobody is left or the time is up: what went wrong, and whether it was time."""
+    pending = deque(conductor.script.acts)
+    while True:
+        now = time.monotonic() - began
+        while pending and pending[0].at_s <= now:
+            await conductor.act(pending.popleft())
+        if troubles := await _tick(conductor):
+            return troubles, False
+        now = time.monotonic() - began
+        if seconds is not None and now >= seconds:
+            conductor.watch.say(f"{seconds:g} s are over; everybody saves and leaves")
+            _miss(conductor, pending)
+            return [], True
+        peers = [name for name in conductor.running if name != BOOTSTRAP]
+        somebody_comes = any(act.do is Do.START and act.who != BOOTSTRAP for act in pending)
+        if not peers and (conductor.somebody_finished or not somebody_comes):
+            _miss(conductor, pending)
+            return [], False
+
+
+def _miss(conductor: Conductor, pending: deque[Act]) -> None:
+    conductor.missed += [f"{act.who} {act.do} at {act.at_s:g} s: all was over" for act in pending]
+
+
+async def _tick(conductor: Conductor) -> list[str]:
+    """A moment later: what went wrong in it."""
+    await asyncio.sleep(TICK_S)
+    conductor.watch.refresh()
+    return conductor.troubles(time.monotonic() - conductor.watch.heard_at)
+
+
+def _kill(child: Child) -> None:
+    """As when the power fails: the peer and its network daemon at once, without a word."""
+    for pid in family(child.process.pid):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,95 @@
+"""A scenario as a run of real peers: its manifest, and what a stage cannot act out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.reality import RealGroup, RealScenario
+from peer.lab.script import Script
+from peer.lab.stages import StageName
+
+MOST_PEERS = 64
+"""Processes of half a gigabyte each; as in a testnet without a scenario."""
+
+_NO_AUTHOR = "00" * 32
+
+
+def check(scenario: RealScenario, script: Script, stage: StageName) -> None:
+    """Raises ScenarioError with one line for each thing that real peers, or this stage, cannot act out."""
+    faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
+    for place, group in enumerate(scenario.peers):
+        faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage)]
+    if stage == "local" and scenario.partitions:
+        faults.append("partitions: stage local has one loopback for all; take --stage namespaces")
+    if faults:
+        raise ScenarioError("\n".join(faults), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")
+
+
+def _learner_faults(scenario: RealScenario) -> list[str]:
+    faults, learner = [], scenario.learner
+    if learner.kind != "lm":
+        faults.append(f"learner.kind: real peers train a language model, and not {learner.kind}; take lm")
+    elif learner.data != "iid":
+        faults.append(f"learner.data: a run's peers all read the whole corpus, and not {learner.data}; take iid")
+    if scenario.run.failed_exchanges:
+        faults.append("run.failed_exchanges: no real exchange fails to order; take peers.packet_loss or partitions")
+    if scenario.run.split != "validation":
+        faults.append(f"run.split: real peers have one held-out split, and no {scenario.run.split}; take validation")
+    if scenario.pace.policy != "fixed":
+        faults.append(f"pace.policy: real peers make the run's inner steps, and not {scenario.pace.policy}; take fixed")
+    if not RECIPES[scenario.outer.recipe].exchanges:
+        faults.append(f"outer.recipe: {scenario.outer.recipe} exchanges nothing, so its peers are no swarm")
+    elif scenario.needs_everybody:
+        faults.append(f"outer.recipe: {scenario.outer.recipe} averages over all peers at once; only simulate can")
+    return faults
+
+
+def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
+    faults = []
+    if len(script.parts) > MOST_PEERS:
+        faults.append(f"peers: {len(script.parts)} in all, and at most {MOST_PEERS} are acted out")
+    if not script.first:
+        faults.append("peers: nobody is there from the beginning; give a group arrives_at_s = 0")
+    return faults
+
+
+def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
+    faults = []
+    if group.lie is not None:
+        faults.append(f"lie: real peers are honest, and none is {group.lie}; leave it out")
+    if group.loss:
+        faults.append("loss: no real exchange fails to order; take packet_loss")
+    if stage == "local":
+        wanted = {
+            "up_mbit_s": group.up_mbit_s,
+            "down_mbit_s": group.down_mbit_s,
+            "packet_loss": group.packet_loss,
+            "router": group.router,
+        }
+        faults += [
+            f"{field}: stage local has no lines; take --stage namespaces" for field, value in wanted.items() if value
+        ]
+    return faults
+
+
+def manifest_of(scenario: RealScenario) -> Manifest:
+    """The run that trains what the scenario's learner ``lm`` trains. Raises ManifestError where it is none."""
+    from p2ptrain.sim.language import description, training
+    from p2ptrain.sim.scenario import LanguageModelLearner
+
+    learner = scenario.learner
+    assert isinstance(learner, LanguageModelLearner)  # check() saw to it
+    changes: dict[str, Any] = {
+        "run.name": "laboratory",
+        "run.seed": scenario.run.seed,
+        "run.tokens_per_peer": scenario.tokens_per_peer,
+        "model.config": description(learner).config.model_dump(),
+        "training": training(learner, scenario.tokens_per_peer, fold=1).model_dump(),
+        "outer": scenario.outer.model_dump(),
+        "codec": scenario.codec.model_dump(),
+        "swarm": scenario.swarm.model_dump(),
+    }
+    return with_changes(preset("demo", _NO_AUTHOR), changes)

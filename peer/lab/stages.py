@@ -1,0 +1,102 @@
+"""Where a scenario is acted out: on the loopback of this machine, or on hosts in network namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal, Protocol
+
+from p2ptrain.sim.reality import BOOTSTRAP, Partition, RealGroup
+from peer.lab.hosts import Access, Network
+from peer.lab.script import Script
+from peer.testnet.processes import Wrap
+
+StageName = Literal["local", "namespaces"]
+
+
+class Stage(Protocol):
+    """What the conductor needs of it."""
+
+    arguments: Sequence[str]
+    """For every process that it starts here."""
+
+    def inside(self, host: str) -> Wrap:
+        """Where processes of this host run."""
+        ...
+
+    def sleeps(self, host: str, is_asleep: bool) -> None:
+        """Nothing passes a sleeping host's line."""
+        ...
+
+    def parts(self, key: str) -> None:
+        """The network falls apart as this partition says."""
+        ...
+
+    def heals(self, key: str) -> None:
+        """That is over."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Loopback:
+    """Everybody on 127.0.0.1, without lines."""
+
+    arguments: Sequence[str] = ("--local",)
+
+    def inside(self, host: str) -> Wrap:
+        return lambda *command: command
+
+    def sleeps(self, host: str, is_asleep: bool) -> None:
+        """Its processes are frozen; a loopback has no line to cut."""
+
+    def parts(self, key: str) -> None:
+        raise AssertionError("plan.check refuses partitions here")
+
+    heals = parts
+
+    def close(self) -> None:
+        """Nothing was made."""
+
+
+class Namespaces:
+    """Each peer and the bootstrap on a host of its own."""
+
+    arguments: Sequence[str] = ()
+
+    def __init__(self, script: Script, partitions: Sequence[Partition], seed: int) -> None:
+        self._network = Network()
+        self._partitions = partitions
+        self._script = script
+        try:
+            self._network.add(BOOTSTRAP)
+            for number, (host, part) in enumerate(script.hosts.items()):
+                self._network.add(host, access(part.settings), seed + number)
+        except BaseException:
+            self._network.close()
+            raise
+
+    def inside(self, host: str) -> Wrap:
+        return self._network.hosts[host].inside
+
+    def sleeps(self, host: str, is_asleep: bool) -> None:
+        self._network.cut(host, is_asleep)
+
+    def parts(self, key: str) -> None:
+        sides = self._partitions[int(key)].sides
+        self._network.part(int(key), [members(side, self._script.seats) for side in sides])
+
+    def heals(self, key: str) -> None:
+        self._network.heal(int(key))
+
+    def close(self) -> None:
+        self._network.close()
+
+
+def access(group: RealGroup) -> Access:
+    """The line of one of these peers."""
+    return Access(group.up_mbit_s, group.down_mbit_s, group.latency_s, group.packet_loss, group.router)
+
+
+def members(side: Sequence[str], seats: Callable[[str], list[str]]) -> list[str]:
+    """The hosts on one side of a partition."""
+    return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else seats(name))]
