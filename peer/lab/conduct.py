@@ -14,7 +14,7 @@ import signal
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2ptrain.sim.reality import BOOTSTRAP
 from peer.lab.freezing import Nap, family
@@ -26,6 +26,8 @@ from peer.testnet.plan import Plan
 from peer.testnet.processes import Child
 from peer.testnet.watch import Watch
 
+STARTING_S = 90.0
+"""So long the script waits until somebody who comes trains. A guess: imports take 3 s, and 30 s on a busy machine."""
 ABANDON_GRACE_S = 3.0
 """For a trainer when the owner interrupts: time to end, not to save. A guess."""
 
@@ -90,6 +92,8 @@ class Conductor:
     naps: dict[str, Nap] = field(default_factory=dict)
     done: list[Done] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
+    starting: dict[str, float] = field(default_factory=dict)
+    """Who comes and does not train yet, and until when the script waits for it, on the monotonic clock."""
     link: str = ""
 
     async def act(self, act: Act) -> None:
@@ -138,6 +142,8 @@ class Conductor:
         arguments = [self.link, *self.stage.arguments, "--nickname", who, "--home", str(trainer.home.path)]
         inside = self.stage.inside(self._host(who))
         child = await processes.start(who, "peer", arguments, trainer.log, self.threads, inside)
+        self.watch.views[who] = replace(self.watch.views[who], begun=False, last="starting")
+        self.starting[who] = time.monotonic() + STARTING_S
         self.lives.setdefault(who, []).append(Life(child))
 
     async def start_bootstrap(self) -> None:
@@ -157,6 +163,17 @@ class Conductor:
         if self.bootstraps:
             found[BOOTSTRAP] = self.bootstraps[-1]
         return {name: child for name, child in found.items() if not child.ended.done()}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Somebody comes and does not train yet: the script's clock stands still."""
+        now, running = time.monotonic(), self.running
+        self.starting = {
+            who: until
+            for who, until in self.starting.items()
+            if who in running and now < until and not self.watch.views[who].begun
+        }
+        return bool(self.starting)
 
     @property
     def trainers(self) -> list[Child]:
@@ -202,7 +219,7 @@ async def conduct(
             if not troubles:
                 began = time.monotonic()
                 watch.say("everybody trains: second 0")
-                troubles, cut_short = await _until_over(conductor, seconds, began)
+                troubles, cut_short = await _until_over(conductor, seconds)
             conductor.wake_all()
             await processes.stop(conductor.trainers, SAVE_GRACE_S)
             watch.refresh()
@@ -240,23 +257,28 @@ async def _begin(conductor: Conductor) -> list[str]:
     watch.say(f"the bootstrap is up; starting {', '.join(first)}")
     for who in first:
         await conductor.start(who)
-    while not all(watch.views[who].begun for who in first):
+    while not all(watch.views[who].begun for who in first):  # troubles() notices where that never comes
         if troubles := await _tick(conductor):
             return troubles
     return []
 
 
-async def _until_over(conductor: Conductor, seconds: float | None, began: float) -> tuple[list[str], bool]:
-    """Follow the script until nobody is left or the time is up: what went wrong, and whether it was time."""
+async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list[str], bool]:
+    """Follow the script until nobody is left or the time is up: what went wrong, and whether it was time.
+
+    Its clock stands still while somebody starts, which takes no time in a simulation.
+    """
     pending = deque(conductor.script.acts)
+    clock_s, looked_at = 0.0, time.monotonic()
     while True:
-        now = time.monotonic() - began
-        while pending and pending[0].at_s <= now:
+        while pending and pending[0].at_s <= clock_s and not conductor.is_waiting:
             await conductor.act(pending.popleft())
         if troubles := await _tick(conductor):
             return troubles, False
-        now = time.monotonic() - began
-        if seconds is not None and now >= seconds:
+        elapsed_s, looked_at = time.monotonic() - looked_at, time.monotonic()
+        if not conductor.is_waiting:
+            clock_s += elapsed_s
+        if seconds is not None and clock_s >= seconds:
             conductor.watch.say(f"{seconds:g} s are over; everybody saves and leaves")
             _miss(conductor, pending)
             return [], True
