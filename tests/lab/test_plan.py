@@ -1,0 +1,90 @@
+"""Scenarios as runs: what cannot be acted out is refused by name, and the rest trains what the simulator trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.sim import reality
+from p2ptrain.sim.language import description
+from p2ptrain.sim.scenario_file import changed
+from peer.lab.plan import check, manifest_of
+from peer.lab.script import written
+from peer.lab.stages import StageName
+
+SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.toml"))
+
+
+def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
+    scenario = reality.parse(changed(data, changes))
+    with pytest.raises(ScenarioError) as caught:
+        check(scenario, written(scenario), stage)
+    return caught.value.problem
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ('learner={kind = "bytes", parameters = 100000, tokens_per_step = 9, disagreement = 0.1}', "learner.kind"),
+        ("learner.data=shards", "learner.data"),
+        ("run.failed_exchanges=0.1", "run.failed_exchanges"),
+        ("run.split=test", "run.split"),
+        ("pace.policy=by_speed", "pace.policy"),
+        ("peers.home.loss=0.1", "peers[0].loss"),
+        ("peers.office.lie=silent", "peers[1].lie"),
+        ("peers.home.count=65", "peers: 66 in all"),
+    ],
+)
+def test_what_real_peers_cannot_do_is_refused_everywhere(tiny: dict[str, Any], change: str, field: str) -> None:
+    assert refused(tiny, "namespaces", change).startswith(field)
+    assert refused(tiny, "local", change).startswith(field)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ("peers.home.up_mbit_s=1", "peers[0].up_mbit_s"),
+        ("peers.home.down_mbit_s=1", "peers[0].down_mbit_s"),
+        ("peers.office.packet_loss=0.01", "peers[1].packet_loss"),
+        ("peers.office.router=true", "peers[1].router"),
+        ('partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["office"]]}]', "partitions"),
+    ],
+)
+def test_what_the_loopback_cannot_do_needs_namespaces(tiny: dict[str, Any], change: str, field: str) -> None:
+    problem = refused(tiny, "local", change)
+    assert problem.startswith(field)
+    assert "take --stage namespaces" in problem
+    scenario = reality.parse(changed(tiny, [change]))
+    check(scenario, written(scenario), "namespaces")
+
+
+def test_somebody_must_be_there_from_the_beginning(tiny: dict[str, Any]) -> None:
+    problem = refused(tiny, "local", "peers.home.arrives_at_s=1", "peers.office.arrives_at_s=2")
+    assert problem == "peers: nobody is there from the beginning; give a group arrives_at_s = 0"
+
+
+def test_the_run_trains_what_the_simulator_trains(tiny: dict[str, Any]) -> None:
+    scenario = reality.parse(tiny)
+    manifest = manifest_of(scenario)
+    assert manifest.model.config == description(scenario.learner).config  # type: ignore[arg-type]  # it is lm
+    assert manifest.outer == scenario.outer
+    assert manifest.codec == scenario.codec
+    assert manifest.swarm == scenario.swarm
+    assert manifest.training.tokens_per_step == scenario.learner.tokens_per_step
+    assert manifest.run.tokens_per_peer == scenario.tokens_per_peer
+
+
+@pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
+def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
+    scenario = reality.load(path)
+    check(scenario, written(scenario), "namespaces")
+    assert manifest_of(scenario).outer == scenario.outer
+    assert scenario.limits
+
+
+def test_there_are_scenarios() -> None:
+    wanted = {"kill", "freeze", "bootstrap_dies", "partition", "late", "slow_line", "routers"}
+    assert wanted <= {path.stem for path in SCENARIOS}

@@ -1,0 +1,75 @@
+"""Fields that only real peers act out: read with the others, refused by the simulator, and no part of its numbers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.sim import reality, scenario_file
+from p2ptrain.sim.reality import Limit
+from p2ptrain.sim.scenario_file import changed
+
+EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
+PARTED = 'partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["bootstrap"]]}]'
+
+
+@pytest.fixture
+def plain() -> dict[str, Any]:
+    import tomllib
+
+    text = next(path for path in EXAMPLES if path.stem == "home_lines").read_text(encoding="utf-8")
+    return tomllib.loads(text)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> None:
+    assert reality.load(path).simulated().model_dump() == scenario_file.load(path).model_dump()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("peers.home.router=true", "peers[0].router: only p2ptrain testnet --stage namespaces has that"),
+        ("peers.home.packet_loss=0.01", "peers[0].packet_loss: only p2ptrain testnet --stage namespaces has that"),
+        ("peers.home.returns=resumed", "peers[0].returns: only p2ptrain testnet has resumed"),
+        (PARTED, "partitions: only p2ptrain testnet --stage namespaces has them"),
+        ("bootstrap.dies_at_s=3", "bootstrap: the simulator has none; only p2ptrain testnet has"),
+    ],
+)
+def test_the_simulator_refuses_by_name(plain: dict[str, Any], change: str, line: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        reality.parse(changed(plain, [change])).simulated()
+    assert caught.value.problem == line
+
+
+def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
+    limited = reality.parse({**plain, "limits": {"tokens": {"at_least": 5}}})
+    assert limited.simulated() == reality.parse(plain).simulated()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ("peers.home.name=bootstrap", "peers[0].name: bootstrap is the bootstrap's name"),
+        ("bootstrap.returns_after_s=3", "bootstrap.returns_after_s: it does not die; give dies_at_s"),
+        ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
+        (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
+        (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
+        (PARTED.replace("bootstrap", "home"), "partitions[0].sides: each side needs a group, and each group is on one"),
+        ("peers.home.ruoter=true", "peers[0].ruoter: unknown field; did you mean peers.router?"),
+    ],
+)
+def test_what_is_wrong_is_told(plain: dict[str, Any], change: str, line: str) -> None:
+    with pytest.raises(ScenarioError) as caught:
+        reality.parse(changed(plain, [change]))
+    assert caught.value.problem.startswith(line)
+
+
+def test_limits_are_inclusive() -> None:
+    assert Limit(at_least=1, at_most=2).holds(1)
+    assert Limit(at_least=1, at_most=2).holds(2)
+    assert not Limit(at_least=1).holds(0.9)
+    assert not Limit(at_most=2).holds(2.1)
