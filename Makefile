@@ -5,11 +5,12 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := out/demo
 
-.PHONY: help demo test check bench results results-quick install clean
+.PHONY: help demo lab test check bench results results-quick install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
+	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; minutes)"
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
 	@echo "make bench   the figures of docs/RESULTS.md on this machine"
@@ -20,7 +21,12 @@ help:
 demo: $(STAMP)
 	$(BIN)/p2ptrain testnet --preset demo --out $(OUT)
 
+lab: $(STAMP)
+	.ci/net
+	$(BIN)/p2ptrain testnet --scenario tests/scenarios --stage namespaces --out out/lab
+
 test: $(STAMP)
+	.ci/net
 	$(BIN)/pytest
 
 check: $(STAMP)

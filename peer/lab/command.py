@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2ptrain import files
-from p2ptrain.errors import HomeError
+from p2ptrain.errors import HomeError, ScenarioError
 from p2ptrain.sim import reality
 from p2ptrain.sim.reality import RealScenario
 from peer.lab import report as reports
@@ -38,16 +38,33 @@ STOP_DEADLINE_S = 30.0
 """For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
 
 
+def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int) -> int:
+    """Act out every scenario of a folder, one after the other; ``out/report.json`` has all reports. As ``act_out``."""
+    paths = sorted(folder.glob("*.toml"))
+    if not paths:
+        raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
+    reports_of: list[Any] = []
+    for path in paths:
+        act_out(path, changes, stage, out / path.stem, threads)
+        reports_of.append(json.loads((out / path.stem / "report.json").read_bytes()))
+        files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
+    missed = [each["scenario"] for each in reports_of if not each["passed"]]
+    console = _console()
+    console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures in {out / 'report.json'}")
+    for name in missed:
+        console.print(f"FAILED: {name}", style="bold red")
+    return EXIT_FAILED if missed else 0
+
+
 def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int) -> int:
     """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended."""
+    if path.is_dir():
+        return act_out_all(path, changes, stage, out, threads)
     scenario = reality.load(path, changes)
     script = written(scenario)
     check(scenario, script, stage)
     if stage == "namespaces":
         check_means()
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
     manifest = manifest_of(scenario)
     with claimed(out):
         plan = lay_out(out, manifest, [part.name for part in script.parts], solo=False, seed=None)
@@ -59,8 +76,13 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
             _play_in_a_cell(out, scenario, threads, mark)
         verdict = _judged(path.stem, stage, scenario, script, plan, threads, mark)
         files.replace(out / "report.json", _json(verdict.document()))
-        _show(verdict, out, console)
+        _show(verdict, out, _console())
     return 0 if verdict.passed else EXIT_FAILED
+
+
+def _console() -> Console:
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 @contextlib.contextmanager
@@ -118,7 +140,7 @@ def _judged(
         str(place): [members(side, lambda group: _names(script, group)) for side in partition.sides]
         for place, partition in enumerate(scenario.partitions)
     }
-    figures = reports.figures_of(script, course, left, _disagreement(plan, course, left, threads), sides)
+    figures = reports.figures_of(course, left, _disagreement(plan, course, left, threads), sides)
     there = _namespaces_in_use()
     figures |= {
         "left_processes": inside["processes"] + len(marked(MARK, mark)),

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from p2ptrain.sim.reality import BOOTSTRAP
 from peer.lab.freezing import Nap, family
-from peer.lab.script import Act, Do, Script
+from peer.lab.script import Act, Do, Script, told
 from peer.lab.stages import Stage
 from peer.testnet import processes
 from peer.testnet.conduct import SAVE_GRACE_S, SILENCE_S, TICK_S, join_link, said
@@ -98,7 +98,7 @@ class Conductor:
 
     async def act(self, act: Act) -> None:
         """Make one thing happen, or note that it cannot."""
-        self.watch.say(f"{act.at_s:g} s: {act.who} {act.do}" if not act.who.isdigit() else f"{act.at_s:g} s: {act.do}")
+        self.watch.say(f"{act.at_s:g} s: {told(act.who, act.do)}")
         match act.do:
             case Do.PART:
                 self.stage.parts(act.who)
@@ -106,12 +106,12 @@ class Conductor:
                 self.stage.heals(act.who)
             case Do.START:
                 if act.who in self.running:
-                    self.missed.append(f"{act.who} {act.do}: it is still there")
+                    self.missed.append(f"{told(act.who, act.do)}: it is still there")
                     return
                 await self.start(act.who)
             case _:
                 if act.who not in self.running:
-                    self.missed.append(f"{act.who} {act.do}: it is not there any more")
+                    self.missed.append(f"{told(act.who, act.do)}: it is not there any more")
                     return
                 self._do_to(self.running[act.who], act)
         self.done.append(Done(act.at_s, time.time(), act.do, act.who))
@@ -290,7 +290,7 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
 
 
 def _miss(conductor: Conductor, pending: deque[Act]) -> None:
-    conductor.missed += [f"{act.who} {act.do} at {act.at_s:g} s: all was over" for act in pending]
+    conductor.missed += [f"{told(act.who, act.do)} at {act.at_s:g} s: all was over" for act in pending]
 
 
 async def _tick(conductor: Conductor) -> list[str]:

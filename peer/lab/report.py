@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.sim.reality import Limit, RealScenario
-from peer.lab.script import Do, Part, Script
+from peer.lab.script import Do, Part, told
 from peer.testnet.report import LEARNED
 
 ALWAYS = {
@@ -93,7 +93,6 @@ class Verdict:
 
 
 def figures_of(
-    script: Script,
     course: Mapping[str, Any],
     left: Sequence[Left],
     disagreement: float | None,
@@ -210,7 +209,7 @@ def judged(
             bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
             shown = "there is no such figure" if found is None else f"{found:g}"
             faults.append(f"{name}: {shown}, where {bounds} was to be")
-    happened = [f"{act['at_s']:g} s: {act['who']} {act['do']}" for act in course["done"]]
+    happened = [f"{act['at_s']:g} s: {told(act['who'], act['do'])}" for act in course["done"]]
     happened += [f"missed: {each}" for each in course["missed"]]
     return Verdict(title, stage, not faults, dict(figures), limits, faults, happened)
 

@@ -31,6 +31,11 @@ class Do(StrEnum):
     HEAL = "the network is whole again"
 
 
+def told(who: str, do: str) -> str:
+    """``home-1 is killed``, ``the network falls apart``."""
+    return do if do in (Do.PART, Do.HEAL) else f"{who} {do}"
+
+
 @dataclass(frozen=True, slots=True)
 class Act:
     """One thing that happens."""

@@ -49,7 +49,12 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, when the manifest names one by its digest.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
-@click.option("--scenario", type=FILE, metavar="FILE", help="Instead: act out a scenario, as p2ptrain simulate takes.")
+@click.option(
+    "--scenario",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Instead: act out a scenario, as p2ptrain simulate takes; or all of a folder.",
+)
 @click.option(
     "--stage",
     type=click.Choice(["local", "namespaces"]),

@@ -10,7 +10,7 @@ import pytest
 
 from p2ptrain.sim.reality import RealGroup, parse
 from peer.lab.report import Left, figure, figures_of, judged, read_left
-from peer.lab.script import Do, Part, Script
+from peer.lab.script import Do, Part
 
 GROUP = RealGroup(count=1, step_s=1.0)
 SUMMARY = {
@@ -42,7 +42,7 @@ CRASHED = {"status": 1, "ended_by_us": ""}
 
 
 def figures(course: dict[str, Any], *everybody: Left, sides: dict[str, Any] | None = None) -> dict[str, Any]:
-    return figures_of(Script(tuple(each.part for each in everybody), (), ()), course, everybody, 0.1, sides or {})
+    return figures_of(course, everybody, 0.1, sides or {})
 
 
 def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:

@@ -1,0 +1,91 @@
+"""Sleeping machines: everything of a peer stops, wakes again, and wakes also when whoever stopped it dies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+
+from peer.lab.freezing import Nap, family, marked
+
+PARENT = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"])
+child.wait()
+"""
+FREEZER = """
+import os, sys, time
+from peer.lab.freezing import Nap
+nap = Nap([int(pid) for pid in sys.argv[1:]])
+print("frozen", flush=True)
+time.sleep(600)
+"""
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def two() -> Iterator[tuple[psutil.Process, psutil.Process]]:
+    """A process and its child."""
+    process = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    process.stdout.readline()
+    parent = psutil.Process(process.pid)
+    [child] = parent.children()
+    yield parent, child
+    for each in (child, parent):
+        each.kill()
+    process.communicate()
+
+
+def are_stopped(processes: tuple[psutil.Process, ...]) -> bool:
+    return all(each.status() == psutil.STATUS_STOPPED for each in processes)
+
+
+def test_a_nap_stops_the_whole_family(two: tuple[psutil.Process, psutil.Process]) -> None:
+    assert family(two[0].pid) == [each.pid for each in two]
+    nap = Nap(family(two[0].pid))
+    wait_for(lambda: are_stopped(two))
+    nap.end()
+    nap.end()
+    wait_for(lambda: not any(are_stopped((each,)) for each in two))
+
+
+def test_who_is_asleep_wakes_when_the_freezer_is_killed(two: tuple[psutil.Process, psutil.Process]) -> None:
+    command = [sys.executable, "-c", FREEZER, *(str(each.pid) for each in two)]
+    freezer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert freezer.stdout is not None
+    assert freezer.stdout.readline() == "frozen\n"
+    wait_for(lambda: are_stopped(two))
+    freezer.kill()
+    freezer.communicate()
+    wait_for(lambda: not any(are_stopped((each,)) for each in two))
+
+
+def test_who_is_gone_can_neither_sleep_nor_wake() -> None:
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    Nap([gone.pid]).end()
+
+
+def test_marked_processes_are_found_by_their_environment() -> None:
+    environment = {**os.environ, "A_MARK_OF_THIS_TEST": "abc"}
+    command = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(600)"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+    assert process.stdout is not None
+    process.stdout.readline()
+    assert marked("A_MARK_OF_THIS_TEST", "abc") == [process.pid]
+    assert marked("A_MARK_OF_THIS_TEST", "ab") == []
+    process.kill()
+    process.communicate()
+    assert marked("A_MARK_OF_THIS_TEST", "abc") == []

@@ -1,0 +1,219 @@
+"""A script followed with stand-ins for the bootstrap and the peers: real processes, no torch, no network."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from p2ptrain.sim.reality import parse
+from peer.lab import conduct as conducting
+from peer.lab.conduct import Course, Ended, conduct
+from peer.lab.plan import manifest_of
+from peer.lab.script import written
+from peer.lab.stages import Loopback
+from peer.testnet.plan import lay_out
+from peer.testnet.processes import Wrap
+from peer.testnet.watch import Watch
+
+BOOTSTRAP = """
+import signal, sys, time
+from pathlib import Path
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+home = Path(sys.argv[sys.argv.index("--home") + 1])
+(home / "join-link.txt").write_text("p2ptrain://the-link\\n")
+with (home / "starts").open("a") as starts:
+    starts.write("x")
+time.sleep(0.5 if Path("bootstrap-crashes").exists() else 120)
+sys.exit(7)
+"""
+
+PEER = """
+import json, signal, sys, time
+from pathlib import Path
+home = Path(sys.argv[sys.argv.index("--home") + 1])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+with (home / "starts").open("a") as starts:
+    starts.write(" ".join(sys.argv[1:]) + "\\n")
+if Path("crash-" + home.name).exists():
+    sys.exit("error: out of memory")
+for number in range(10_000 if not Path("short").exists() else 20):
+    with (home / "events.jsonl").open("a") as log:
+        log.write(json.dumps({"kind": "progress", "time": time.time(), "loss": 2.0}) + "\\n")
+    time.sleep(0.05)
+"""
+
+
+class Recording(Loopback):
+    """A loopback that can fall apart, and writes down what happens to it."""
+
+    def __init__(self) -> None:
+        self.heard: list[tuple[str, ...]] = []
+
+    def inside(self, host: str) -> Wrap:
+        self.heard.append(("inside", host))
+        return super().inside(host)
+
+    def sleeps(self, host: str, is_asleep: bool) -> None:
+        self.heard.append(("sleeps" if is_asleep else "wakes", host))
+
+    def parts(self, key: str) -> None:
+        self.heard.append(("parts", key))
+
+    def heals(self, key: str) -> None:
+        self.heard.append(("heals", key))
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A path whose ``python -m peer`` and ``python -m bootstrap`` are stand-ins."""
+    (tmp_path / "peer.py").write_text(PEER)
+    (tmp_path / "bootstrap.py").write_text(BOOTSTRAP)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(conducting, "TICK_S", 0.05)
+    return tmp_path
+
+
+def conducted(place: Path, data: dict[str, Any]) -> tuple[Course, Recording]:
+    scenario = parse(data)
+    script, stage = written(scenario), Recording()
+    names = [part.name for part in script.parts]
+    plan = lay_out(place / "out", manifest_of(scenario), names, solo=False, seed=None)
+    with (place / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
+        course = asyncio.run(conduct(plan, script, stage, scenario.run.seconds, 1, watch))
+    return course, stage
+
+
+def happened(course: Course) -> list[tuple[str, str]]:
+    return [(done.who, done.do) for done in course.done]
+
+
+def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 0.2
+    course, stage = conducted(place, tiny)
+    assert course.troubles == course.missed == []
+    assert course.cut_short
+    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
+    assert ("inside", "bootstrap") in stage.heard
+    start = (place / "out" / "home-1" / "starts").read_text()
+    assert start.startswith("p2ptrain://the-link --local --nickname home-1 --home ")
+
+
+def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any]) -> None:
+    (place / "short").touch()
+    tiny["peers"][1] |= {"arrives_at_s": 500}
+    del tiny["run"]["seconds"]
+    course, _ = conducted(place, tiny)
+    assert not course.cut_short
+    assert course.missed == ["office-1 starts at 500 s: all was over"]
+    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2")}
+
+
+def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 1
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0.2, "returns": "resumed"}
+    course, _ = conducted(place, tiny)
+    assert happened(course) == [("office-1", "is killed"), ("office-1", "starts")]
+    assert course.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
+    assert course.troubles == []
+
+
+def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 1
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "returns_after_s": 0.2}
+    course, stage = conducted(place, tiny)
+    assert course.lives["office-1"] == [Ended(0, "is asked to leave")]
+    assert course.lives["office-1.2"] == [Ended(0, "")]
+    assert stage.heard.count(("inside", "office-1")) == 2  # on the same computer
+
+
+def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 2
+    tiny["peers"] = [
+        {"name": "home", "count": 1, "step_s": 1.0},
+        {"name": "napper", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 0.1, "for_s": 0.5}]},
+        {"name": "leaver", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 0.1, "for_s": 60}], "leaves_at_s": 0.5},
+        {"name": "victim", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 0.1, "for_s": 60}], "leaves_at_s": 0.5}
+        | {"leaves": "killed"},
+        {"name": "dreamer", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 0.1, "for_s": 60}]},
+    ]
+    course, stage = conducted(place, tiny)
+    assert course.troubles == course.missed == []
+    assert course.lives["napper-1"] == course.lives["dreamer-1"] == [Ended(0, "")]
+    assert course.lives["leaver-1"] == [Ended(0, "is asked to leave")]
+    assert course.lives["victim-1"] == [Ended(-signal.SIGKILL, "is killed")]
+    for name in ("napper", "leaver", "victim", "dreamer"):
+        assert stage.heard.count(("sleeps", f"{name}-1")) == stage.heard.count(("wakes", f"{name}-1")) == 1
+
+
+def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 1
+    data = {**tiny, "partitions": [{"at_s": 0.1, "for_s": 0.2, "sides": [["home"], ["office"]]}]}
+    course, stage = conducted(place, data)
+    assert [each for each in stage.heard if each[0] in ("parts", "heals")] == [("parts", "0"), ("heals", "0")]
+    assert happened(course) == [("0", "the network falls apart"), ("0", "the network is whole again")]
+
+
+def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 1
+    course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
+    assert course.troubles == []
+    assert happened(course) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
+    assert (place / "out" / "bootstrap" / "starts").read_text() == "xx"
+
+
+def test_the_bootstrap_may_not_die_otherwise(place: Path, tiny: dict[str, Any]) -> None:
+    (place / "bootstrap-crashes").touch()
+    course, _ = conducted(place, tiny)
+    assert any(trouble.startswith("the bootstrap ended with status 7") for trouble in course.troubles)
+
+
+def test_a_crash_ends_it_for_all(place: Path, tiny: dict[str, Any]) -> None:
+    (place / "crash-office-1").touch()
+    course, _ = conducted(place, tiny)
+    [trouble] = course.troubles
+    assert trouble.startswith("office-1 ended with status 1; ")
+    assert trouble.endswith("error: out of memory")
+    assert not course.cut_short
+    assert set(course.lives) == {"home-1", "home-2", "office-1"}
+
+
+def test_what_comes_too_late_is_told(place: Path, tiny: dict[str, Any]) -> None:
+    (place / "short").touch()
+    tiny["peers"][1] |= {"freezes": [{"at_s": 60, "for_s": 1}]}
+    del tiny["run"]["seconds"]
+    course, _ = conducted(place, tiny)
+    assert [each.split(":")[0] for each in course.missed] == [
+        "office-1 falls asleep at 60 s",
+        "office-1 wakes at 61 s",
+    ]
+
+
+def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[str, Any]) -> None:
+    slow = PEER.replace("for number", "if home.name == 'office-1': time.sleep(1)\nfor number")
+    (place / "peer.py").write_text(slow)
+    tiny["run"]["seconds"] = 0.5
+    tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
+    tiny["peers"][1] |= {"arrives_at_s": 0.1}
+    course, _ = conducted(place, tiny)
+    times = {(done.who, done.do): done.time for done in course.done}
+    began = json.loads((place / "out" / "office-1" / "events.jsonl").read_text().splitlines()[0])["time"]
+    assert times["office-1", "starts"] < began < times["home-1", "falls asleep"]
+
+
+def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(conducting, "STARTING_S", 0.5)
+    (place / "peer.py").write_text(
+        PEER.replace("for number", "if home.name == 'office-1': time.sleep(100)\nfor number")
+    )
+    tiny["run"]["seconds"] = 0.5
+    tiny["peers"][1] |= {"arrives_at_s": 0.1}
+    course, _ = conducted(place, tiny)
+    assert course.cut_short
+    assert course.lives["office-1"] == [Ended(0, "")]

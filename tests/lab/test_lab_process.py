@@ -1,0 +1,133 @@
+"""The whole command with everything real: peers behind routers in namespaces, and what is left when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from p2ptrain.errors import ScenarioError
+from peer.testnet import testnet
+
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+COMMAND = [str(Path(sys.executable).parent / "p2ptrain"), "testnet"]
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return {**os.environ, "XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+
+
+@root
+@pytest.mark.net
+def test_peers_behind_routers_exchange_with_the_public_one(tmp_path: Path, environment: dict[str, str]) -> None:
+    changes = ["run.seconds=12", "limits={}", "limits.fewest_exchanges.at_least=1"]
+    arguments = ["--scenario", str(SCENARIOS / "routers.toml"), "--stage", "namespaces", "--out", str(tmp_path / "out")]
+    arguments += [word for change in changes for word in ("--set", change)]
+    done = subprocess.run(
+        [*COMMAND, *arguments], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    report: dict[str, Any] = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert report["passed"]
+    assert report["limits"]["fewest_exchanges"]["kept"]
+    assert report["figures"]["stayed"] == 3
+    assert report["figures"]["left_processes"] == report["figures"]["left_namespaces"] == 0
+    other = json.loads((tmp_path / "out" / "home-2" / "summary.json").read_text())["id"]
+    assert exchanges(tmp_path / "out" / "home-1", other) == []  # routers let nothing in, and nobody relays
+    assert "11.0." in (tmp_path / "out" / "bootstrap" / "join-link.txt").read_text()
+
+
+def exchanges(home: Path, partner: str) -> list[dict[str, Any]]:
+    notes = [json.loads(line) for line in (home / "events.jsonl").read_text().splitlines()]
+    return [note for note in notes if note["kind"] == "exchanged" and note["peer"] == partner]
+
+
+Running = tuple[subprocess.Popen[bytes], list[psutil.Process]]
+
+
+@pytest.fixture
+def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
+    """A testnet in namespaces whose first peer has its p2pd, and all its processes."""
+    out = tmp_path / "out"
+    scenario = str(SCENARIOS / "slow_line.toml")
+    process = subprocess.Popen(
+        [*COMMAND, "--scenario", scenario, "--stage", "namespaces", "--out", str(out)],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_for(lambda: (out / "good-1" / "events.jsonl").exists())
+    yield process, psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.wait()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Until real processes have done their part."""
+    deadline = time.monotonic() + 120.0
+    while not condition():
+        assert time.monotonic() < deadline, "nothing happened"
+        time.sleep(0.05)
+
+
+@root
+@pytest.mark.net
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_is_left_of_a_testnet_that_is_stopped(running: Running, number: signal.Signals) -> None:
+    process, inside = running
+    assert len([each for each in inside if each.name() == "p2pd"]) >= 2
+    namespaces = {Path(f"/proc/{each.pid}/ns/net").readlink() for each in inside}
+    assert Path("/proc/self/ns/net").readlink() not in namespaces
+    assert len(namespaces) >= 4  # the backbone, the bootstrap, the peers
+    process.send_signal(number)
+    assert process.wait(60) == (-signal.SIGKILL if number is signal.SIGKILL else 130)
+    assert psutil.wait_procs(inside, timeout=30)[1] == []
+    assert not namespaces & {link for each in Path("/proc").glob("[0-9]*/ns/net") if (link := _target(each))}
+
+
+def _target(link: Path) -> Path | None:
+    try:
+        return link.readlink()
+    except OSError:  # just gone
+        return None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--scenario", "x.toml", "--peers", "3", "--seed", "4"], "--peers, --seed and --scenario do not go together"),
+        (["--stage", "local"], "--stage needs --scenario"),
+        (["--set", "run.seed=3"], "--set needs --scenario"),
+    ],
+)
+def test_options_that_do_not_go_together(arguments: list[str], words: str) -> None:
+    done = CliRunner().invoke(testnet, arguments)
+    assert done.exit_code == 2
+    assert words in " ".join(done.output.split())
+
+
+def test_a_folder_without_scenarios_is_told(tmp_path: Path) -> None:
+    done = CliRunner().invoke(testnet, ["--scenario", str(tmp_path)])
+    assert isinstance(done.exception, ScenarioError)
+    assert "holds no scenario" in done.exception.problem
+
+
+def test_a_scenario_for_namespaces_is_refused_on_the_loopback(tmp_path: Path) -> None:
+    arguments = ["--scenario", str(SCENARIOS / "partition.toml"), "--out", str(tmp_path / "out")]
+    done = CliRunner().invoke(testnet, arguments)
+    assert isinstance(done.exception, ScenarioError)
+    assert done.exception.problem == "partitions: stage local has one loopback for all; take --stage namespaces"
+    assert not (tmp_path / "out").exists()
