@@ -27,6 +27,9 @@ PLACES = ("/mnt", "/media", "/srv", "/opt")
 """Where a cell's temporary files may lie: directories that every system has and that are often empty (Filesystem
 Hierarchy Standard 3.0, chapter 3). The path must be short: a socket's may have 108 bytes."""
 
+REFUSED = 125
+"""The exit status of a cell that this machine does not let us make; its standard error says why."""
+
 _GUARD = r"""
 import ctypes, json, os, select, signal, sys
 NEWNS, NEWIPC, NEWPID, NEWNET = 0x20000, 0x8000000, 0x20000000, 0x40000000  # linux/sched.h
@@ -35,7 +38,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 def checked(result, what):
     if result != 0:
-        sys.exit("cell: %s: %s" % (what, os.strerror(ctypes.get_errno())))
+        print("%s: %s" % (what, os.strerror(ctypes.get_errno())), file=sys.stderr)
+        sys.exit(125)  # REFUSED
 
 os.setsid()
 libc.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
@@ -19,12 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from p2ptrain import files
-from p2ptrain.errors import HomeError, ScenarioError
+from p2ptrain.errors import DeviceError, HomeError, ScenarioError
 from p2ptrain.sim import reality
 from p2ptrain.sim.reality import RealScenario
 from peer.lab import report as reports
-from peer.lab.cell import in_a_cell
+from peer.lab.cell import REFUSED, in_a_cell
 from peer.lab.freezing import marked
+from peer.lab.hosts import rehearse
 from peer.lab.namespaces import check_means
 from peer.lab.plan import check, manifest_of
 from peer.lab.play import MARK, PLAIN_WIDTH, course_of, play
@@ -34,6 +36,7 @@ from peer.lab.stages import StageName, members
 from peer.testnet.plan import Plan, claimed, lay_out
 
 EXIT_FAILED = 1
+FOLDER_PREFIX = "p2pt-lab-"
 STOP_DEADLINE_S = 30.0
 """For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
 
@@ -65,6 +68,7 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
     check(scenario, script, stage)
     if stage == "namespaces":
         check_means()
+        rehearse()
     manifest = manifest_of(scenario)
     with claimed(out):
         plan = lay_out(out, manifest, [part.name for part in script.parts], solo=False, seed=None)
@@ -87,12 +91,19 @@ def _console() -> Console:
 
 @contextlib.contextmanager
 def _own_place(mark: str) -> Iterator[None]:
-    """A mark for all children, and a folder of its own for their sockets; both are gone afterwards."""
+    """A mark for all children, and a folder of its own for their sockets; both are gone afterwards.
+
+    Where we are killed, the folder stays, without any socket that anyone uses, and the next one that comes removes it.
+    """
+    for debris in Path("/tmp").glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(debris):
+            shutil.rmtree(debris)
     before = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
-    folder = tempfile.mkdtemp(prefix="p2pt-", dir="/tmp")  # short: sockets' paths are limited
-    os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, folder, None
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short: sockets' paths are limited
+    os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, str(folder), None
     try:
-        yield
+        with _locked(folder):
+            yield
     finally:
         tempfile.tempdir = None
         for name, value in before.items():
@@ -101,6 +112,17 @@ def _own_place(mark: str) -> Iterator[None]:
             else:
                 os.environ[name] = value
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder is ours as long as this lasts. Raises OSError where it is somebody else's."""
+    handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> None:
@@ -122,6 +144,11 @@ def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) 
             raise
     finally:
         signal.signal(signal.SIGTERM, before)
+    if status == REFUSED:
+        raise DeviceError(
+            "This machine does not let a testnet be shut in; why is told above.",
+            "In a container, start that with --privileged; --stage local needs nothing of this.",
+        )
     if status:
         raise RuntimeError(f"the inside of the testnet ended with status {status}; its words are above")
 

@@ -29,6 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from p2ptrain.errors import DeviceError
 from p2ptrain.launcher import launched
 from peer.lab.namespaces import Namespace
 
@@ -193,6 +194,19 @@ class Network:
         for host in self.hosts.values():
             host.close()
         self._backbone.close()
+
+
+def rehearse() -> None:
+    """Make one of everything and let it go again. Raises DeviceError where this machine refuses something."""
+    try:
+        with Network() as network:
+            network.add("one", Access(up_mbit_s=1.0, delay_s=0.001, router=True))
+            network.cut("one")
+    except (RuntimeError, OSError) as error:
+        raise DeviceError(
+            f"This machine lacks something that hosts in namespaces need: {' '.join(str(error).split())}",
+            "The kernel may lack veth, tbf, nftables or TUN, or a container hides /dev/net/tun. Or take --stage local.",
+        ) from error
 
 
 def _put_behind(host: Host, router: Namespace) -> None:

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from p2ptrain.errors import DeviceError
-from peer.lab import namespaces
+from peer.lab import hosts, namespaces
 from peer.lab.cell import in_a_cell, place_for_sockets
 from peer.lab.hosts import Access, Network
 
@@ -64,6 +64,7 @@ def test_who_reaches_whom() -> None:
             public = {name: host.public for name, host in network.hosts.items()}
             servers = [serving(network, name) for name in ("plain", "slow", "home")]
             assert network.hosts["home"].address == "192.168.1.2"
+            assert "rate 1Mbit" in network.hosts["slow"].namespace.run("tc", "qdisc", "show", "dev", "wan0")
 
             assert asked(network, "plain", public["slow"]) == public["plain"]
             assert asked(network, "slow", public["plain"]) == public["slow"]
@@ -150,6 +151,16 @@ def test_a_cell_ends_with_its_inits_status_and_sees_itself_alone() -> None:
     )
     assert done.returncode == 7, done.stderr
     assert done.stdout == "1 ['1'] []\n"
+
+
+def test_a_machine_that_refuses_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(name: str) -> None:
+        raise RuntimeError("tc qdisc add: Error: Specified qdisc kind is unknown.\n")
+
+    monkeypatch.setattr(hosts, "Namespace", refuses)
+    with pytest.raises(DeviceError, match="kind is unknown") as caught:
+        hosts.rehearse()
+    assert "--stage local" in caught.value.remedy
 
 
 def test_temporary_files_hide_nothing(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from click.testing import CliRunner
 
 from p2ptrain.errors import ScenarioError
-from peer.testnet import testnet
+from peer.testnet import testnet as command
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"
 COMMAND = [str(Path(sys.executable).parent / "p2ptrain"), "testnet"]
@@ -114,20 +114,20 @@ def _target(link: Path) -> Path | None:
     ],
 )
 def test_options_that_do_not_go_together(arguments: list[str], words: str) -> None:
-    done = CliRunner().invoke(testnet, arguments)
+    done = CliRunner().invoke(command, arguments)
     assert done.exit_code == 2
     assert words in " ".join(done.output.split())
 
 
 def test_a_folder_without_scenarios_is_told(tmp_path: Path) -> None:
-    done = CliRunner().invoke(testnet, ["--scenario", str(tmp_path)])
+    done = CliRunner().invoke(command, ["--scenario", str(tmp_path)])
     assert isinstance(done.exception, ScenarioError)
     assert "holds no scenario" in done.exception.problem
 
 
 def test_a_scenario_for_namespaces_is_refused_on_the_loopback(tmp_path: Path) -> None:
     arguments = ["--scenario", str(SCENARIOS / "partition.toml"), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(testnet, arguments)
+    done = CliRunner().invoke(command, arguments)
     assert isinstance(done.exception, ScenarioError)
     assert done.exception.problem == "partitions: stage local has one loopback for all; take --stage namespaces"
     assert not (tmp_path / "out").exists()
