@@ -77,7 +77,7 @@ def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
 
 def wait_for(condition: Callable[[], bool]) -> None:
     """Until real processes have done their part."""
-    deadline = time.monotonic() + 120.0
+    deadline = time.monotonic() + 200.0
     while not condition():
         assert time.monotonic() < deadline, "nothing happened"
         time.sleep(0.05)

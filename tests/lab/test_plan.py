@@ -86,5 +86,5 @@ def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
 
 
 def test_there_are_scenarios() -> None:
-    wanted = {"kill", "freeze", "bootstrap_dies", "partition", "late", "slow_line", "routers"}
+    wanted = {"kill", "leave", "freeze", "bootstrap_dies", "partition", "late", "slow_line", "routers"}
     assert wanted <= {path.stem for path in SCENARIOS}

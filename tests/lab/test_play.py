@@ -1,0 +1,43 @@
+"""What a testnet leaves behind is seen, and its own place goes away."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from peer.lab import command
+from peer.lab.play import MARK, sockets_left
+
+
+def test_sockets_that_nobody_would_sweep_are_counted(tmp_path: Path) -> None:
+    assert sockets_left(tmp_path) == 0
+    abandoned = tmp_path / "p2ptrain-abandoned"
+    abandoned.mkdir()
+    (abandoned / "lock").touch()
+    ends = [socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
+    ends[0].bind(str(abandoned / "in-0.sock"))
+    ends[1].bind(str(tmp_path / "stray.sock"))
+    for end in ends:
+        end.close()
+    assert sockets_left(tmp_path) == 1  # the stray one; the next start would sweep the folder
+    assert not abandoned.exists()
+
+
+def test_a_testnets_own_place_goes_away_and_so_does_what_a_killed_one_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "FOLDER_PREFIX", "p2pt-lab-test-")
+    debris = Path(tempfile.mkdtemp(prefix="p2pt-lab-test-", dir="/tmp"))
+    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
+    with command._own_place("the-mark"):
+        place = Path(tempfile.gettempdir())
+        assert place.name.startswith("p2pt-lab-test-")
+        assert os.environ[MARK] == "the-mark"
+        assert not debris.exists()
+        with command._own_place("another"):  # a second testnet leaves the first one's place alone
+            assert place.exists()
+            assert Path(tempfile.gettempdir()) != place
+    assert not place.exists()
+    assert {name: os.environ.get(name) for name in (MARK, "TMPDIR")} == before
