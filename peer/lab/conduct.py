@@ -13,7 +13,6 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from p2ptrain.sim.reality import BOOTSTRAP
@@ -213,36 +212,26 @@ async def conduct(
     conductor = Conductor(plan, script, stage, threads, watch)
     began: float | None = None
     cut_short = False
-    with _ending_naps(conductor):
-        try:
-            troubles = await _begin(conductor)
-            if not troubles:
-                began = time.monotonic()
-                watch.say("everybody trains: second 0")
-                troubles, cut_short = await _until_over(conductor, seconds)
-            conductor.wake_all()
-            await processes.stop(conductor.trainers, SAVE_GRACE_S)
-            watch.refresh()
-            wall_s = 0.0 if began is None else time.monotonic() - began
-        except BaseException:
-            conductor.wake_all()
-            await processes.stop([*conductor.trainers, *conductor.bootstraps], ABANDON_GRACE_S)
-            raise
-        await processes.stop([*conductor.trainers, *conductor.bootstraps], SAVE_GRACE_S)
+    try:
+        troubles = await _begin(conductor)
+        if not troubles:
+            began = time.monotonic()
+            watch.say("everybody trains: second 0")
+            troubles, cut_short = await _until_over(conductor, seconds)
+        conductor.wake_all()
+        await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap: they say goodbye to it
+        watch.refresh()
+        wall_s = 0.0 if began is None else time.monotonic() - began
+        await processes.stop(conductor.bootstraps, SAVE_GRACE_S)
+    except BaseException:
+        conductor.wake_all()
+        await processes.stop([*conductor.trainers, *conductor.bootstraps], ABANDON_GRACE_S)
+        raise
     lives = {
         name: [Ended(life.child.ended.result(), life.ended_by_us) for life in lives]
         for name, lives in conductor.lives.items()
     }
     return Course(lives, conductor.done, conductor.missed, troubles, cut_short, wall_s)
-
-
-@contextlib.contextmanager
-def _ending_naps(conductor: Conductor) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        for nap in conductor.naps.values():
-            nap.end()
 
 
 async def _begin(conductor: Conductor) -> list[str]:
