@@ -2,6 +2,7 @@
 
 ================  ======================================================================================================
 driver            performs the protocol core's effects and feeds back events; knows links only as ``ports.Link``
+porter            declines politely while the peer is away
 payload           bulk data over any link: chunks, lengths, digests
 memory            links, transport and directory in memory; virtual_time: the clock that tests run them on
 identity          the peer's Ed25519 key file; signs and verifies presence records
