@@ -1,0 +1,300 @@
+"""Leaving the swarm for a while and coming back: real cores and learners over the network in memory, in virtual time.
+
+Birch lives the whole time; amber is sent away and called back. Each trains an inner step every 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+import pytest
+import torch
+
+from p2ptrain import codec
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net.driver import Shore, at_once
+from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.net.virtual_time import run as run_in_virtual_time
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim import QuadraticTask
+from p2ptrain.swarm import Counters, Peer, PeerState, Presence, SwarmRules
+from p2ptrain.swarm.events import Applied, LeaveRequested, OuterStepDone
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.loop import Signals
+from p2ptrain.train.rules import LearnerRules
+from peer.attendance import Attendance, Reins, Wish
+
+RUN = RunId("ab" * 32)
+P = 64
+H = 4
+ENDLESS = 1e9
+
+
+class Member:
+    """A peer that its owner can send away."""
+
+    def __init__(self, network: MemoryNetwork, name: str, tokens: float = ENDLESS, recipe: str = "ad_psgd") -> None:
+        loop = asyncio.get_running_loop()
+        self.peer = PeerId(name)
+        random = torch.Generator().manual_seed(len(name))
+        task = QuadraticTask(torch.ones(P), torch.randn(P, generator=random), learning_rate=0.01)
+        learned = LearnerRules(inner_steps=H, tokens_per_peer=tokens, outer=OuterRule(0.7, 0.5), recipe=RECIPES[recipe])
+        self.notebook = MemoryLog()
+        self.learner = Learner(task, learned, slices(P, 1), codec.get("fp32"), self.notebook)
+        rules = SwarmRules(
+            run=RUN,
+            fragment_bytes=tuple(self.learner.payloads.encoded_sizes((0,))),
+            weights_bytes=4 * P,
+            tokens_per_peer=tokens,
+            tokens_per_outer_step=float(H),
+            between=(0,) if RECIPES[recipe].blocks else (),
+            free=() if RECIPES[recipe].blocks else None,
+        )
+        self.cores: list[Peer] = []
+        self.pace_s = 0.1
+        self.delivered = self.applied = 0
+        self.left_over: list[int] = []
+        """Displacements that were not applied yet when each core was made."""
+        deliver = self.learner.deliver
+
+        def counting(*arguments: Any) -> None:
+            self.delivered += 1
+            deliver(*arguments)
+
+        self.learner.deliver = counting  # type: ignore[method-assign]
+
+        def new_core() -> Peer:
+            self.left_over.append(self.delivered - self.applied)
+            made = Peer(self.peer, rules, Random(len(self.cores)), self.learner.step, self.learner.progress)
+            self.cores.append(made)
+            return made
+
+        self.signals = Signals()
+        shore = Shore(
+            transport=network.transport(self.peer),
+            directory=network.directory(0.01, clock=loop.time),
+            notebook=self.notebook,
+            clock=loop.time,
+            sign=lambda e: self._presence(e.progress, PeerState(e.state), loop.time()),
+            live_until=lambda record: record.issued_at + record.lifetime_s,
+            begin_training=lambda: None,
+            work=at_once,
+        )
+        self.attendance = Attendance(self.learner, new_core, shore, Reins(self.signals, self.learner.wake))
+
+    def _presence(self, progress: float, state: PeerState, now: float) -> Presence:
+        return Presence(self.peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, "", now, lifetime_s=75.0)
+
+    async def live(self) -> str:
+        training = asyncio.create_task(self._train())
+        try:
+            return await self.attendance.live()
+        finally:
+            training.cancel()
+
+    async def _train(self) -> None:
+        while True:
+            await asyncio.sleep(self.pace_s)
+            idle = self.learner.is_waiting or self.learner.ended or not self.signals.begin.is_set()
+            for event in self.learner.settle() if idle else self.learner.advance():
+                self.applied += isinstance(event, Applied)
+                self.attendance.post(event)
+            self.attendance.turned()
+
+    def counted(self) -> Counters:
+        return self.attendance.counters()
+
+    def heard(self, kind: str) -> int:
+        return self.notebook.kinds().count(kind)
+
+
+async def until(is_so: Callable[[], object], patience_s: float = 300.0) -> None:
+    async with asyncio.timeout(patience_s):
+        while not is_so():
+            await asyncio.sleep(0.1)
+
+
+async def more_exchanges(member: Member, more: int) -> None:
+    before = member.counted().exchanges_ok
+    await until(lambda: member.counted().exchanges_ok >= before + more)
+
+
+Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
+
+
+def play(scene: Scene, recipe: str = "ad_psgd", amber_tokens: float = ENDLESS) -> tuple[Member, Member, str]:
+    """Both peers in step, then the scene, then both are asked to leave; why amber says it ended."""
+    found: list[Member] = []
+
+    async def stage() -> str:
+        network = MemoryNetwork(latency=0.01)
+        amber, birch = Member(network, "amber", amber_tokens, recipe), Member(network, "birch", recipe=recipe)
+        found.extend((amber, birch))
+        first = asyncio.create_task(amber.live())
+        second = asyncio.create_task(birch.live())
+        await until(lambda: amber.counted().exchanges_ok > 2 and birch.counted().exchanges_ok > 2)
+        await scene(amber, birch, network)
+        for each in (amber, birch):
+            each.attendance.post(LeaveRequested())
+        async with asyncio.timeout(100):
+            await second
+            return await first
+
+    why = run_in_virtual_time(stage())
+    return found[0], found[1], why
+
+
+def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        await until(lambda: birch.attendance.live_peers == 0)
+        assert network.records[amber.peer].state is PeerState.LEAVING
+        tokens, theta = amber.learner.tokens, amber.learner.task.theta.clone()
+        failed, step = birch.counted().exchanges_failed, birch.learner.step
+        await asyncio.sleep(600)
+        assert amber.learner.tokens == tokens
+        assert torch.equal(amber.learner.task.theta, theta)
+        assert amber.attendance.live_peers == 0
+        assert birch.learner.step == step + 600 * 10 // H
+        assert birch.counted().exchanges_failed == failed
+        assert birch.heard("failed") <= 1  # an offer that was on its way
+
+    _, _, why = play(scene)
+    assert why == "stopped by its owner"
+
+
+def test_who_rested_long_comes_back_as_a_newcomer_and_counts_go_on() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await asyncio.sleep(600)
+        amber.attendance.wish(Wish.PRESENT)
+        await until(lambda: amber.heard("caught up") == 1)
+        await more_exchanges(amber, 3)
+        assert amber.signals.begin.is_set()
+        assert abs(amber.learner.progress - birch.learner.progress) < 20 * H
+        assert len(amber.cores) == 2
+        assert amber.counted().exchanges_ok == sum(core.counters.exchanges_ok for core in amber.cores)
+
+    play(scene)
+
+
+def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        step = amber.learner.step
+        amber.attendance.wish(Wish.PRESENT)
+        await more_exchanges(amber, 3)
+        assert amber.learner.step > step
+        assert amber.heard("caught up") == 0
+
+    play(scene)
+
+
+def test_alone_it_trains_and_exchanges_nothing() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ALONE)
+        await until(lambda: amber.attendance.state == "away")
+        step, done = amber.learner.step, amber.counted().exchanges_ok
+        await asyncio.sleep(100)
+        assert amber.learner.step == step + 100 * 10 // H
+        assert amber.counted().exchanges_ok == done
+        amber.attendance.wish(Wish.PRESENT)
+        await more_exchanges(amber, 3)
+
+    play(scene)
+
+
+def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        for wish in (Wish.ABSENT, Wish.PRESENT, Wish.ALONE, Wish.ABSENT, Wish.PRESENT):
+            amber.attendance.wish(wish)
+        await more_exchanges(amber, 3)
+        for wish in (Wish.PRESENT, Wish.ALONE, Wish.PRESENT, Wish.ABSENT):
+            amber.attendance.wish(wish)
+        await asyncio.sleep(20)
+        tokens = amber.learner.tokens
+        await asyncio.sleep(20)
+        assert (amber.attendance.state, amber.learner.tokens) == ("away", tokens)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("wish", [Wish.ALONE, Wish.ABSENT])
+def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Wish) -> None:
+    """The recipe waits between two inner phases; its partner stands still, and the core that would give up is gone."""
+
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        birch.signals.begin.clear()
+        await until(lambda: amber.learner.is_waiting)
+        step = amber.learner.step
+        amber.attendance.wish(wish)
+        await until(lambda: amber.learner.step > step, patience_s=5)
+        if wish is Wish.ALONE:
+            await until(lambda: amber.learner.step > step + 5, patience_s=20)
+        assert not (amber.learner.is_waiting and wish is Wish.ABSENT)
+
+    play(scene, recipe="gasloc")
+
+
+def test_the_runs_end_alone_is_the_end() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ALONE)
+        await until(lambda: amber.learner.ended)
+
+    _, _, why = play(scene, amber_tokens=2000)
+    assert why == "the run's end, alone"
+
+
+def test_away_before_it_ever_began() -> None:
+    async def stage() -> None:
+        network = MemoryNetwork(latency=0.01)
+        amber = Member(network, "amber")
+        amber.attendance.wish(Wish.ABSENT)
+        living = asyncio.create_task(amber.live())
+        await asyncio.sleep(60)
+        assert (amber.learner.tokens, amber.cores) == (0, [])
+        amber.attendance.wish(Wish.PRESENT)
+        await until(lambda: amber.learner.tokens > 0)
+        amber.attendance.wish(Wish.ABSENT)
+        await asyncio.sleep(60)
+        amber.attendance.post(LeaveRequested())
+        async with asyncio.timeout(10):
+            assert await living == "stopped by its owner"
+
+    run_in_virtual_time(stage())
+
+
+def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
+    """A trainer so slow that the core does not wait for it to apply what was committed: the next core's links have the
+    same names."""
+
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.pace_s = 7.0
+        for _ in range(5):
+            await more_exchanges(amber, 1)
+            amber.attendance.wish(Wish.ALONE)
+            amber.attendance.wish(Wish.PRESENT)
+        amber.pace_s = 0.1
+        await more_exchanges(amber, 3)
+
+    amber, _, _ = play(scene)
+    assert amber.left_over == [0] * 6
+
+
+def test_events_that_come_while_nobody_is_there_are_dropped() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        steps = amber.counted().outer_steps
+        amber.attendance.post(OuterStepDone(1, 1.0, 1))
+        await asyncio.sleep(1)
+        assert amber.counted().outer_steps == steps
+
+    play(scene)
