@@ -77,6 +77,7 @@ class Hand:
         self._traffic = Traffic(home.path)
         self._booked = (0, 0)
         self._save_at = 0.0
+        self._is_saved = True
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
         self._paused = False
         self._verdict = Verdict(Wish.PRESENT)
@@ -191,8 +192,11 @@ class Hand:
     def _save(self) -> None:
         try:
             self._traffic.save()
+            self._is_saved = True
         except OSError as error:
-            self._notebook.note("not counted", why=f"{self._traffic.path} cannot be written: {error.strerror}")
+            if self._is_saved:  # once, not every ten seconds
+                self._notebook.note("not counted", why=f"{self._traffic.path} cannot be written: {error.strerror}")
+            self._is_saved = False
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
@@ -247,7 +251,8 @@ class Hand:
 
     def _measured(self) -> tuple[float, float]:
         """Bytes per second sent and received lately."""
-        (begun, sent, received), (at, sent_now, received_now) = self._samples[0], self._samples[-1]
-        if at <= begun:
+        if len(self._samples) < 2:
             return 0.0, 0.0
-        return (sent_now - sent) / (at - begun), (received_now - received) / (at - begun)
+        (begun, sent, received), (at, sent_now, received_now) = self._samples[0], self._samples[-1]
+        seconds = max(at - begun, POLL_S)
+        return (sent_now - sent) / seconds, (received_now - received) / seconds
