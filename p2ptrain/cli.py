@@ -36,6 +36,10 @@ class LazyCommand:
 LAZY_COMMANDS = {
     "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Be a run's well-known entry point; prints the join link."),
     "peer": LazyCommand("peer.cli", "peer", "Join a run by its link and train."),
+    "status": LazyCommand("peer.owner.commands", "status", "Show what the peer in a home is doing."),
+    "pause": LazyCommand("peer.owner.commands", "pause", "Let the peer in a home rest."),
+    "resume": LazyCommand("peer.owner.commands", "resume", "Let a peer that was paused go on."),
+    "finish": LazyCommand("peer.owner.commands", "finish", "Let the peer in a home end its step, save and leave."),
     "invite": LazyCommand("peer.cli", "invite", "Print a join link from a peer's home."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
     "generate": LazyCommand("peer.cli", "generate", "Let a peer's model continue a text."),

@@ -4,17 +4,19 @@ Wiring only. The main thread is torch's (``p2ptrain.train.loop``), one network t
 the protocol core's driver (``network``), a small pool encodes and decodes. They meet in the learner's queue and in
 ``Driver.post``; neither waits for the other.
 
-=========  ================================================================================================
-cli        ``p2ptrain peer``, ``invite``, ``export``, ``generate``
-home       the directory that a peer lives in: lock, identity, manifest, checkpoints
-app        builds everything in order and runs it
-stopping   Ctrl+C and SIGTERM
-fit        whether this machine can hold the model
-network    the network thread, and the connection that survives the death of p2pd
-record     what is written down: progress notes, checkpoints, summary.json
-lines      notes as lines for people
-screen     a progress bar on a terminal, tagged lines elsewhere
-model      a home's model without a swarm: export, generate
-testnet    a whole swarm on this machine
-=========  ================================================================================================
+==========  ===========================================================================================================
+cli         ``p2ptrain peer``, ``invite``, ``export``, ``generate``
+home        the directory that a peer lives in: lock, identity, manifest, checkpoints
+app         builds everything in order and runs it
+stopping    Ctrl+C and SIGTERM
+fit         whether this machine can hold the model
+network     the network thread, and the connection that survives the death of p2pd
+attendance  whether it is in the swarm just now, alone or resting
+owner       the owner's hand: settings, the month's traffic, ``p2ptrain status``, ``pause``, ``resume``, ``finish``
+record      what is written down: progress notes, checkpoints, summary.json
+lines       notes as lines for people
+screen      a progress bar on a terminal, tagged lines elsewhere
+model       a home's model without a swarm: export, generate
+testnet     a whole swarm on this machine
+==========  ===========================================================================================================
 """

@@ -7,7 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,21 +20,25 @@ from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.directory import PeerCache
-from p2ptrain.net.driver import Driver, Shore
+from p2ptrain.net.driver import Shore
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.rates import Rates
 from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES
-from p2ptrain.swarm import Peer
+from p2ptrain.swarm import Peer, Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.telemetry import EventLog
 from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
+from peer.attendance import Attendance, Reins
 from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
+from peer.owner.hand import Hand, Held
+from peer.owner.settings import Settings, SettingsFile
 from peer.record import Record
 from peer.screen import Screen
 from peer.stopping import Stopping
@@ -50,7 +54,8 @@ class Options:
     link: JoinLink | None
     """None: go on with the run of the home."""
     home: Path | None = None
-    device: str = "auto"
+    device: str | None = None
+    """None: what the home's settings say. So with an empty nickname."""
     data: Path | None = None
     """The file of a corpus that the manifest names by digest."""
     tokenizer: Path | None = None
@@ -65,14 +70,20 @@ class Options:
 def run_peer(options: Options) -> None:
     """Live as a peer until the run ends or the owner stops it. Raises UserError."""
     home = _home(options)
-    device = choose_device(options.device)
     with home.locked(), contextlib.closing(EventLog(home.events)) as log, Screen() as screen:
+        file = SettingsFile(home.path)
+        settings = file.load()
+        options = _completed(options, settings)
+        device = choose_device(options.device or "auto")
         log.listen(screen.show)
-        signals = Signals()
-        with Stopping(signals, log) as stopping, contextlib.ExitStack() as stack:
+        signals, rates = Signals(), Rates()
+        hand = Hand(home, file, settings, rates, signals, log)
+        log.listen(hand.hear)
+        with Stopping(signals, log) as stopping, hand, contextlib.ExitStack() as stack:
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
-            link = None if signed and not _exchanges(signed) else _connect(stack, options, home, identity, signed, log)
+            is_alone = signed is not None and not _exchanges(signed)
+            link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)
@@ -80,9 +91,9 @@ def run_peer(options: Options) -> None:
             stopping.let_finish(session.record.learner.wake)
             try:
                 if link is None:
-                    _run_alone(session, signals)
+                    _run_alone(session, signals, hand)
                 else:
-                    _run_in_swarm(session, signals, link, signed)
+                    _run_in_swarm(session, signals, hand, link, signed)
             except Exception:  # whatever it was, hours of training outlive it
                 session.record.try_to_save()
                 raise
@@ -101,7 +112,8 @@ class Line:
 class Session:
     """Everything between the network and the trainer."""
 
-    core: Peer
+    new_core: Callable[[], Peer]
+    """A protocol core where the learner stands."""
     record: Record
     notebook: Notebook
 
@@ -121,6 +133,14 @@ def _home(options: Options) -> Home:
     return home
 
 
+def _completed(options: Options, settings: Settings) -> Options:
+    """What the command line leaves open, the settings decide; what counts for this process alone is done here."""
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    device = settings.device if options.device is None else options.device
+    return replace(options, device=device, nickname=options.nickname or settings.nickname)
+
+
 def _exchanges(signed: SignedManifest) -> bool:
     return RECIPES[signed.manifest.outer.recipe].exchanges
 
@@ -132,6 +152,7 @@ def _connect(
     identity: Identity,
     signed: SignedManifest | None,
     log: EventLog,
+    rates: Rates,
 ) -> Line:
     """Start the network; it ends with the stack."""
     if options.link is not None:
@@ -153,6 +174,7 @@ def _connect(
         announce=options.announce,
         nickname=options.nickname,
         local=options.local,
+        rates=rates,
     )
     stack.callback(lambda: thread.call(connection.close()))
     thread.call(connection.start())
@@ -200,14 +222,16 @@ def _build(
         tokens_per_peer=float(manifest.run.tokens_per_peer),
         tokens_per_outer_step=float(manifest.tokens_per_outer_step),
     )
-    core = Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+
+    def new_core() -> Peer:
+        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+
     record = Record(
         home=home,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname,
         learner=learner,
-        core=core,
         task=task,
         corpus=corpus,
         placement=placement,
@@ -215,7 +239,7 @@ def _build(
         notebook=log,
         first_loss=first_loss,
     )
-    return Session(core, record, log)
+    return Session(new_core, record, log)
 
 
 def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
@@ -245,10 +269,10 @@ def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog)
 
 
 def _hooks(record: Record) -> Hooks:
-    return Hooks(record.inner_step_done, record.outer_step_done, record.training_ended)
+    return Hooks(record.inner_step_done, record.outer_step_done, record.training_ended, record.held)
 
 
-def _run_alone(session: Session, signals: Signals) -> None:
+def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
     """A recipe that exchanges nothing needs no network: whatever would be said to the core ends the run."""
     record = session.record
 
@@ -258,16 +282,18 @@ def _run_alone(session: Session, signals: Signals) -> None:
 
     record.begin()
     signals.begin.set()
+    hand.take(Held(record, None, Reins(signals, record.learner.wake)))
     train(record.learner, signals, post, _hooks(record))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
-def _run_in_swarm(session: Session, signals: Signals, line: Line, signed: SignedManifest) -> None:
+def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest) -> None:
     record = session.record
     learner = record.learner
+    reins = Reins(signals, learner.wake)
 
-    def tell(flag: Any) -> None:
-        flag.set()
+    def end(_: Future[str]) -> None:
+        signals.finished.set()
         learner.wake()
 
     with ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec") as pool:
@@ -283,23 +309,27 @@ def _run_in_swarm(session: Session, signals: Signals, line: Line, signed: Signed
             clock=time.monotonic,
             sign=connection.sign,
             live_until=live_until,
-            begin_training=lambda: tell(signals.begin),
+            begin_training=reins.begin,
             work=work,
         )
-        driver = Driver(session.core, learner, shore)
-        record.live_peers = lambda: driver.live_peers
+        attendance = Attendance(learner, session.new_core, shore, reins)
+        record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
+
+        def records() -> list[Presence]:
+            return attendance.live_records(time.monotonic())
 
         async def live() -> str:
             await connection.serve_manifest(signed)
-            keeping = asyncio.create_task(connection.keep_cache(lambda: session.core.live_records(time.monotonic())))
+            keeping = asyncio.create_task(connection.keep_cache(records))
             try:
-                return await driver.run()
+                return await attendance.live()
             finally:
                 keeping.cancel()
-                connection.save_cache(session.core.live_records(time.monotonic()))
+                connection.save_cache(records())
 
         record.begin()
+        hand.take(Held(record, attendance, reins))
         ended: Future[str] = line.thread.submit(live())
-        ended.add_done_callback(lambda future: tell(signals.finished))
-        train(learner, signals, driver.post, _hooks(record))
+        ended.add_done_callback(end)
+        train(learner, signals, attendance.post, replace(_hooks(record), turned=attendance.turned))
         record.why = ended.result()

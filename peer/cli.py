@@ -22,7 +22,7 @@ TOKENIZER = click.option(
 @click.option(
     "--home", type=click.Path(file_okay=False, path_type=Path), help="Where this peer lives. [~/.p2ptrain/RUN]"
 )
-@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
+@click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
 @click.option("--data", type=FILE, help="The corpus, when the run names one by its digest.", metavar="FILE")
 @TOKENIZER
 @click.option("--listen", multiple=True, help="Listen here instead of on any free port.", metavar="MULTIADDR")
@@ -32,7 +32,7 @@ TOKENIZER = click.option(
 def peer(
     link: str | None,
     home: Path | None,
-    device: str,
+    device: str | None,
     data: Path | None,
     tokenizer: Path | None,
     listen: tuple[str, ...],

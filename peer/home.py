@@ -11,6 +11,9 @@
     HOME/checkpoints/        the last two checkpoints
     HOME/trained/            the weights when training ended, before the final gossip
     HOME/summary.json        the figures of the last session
+    HOME/settings.toml       what the owner allows (peer.owner.settings)
+    HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
+    HOME/control.sock        while the peer runs: takes the owner's commands (peer.owner.door)
 """
 
 from __future__ import annotations

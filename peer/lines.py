@@ -91,6 +91,18 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         if f["training"]
         else "[stop] stopped before training began"
     ),
+    "settings": lambda f: f"[owner] settings.toml counts: {f['what']}",
+    "settings refused": lambda f: (
+        f"[owner] settings.toml is faulty and not used: {_why(f)}; what counted before goes on counting"
+    ),
+    "paused": lambda f: f"[owner] resting: {_why(f)}; the weights stay in memory, and the swarm goes on without us",
+    "budget used up": lambda f: (
+        f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
+    ),
+    "called back": lambda f: "[owner] taking part again: looking for the swarm",
+    "finishing": lambda f: "[owner] ending this outer step, saving, saying goodbye",
+    "not counted": lambda f: f"[owner] the month's traffic is NOT counted in full: {_why(f)}",
+    "no door": lambda f: f"[owner] p2ptrain status, pause, resume and finish will not reach this peer: {_why(f)}",
     "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is started again; training goes on",
     "p2pd is back": lambda f: "[peers] the network daemon is back",
 }

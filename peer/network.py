@@ -30,6 +30,7 @@ from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.ports import Link, Notebook
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
@@ -89,6 +90,7 @@ class Connection:
     Args:
         listen: multiaddresses the owner asked for; empty: the port of last time on all interfaces, or any free one.
         port: that port, 0 for none.
+        rates: caps of all streams, and the count of their bytes.
     """
 
     def __init__(
@@ -104,6 +106,7 @@ class Connection:
         announce: Sequence[str] = (),
         nickname: str = "",
         local: bool = False,
+        rates: Rates | None = None,
     ) -> None:
         self._identity = identity
         self._run = run
@@ -116,6 +119,7 @@ class Connection:
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
+        self._rates = rates or Rates()
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: bytes | None = None
         self._node: Node | None = None
@@ -162,7 +166,7 @@ class Connection:
         """Hand out the manifest from now on."""
         self._signed = signed.to_bytes()
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
-            self._manifests = await serve_manifest(self._now(), self._signed)
+            self._manifests = await serve_manifest(self._now(), self._signed, self._rates)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
         """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
@@ -213,16 +217,21 @@ class Connection:
         return await self._transport.open(peer, addresses)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
-        self._handler = handler
-        if self._transport is not None:
+        """Every inbound link from now on is this handler's, also where another one had them before."""
+        is_first, self._handler = self._handler is None, handler
+        if self._transport is not None and is_first:
             with contextlib.suppress(NetworkError):  # the same
-                await self._transport.listen(handler)
+                await self._transport.listen(self._welcome)
 
     async def announce(self, presence: Presence) -> None:
         await self._now().directory.announce(presence)
 
     async def lookup(self) -> list[Presence]:
         return await self._now().directory.lookup()
+
+    async def _welcome(self, link: Link) -> None:
+        assert self._handler is not None  # nobody listens before
+        await self._handler(link)
 
     # --- the node of the day ------------------------------------------------------------------------------------------
 
@@ -236,11 +245,11 @@ class Connection:
         node = await self._start_node()
         self._node = node
         self.port = node.port or self.port
-        self._transport = P2PTransport(node)
+        self._transport = P2PTransport(node, rates=self._rates)
         if self._handler is not None:
-            await self._transport.listen(self._handler)
+            await self._transport.listen(self._welcome)
         if self._signed is not None:
-            self._manifests = await serve_manifest(node, self._signed)
+            self._manifests = await serve_manifest(node, self._signed, self._rates)
 
     async def _start_node(self) -> Node:
         host = "127.0.0.1" if self._local else "0.0.0.0"

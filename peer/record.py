@@ -13,7 +13,7 @@ from p2ptrain.data import Corpus
 from p2ptrain.errors import HomeError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.ports import Notebook
-from p2ptrain.swarm import Peer
+from p2ptrain.swarm import Counters
 from p2ptrain.train import LanguageModelTask, Placement, validation_loss
 from p2ptrain.train.learner import Learner
 from peer.home import Home
@@ -35,7 +35,6 @@ class Record:
     run: RunId
     nickname: str
     learner: Learner
-    core: Peer
     task: LanguageModelTask
     corpus: Corpus
     placement: Placement
@@ -43,15 +42,22 @@ class Record:
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
     """How many others are here."""
+    counters: Callable[[], Counters] = Counters
+    """What the protocol core counted."""
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
+    has_stepped: bool = False
+    is_held: bool = False
+    """The owner lets the trainer rest."""
     _started_at: float = 0.0
     _tokens_at_start: int = 0
     _ended_at: float | None = None
     _next_progress: float = 0.0
     _next_save: float = 0.0
-    _has_stepped: bool = False
+    _held_at: float = 0.0
+    _held_s: float = 0.0
+    """Seconds of this session in which the trainer rested."""
     _blocked_at_start_s: float = 0.0
     _blocked_s: float = 0.0
 
@@ -73,11 +79,11 @@ class Record:
 
     def inner_step_done(self) -> None:
         now = time.monotonic()
-        if not self._has_stepped:
-            self._has_stepped = True
+        if not self.has_stepped:
+            self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
             # The clock starts here: searching for the swarm is no training.
-            self._started_at, self._tokens_at_start = now, self.learner.tokens
+            self._started_at, self._tokens_at_start, self._held_s = now, self.learner.tokens, 0.0
             self._blocked_at_start_s = self.learner.blocked_s
         if now < self._next_progress:
             return
@@ -91,8 +97,19 @@ class Record:
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             tokens_per_s=self.tokens_per_s,
             peers=self.live_peers(),
-            exchanges_ok=self.core.counters.exchanges_ok,
+            exchanges_ok=self.counters().exchanges_ok,
         )
+
+    def held(self, is_held: bool) -> None:
+        """The trainer stopped in the middle of the run, or goes on. What it has done so far is saved meanwhile."""
+        self.is_held = is_held
+        if is_held:
+            self._held_at = time.monotonic()
+            self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
+            self.try_to_save()
+        else:
+            self._held_s += time.monotonic() - self._held_at
+            self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
     def outer_step_done(self) -> None:
         if time.monotonic() >= self._next_save:
@@ -135,18 +152,37 @@ class Record:
 
     def _stop_the_clock(self) -> None:
         """Training is over; what the final gossip blocks, blocks nothing."""
-        self._ended_at = time.monotonic()
+        self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
 
     @property
     def tokens_per_s(self) -> float:
-        elapsed = (self._ended_at or time.monotonic()) - self._started_at
-        return (self.learner.tokens - self._tokens_at_start) / max(elapsed, 1e-9)
+        return (self.learner.tokens - self._tokens_at_start) / max(self._elapsed_s, 1e-9)
+
+    @property
+    def _elapsed_s(self) -> float:
+        """In which the trainer trained, or would have if it had not been blocked."""
+        now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
+        return now - self._started_at - self._held_s
+
+    def figures(self) -> dict[str, Any]:
+        """Where training stands; from any thread."""
+        learner, counters = self.learner, self.counters()
+        return {
+            "step": learner.step,
+            "progress": learner.progress,
+            "fraction": min(learner.progress / self.tokens_per_peer, 1.0),
+            "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
+            "val_loss": self.last_loss if math.isfinite(self.last_loss) else None,
+            "tokens": learner.tokens,
+            "tokens_per_s": self.tokens_per_s,
+            "exchanges_ok": counters.exchanges_ok,
+            "exchanges_failed": counters.exchanges_failed,
+        }
 
     def summary(self) -> dict[str, Any]:
         """The session's figures."""
-        counters = self.core.counters
-        elapsed = (self._ended_at or time.monotonic()) - self._started_at
+        counters = self.counters()
         return {
             "id": self.me,
             "nickname": self.nickname,
@@ -161,7 +197,7 @@ class Record:
             "solo_steps": counters.solo_steps,
             "sent_bytes": counters.sent_bytes,
             "received_bytes": counters.received_bytes,
-            "blocked_fraction": self._blocked_s / max(elapsed, 1e-9),
+            "blocked_fraction": self._blocked_s / max(self._elapsed_s, 1e-9),
             "outer_steps": self.learner.step,
             "coverage": self.task.coverage,
             "finished": self.learner.ended,

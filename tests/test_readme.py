@@ -47,7 +47,10 @@ def command(*begins: str) -> list[str]:
 def test_every_command_of_ours_is_tested() -> None:
     names = sorted(words[1] for words in commands(tested=True))
     assert all(words[0] == "p2ptrain" for words in commands(tested=True))
-    assert names == ["bootstrap", "export", "generate", "init", "invite", "peer", "peer", "sign", "simulate", "testnet"]
+    running = ["finish", "invite", "pause", "resume", "status"]
+    assert names == sorted(
+        [*running, "bootstrap", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
+    )
     assert all(words[0] in ("make", ".") for words in commands(tested=False))
 
 
@@ -169,7 +172,14 @@ def test_the_commands_run(shell: Shell) -> None:
     invited = JoinLink.parse(shell.run(at_home(command("invite"))))
     assert invited.run_id == link.run_id
     assert link.addresses[0] in invited.addresses
-    second.stop()
+    second.wait_for(lambda: notes(home, "first inner step") > 1, "training")
+    shell.run(at_home(command("pause")))
+    second.wait_for(lambda: notes(home, "held") > 0, "the trainer's rest")
+    assert "paused" in shell.run(at_home(command("status")))
+    shell.run(at_home(command("resume")))
+    second.wait_for(lambda: notes(home, "goes on") > 0, "training")
+    shell.run(at_home(command("finish")))
+    assert second.process.wait(DEADLINE_S) == 0
     bootstrap.stop()
 
     shell.run(at_home(command("export")))

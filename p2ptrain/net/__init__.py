@@ -2,11 +2,14 @@
 
 ================  ======================================================================================================
 driver            performs the protocol core's effects and feeds back events; knows links only as ``ports.Link``
+porter            declines politely while the peer is away
 payload           bulk data over any link: chunks, lengths, digests
 memory            links, transport and directory in memory; virtual_time: the clock that tests run them on
 identity          the peer's Ed25519 key file; signs and verifies presence records
 address           multiaddresses: which to announce, how to print them, how p2pd wants them
 streams           a byte stream to p2pd that copies little
+rates             the owner's caps: one line a direction, shared by all streams
+socket_folder     private folders for Unix sockets, swept when their owner is gone
 daemon            one p2pd child process: its sockets, its death, dialing and streams
 node              one place in the network: the daemon, the DHT in this process, and the keeper that (re)joins the swarm
 links             ``ports.Link`` and ``ports.Transport`` over streams of the daemon

@@ -4,7 +4,7 @@
 
 - It runs in a session of its own, so that Ctrl+C in the terminal reaches us and not it: we say goodbye through it.
 - It dies with us, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when its control connection does).
-- Its sockets lie in one folder for this process, locked while we live. ``sweep`` removes the folders of the dead.
+- Its sockets lie in one folder for this process, locked while we live (``net.socket_folder``).
 - Dialing, opening and taking in streams are our own few lines of its control protocol: no connection leaks when one
   fails, addresses have a form that p2pd takes, and bulk data is copied less (``net.streams``).
 
@@ -15,13 +15,9 @@ is the thread).
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import itertools
 import os
-import shutil
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -36,18 +32,13 @@ from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.launcher import launched
 from p2ptrain.net import address
+from p2ptrain.net.socket_folder import SocketFolder
 from p2ptrain.net.streams import Stream
 
 STARTUP_TIMEOUT_S = 30.0
 """A guess: it takes 0.1 s here, and a busy machine must not fail."""
 SHUTDOWN_PATIENCE_S = 2.0
 """A guess: it takes some 10 ms here."""
-LONGEST_PARENT = 50
-"""A socket's path may have 104 bytes (macOS), and our folder and file names take up to 50."""
-_FOLDER_PREFIX = "p2ptrain-"
-_LOCK_NAME = "lock"
-_UNLOCKED_GRACE_S = 60.0
-"""A folder without a lock may be about to get one; after a minute it is debris."""
 
 _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
 """Without reuse of the listening port for dialing, two peers that dial each other at the same instant get two
@@ -207,66 +198,6 @@ async def _read_message(stream: Stream) -> bytes:
         shift += 7
         if byte < 0x80:
             return await stream.read_exactly(length)
-
-
-class SocketFolder:
-    """A private folder for Unix sockets, marked as in use by a lock that the kernel drops when we die."""
-
-    def __init__(self, path: Path, lock: int) -> None:
-        self.path = path
-        self._lock: int | None = lock
-
-    @classmethod
-    def create(cls) -> SocketFolder:
-        """Sweep what the dead left behind, then make ours."""
-        parent = Path(tempfile.gettempdir())
-        if len(str(parent)) > LONGEST_PARENT:
-            parent = Path("/tmp")
-        sweep(parent)
-        path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
-        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return cls(path, lock)
-
-    def remove(self) -> None:
-        """Safe to call twice."""
-        if self._lock is not None:
-            shutil.rmtree(self.path, ignore_errors=True)
-            os.close(self._lock)
-            self._lock = None
-
-
-def sweep(parent: Path) -> list[Path]:
-    """Remove our socket folders whose owner is gone; return them."""
-    return [folder for folder in parent.glob(f"{_FOLDER_PREFIX}*") if _is_abandoned(folder) and _removed(folder)]
-
-
-def _is_abandoned(folder: Path) -> bool:
-    try:
-        status = folder.lstat()
-        if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():
-            return False
-        lock = os.open(folder / _LOCK_NAME, os.O_RDWR)
-    except FileNotFoundError:
-        return folder.exists() and time.time() - status.st_mtime > _UNLOCKED_GRACE_S and _holds_only_sockets(folder)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    finally:
-        os.close(lock)
-    return _holds_only_sockets(folder)
-
-
-def _holds_only_sockets(folder: Path) -> bool:
-    return all(entry.name == _LOCK_NAME or entry.is_socket() for entry in folder.iterdir())
-
-
-def _removed(folder: Path) -> bool:
-    shutil.rmtree(folder, ignore_errors=True)
-    return not folder.exists()
 
 
 def _raw(peer: PeerId) -> bytes:

@@ -25,8 +25,10 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.net.daemon import read_opener
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
 from p2ptrain.ports import Link
+from p2ptrain.wire import FrameKind
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +58,30 @@ class Limits:
 class StreamLink:
     """One stream (``ports.Link``). A deadline that passes, a reset or a malformed frame closes it.
 
-    A buffer given to ``send`` must not change afterwards: the event loop may still hold it.
+    Chunks of payload wait for their turn where the owner caps the rate; the partner is given that time on top. A buffer
+    given to ``send`` must not change afterwards: the event loop may still hold it.
     """
 
-    def __init__(self, peer: PeerId, stream: Stream, limits: Limits) -> None:
+    def __init__(self, peer: PeerId, stream: Stream, limits: Limits, rates: Rates) -> None:
         self.peer = peer
         self._stream = stream
         self._limits = limits
+        self._rates = rates
         self._closed = False
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
-        header = wire.encode_header(kind, len(body))
+        header, line = wire.encode_header(kind, len(body)), self._rates.up
+        line.book(len(header))
+        if kind != FrameKind.CHUNK:
+            line.book(len(body))
+            await self._write(header, body)
+            return
+        for piece in line.pieces(memoryview(body)):
+            await line.wait(line.book(len(piece)))
+            await self._write(header, piece)
+            header = b""
+
+    async def _write(self, header: bytes, body: bytes | memoryview) -> None:
         if self._closed or self._stream.is_closing:
             raise NetworkError("the link is closed")
         try:
@@ -82,7 +97,9 @@ class StreamLink:
     async def receive(self) -> tuple[int, bytes]:
         async with self._receiving() as deadline:
             kind, length = await self._receive_header(deadline)
-            return kind, await self._stream.read_exactly(length)
+            body = bytearray(length)
+            await self._receive_body(kind, memoryview(body), deadline)
+            return kind, bytes(body)
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
         """``payload.DirectLink``: a frame's body received where it is wanted, without a copy."""
@@ -90,13 +107,27 @@ class StreamLink:
             kind, length = await self._receive_header(deadline)
             if length > len(buffer):
                 raise RemoteError(f"a frame of {length} bytes where {len(buffer)} were due")
-            await self._stream.read_into(buffer[:length])
+            await self._receive_body(kind, buffer[:length], deadline)
             return kind, length
 
     async def _receive_header(self, deadline: asyncio.Timeout) -> tuple[int, int]:
         kind, length = wire.decode_header(await self._stream.read_exactly(wire.HEADER_BYTES))
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
+        self._rates.down.book(wire.HEADER_BYTES)
         return kind, length
+
+    async def _receive_body(self, kind: int, body: memoryview, deadline: asyncio.Timeout) -> None:
+        """What is not read yet waits at the sender: back-pressure reaches it through both p2pds."""
+        line = self._rates.down
+        if kind != FrameKind.CHUNK:
+            line.book(len(body))
+            await self._stream.read_into(body)
+            return
+        for piece in line.pieces(body):
+            if (wait_s := line.book(len(piece))) > 0:
+                deadline.reschedule((deadline.when() or 0.0) + wait_s)
+                await line.wait(wait_s)
+            await self._stream.read_into(piece)
 
     @contextlib.asynccontextmanager
     async def _receiving(self) -> AsyncIterator[asyncio.Timeout]:
@@ -137,10 +168,17 @@ class P2PTransport:
     and goes to the loop's exception handler.
     """
 
-    def __init__(self, node: Node, protocol: str = EXCHANGE_PROTOCOL, limits: Limits | None = None) -> None:
+    def __init__(
+        self,
+        node: Node,
+        protocol: str = EXCHANGE_PROTOCOL,
+        limits: Limits | None = None,
+        rates: Rates | None = None,
+    ) -> None:
         self._node = node
         self._protocol = protocol
         self._limits = limits or Limits()
+        self._rates = rates or Rates()
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], PeerId | None] = {}
@@ -154,7 +192,7 @@ class P2PTransport:
                 stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(peer, stream, self._limits)
+        return StreamLink(peer, stream, self._limits, self._rates)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Once."""
@@ -195,7 +233,7 @@ class P2PTransport:
             async with asyncio.timeout(self._limits.idle_s):
                 peer = await read_opener(stream)
             if self._admit(peer):
-                await handler(StreamLink(peer, stream, self._limits))
+                await handler(StreamLink(peer, stream, self._limits, self._rates))
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
         finally:

@@ -13,15 +13,16 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.ports import Link, Transport
 from p2ptrain.wire import MAX_MANIFEST_BYTES, FrameKind
 
 MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
 
 
-async def serve_manifest(node: Node, signed: bytes) -> P2PTransport:
+async def serve_manifest(node: Node, signed: bytes, rates: Rates | None = None) -> P2PTransport:
     """Answer requests for the node's run with these bytes until the returned transport is closed."""
-    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2))
+    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates)
     await answer_requests(transport, node.run, signed)
     return transport
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.net.daemon import SocketFolder, sweep
+from p2ptrain.net.socket_folder import SocketFolder, sweep
 
 
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parent")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(folder))
-    monkeypatch.setattr("p2ptrain.net.daemon.LONGEST_PARENT", 1000)
+    monkeypatch.setattr("p2ptrain.net.socket_folder.LONGEST_PARENT", 1000)
     return folder
 
 

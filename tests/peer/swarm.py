@@ -24,8 +24,8 @@ import psutil
 
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
-from p2ptrain.net.daemon import sweep
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.socket_folder import sweep
 
 T = TypeVar("T")
 

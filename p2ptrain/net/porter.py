@@ -1,0 +1,26 @@
+"""Who opens the door while the peer is away: one polite No for each link, so that nobody waits for us or blames us."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from p2ptrain.net.driver import OPENING_DEADLINE_S
+from p2ptrain.ports import Link
+from p2ptrain.swarm import DeclineReason, PeerState
+from p2ptrain.swarm.messages import Decline, Offer, WeightsRequest
+from p2ptrain.wire import FrameKind, decode_message, encode_message
+
+
+async def turn_away(link: Link, step: int, progress: float) -> None:
+    """Decline what an inbound link asks for, as a peer that is leaving does; whoever hears that calls no more until our
+    next presence record. Raises NetworkError and RemoteError; closes the link."""
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPENING_DEADLINE_S):
+                kind, body = await link.receive()
+                if kind == FrameKind.MESSAGE and isinstance(decode_message(body), Offer | WeightsRequest):
+                    no = Decline(DeclineReason.LEAVING, PeerState.LEAVING, step, progress, known=())
+                    await link.send(FrameKind.MESSAGE, encode_message(no))
+    finally:
+        await link.close()

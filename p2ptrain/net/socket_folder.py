@@ -1,0 +1,77 @@
+"""Private folders for Unix sockets, and the sweep that removes those whose owner is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+LONGEST_PARENT = 50
+"""A socket's path may have 104 bytes (macOS), and our folder and file names take up to 50."""
+_FOLDER_PREFIX = "p2ptrain-"
+_LOCK_NAME = "lock"
+_UNLOCKED_GRACE_S = 60.0
+"""A folder without a lock may be about to get one; after a minute it is debris."""
+
+
+class SocketFolder:
+    """A private folder for Unix sockets, marked as in use by a lock that the kernel drops when we die."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self.path = path
+        self._lock: int | None = lock
+
+    @classmethod
+    def create(cls) -> SocketFolder:
+        """Sweep what the dead left behind, then make ours."""
+        parent = Path(tempfile.gettempdir())
+        if len(str(parent)) > LONGEST_PARENT:
+            parent = Path("/tmp")
+        sweep(parent)
+        path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return cls(path, lock)
+
+    def remove(self) -> None:
+        """Safe to call twice."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+
+def sweep(parent: Path) -> list[Path]:
+    """Remove our socket folders whose owner is gone; return them."""
+    return [folder for folder in parent.glob(f"{_FOLDER_PREFIX}*") if _is_abandoned(folder) and _removed(folder)]
+
+
+def _is_abandoned(folder: Path) -> bool:
+    try:
+        status = folder.lstat()
+        if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():
+            return False
+        lock = os.open(folder / _LOCK_NAME, os.O_RDWR)
+    except FileNotFoundError:
+        return folder.exists() and time.time() - status.st_mtime > _UNLOCKED_GRACE_S and _holds_only_sockets(folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return _holds_only_sockets(folder)
+
+
+def _holds_only_sockets(folder: Path) -> bool:
+    return all(entry.name == _LOCK_NAME or entry.is_socket() for entry in folder.iterdir())
+
+
+def _removed(folder: Path) -> bool:
+    shutil.rmtree(folder, ignore_errors=True)
+    return not folder.exists()

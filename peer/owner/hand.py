@@ -1,0 +1,258 @@
+"""The thread that watches settings, month, hour and commands, and tells the rest of the peer what follows from them.
+
+It begins with the home's lock held and before anything else of the peer, so that a peer that cannot find its swarm can
+be asked why. Once there is a trainer, ``take`` gives it something to hold. It alone writes its own state; what it reads
+of others are single numbers and references, each whole at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from p2ptrain.net.rates import Rates
+from p2ptrain.ports import Clock, Notebook
+from p2ptrain.train.loop import Signals
+from peer.attendance import Attendance, Reins, Wish
+from peer.home import Home
+from peer.lines import line
+from peer.owner import status
+from peer.owner.door import Door
+from peer.owner.settings import Settings, SettingsFile
+from peer.owner.traffic import Traffic
+from peer.owner.wishes import Verdict, decide
+from peer.record import Record
+
+POLL_S = 1.0
+"""Between two looks at file, month and hour: so long an edit waits, and so long a month that is used up goes on."""
+SAVE_PERIOD_S = 10.0
+"""Between two writes of the month's traffic: what SIGKILL costs the count."""
+MEASURED_S = 60.0
+"""The rates that ``status`` shows are of this last while."""
+KEPT_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What there is to hold once a trainer exists."""
+
+    record: Record
+    attendance: Attendance | None
+    """None: a recipe that exchanges nothing."""
+    reins: Reins
+
+
+class Hand:
+    """A context manager; ``stopping`` comes after it, ``notebook`` and the home's lock before."""
+
+    def __init__(
+        self,
+        home: Home,
+        file: SettingsFile,
+        settings: Settings,
+        rates: Rates,
+        signals: Signals,
+        notebook: Notebook,
+        now: Callable[[], datetime] = datetime.now,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._home = home
+        self._file = file
+        self._settings = settings
+        self._rates = rates
+        self._signals = signals
+        self._notebook = notebook
+        self._now = now
+        self._clock = clock
+        self._traffic = Traffic(home.path)
+        self._booked = (0, 0)
+        self._save_at = 0.0
+        self._is_saved = True
+        self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
+        self._paused = False
+        self._verdict = Verdict(Wish.PRESENT)
+        self._fault = ""
+        self._held: Held | None = None
+        self._heard: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
+        self._door: Door | None = None
+        self._bell, self._button = socket.socketpair()
+        self._ends = False
+        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
+
+    def __enter__(self) -> Self:
+        if why := self._traffic.load():
+            self._notebook.note("not counted", why=f"what {self._traffic.path} held: {why}")
+        self._count()
+        self._obey()
+        try:
+            self._door = Door(self._home.path)
+        except OSError as error:
+            self._notebook.note("no door", why=error.strerror or str(error))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends = True
+        self._button.send(b"!")
+        self._thread.join()
+        for each in (self._door, self._bell, self._button):
+            if each is not None:
+                each.close()
+        self._count()
+        self._save()
+
+    def take(self, held: Held) -> None:
+        """There is a trainer now. Before its loop begins."""
+        self._held = held
+        self._button.send(b"!")
+
+    def hear(self, kind: str, fields: dict[str, Any]) -> None:
+        """Keep the last lines for ``status``; ``telemetry.Listener``."""
+        if kind != "progress" and (text := line(kind, fields)) is not None:
+            self._heard.append((self._clock(), text))
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        watched: list[Any] = [self._bell] if self._door is None else [self._bell, self._door.socket]
+        while not self._ends:
+            ready, _, _ = select.select(watched, [], [], POLL_S)
+            if self._bell in ready:
+                self._bell.recv(64)
+            self.look()
+            if self._door is not None and self._door.socket in ready:
+                self._door.serve(self.answer)
+
+    def look(self) -> None:
+        """Once a second: what has changed, and what follows."""
+        match self._file.changed():
+            case Settings() as settings:
+                self._accept(settings)
+            case str(why) if why != self._fault:
+                self._fault = why
+                self._notebook.note("settings refused", why=why)
+        self._count()
+        if self._clock() >= self._save_at:
+            self._save_at = self._clock() + SAVE_PERIOD_S
+            self._save()
+        self._obey()
+
+    def _accept(self, settings: Settings) -> None:
+        old, self._settings, self._fault = self._settings, settings, ""
+        changes = [
+            f"{each.name} {getattr(settings, each.name)!r}, before {getattr(old, each.name)!r}"
+            for each in fields(Settings)
+            if getattr(settings, each.name) != getattr(old, each.name)
+        ]
+        self._notebook.note("settings", what="; ".join(changes) or "nothing else than before")
+
+    def _obey(self) -> None:
+        """Let what is wished be so."""
+        self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
+        now = self._now()
+        used = self._traffic.month(now).both
+        verdict = decide(self._settings, paused=self._paused, now=now, used_bytes=used)
+        before, self._verdict = self._verdict, verdict
+        if verdict.wish is not before.wish:
+            match verdict.wish:
+                case Wish.ABSENT:
+                    self._notebook.note("paused", why=verdict.why)
+                case Wish.ALONE:
+                    self._notebook.note("budget used up", why=verdict.why)
+                case Wish.PRESENT:
+                    self._notebook.note("called back")
+        held = self._held
+        if held is None:
+            return
+        if held.attendance is not None:
+            held.attendance.wish(verdict.wish)
+        elif verdict.wish is Wish.ABSENT:
+            held.reins.hold()
+        elif not self._signals.begin.is_set():
+            held.reins.begin()
+
+    def _count(self) -> None:
+        now = self._rates.up.total_bytes, self._rates.down.total_bytes
+        self._traffic.add(now[0] - self._booked[0], now[1] - self._booked[1], self._now())
+        self._booked = now
+        self._samples.append((self._clock(), *now))
+
+    def _save(self) -> None:
+        try:
+            self._traffic.save()
+            self._is_saved = True
+        except OSError as error:
+            if self._is_saved:  # once, not every ten seconds
+                self._notebook.note("not counted", why=f"{self._traffic.path} cannot be written: {error.strerror}")
+            self._is_saved = False
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Obey a command, or say why not; ``status`` with it in any case."""
+        match request.get("command"):
+            case "status":
+                told = ""
+            case "pause":
+                told, self._paused = "already paused" if self._paused else "pausing", True
+                self._obey()
+            case "resume":
+                told, self._paused = "resuming" if self._paused else "not paused", False
+                self._obey()
+                if self._verdict.wish is Wish.ABSENT:
+                    told = f"it still rests: {self._verdict.why}"
+            case "finish":
+                told = self._finish()
+            case _:
+                return {"error": "no such command"}
+        return {"told": told, "status": self._status()}
+
+    def _finish(self) -> str:
+        held, last = self._held, self._signals.last
+        if self._signals.stop.is_set() or last.is_set():
+            return "already finishing"
+        if held is None:
+            os.kill(os.getpid(), signal.SIGTERM)  # there is no step to end yet: as Ctrl+C does
+            return "stopping before training began"
+        held.reins.finish()
+        self._notebook.note("finishing")
+        return "finishing"
+
+    def _status(self) -> dict[str, Any]:
+        now, held = self._now(), self._held
+        sent_rate, received_rate = self._measured()
+        month = self._traffic.month(now)
+        wish = self._verdict.wish
+        return status.figures(
+            home=self._home,
+            record=None if held is None else held.record,
+            attendance=None if held is None else held.attendance,
+            wish=wish.name,
+            why=self._verdict.why,
+            leaving=self._signals.stop.is_set() or self._signals.last.is_set(),
+            settings=self._settings,
+            fault=self._fault,
+            month=month,
+            rates=(sent_rate, received_rate),
+            heard=[(self._clock() - at, text) for at, text in list(self._heard)],
+        )
+
+    def _measured(self) -> tuple[float, float]:
+        """Bytes per second sent and received lately."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        (begun, sent, received), (at, sent_now, received_now) = self._samples[0], self._samples[-1]
+        seconds = max(at - begun, POLL_S)
+        return (sent_now - sent) / seconds, (received_now - received) / seconds

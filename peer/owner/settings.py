@@ -1,0 +1,241 @@
+"""``HOME/settings.toml``: what this machine's owner allows. Never shared, and it never changes the algorithm.
+
+Every option is one row of ``OPTIONS``: the file that a new home gets, the checks and the error messages are made from
+it. Reading is strict, because an option that is misspelt and ignored is a cap that does not hold.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from p2ptrain import files
+from p2ptrain.errors import HomeError
+from p2ptrain.net.rates import LOWEST_RATE
+from p2ptrain.wire import MAX_NICKNAME_CHARS
+
+FILE = "settings.toml"
+MAX_BYTES = 64 << 10
+MBIT = 125_000.0
+"""Bytes in a megabit."""
+GB = 1e9
+LOWEST_MBIT = LOWEST_RATE / MBIT
+HIGHEST = 1e6
+"""Beyond any line or month; a larger number is a slip."""
+MAX_THREADS = 1024
+
+Mark = tuple[int, int, int] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The defaults allow everything."""
+
+    upload_mbit: float = 0.0
+    download_mbit: float = 0.0
+    monthly_gb: float = 0.0
+    hours: str = ""
+    nickname: str = ""
+    device: str = "auto"
+    threads: int = 0
+
+    @property
+    def upload_rate(self) -> float:
+        """Bytes per second; infinity: no cap."""
+        return self.upload_mbit * MBIT or math.inf
+
+    @property
+    def download_rate(self) -> float:
+        return self.download_mbit * MBIT or math.inf
+
+    @property
+    def monthly_bytes(self) -> float:
+        return self.monthly_gb * GB or math.inf
+
+    def is_hour(self, minute: int) -> bool:
+        """Whether this minute of the day, 0 to 1439, is one to train in."""
+        if not self.hours:
+            return True
+        begin, end = _span(self.hours)
+        return begin <= minute < end if begin < end else minute >= begin or minute < end
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row: an option and how to explain it."""
+
+    name: str
+    meaning: str
+    allowed: str
+    fits: Callable[[Any], bool]
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _cap(value: Any) -> bool:
+    return _number(value) and (value == 0 or LOWEST_MBIT <= value <= HIGHEST)
+
+
+def _is_span(value: Any) -> bool:
+    if not isinstance(value, str) or not (value == "" or _SPAN.fullmatch(value)):
+        return False
+    return value == "" or len(set(_span(value))) == 2
+
+
+def _is_nickname(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NICKNAME_CHARS and value.isprintable()
+
+
+_SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
+
+
+def _span(text: str) -> tuple[int, int]:
+    """Minutes of the day."""
+    numbers = [int(each) for each in _SPAN.fullmatch(text).groups()]  # type: ignore[union-attr]
+    return 60 * numbers[0] + numbers[1], 60 * numbers[2] + numbers[3]
+
+
+OPTIONS = (
+    Option(
+        "upload_mbit",
+        "Most that this peer sends, in Mbit/s (millions of bits a second). 0: as much as the line gives.",
+        f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
+        _cap,
+    ),
+    Option(
+        "download_mbit",
+        "Most that it receives, in Mbit/s. 0: as much as the line gives.",
+        f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
+        _cap,
+    ),
+    Option(
+        "monthly_gb",
+        "Most that it sends and receives together in a calendar month, in GB (10^9 bytes). When it is used up, the\n"
+        "peer trains alone until the month is over or this number is raised. 0: no limit.",
+        f"0 (no limit), or a number up to {HIGHEST:,.0f}",
+        lambda value: _number(value) and 0 <= value <= HIGHEST,
+    ),
+    Option(
+        "hours",
+        'When it trains, by this machine\'s clock: "22:00-07:30". At other hours it rests, as after `p2ptrain pause`.\n'
+        "Empty: always.",
+        '"" (always), or two different times of the day like "22:00-07:30"',
+        _is_span,
+    ),
+    Option(
+        "nickname",
+        "Shown to people. Counts from the next start; --nickname goes first.",
+        f"at most {MAX_NICKNAME_CHARS} printable characters",
+        _is_nickname,
+    ),
+    Option(
+        "device",
+        "Where it computes. Counts from the next start; --device goes first.",
+        '"auto", "cpu", "cuda" or "cuda:<number>"',
+        lambda value: isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value) is not None,
+    ),
+    Option(
+        "threads",
+        "How many of the processor's cores torch uses. Counts from the next start. 0: torch decides.",
+        f"a whole number from 0 to {MAX_THREADS:,}",
+        lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_THREADS,
+    ),
+)
+
+
+def template() -> str:
+    """The file that a new home gets: every option at its default, with its meaning."""
+    lines = [
+        "# What this peer may use of your machine. Nobody else is told, and nothing here changes how the swarm trains.",
+        "# Edit it while the peer runs: a change counts within seconds. A faulty one is told in one line, and what",
+        "# counted before goes on counting.",
+    ]
+    defaults = Settings()
+    for option in OPTIONS:
+        lines += ["", *(f"# {line}" for line in option.meaning.split("\n"))]
+        lines.append(f"# Allowed: {option.allowed}.")
+        value = getattr(defaults, option.name)
+        shown = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+        lines.append(f"{option.name} = {shown}")
+    return "\n".join(lines) + "\n"
+
+
+def parse(text: str) -> Settings:
+    """Raises ValueError, whose text names the option and what it may be."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"it is no valid TOML: {error}") from None
+    rows = {option.name: option for option in OPTIONS}
+    for name, value in document.items():
+        if name not in rows:
+            near = difflib.get_close_matches(name, rows, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(rows)}"
+            raise ValueError(f"there is no option {name[:40]!r}; {hint}")
+        if not rows[name].fits(value):
+            raise ValueError(f"{name} must be {rows[name].allowed}, and is {str(value)[:40]!r}")
+    floats = {each.name for each in fields(Settings) if isinstance(each.default, float)}
+    chosen: dict[str, Any] = {name: float(value) if name in floats else value for name, value in document.items()}
+    return Settings(**chosen)
+
+
+class SettingsFile:
+    """The file of one home. ``load`` at the start; then ``changed`` now and then, by one thread."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / FILE
+        self._read_at: Mark = None
+        self._looked_at: Mark = None
+
+    def load(self) -> Settings:
+        """Write the file first where there is none. Raises HomeError when it is faulty: nothing else counts yet."""
+        try:
+            if not self.path.exists():
+                files.write_new(self.path, template().encode())
+            self._read_at = self._looked_at = self._mark()
+            return self._read()
+        except OSError as error:
+            raise HomeError(f"{self.path} cannot be used: {error.strerror}.", "Check its permissions.") from error
+        except ValueError as error:
+            remedy = "Mend that; or delete the file, and the next start writes a new one."
+            raise HomeError(f"{self.path} is faulty: {error}.", remedy) from None
+
+    def changed(self) -> Settings | str | None:
+        """What an edit says; why it cannot count; None while there was none. Without the file the defaults count.
+
+        An edit is read when the file looks the same twice in a row: some editors empty it first, or move it away.
+        """
+        try:
+            mark = self._mark()
+            is_calm, self._looked_at = mark == self._looked_at, mark
+            if mark == self._read_at or not is_calm:
+                return None
+            self._read_at = mark
+            return Settings() if mark is None else self._read()
+        except OSError as error:
+            return error.strerror or str(error)
+        except ValueError as error:
+            return str(error)
+
+    def _mark(self) -> Mark:
+        """What changes with every edit; None without a file."""
+        try:
+            status = self.path.stat()
+        except FileNotFoundError:
+            return None
+        return status.st_mtime_ns, status.st_size, status.st_ino
+
+    def _read(self) -> Settings:
+        with self.path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        if len(raw) > MAX_BYTES:
+            raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
+        return parse(raw.decode("utf-8", errors="replace"))

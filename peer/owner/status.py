@@ -1,0 +1,184 @@
+"""What a peer is doing: as figures for programs, and as one screen for a person."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from peer.home import Home
+from peer.lines import printable, size
+from peer.owner.settings import MBIT, Settings
+from peer.owner.traffic import Month
+
+if TYPE_CHECKING:
+    from peer.attendance import Attendance
+    from peer.record import Record
+
+NOT_RUNNING = "not running"
+
+
+def state_of(record: Record | None, attendance: Attendance | None, wish: str, leaving: bool) -> tuple[str, str]:
+    """One word for what the peer does, and why as far as that is known here.
+
+    Args:
+        wish: a ``Wish``'s name.
+    """
+    if leaving:
+        return "finishing", "saving, then leaving"
+    if record is None:
+        return ("paused" if wish == "ABSENT" else "starting"), "it looks for the run's manifest, or builds the model"
+    if wish == "ABSENT":
+        is_held = record.is_held or record.learner.ended or not record.has_stepped
+        return ("paused", "") if is_held else ("pausing", "an inner step is under way")
+    if wish == "ALONE":
+        return "alone", ""
+    if attendance is None:
+        return "training", "this run's recipe exchanges nothing"
+    if record.learner.ended:
+        return "final gossip", "it exchanges weights until the swarm agrees"
+    if attendance.state in ("joining", "away"):
+        return "joining", "it looks for the swarm, or takes over newer weights"
+    if record.learner.is_waiting:
+        return "training", "it waits for the partners that this outer step planned"
+    return "training", "" if attendance.live_peers else "nobody else is here; the search goes on"
+
+
+def figures(
+    *,
+    home: Home,
+    record: Record | None,
+    attendance: Attendance | None,
+    wish: str,
+    why: str,
+    leaving: bool,
+    settings: Settings,
+    fault: str,
+    month: Month,
+    rates: tuple[float, float],
+    heard: Sequence[tuple[float, str]],
+) -> dict[str, Any]:
+    """Everything, in plain values.
+
+    Args:
+        why: what the owner's wish follows from; empty where none is unusual.
+        fault: of the settings file, as it is now.
+        rates: bytes per second sent and received lately.
+        heard: the last lines and their ages in seconds.
+    """
+    state, reason = state_of(record, attendance, wish, leaving)
+    return {
+        "state": state,
+        "why": reason if leaving else why or reason,
+        "pid": os.getpid(),
+        "home": str(home.path),
+        "training": None if record is None else record.figures(),
+        "peers": 0 if attendance is None else attendance.live_peers,
+        "rates": {"sent_bytes_per_s": round(rates[0]), "received_bytes_per_s": round(rates[1])},
+        "month": {
+            "sent_bytes": month.sent,
+            "received_bytes": month.received,
+            "allowed_bytes": settings.monthly_bytes if math.isfinite(settings.monthly_bytes) else None,
+        },
+        "settings": asdict(settings),
+        "settings_fault": fault,
+        "lines": [{"age_s": round(age), "line": text} for age, text in heard],
+    }
+
+
+def last_known(home: Home) -> dict[str, Any]:
+    """What the home of a peer that does not run tells: its newest checkpoint, and the last session's summary."""
+    states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
+    return {
+        "state": NOT_RUNNING,
+        "home": str(home.path),
+        "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
+        "saved_s_ago": round(time.time() - states[-1].stat().st_mtime) if states else None,
+        "summary": _read(home.summary, "val_loss_last", "tokens", "outer_steps", "exchanges_ok", "finished", "why"),
+    }
+
+
+def screen(status: Mapping[str, Any]) -> str:
+    """For a person. The status is our own process's word, but parts of it may be a stranger's: one line each."""
+    rows = [("state", _and(status["state"], status.get("why")))]
+    if status["state"] == NOT_RUNNING:
+        rows += _rows_of_the_dead(status)
+    else:
+        rows += _rows_of_the_living(status)
+    text = [f"{name:<9} {printable(value)}" for name, value in rows]
+    text += [
+        f"{'' if i else 'lately':<9} {printable(_ago(e['age_s']))}: {printable(e['line'])}"
+        for i, e in enumerate(status.get("lines", []))
+    ]
+    return "\n".join(text)
+
+
+def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    training, settings, month = status["training"], status["settings"], status["month"]
+    rows = []
+    if training is not None:
+        loss = f", loss {training['loss']:.3f}" if training["loss"] is not None else ""
+        rows += [
+            ("progress", f"{100 * training['fraction']:.1f} % of the run, outer step {training['step']}{loss}"),
+            ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far"),
+            (
+                "swarm",
+                f"{status['peers']} others here, {training['exchanges_ok']} exchanges, "
+                f"{training['exchanges_failed']} failed",
+            ),
+        ]
+    up, down = status["rates"]["sent_bytes_per_s"], status["rates"]["received_bytes_per_s"]
+    allowed = f" of {size(month['allowed_bytes'])}" if month["allowed_bytes"] is not None else ", no limit"
+    rows += [
+        ("up", f"{up / MBIT:.2f} Mbit/s in the last minute, {_cap(settings['upload_mbit'])}"),
+        ("down", f"{down / MBIT:.2f} Mbit/s, {_cap(settings['download_mbit'])}"),
+        ("month", f"{size(month['sent_bytes'])} sent, {size(month['received_bytes'])} received{allowed}"),
+    ]
+    if settings["hours"]:
+        rows.append(("hours", settings["hours"]))
+    if status["settings_fault"]:
+        rows.append(("settings", f"settings.toml is faulty and not used: {status['settings_fault']}"))
+    return rows
+
+
+def _rows_of_the_dead(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = []
+    if (saved := status["checkpoint"]) is not None:
+        ended = ", the run's end" if saved.get("ended") else ""
+        rows.append(("saved", f"outer step {saved.get('step')}{ended}, {_ago(status['saved_s_ago'])}"))
+    if (last := status["summary"]) is not None:
+        rows.append(
+            (
+                "last time",
+                f"held-out loss {last.get('val_loss_last')}, {last.get('exchanges_ok')} exchanges; {last.get('why')}",
+            )
+        )
+    return rows
+
+
+def _and(text: str, more: str | None) -> str:
+    return f"{text}: {more}" if more else text
+
+
+def _cap(mbit: float) -> str:
+    return f"at most {mbit:g}" if mbit else "no cap"
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _read(path: Any, *names: str) -> dict[str, Any] | None:
+    """Some fields of a JSON file of ours; None where it cannot be read."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        return {name: document.get(name) for name in names}
+    except (OSError, ValueError, AttributeError):
+        return None

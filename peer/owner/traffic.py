@@ -1,0 +1,88 @@
+"""``HOME/traffic.json``: bytes sent and received, by calendar month of this machine's clock.
+
+Every month keeps a line of its own, so a clock that jumps and comes back finds what it left. What is not on disk yet
+when a process is killed, ten seconds' worth at most, is lost to the count.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from p2ptrain import files
+
+FILE = "traffic.json"
+KEPT_MONTHS = 24
+
+
+@dataclass(slots=True)
+class Month:
+    """One month's bytes."""
+
+    sent: int = 0
+    received: int = 0
+
+    @property
+    def both(self) -> int:
+        return self.sent + self.received
+
+
+def name_of(now: datetime) -> str:
+    """``2026-11``."""
+    return f"{now.year:04d}-{now.month:02d}"
+
+
+class Traffic:
+    """The count of one home. Written by one thread."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / FILE
+        self._months: dict[str, Month] = {}
+        self._dirty = False
+
+    def load(self) -> str:
+        """Read what earlier sessions counted. Why that failed; empty when it did not, or there were none."""
+        try:
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+            self._months = {
+                str(name): Month(_count(entry["sent_bytes"]), _count(entry["received_bytes"]))
+                for name, entry in document.items()
+            }
+        except FileNotFoundError:
+            return ""
+        except OSError as error:
+            return error.strerror or str(error)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "it is not what was written"
+        return ""
+
+    def month(self, now: datetime) -> Month:
+        """The count of the month that this moment is in; not to be changed."""
+        return self._months.get(name_of(now)) or Month()
+
+    def add(self, sent: int, received: int, now: datetime) -> None:
+        if sent or received:
+            month = self._months.setdefault(name_of(now), Month())
+            month.sent += sent
+            month.received += received
+            self._dirty = True
+
+    def save(self) -> None:
+        """Old content or new. Raises OSError."""
+        if not self._dirty:
+            return
+        newest = sorted(self._months)[-KEPT_MONTHS:]
+        document = {
+            name: {"sent_bytes": self._months[name].sent, "received_bytes": self._months[name].received}
+            for name in newest
+        }
+        files.replace(self.path, json.dumps(document, indent=1).encode() + b"\n")
+        self._dirty = False
+
+
+def _count(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise ValueError(f"{value!r} is no count")
+    return value

@@ -1,0 +1,230 @@
+"""A line's arithmetic with a clock of our own, and links that wait their turn over fake streams in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from math import inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from p2ptrain.errors import NetworkError
+from p2ptrain.ids import PeerId
+from p2ptrain.net import virtual_time
+from p2ptrain.net.links import Limits, StreamLink
+from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, Line, Rates
+from p2ptrain.swarm.rules import MAX_DONATIONS, MAX_EXCHANGES
+from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind
+
+
+class Watch:
+    """A clock that tests set."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def line(rate: float = inf) -> tuple[Line, Watch]:
+    watch = Watch()
+    made = Line(watch)
+    made.rate = rate
+    return made, watch
+
+
+def test_without_a_cap_nothing_waits_and_everything_counts() -> None:
+    free, _ = line()
+    assert [free.book(10**9) for _ in range(3)] == [0.0] * 3
+    assert free.total_bytes == 3 * 10**9
+
+
+def test_turns_come_in_order_at_the_rate() -> None:
+    capped, watch = line(1000.0)
+    assert capped.book(500) == 0.0  # what half a second of rest has left
+    assert capped.book(1000) == 0.0
+    assert capped.book(2000) == 1.0
+    assert capped.book(1) == 3.0
+    watch.now += 3.001
+    assert capped.book(1) == 0.0
+
+
+def test_rest_is_not_saved_up() -> None:
+    capped, watch = line(1000.0)
+    capped.book(1)
+    watch.now += 3600
+    assert capped.book(int(BURST_S * 1000)) == 0.0
+    assert capped.book(1000) == 0.0
+    assert capped.book(1000) == 1.0
+
+
+def test_a_new_cap_holds_for_what_is_booked_and_has_not_left() -> None:
+    capped, _ = line(1000.0)
+    capped.book(10_500)  # leaves within 10 s
+    capped.rate = 10_000.0
+    assert capped.book(1) == 1.0
+    capped.rate = inf
+    assert capped.book(1) == 0.0
+    capped.rate = 1000.0
+    assert capped.book(10_000) == 0.0
+    assert capped.book(1) == 10.0
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    some.lists(some.tuples(some.integers(1, 100_000), some.floats(0, 5)), min_size=1, max_size=50),
+    some.floats(LOWEST_RATE, 1e9),
+)
+def test_no_span_of_time_has_more_than_the_rate_and_one_burst(steps: list[tuple[int, float]], rate: float) -> None:
+    capped, watch = line(rate)
+    moved = []
+    for size, pause in steps:
+        watch.now += pause
+        moved.append((watch.now + capped.book(size), size))
+    for first in range(len(moved)):
+        size = 0
+        for at, each in moved[first:]:
+            # The last one has its turn, and is still to leave.
+            assert size <= rate * (at - moved[first][0] + BURST_S) + 1e-3
+            size += each
+
+
+def test_pieces_are_the_whole_and_small_only_where_capped() -> None:
+    free, capped = line()[0], line(LOWEST_RATE)[0]
+    view = memoryview(bytes(range(256)) * 300)
+    assert list(free.pieces(view)) == [view]
+    assert b"".join(capped.pieces(view)) == view
+    assert max(map(len, capped.pieces(view))) == PIECE_BYTES
+    assert [bytes(piece) for piece in capped.pieces(memoryview(b""))] == [b""]
+
+
+def test_at_the_lowest_cap_no_partner_takes_us_for_dead() -> None:
+    limits, streams = Limits(), MAX_EXCHANGES + MAX_DONATIONS + 1
+    assert streams * PIECE_BYTES / LOWEST_RATE < limits.idle_s
+    assert streams * MAX_CHUNK_BYTES / LOWEST_RATE < limits.frame_s(MAX_CHUNK_BYTES)
+
+
+# --- links ------------------------------------------------------------------------------------------------------------
+
+
+class Pipe:
+    """Bytes from one fake stream to another, at once."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+        self.came = asyncio.Event()
+
+    def put(self, data: bytes | memoryview) -> None:
+        self.bytes += data
+        self.came.set()
+
+    async def take(self, length: int) -> bytes:
+        while len(self.bytes) < length:
+            self.came.clear()
+            await self.came.wait()
+        taken = bytes(self.bytes[:length])
+        del self.bytes[:length]
+        return taken
+
+
+class FakeStream:
+    """As much of ``streams.Stream`` as a link uses."""
+
+    is_closing = False
+
+    def __init__(self, out: Pipe, into: Pipe) -> None:
+        self._out, self._into = out, into
+
+    async def write(self, *buffers: bytes | memoryview) -> None:
+        for buffer in buffers:
+            self._out.put(buffer)
+
+    async def read_exactly(self, length: int) -> bytes:
+        return await self._into.take(length)
+
+    async def read_into(self, buffer: memoryview) -> None:
+        buffer[:] = await self._into.take(len(buffer))
+
+    def abort(self) -> None:
+        self.is_closing = True
+
+
+def over_a_link(play: Callable[[StreamLink, StreamLink, Rates, Rates], Awaitable[None]]) -> None:
+    """``play(near, far, near's rates, far's rates)`` in virtual time."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        there, back = Pipe(), Pipe()
+        mine, theirs = Rates(loop.time), Rates(loop.time)
+        near = StreamLink(PeerId("far"), FakeStream(there, back), Limits(), mine)  # type: ignore[arg-type]
+        far = StreamLink(PeerId("near"), FakeStream(back, there), Limits(), theirs)  # type: ignore[arg-type]
+        await play(near, far, mine, theirs)
+
+    virtual_time.run(main())
+
+
+PART = bytes(1_000_000)
+
+
+@pytest.mark.parametrize("capped", ["sender", "receiver"])
+def test_a_payload_passes_at_the_cap_of_either_side(capped: str) -> None:
+    """32 s, and nobody is taken for dead though each frame takes 8 s."""
+
+    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+        (mine.up if capped == "sender" else theirs.down).rate = LOWEST_RATE
+        started = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(send_payload(near, [PART]))
+            got = both.create_task(receive_payload(far, [len(PART)]))
+        assert got.result() == [PART]
+        took_s = asyncio.get_running_loop().time() - started
+        assert len(PART) / LOWEST_RATE - 2 * BURST_S < took_s < len(PART) / LOWEST_RATE + 1
+        assert mine.up.total_bytes == theirs.down.total_bytes > len(PART)
+        assert mine.down.total_bytes == theirs.up.total_bytes == 0
+
+    over_a_link(play)
+
+
+def test_messages_pass_a_queue_of_chunks_and_count() -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+        mine.up.rate = theirs.down.rate = LOWEST_RATE
+        mine.up.book(10 * 60 * int(LOWEST_RATE))  # ten minutes of other streams' chunks
+        before = mine.up.total_bytes
+        async with asyncio.timeout(0.001):
+            await near.send(FrameKind.MESSAGE, b"hello")
+            assert await far.receive() == (FrameKind.MESSAGE, b"hello")
+        assert mine.up.total_bytes == before + len(b"hello") + 6
+
+    over_a_link(play)
+
+
+def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
+    """A chunk whose turn comes after four minutes, with 84 s allowed for the frame; then one that never comes."""
+
+    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+        theirs.down.rate = LOWEST_RATE
+        theirs.down.book(240 * int(LOWEST_RATE))
+        await near.send(FrameKind.CHUNK, bytes(MAX_CHUNK_BYTES))
+        assert await far.receive() == (FrameKind.CHUNK, bytes(MAX_CHUNK_BYTES))
+        with pytest.raises(NetworkError, match="sent nothing for too long"):
+            await far.receive()
+
+    over_a_link(play)
+
+
+def test_a_cap_that_is_lifted_ends_the_wait_for_the_next_piece() -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+        mine.up.rate = LOWEST_RATE
+        started = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(send_payload(near, [PART]))
+            got = both.create_task(receive_payload(far, [len(PART)]))
+            await asyncio.sleep(5)
+            mine.up.rate = inf
+        assert got.result() == [PART]
+        assert asyncio.get_running_loop().time() - started < 6
+
+    over_a_link(play)

@@ -1,0 +1,319 @@
+"""The hand without its thread: a clock of ours, a look a second, commands, and what the rest of the peer is told."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.net.rates import Rates
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.loop import Signals
+from peer.attendance import Attendance, Reins, Wish
+from peer.home import Home
+from peer.owner import commands, status
+from peer.owner.hand import Hand, Held
+from peer.owner.settings import MBIT, Settings, SettingsFile
+from peer.owner.traffic import Month, Traffic
+from peer.record import Record
+
+
+@dataclass
+class FakeLearner:
+    ended: bool = False
+    is_waiting: bool = False
+
+
+@dataclass
+class FakeRecord:
+    """As much of a record as a status reads."""
+
+    is_held: bool = False
+    has_stepped: bool = True
+    learner: FakeLearner = field(default_factory=FakeLearner)
+
+    def figures(self) -> dict[str, Any]:
+        return {
+            "step": 7,
+            "progress": 70.0,
+            "fraction": 0.5,
+            "loss": 2.5,
+            "val_loss": None,
+            "tokens": 1234,
+            "tokens_per_s": 99.0,
+            "exchanges_ok": 3,
+            "exchanges_failed": 1,
+        }
+
+
+class FakeAttendance:
+    state = "training"
+    live_peers = 2
+
+    def __init__(self) -> None:
+        self.wishes: list[Wish] = []
+
+    def wish(self, wish: Wish) -> None:
+        if not self.wishes or self.wishes[-1] is not wish:
+            self.wishes.append(wish)
+
+
+class Desk:
+    """A hand, and everything around it."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = Home(path)
+        self.file = SettingsFile(path)
+        self.settings = self.file.load()
+        self.rates, self.signals, self.notebook = Rates(), Signals(), MemoryLog()
+        self.date = datetime(2026, 11, 30, 12, 0)
+        self.seconds = 1000.0
+        self.woken = 0
+        self.attendance, self.record = FakeAttendance(), FakeRecord()
+        self.hand = self.new_hand()
+
+    def new_hand(self) -> Hand:
+        return Hand(
+            self.home,
+            self.file,
+            self.settings,
+            self.rates,
+            self.signals,
+            self.notebook,
+            now=lambda: self.date,
+            clock=lambda: self.seconds,
+        )
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def take(self, alone: bool = False) -> None:
+        attendance = None if alone else cast(Attendance, self.attendance)
+        self.hand.take(Held(cast(Record, self.record), attendance, Reins(self.signals, self.wake)))
+        self.hand.look()
+
+    def edit(self, text: str) -> None:
+        self.file.path.write_text(text)
+        self.look(2)
+
+    def look(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.seconds += 1
+            self.hand.look()
+
+    def order(self, command: str) -> str:
+        return str(self.hand.answer({"command": command})["told"])
+
+    def status(self) -> dict[str, Any]:
+        answer = self.hand.answer({"command": "status"})
+        return dict(json.loads(json.dumps(answer, allow_nan=False))["status"])
+
+    def kinds(self) -> list[str]:
+        return self.notebook.kinds()
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None:
+    desk.edit("upload_mbit = 8")
+    assert (desk.rates.up.rate, desk.rates.down.rate) == (8 * MBIT, math.inf)
+    assert desk.notebook.notes[-1] == ("settings", {"what": "upload_mbit 8.0, before 0.0"})
+    desk.edit("upload_mbit = 'much'")
+    desk.look(5)
+    assert desk.rates.up.rate == 8 * MBIT
+    assert desk.kinds() == ["settings", "settings refused"]
+    assert "upload_mbit must be 0 (no cap)" in str(desk.notebook.notes[-1])
+    assert "upload_mbit must be" in desk.status()["settings_fault"]
+    desk.edit("download_mbit = 4")
+    assert (desk.rates.up.rate, desk.rates.down.rate) == (math.inf, 4 * MBIT)
+    assert desk.status()["settings_fault"] == ""
+
+
+def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
+    desk.take()
+    assert [desk.order("pause"), desk.order("pause")] == ["pausing", "already paused"]
+    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ABSENT]
+    assert [desk.order("resume"), desk.order("resume")] == ["resuming", "not paused"]
+    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ABSENT, Wish.PRESENT]
+    assert desk.kinds() == ["paused", "called back"]
+
+
+def test_a_pause_before_there_is_a_trainer_counts_once_there_is_one(desk: Desk) -> None:
+    assert desk.order("pause") == "pausing"
+    assert desk.status()["state"] == "paused"
+    desk.take()
+    assert desk.attendance.wishes == [Wish.ABSENT]
+
+
+def test_a_recipe_without_a_network_rests_too(desk: Desk) -> None:
+    desk.signals.begin.set()
+    desk.take(alone=True)
+    desk.order("pause")
+    assert not desk.signals.begin.is_set()
+    desk.order("resume")
+    assert desk.signals.begin.is_set()
+    woken = desk.woken
+    desk.look(3)
+    assert desk.woken == woken  # nothing new
+
+
+def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
+    desk.take()
+    desk.edit("monthly_gb = 0.001")
+    desk.rates.up.book(400_000)
+    desk.rates.down.book(599_999)
+    desk.look()
+    assert desk.attendance.wishes == [Wish.PRESENT]
+    desk.rates.down.book(1)
+    desk.look(3)
+    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
+    assert desk.kinds().count("budget used up") == 1
+    assert desk.status()["month"] == {"sent_bytes": 400_000, "received_bytes": 600_000, "allowed_bytes": 1e6}
+    desk.date += timedelta(hours=12)  # December
+    desk.look()
+    assert desk.attendance.wishes[-1] is Wish.PRESENT
+    assert desk.status()["month"]["sent_bytes"] == 0
+
+
+def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
+    desk.take()
+    desk.rates.up.book(10**7)
+    desk.edit("monthly_gb = 0.01")
+    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
+    desk.edit("monthly_gb = 0.02")
+    assert desk.attendance.wishes[-1] is Wish.PRESENT
+
+
+def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -> None:
+    with desk.hand:
+        desk.rates.up.book(5)
+    assert json.loads((desk.home.path / "traffic.json").read_text()) == {
+        "2026-11": {"sent_bytes": 5, "received_bytes": 0}
+    }
+    desk.rates = Rates()
+    desk.hand = desk.new_hand()
+    with desk.hand:
+        desk.rates.down.book(6)
+    traffic = Traffic(desk.home.path)
+    traffic.load()
+    assert traffic.month(desk.date) == Month(5, 6)
+
+
+def test_what_cannot_be_counted_is_told(desk: Desk) -> None:
+    (desk.home.path / "traffic.json").mkdir()
+    with desk.hand:
+        desk.rates.up.book(5)
+    assert desk.kinds() == ["not counted"] * 2  # neither read nor written
+
+
+def test_a_full_disk_is_told_once(desk: Desk) -> None:
+    (desk.home.path / "traffic.json").mkdir()
+    desk.rates.up.book(5)
+    desk.look(100)
+    assert desk.kinds() == ["not counted"]
+    (desk.home.path / "traffic.json").rmdir()
+    desk.look(100)
+    assert json.loads((desk.home.path / "traffic.json").read_text())["2026-11"]["sent_bytes"] == 5
+
+
+def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
+    desk.take()
+    desk.edit('hours = "22:00-07:00"')
+    assert desk.attendance.wishes[-1] is Wish.ABSENT
+    assert desk.order("resume") == "it still rests: outside of the hours 22:00-07:00 in settings.toml"
+    desk.date += timedelta(hours=10)
+    desk.look()
+    assert desk.attendance.wishes[-1] is Wish.PRESENT
+
+
+def test_finish_ends_the_outer_step_once(desk: Desk) -> None:
+    desk.take()
+    assert [desk.order("finish"), desk.order("finish")] == ["finishing", "already finishing"]
+    assert desk.signals.last.is_set()
+    assert not desk.signals.stop.is_set()
+    assert desk.woken == 1
+    assert desk.kinds() == ["finishing"]
+    assert desk.status()["state"] == "finishing"
+
+
+def test_no_such_command(desk: Desk) -> None:
+    assert desk.hand.answer({"command": "fly"}) == {"error": "no such command"}
+    assert desk.hand.answer({}) == {"error": "no such command"}
+
+
+def test_measured_rates_are_of_the_last_minute(desk: Desk) -> None:
+    for _ in range(200):
+        desk.rates.up.book(1000)
+        desk.look()
+    assert desk.status()["rates"] == {"sent_bytes_per_s": 1000, "received_bytes_per_s": 0}
+    desk.look(100)
+    assert desk.status()["rates"] == {"sent_bytes_per_s": 0, "received_bytes_per_s": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wish", "state"),
+    [
+        ({}, "PRESENT", "training"),
+        ({"is_held": True}, "ABSENT", "paused"),
+        ({}, "ABSENT", "pausing"),
+        ({"has_stepped": False}, "ABSENT", "paused"),
+        ({}, "ALONE", "alone"),
+        ({"learner": FakeLearner(ended=True)}, "PRESENT", "final gossip"),
+        ({"learner": FakeLearner(is_waiting=True)}, "PRESENT", "training"),
+    ],
+)
+def test_states(changes: dict[str, Any], wish: str, state: str) -> None:
+    record, attendance = cast(Record, FakeRecord(**changes)), cast(Attendance, FakeAttendance())
+    assert status.state_of(record, attendance, wish, leaving=False)[0] == state
+    assert status.state_of(record, attendance, wish, leaving=True)[0] == "finishing"
+
+
+def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
+    desk.take()
+    desk.edit('upload_mbit = 8\nmonthly_gb = 2\nhours = "00:00-23:59"')
+    desk.hand.hear("skipped", {"peer": "12D3abcdef", "why": "\x1b[2Jbusy"})
+    text = status.screen(desk.status())
+    for part in (
+        "training",
+        "50.0 % of the run, outer step 7, loss 2.500",
+        "2 others here, 3 exchanges, 1 failed",
+        "at most 8",
+        "of 2.0 GB",
+        "00:00-23:59",
+        "skipped abcdef",
+    ):
+        assert part in text
+    assert "\x1b" not in text
+
+
+def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
+    desk.hand.hear("waiting", {"why": "nobody handed out the run's manifest", "seconds": 2.0})
+    assert desk.status()["state"] == "starting"
+    assert "nobody handed out" in status.screen(desk.status())
+
+
+def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
+    home = desk.home.path
+    with desk.hand:
+        desk.take()
+        commands.pause.main([str(home)], standalone_mode=False)
+        commands.status.main([str(home), "--json"], standalone_mode=False)
+    told, shown = capsys.readouterr().out.split("\n", 1)
+    assert told == "pausing"
+    assert json.loads(shown)["state"] == "pausing"
+    assert sorted(path.name for path in home.iterdir()) == ["settings.toml"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "owner"]
+
+
+def test_settings_are_shown_as_they_count(desk: Desk) -> None:
+    desk.edit("threads = 2")
+    assert Settings(**desk.status()["settings"]) == Settings(threads=2)

@@ -1,0 +1,188 @@
+"""settings.toml: what a new home gets, what is refused and how, and edits while a peer runs."""
+
+from __future__ import annotations
+
+import math
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from p2ptrain.errors import HomeError
+from peer.owner.settings import MAX_BYTES, OPTIONS, Settings, SettingsFile, parse, template
+
+README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_template_is_the_defaults_and_explains_every_option() -> None:
+    assert parse(template()) == Settings()
+    assert [option.name for option in OPTIONS] == [each.name for each in fields(Settings)]
+    for option in OPTIONS:
+        assert f"# Allowed: {option.allowed}.\n{option.name} = " in template()
+    assert max(map(len, template().splitlines())) <= 120
+
+
+def test_the_readme_has_every_option_and_what_it_may_be() -> None:
+    for option in OPTIONS:
+        assert any(
+            line.startswith(f"| `{option.name}` |") and line.endswith(f"| {option.allowed} |")
+            for line in README.splitlines()
+        ), f"README lacks {option.name}: {option.allowed}"
+
+
+def test_what_is_left_out_is_the_default() -> None:
+    assert parse("upload_mbit = 2\nmonthly_gb = 0.5") == Settings(upload_mbit=2.0, monthly_gb=0.5)
+    assert parse("") == Settings()
+
+
+def test_units() -> None:
+    chosen = parse("upload_mbit = 8\nmonthly_gb = 3")
+    assert (chosen.upload_rate, chosen.download_rate, chosen.monthly_bytes) == (1e6, math.inf, 3e9)
+    assert Settings().monthly_bytes == math.inf
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("upload_mbit = 0.1", "upload_mbit must be 0 (no cap), or a number from 0.25 to 1,000,000, and is '0.1'"),
+        ("upload_mbit = -1", "upload_mbit must be"),
+        ("download_mbit = nan", "download_mbit must be"),
+        ("download_mbit = true", "download_mbit must be"),
+        ('monthly_gb = "5 GB"', "monthly_gb must be 0 (no limit), or a number up to 1,000,000, and is '5 GB'"),
+        ("monthly_gb = inf", "monthly_gb must be"),
+        ('hours = "22-7"', 'hours must be "" (always), or two different times of the day like "22:00-07:30"'),
+        ('hours = "24:00-07:30"', "hours must be"),
+        ('hours = "07:30-07:30"', "hours must be"),
+        ("nickname = 5", "nickname must be"),
+        (f'nickname = "{"x" * 33}"', "nickname must be at most 32 printable characters"),
+        ('nickname = "a\\u001b[2J"', "nickname must be"),
+        ('device = "gpu"', "device must be"),
+        ("threads = 1.5", "threads must be"),
+        ("threads = false", "threads must be"),
+        ("uplaod_mbit = 1", "there is no option 'uplaod_mbit'; did you mean upload_mbit?"),
+        ("zzz = 1", "there is no option 'zzz'; there are upload_mbit, download_mbit,"),
+        ("upload_mbit = ", "it is no valid TOML:"),
+        ("[upload_mbit]\nx = 1", "upload_mbit must be"),
+    ],
+)
+def test_a_fault_names_the_option_and_what_it_may_be(text: str, said: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse(text)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+VALUES = some.one_of(
+    some.booleans(), some.integers(), some.floats(), some.text(max_size=40).map(repr), some.just("[1]"), some.text()
+)
+
+
+@given(some.sampled_from([option.name for option in OPTIONS]), VALUES)
+def test_whatever_stands_there_counts_or_is_refused(name: str, value: object) -> None:
+    try:
+        chosen = parse(f"{name} = {value}")
+    except ValueError:
+        return
+    assert chosen.upload_rate > 0
+    assert chosen.monthly_bytes >= 0
+    assert chosen.is_hour(0) in (True, False)
+
+
+@pytest.mark.parametrize(
+    ("hours", "inside", "outside"),
+    [
+        ("", [0, 700, 1439], []),
+        ("09:00-17:30", [540, 1049], [0, 539, 1050, 1439]),
+        ("22:00-07:30", [1320, 1439, 0, 449], [450, 1319]),
+        ("0:00-0:01", [0], [1, 1439]),
+    ],
+)
+def test_hours(hours: str, inside: list[int], outside: list[int]) -> None:
+    chosen = Settings(hours=hours)
+    assert all(chosen.is_hour(minute) for minute in inside)
+    assert not any(chosen.is_hour(minute) for minute in outside)
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+def twice(file: SettingsFile) -> Settings | str | None:
+    """An edit is read when it looks the same twice."""
+    first = file.changed()
+    assert first is None
+    return file.changed()
+
+
+def test_a_new_home_gets_the_file_and_an_old_one_keeps_its_own(tmp_path: Path) -> None:
+    assert SettingsFile(tmp_path).load() == Settings()
+    path = tmp_path / "settings.toml"
+    assert path.read_text() == template()
+    path.write_text("upload_mbit = 3")
+    assert SettingsFile(tmp_path).load() == Settings(upload_mbit=3.0)
+    assert path.read_text() == "upload_mbit = 3"
+
+
+def test_a_fault_at_the_start_is_the_owners_to_mend(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("uplaod_mbit = 3")
+    with pytest.raises(HomeError, match="did you mean upload_mbit"):
+        SettingsFile(tmp_path).load()
+    (tmp_path / "settings.toml").unlink()
+    (tmp_path / "settings.toml").mkdir()
+    with pytest.raises(HomeError, match="cannot be used"):
+        SettingsFile(tmp_path).load()
+
+
+def test_edits_are_seen_once(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path)
+    file.load()
+    assert file.changed() is None
+    file.path.write_text("upload_mbit = 3")
+    assert twice(file) == Settings(upload_mbit=3.0)
+    assert file.changed() is None
+    file.path.write_text("upload_mbit = 'much'")
+    assert str(twice(file)).startswith("upload_mbit must be")
+    assert file.changed() is None
+    file.path.write_text("upload_mbit = 4")
+    assert twice(file) == Settings(upload_mbit=4.0)
+
+
+def test_half_an_edit_is_not_read(tmp_path: Path) -> None:
+    """An editor empties the file, and fills it a moment later: caps must hold meanwhile."""
+    file = SettingsFile(tmp_path)
+    file.path.write_text("upload_mbit = 3")
+    assert file.load() == Settings(upload_mbit=3.0)
+    file.path.write_text("")
+    assert file.changed() is None
+    file.path.write_text("upload_mbit = 4")
+    assert twice(file) == Settings(upload_mbit=4.0)
+
+
+def test_a_replaced_file_of_the_same_age_and_size_is_seen(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path)
+    file.path.write_text("upload_mbit = 3")
+    file.load()
+    stamp = file.path.stat().st_mtime_ns
+    other = tmp_path / "other"
+    other.write_text("upload_mbit = 4")
+    os.utime(other, ns=(stamp, stamp))
+    other.replace(file.path)
+    assert twice(file) == Settings(upload_mbit=4.0)
+
+
+def test_without_the_file_the_defaults_count(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path)
+    file.path.write_text("upload_mbit = 3")
+    file.load()
+    file.path.unlink()
+    assert twice(file) == Settings()
+    assert file.changed() is None
+
+
+def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path)
+    file.load()
+    file.path.write_bytes(b"#" * (MAX_BYTES + 1))
+    assert twice(file) == f"it has more than {MAX_BYTES:,} bytes"

@@ -1,0 +1,87 @@
+"""The month's count on disk, and what follows from it, from the hour and from the owner."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from peer.attendance import Wish
+from peer.owner.settings import Settings
+from peer.owner.traffic import KEPT_MONTHS, Month, Traffic
+from peer.owner.wishes import decide
+
+NOVEMBER, DECEMBER = datetime(2026, 11, 30, 23, 59), datetime(2026, 12, 1, 0, 0)
+
+
+def reopened(home: Path) -> Traffic:
+    traffic = Traffic(home)
+    assert traffic.load() == ""
+    return traffic
+
+
+def test_the_count_outlives_the_process(tmp_path: Path) -> None:
+    traffic = reopened(tmp_path)
+    traffic.add(5, 7, NOVEMBER)
+    traffic.add(1, 0, NOVEMBER)
+    traffic.save()
+    assert reopened(tmp_path).month(NOVEMBER) == Month(6, 7)
+    assert reopened(tmp_path).month(NOVEMBER).both == 13
+
+
+def test_a_new_month_begins_at_nothing_and_the_old_one_stays(tmp_path: Path) -> None:
+    traffic = reopened(tmp_path)
+    traffic.add(5, 7, NOVEMBER)
+    assert traffic.month(DECEMBER) == Month()
+    traffic.add(1, 1, DECEMBER)
+    traffic.save()
+    assert reopened(tmp_path).month(DECEMBER) == Month(1, 1)
+    assert reopened(tmp_path).month(NOVEMBER) == Month(5, 7)
+
+
+def test_a_clock_that_jumps_and_comes_back_finds_its_month(tmp_path: Path) -> None:
+    traffic = reopened(tmp_path)
+    traffic.add(5, 7, NOVEMBER)
+    traffic.add(1, 1, datetime(1970, 1, 1))
+    traffic.add(1, 1, datetime(2036, 1, 1))
+    assert traffic.month(NOVEMBER) == Month(5, 7)
+
+
+def test_old_months_are_forgotten(tmp_path: Path) -> None:
+    traffic = reopened(tmp_path)
+    for month in range(3 * KEPT_MONTHS):
+        traffic.add(1, 1, datetime(2000, 1, 1) + month * timedelta(days=31))
+    traffic.save()
+    assert len(reopened(tmp_path)._months) == KEPT_MONTHS
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"2026-11": 5}', '{"2026-11": {"sent_bytes": -1, "received_bytes": 0}}']
+)
+def test_a_damaged_count_says_so_and_begins_anew(tmp_path: Path, content: str) -> None:
+    (tmp_path / "traffic.json").write_text(content)
+    traffic = Traffic(tmp_path)
+    assert traffic.load() == "it is not what was written"
+    assert traffic.month(NOVEMBER) == Month()
+
+
+CAPPED = Settings(monthly_gb=1.0, hours="22:00-07:00")
+NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "paused", "now", "used", "wish", "why"),
+    [
+        (Settings(), False, DAY, 10**15, Wish.PRESENT, ""),
+        (CAPPED, False, NIGHT, 10**9 - 1, Wish.PRESENT, ""),
+        (CAPPED, False, NIGHT, 10**9, Wish.ALONE, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
+        (CAPPED, False, DAY, 10**9, Wish.ABSENT, "outside of the hours 22:00-07:00 in settings.toml"),
+        (CAPPED, True, NIGHT, 10**9, Wish.ABSENT, "its owner asked for it"),
+    ],
+)
+def test_the_first_reason_that_speaks_decides(
+    settings: Settings, paused: bool, now: datetime, used: int, wish: Wish, why: str
+) -> None:
+    verdict = decide(settings, paused=paused, now=now, used_bytes=used)
+    assert (verdict.wish, verdict.why) == (wish, why)

@@ -1,0 +1,194 @@
+"""Leaving the swarm for a while and coming back: real cores and learners over the network in memory, in virtual time.
+
+Birch lives the whole time; amber is sent away and called back. Each trains an inner step every 100 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+import torch
+from member import ENDLESS, H, Member, more_exchanges, until
+
+from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.net.virtual_time import run as run_in_virtual_time
+from p2ptrain.swarm import PeerState
+from p2ptrain.swarm.events import LeaveRequested, OuterStepDone
+from peer.attendance import Wish
+
+Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
+
+
+def play(scene: Scene, recipe: str = "ad_psgd", amber_tokens: float = ENDLESS) -> tuple[Member, Member, str]:
+    """Both peers in step, then the scene, then both are asked to leave; why amber says it ended."""
+    found: list[Member] = []
+
+    async def stage() -> str:
+        network = MemoryNetwork(latency=0.01)
+        amber, birch = Member(network, "amber", amber_tokens, recipe), Member(network, "birch", recipe=recipe)
+        found.extend((amber, birch))
+        first = asyncio.create_task(amber.live())
+        second = asyncio.create_task(birch.live())
+        await until(lambda: amber.counted().exchanges_ok > 2 and birch.counted().exchanges_ok > 2)
+        await scene(amber, birch, network)
+        for each in (amber, birch):
+            each.attendance.post(LeaveRequested())
+        async with asyncio.timeout(100):
+            await second
+            return await first
+
+    why = run_in_virtual_time(stage())
+    return found[0], found[1], why
+
+
+def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        await until(lambda: birch.attendance.live_peers == 0)
+        assert network.records[amber.peer].state is PeerState.LEAVING
+        tokens, theta = amber.learner.tokens, amber.learner.task.theta.clone()
+        failed, step = birch.counted().exchanges_failed, birch.learner.step
+        await asyncio.sleep(600)
+        assert amber.learner.tokens == tokens
+        assert torch.equal(amber.learner.task.theta, theta)
+        assert amber.attendance.live_peers == 0
+        assert birch.learner.step == step + 600 * 10 // H
+        assert birch.counted().exchanges_failed == failed
+        assert birch.heard("failed") <= 1  # an offer that was on its way
+
+    _, _, why = play(scene)
+    assert why == "stopped by its owner"
+
+
+def test_who_rested_long_comes_back_as_a_newcomer_and_counts_go_on() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await asyncio.sleep(600)
+        amber.attendance.wish(Wish.PRESENT)
+        await until(lambda: amber.heard("caught up") == 1)
+        await more_exchanges(amber, 3)
+        assert amber.signals.begin.is_set()
+        assert abs(amber.learner.progress - birch.learner.progress) < 20 * H
+        assert len(amber.cores) == 2
+        assert amber.counted().exchanges_ok == sum(core.counters.exchanges_ok for core in amber.cores)
+
+    play(scene)
+
+
+def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        step = amber.learner.step
+        amber.attendance.wish(Wish.PRESENT)
+        await more_exchanges(amber, 3)
+        assert amber.learner.step > step
+        assert amber.heard("caught up") == 0
+
+    play(scene)
+
+
+def test_alone_it_trains_and_exchanges_nothing() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ALONE)
+        await until(lambda: amber.attendance.state == "away")
+        step, done = amber.learner.step, amber.counted().exchanges_ok
+        await asyncio.sleep(100)
+        assert amber.learner.step == step + 100 * 10 // H
+        assert amber.counted().exchanges_ok == done
+        amber.attendance.wish(Wish.PRESENT)
+        await more_exchanges(amber, 3)
+
+    play(scene)
+
+
+def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        for wish in (Wish.ABSENT, Wish.PRESENT, Wish.ALONE, Wish.ABSENT, Wish.PRESENT):
+            amber.attendance.wish(wish)
+        await more_exchanges(amber, 3)
+        for wish in (Wish.PRESENT, Wish.ALONE, Wish.PRESENT, Wish.ABSENT):
+            amber.attendance.wish(wish)
+        await asyncio.sleep(20)
+        tokens = amber.learner.tokens
+        await asyncio.sleep(20)
+        assert (amber.attendance.state, amber.learner.tokens) == ("away", tokens)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("wish", [Wish.ALONE, Wish.ABSENT])
+def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Wish) -> None:
+    """The recipe waits between two inner phases; its partner stands still, and the core that would give up is gone."""
+
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        birch.signals.begin.clear()
+        await until(lambda: amber.learner.is_waiting)
+        step = amber.learner.step
+        amber.attendance.wish(wish)
+        await until(lambda: amber.learner.step > step, patience_s=5)
+        if wish is Wish.ALONE:
+            await until(lambda: amber.learner.step > step + 5, patience_s=20)
+        assert not (amber.learner.is_waiting and wish is Wish.ABSENT)
+
+    play(scene, recipe="gasloc")
+
+
+def test_the_runs_end_alone_is_the_end() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ALONE)
+        await until(lambda: amber.learner.ended)
+
+    _, _, why = play(scene, amber_tokens=2000)
+    assert why == "the run's end, alone"
+
+
+def test_away_before_it_ever_began() -> None:
+    async def stage() -> None:
+        network = MemoryNetwork(latency=0.01)
+        amber = Member(network, "amber")
+        amber.attendance.wish(Wish.ABSENT)
+        living = asyncio.create_task(amber.live())
+        await asyncio.sleep(60)
+        assert (amber.learner.tokens, amber.cores) == (0, [])
+        amber.attendance.wish(Wish.PRESENT)
+        await until(lambda: amber.learner.tokens > 0)
+        amber.attendance.wish(Wish.ABSENT)
+        await asyncio.sleep(60)
+        amber.attendance.post(LeaveRequested())
+        async with asyncio.timeout(10):
+            assert await living == "stopped by its owner"
+
+    run_in_virtual_time(stage())
+
+
+def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
+    """A trainer so slow that the core does not wait for it to apply what was committed: the next core's links have the
+    same names."""
+
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.pace_s = 7.0
+        for _ in range(5):
+            await more_exchanges(amber, 1)
+            amber.attendance.wish(Wish.ALONE)
+            amber.attendance.wish(Wish.PRESENT)
+        amber.pace_s = 0.1
+        await more_exchanges(amber, 3)
+
+    amber, _, _ = play(scene)
+    assert amber.left_over == [0] * 6
+
+
+def test_events_that_come_while_nobody_is_there_are_dropped() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        steps = amber.counted().outer_steps
+        amber.attendance.post(OuterStepDone(1, 1.0, 1))
+        await asyncio.sleep(1)
+        assert amber.counted().outer_steps == steps
+
+    play(scene)

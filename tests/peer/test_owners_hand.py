@@ -1,0 +1,154 @@
+"""The owner's hand on real processes: a bootstrap and two peers on loopback, of which one is capped, rests, is called
+back, runs out of its month, and finishes."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm import Program, Swarm, endless_swarm, until
+
+from p2ptrain import checkpoint
+from peer.owner.door import ask
+
+pytestmark = pytest.mark.net
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def command(name: str, program: Program, *options: str) -> tuple[int, str]:
+    """Exit status, and what it printed."""
+    words = [sys.executable, "-m", "p2ptrain.cli", name, str(program.home), *options]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def status(program: Program) -> dict[str, Any]:
+    """Asked by this process: the machine is busy enough."""
+    return dict(ask(program.home, command="status")["status"])
+
+
+def edit(program: Program, **options: object) -> None:
+    """Change lines of the settings, as their owner does."""
+    path = program.home / "settings.toml"
+    text = path.read_text()
+    for name, value in options.items():
+        text, times = re.subn(rf"(?m)^{name} = .*$", f"{name} = {value}", text)
+        assert times == 1
+    path.write_text(text)
+
+
+@pytest.fixture(scope="module")
+def company() -> Iterator[tuple[Swarm, Program, Program]]:
+    with endless_swarm("anna", "bert") as (swarm, _, peers):
+        yield swarm, *peers
+
+
+def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Program]) -> None:
+    _, anna, bert = company
+
+    code, printed = command("status", anna, "--json")
+    assert (code, json.loads(printed)["state"]) == (0, "training")
+    edit(anna, upload_mbit=1, download_mbit=2)
+    anna.wait_for("settings")
+    anna.wait_for_more("exchanged", 3, peer=bert.peer_id)
+    assert status(anna)["settings"]["upload_mbit"] == 1
+
+    edit(anna, upload_mbit='"much"')
+    assert "upload_mbit must be 0 (no cap)" in anna.wait_for("settings refused")["why"]
+    assert status(anna)["settings"]["upload_mbit"] == 1
+    edit(anna, upload_mbit=1)
+
+    assert command("pause", anna) == (0, "pausing\n")
+    held = anna.wait_for("held")
+    until("anna to be away", lambda: status(anna)["peers"] == 0)
+    assert command("pause", anna) == (0, "already paused\n")
+    assert status(anna)["state"] == "paused"
+    saved = checkpoint.load_latest(anna.home / "checkpoints").checkpoint
+    assert saved is not None
+    assert saved.state["tokens"] == held["tokens"]
+    steps = bert.wait_for("progress")["step"]
+    until("bert to go on alone", lambda: bert.wait_for("progress")["step"] > steps + 20)
+    assert status(anna)["training"]["tokens"] == held["tokens"]
+
+    assert command("resume", anna) == (0, "resuming\n")
+    assert anna.wait_for("goes on")["step"] >= held["step"]
+    anna.wait_for_more("exchanged", 3, peer=bert.peer_id)
+    bert.wait_for_more("exchanged", peer=anna.peer_id)
+    assert status(anna)["state"] == "training"
+
+    edit(anna, monthly_gb=1e-6)
+    anna.wait_for("budget used up")
+    until("anna to be away", lambda: status(anna)["peers"] == 0)
+    alone = status(anna)
+    assert alone["state"] == "alone"
+    assert alone["month"]["sent_bytes"] + alone["month"]["received_bytes"] >= alone["month"]["allowed_bytes"]
+    until("anna to train alone", lambda: status(anna)["training"]["step"] > alone["training"]["step"] + 20)
+    assert status(anna)["month"] == alone["month"]
+    edit(anna, monthly_gb=0)
+    anna.wait_for("called back", 1)
+    anna.wait_for_more("exchanged", 3, peer=bert.peer_id)
+
+    assert command("finish", anna) == (0, "finishing\n")
+    assert anna.end() == 0, anna.output
+    assert "Traceback" not in anna.output
+    summary = json.loads((anna.home / "summary.json").read_text())
+    assert summary["exchanges_ok"] == len(anna.events("exchanged"))  # of all three sessions in the swarm
+    saved = checkpoint.load_latest(anna.home / "checkpoints").checkpoint
+    assert saved is not None
+    assert saved.state["inner_step"] == 0
+    assert json.loads((anna.home / "traffic.json").read_text())
+    assert not [path for path in anna.home.iterdir() if path.name.startswith("control")]
+    code, printed = command("status", anna)
+    assert code == 2
+    assert "not running" in printed
+    assert f"outer step {saved.state['step']}" in printed
+    assert f"No peer runs in {anna.home}." in printed
+    assert command("pause", anna)[0] == 2
+
+
+def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Program]) -> None:
+    swarm, _, bert = company
+    cleo = swarm.peer("cleo")
+    cleo.wait_for("exchanged")
+    assert command("pause", cleo)[0] == 0
+    held = cleo.wait_for("held")
+    until("its traffic to be on disk", (cleo.home / "traffic.json").exists)
+    cleo.kill()
+    assert (cleo.home / "control.sock").exists()
+    assert command("resume", cleo)[0] == 2
+
+    cleo = swarm.peer("cleo", link=None)
+    assert cleo.wait_for("resumed")["step"] == held["step"]
+    cleo.wait_for("exchanged")
+    assert status(cleo)["month"]["sent_bytes"] > status(cleo)["training"]["exchanges_ok"] > 0
+    ask(cleo.home, command="pause")
+    cleo.wait_for("held")
+    cleo.interrupt()
+    assert cleo.end() == 0, cleo.output
+    assert not (cleo.home / "control.sock").exists()
+    until("nothing of it to be left", lambda: not cleo.processes())
+    bert.wait_for_more("progress")
+
+
+def test_commands_before_there_is_a_swarm() -> None:
+    """The bootstrap of the link is gone: the peer waits for the manifest, says so, and finishes when told to."""
+    with Swarm() as swarm:
+        swarm.bootstrap().terminate()
+        dora = swarm.peer("dora")
+        dora.wait_for("waiting")
+        found = status(dora)
+        assert found["state"] == "starting"
+        assert any("nobody handed out" in each["line"] for each in found["lines"])
+        assert command("pause", dora) == (0, "pausing\n")
+        assert status(dora)["state"] == "paused"
+        assert command("finish", dora) == (0, "stopping before training began\n")
+        assert dora.end() == 0, dora.output
+        assert "Traceback" not in dora.output

@@ -1,0 +1,152 @@
+"""The training loop with a learner of a few lines: where begin, hold, last and stop take effect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, TrainingEnded
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.loop import Hooks, Signals, train
+
+H = 3
+END = 4
+"""Outer steps."""
+
+
+class Steps:
+    """As much of a learner as the loop uses. Each inner step and each wait may do something to the signals."""
+
+    def __init__(self, signals: Signals, ended_before: bool = False) -> None:
+        self.signals = signals
+        self.inner = self.step = self.waits = 0
+        self.progress = 0.0
+        self.ended = ended_before
+        self.is_waiting = False
+        self.at_step: dict[int, Callable[[], None]] = {}
+        self.at_wait: dict[int, Callable[[], None]] = {}
+
+    def advance(self) -> list[Event]:
+        self.inner += 1
+        self.at_step.get(self.inner, lambda: None)()
+        if self.inner % H:
+            return []
+        self.step += 1
+        self.ended = self.step == END
+        events: list[Event] = [OuterStepDone(self.step, 0.0, H)]
+        return [*events, TrainingEnded(self.step, 0.0)] if self.ended else events
+
+    def settle(self, wait_s: float = 0.0) -> list[Event]:
+        if wait_s:
+            self.waits += 1
+            assert self.waits < 100, "the loop waits for ever"
+            self.at_wait.get(self.waits, lambda: None)()
+        return []
+
+
+class Scene:
+    """A loop whose network side ends as soon as it is asked to, and what it was told."""
+
+    def __init__(self, **how: Any) -> None:
+        self.signals = Signals()
+        self.steps = Steps(self.signals, **how)
+        self.posted: list[str] = []
+        self.held: list[tuple[bool, int]] = []
+        self.turns = 0
+
+    def post(self, event: Event) -> None:
+        self.posted.append(type(event).__name__)
+        if isinstance(event, LeaveRequested | TrainingEnded):
+            self.signals.finished.set()
+
+    def turned(self) -> None:
+        self.turns += 1
+
+    def play(self) -> None:
+        def nothing() -> None:
+            pass
+
+        def held(is_held: bool) -> None:
+            self.held.append((is_held, self.steps.inner))
+
+        train(cast(Learner, self.steps), self.signals, self.post, Hooks(nothing, nothing, nothing, held, self.turned))
+
+
+@pytest.fixture
+def scene() -> Scene:
+    return Scene()
+
+
+def test_it_begins_when_it_may_and_trains_to_the_end(scene: Scene) -> None:
+    scene.steps.at_wait[3] = scene.signals.begin.set
+    scene.play()
+    assert scene.steps.inner == H * END
+    assert scene.posted == ["OuterStepDone"] * END + ["TrainingEnded"]
+    assert scene.held == []
+    assert scene.turns >= H * END + 3
+
+
+def test_hold_stops_after_the_inner_step_and_begin_goes_on(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.steps.at_step[4] = scene.signals.begin.clear
+    scene.steps.at_wait[5] = scene.signals.begin.set
+    scene.play()
+    assert scene.held == [(True, 4), (False, 4)]
+    assert scene.steps.inner == H * END
+
+
+def test_last_ends_with_the_outer_step(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.steps.at_step[H + 1] = scene.signals.last.set
+    scene.play()
+    assert scene.steps.inner == 2 * H
+    assert scene.posted == ["OuterStepDone"] * 2 + ["LeaveRequested"]
+
+
+def test_last_at_the_end_of_an_outer_step_is_that_one(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.steps.at_step[H] = scene.signals.last.set
+    scene.play()
+    assert scene.steps.inner == H
+
+
+def test_who_rests_has_no_step_to_end(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.steps.at_step[4] = scene.signals.begin.clear
+    scene.steps.at_wait[2] = scene.signals.last.set
+    scene.play()
+    assert scene.steps.inner == 4
+    assert scene.posted[-1] == "LeaveRequested"
+
+
+def test_last_before_it_begins_leaves_without_a_step(scene: Scene) -> None:
+    scene.steps.at_wait[1] = scene.signals.last.set
+    scene.play()
+    assert scene.steps.inner == 0
+    assert scene.posted == ["LeaveRequested"]
+    assert scene.held == []
+
+
+def test_stop_while_it_rests(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.steps.at_step[4] = scene.signals.begin.clear
+    scene.steps.at_wait[2] = scene.signals.stop.set
+    scene.play()
+    assert scene.steps.inner == 4
+    assert scene.posted[-1] == "LeaveRequested"
+
+
+def test_resumed_after_the_end_only_the_gossip_is_left() -> None:
+    scene = Scene(ended_before=True)
+    scene.signals.begin.set()
+    scene.play()
+    assert scene.posted == ["TrainingEnded"]
+
+
+def test_last_in_the_final_gossip_leaves_at_once() -> None:
+    scene = Scene(ended_before=True)
+    scene.signals.last.set()
+    scene.play()
+    assert scene.posted == ["LeaveRequested"]
