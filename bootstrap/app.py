@@ -7,7 +7,7 @@ Everything runs on one uvloop in the main thread. The home holds::
     HOME/peers.json       who was here, to find the swarm again after a restart
     HOME/lock             held while we live
 
-Who closes what: ``run`` holds the lock, ``_attend`` closes the transport, ``_stay_up`` the node. p2pd may die: it is
+Who closes what: ``run`` holds the lock, ``_attend`` closes the transports, ``_stay_up`` the node. p2pd may die: it is
 started again, on the same ports, so that the link that was passed on stays good. SIGINT or SIGTERM ends us cleanly, a
 second one at once.
 """
@@ -31,10 +31,12 @@ from p2ptrain.errors import HomeError, NetworkError, UserError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
+from p2ptrain.net.daemon import RelayLimits
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.reach import serve_reach
 
 LOOKUP_EVERY_S = 3.0
 """How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
@@ -61,6 +63,8 @@ class Place:
     """Empty: our own addresses."""
     local: bool
     """A swarm on this machine alone."""
+    relay: bool = True
+    """Carry, within limits, what passes between peers whom nobody can dial."""
 
 
 def run(place: Place, say: Say) -> None:
@@ -118,20 +122,20 @@ async def _start(
         announce=place.announce,
         known=cache.load(signed.run_id),
         local=place.local,
+        relay=RelayLimits() if place.relay else None,
     )
 
 
 async def _attend(node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event) -> None:
     """Serve the manifest and watch the swarm until we are stopped or p2pd dies."""
-    try:
-        transport = await serve_manifest(node, signed.to_bytes())
-    except NetworkError:  # p2pd is gone already
-        return
-    try:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            stack.push_async_callback((await serve_manifest(node, signed.to_bytes())).close)
+            stack.push_async_callback((await serve_reach(node)).close)
+        except NetworkError:  # p2pd is gone already
+            return
         watch = _watch(node, signed.manifest.run.tokens_per_peer, cache, say)
         await _first_of(stop.wait(), node.died(), watch)
-    finally:
-        await transport.close()
 
 
 async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -> None:

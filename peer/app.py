@@ -19,6 +19,7 @@ from p2ptrain.data import open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.daemon import RelayLimits
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, Shore
 from p2ptrain.net.identity import Identity
@@ -35,6 +36,7 @@ from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_ru
 from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
+from peer.paths import PathNotebook, Paths
 from peer.record import Record
 from peer.screen import Screen
 from peer.stopping import Stopping
@@ -60,6 +62,8 @@ class Options:
     nickname: str = ""
     local: bool = False
     """The whole swarm is on this machine: listen on loopback and announce that."""
+    relay: bool = False
+    """Carry, within limits, what passes between peers whom nobody can dial."""
 
 
 def run_peer(options: Options) -> None:
@@ -95,6 +99,7 @@ class Line:
 
     thread: NetworkThread
     connection: Connection
+    paths: Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +147,7 @@ def _connect(
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by
     thread = stack.enter_context(NetworkThread())
+    paths = Paths()
     connection = Connection(
         identity,
         run,
@@ -153,12 +159,14 @@ def _connect(
         announce=options.announce,
         nickname=options.nickname,
         local=options.local,
+        relay=RelayLimits() if options.relay else None,
+        paths=paths,
     )
     stack.callback(lambda: thread.call(connection.close()))
     thread.call(connection.start())
     home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
-    return Line(thread, connection)
+    return Line(thread, connection, paths)
 
 
 def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
@@ -279,7 +287,7 @@ def _run_in_swarm(session: Session, signals: Signals, line: Line, signed: Signed
         shore = Shore(
             transport=connection,
             directory=connection,
-            notebook=session.notebook,
+            notebook=PathNotebook(session.notebook, line.paths),
             clock=time.monotonic,
             sign=connection.sign,
             live_until=live_until,

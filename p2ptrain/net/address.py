@@ -118,6 +118,12 @@ def host_port(address: str) -> str:
     return f"[{parts[2]}]:{parts[4]}" if parts[1] == "ip6" else f"{parts[2]}:{parts[4]}"
 
 
+def host_of(address: str) -> str:
+    """The IP address or name that it begins with; empty when it has none."""
+    parts = address.split("/")
+    return parts[2] if len(parts) > 2 else ""
+
+
 def port_of(addresses: Iterable[str]) -> int:
     """The port of the first address that has one, 0 for none."""
     ports = (host_port(each).rpartition(":")[2] for each in addresses)

@@ -37,8 +37,8 @@ _REFUSALS = {
 }
 
 
-async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> str:
-    """Take or renew a place at a relay; the address by which we reach it. Raises NetworkError, also at the deadline.
+async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> None:
+    """Take or renew a place at a relay. Raises NetworkError, also at the deadline.
 
     A place is ours until the connection to the relay ends, an hour at most; asking again renews it.
     """
@@ -57,9 +57,8 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> st
         raise NetworkError(f"{short(relay)} does not relay: {error}") from error
     if status != _OK:
         raise NetworkError(f"{short(relay)} gives no place as a relay: {_REFUSALS.get(status, f'status {status}')}")
-    if far_end.relay is not None or not far_end.place:
+    if far_end.relay is not None:
         raise NetworkError(f"{short(relay)} is itself behind a relay")
-    return far_end.place
 
 
 def read_status(message: bytes) -> int:

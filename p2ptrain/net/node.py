@@ -25,7 +25,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from p2ptrain.errors import NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net import address
-from p2ptrain.net.daemon import Daemon
+from p2ptrain.net.daemon import Daemon, RelayLimits
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm.messages import Presence
@@ -59,6 +59,7 @@ class Node:
         self._peers: dict[PeerId, tuple[str, ...]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._announced: tuple[str, ...] = ()
+        self._is_owners_word = False
         self.port = 0
         """Where it listens; 0 when it does not."""
 
@@ -73,29 +74,31 @@ class Node:
         bootstraps: Sequence[str] = (),
         known: Iterable[Presence] = (),
         local: bool = False,
+        relay: RelayLimits | None = None,
     ) -> Node:
         """Start a node and its keeper; it has company as soon as some known node answers.
 
         Args:
-            listen: multiaddresses to listen on; port 0: any free port.
+            listen: multiaddresses to listen on; port 0: any free port; none: it only dials, and is dialed by relays.
             announce: what to tell others instead of our own addresses (a forwarded port); empty: our own.
             bootstraps: multiaddresses with ``/p2p/``.
             known: peers of earlier days (``directory.PeerCache``).
             local: a swarm on this machine alone; loopback addresses may be announced.
+            relay: what this node gives as a relay to those whom nobody can dial; None: it is none.
 
         Raises UserError for addresses that cannot be used, DeviceError where p2pd cannot run, NetworkError when it runs
         and does not answer.
         """
         _check(listen, announce, bootstraps)
         use_hivemind_log_handler("nowhere")  # its messages go where all others go
-        daemon = await Daemon.start(identity.path, listen, announce)
+        daemon = await Daemon.start(identity.path, listen, announce, relay)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 dht = await DHTNode.create(p2p=daemon.p2p, record_validator=PresenceValidator(run))
-                own = await daemon.own_addresses()
-            node = cls(identity, run, daemon, dht, local)
-            node._announced = tuple(announce) or tuple(address.announceable(own, local))
-            node.port = address.port_of(own)
+                node = cls(identity, run, daemon, dht, local)
+                node.port = address.port_of(await daemon.own_addresses())
+                node._announced, node._is_owners_word = tuple(announce), bool(announce)
+                await node.look_at_itself()
         except (TimeoutError, P2PDaemonError, ControlFailure) as error:
             await daemon.close()
             raise NetworkError(f"p2pd started and does not answer: {error or 'too late'}") from error
@@ -113,8 +116,24 @@ class Node:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What to announce, best first, without ``/p2p/``."""
+        """Our own that others can use, or what the owner announces; best first, without ``/p2p/``."""
         return self._announced
+
+    async def look_at_itself(self) -> None:
+        """Bring ``addresses`` up to date: interfaces come and go, and routers map ports. Raises NetworkError."""
+        if not self._is_owners_word:
+            self._announced = tuple(address.announceable(await self.daemon.own_addresses(), self._local))
+
+    @property
+    def known(self) -> dict[PeerId, tuple[str, ...]]:
+        """Other nodes, bootstraps and live peers alike, and their addresses without ``/p2p/``."""
+        known = self._peers | self._bootstraps
+        known.pop(self.peer_id, None)
+        return known
+
+    @property
+    def bootstraps(self) -> tuple[PeerId, ...]:
+        return tuple(self._bootstraps)
 
     @property
     def alive(self) -> bool:
@@ -165,8 +184,7 @@ class Node:
 
     def _some_known(self, most: int) -> dict[PeerId, tuple[str, ...]]:
         """Up to so many known nodes and their addresses, at random."""
-        known = self._peers | self._bootstraps
-        known.pop(self.peer_id, None)
+        known = self.known
         return {peer: known[peer] for peer in random.sample(list(known), k=min(most, len(known)))}
 
     async def _join(self, nodes: Mapping[PeerId, tuple[str, ...]]) -> None:
