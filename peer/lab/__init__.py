@@ -1,0 +1,1 @@
+"""The laboratory: a scenario acted out by real peers, on this machine."""

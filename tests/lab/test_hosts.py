@@ -1,0 +1,174 @@
+"""Hosts in namespaces: who reaches whom, and that nothing stays. Most of it needs root."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from p2ptrain.errors import DeviceError
+from peer.lab import namespaces
+from peer.lab.cell import in_a_cell, place_for_sockets
+from peer.lab.hosts import Access, Network
+
+root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
+
+SERVER = """
+import socket
+server = socket.create_server(("0.0.0.0", 7777))
+print("up", flush=True)
+while True:
+    link, (host, port) = server.accept()
+    link.sendall(host.encode())
+    link.close()
+"""
+CLIENT = """
+import socket, sys
+try:
+    with socket.create_connection((sys.argv[1], 7777), 1.0) as link:
+        print(link.recv(99).decode())
+except OSError:
+    print("unreachable")
+"""
+
+
+def asked(network: Network, name: str, address: str) -> str:
+    """As whom a server at the address sees the host; "unreachable" when it is."""
+    command = network.hosts[name].inside(sys.executable, "-c", CLIENT, address)
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+
+def serving(network: Network, name: str) -> subprocess.Popen[str]:
+    command = network.hosts[name].inside(sys.executable, "-c", SERVER)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    return process
+
+
+@root
+@pytest.mark.net
+def test_who_reaches_whom() -> None:
+    with Network() as network:
+        servers = []
+        try:
+            network.add("plain")
+            network.add("slow", Access(delay_s=0.05, loss=0.01, up_mbit_s=1, down_mbit_s=2))
+            network.add("home", Access(router=True))
+            network.add("far home", Access(router=True, delay_s=0.02, up_mbit_s=5))
+            public = {name: host.public for name, host in network.hosts.items()}
+            servers = [serving(network, name) for name in ("plain", "slow", "home")]
+            assert network.hosts["home"].address == "192.168.1.2"
+
+            assert asked(network, "plain", public["slow"]) == public["plain"]
+            assert asked(network, "slow", public["plain"]) == public["slow"]
+            assert asked(network, "home", public["plain"]) == public["home"]  # masqueraded
+            assert asked(network, "far home", public["slow"]) == public["far home"]
+            assert asked(network, "plain", public["home"]) == "unreachable"  # nothing new comes in
+            assert asked(network, "plain", "192.168.1.2") == "unreachable"
+            assert asked(network, "plain", "8.8.8.8") == "unreachable"  # no way out of here
+
+            network.part(1, [["plain", "home"], ["slow"]])
+            assert asked(network, "home", public["slow"]) == "unreachable"
+            assert asked(network, "home", public["plain"]) == public["home"]
+            assert asked(network, "far home", public["slow"]) == public["far home"]  # on no side
+            network.heal(1)
+            assert asked(network, "home", public["slow"]) == public["home"]
+
+            network.cut("slow")
+            assert asked(network, "far home", public["slow"]) == "unreachable"
+            network.cut("slow", False)
+            assert asked(network, "far home", public["slow"]) == public["far home"]
+        finally:
+            for server in servers:
+                server.kill()
+                server.communicate()
+    assert not [each for each in psutil.Process().children(recursive=True) if "line.py" in " ".join(each.cmdline())]
+
+
+FROZEN = """
+import os, pathlib, signal, subprocess, sys, time
+from peer.lab.hosts import Access, Network
+network = Network()
+host = network.add("a", Access(delay_s=0.01))
+pathlib.Path(os.environ["TMPDIR"], "debris").touch()
+child = subprocess.Popen(host.inside(sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"),
+                         stdout=subprocess.PIPE)
+child.stdout.readline()
+os.kill(child.pid, signal.SIGSTOP)
+print("ready", flush=True)
+time.sleep(float(os.environ["NAP"]))
+"""
+STARTER = """
+import subprocess, sys
+from peer.lab.cell import in_a_cell
+sys.exit(subprocess.run(in_a_cell([sys.executable, "-c", sys.argv[1]], NAP="600")).returncode)
+"""
+
+
+@root
+@pytest.mark.net
+def test_nothing_survives_a_killed_starter_not_even_the_frozen() -> None:
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, FROZEN], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    assert starter.stdout.readline() == "ready\n"
+    cell = psutil.Process(starter.pid).children(recursive=True)
+    assert len(cell) == 4  # guard, init, the line, the frozen one
+    namespaces_of_cell = {Path(f"/proc/{each.pid}/ns/net").readlink() for each in cell[1:]}
+    assert psutil.STATUS_STOPPED in {each.status() for each in cell}
+    starter.kill()
+    starter.communicate()
+    assert psutil.wait_procs(cell, timeout=30)[1] == []
+    there = {link for each in Path("/proc").glob("[0-9]*/ns/net") if (link := _read(each)) is not None}
+    assert not namespaces_of_cell & there
+    assert not list(Path(place_for_sockets(("/mnt", "/media", "/srv", "/opt"))).iterdir())
+
+
+def _read(link: Path) -> Path | None:
+    try:
+        return link.readlink()
+    except OSError:  # just gone
+        return None
+
+
+@root
+@pytest.mark.net
+def test_a_cell_ends_with_its_inits_status_and_sees_itself_alone() -> None:
+    script = textwrap.dedent("""
+        import os, pathlib, sys
+        others = [each.name for each in pathlib.Path("/proc").iterdir() if each.name.isdigit()]
+        print(os.getpid(), others, os.listdir(os.environ["TMPDIR"]))
+        sys.exit(7)
+    """)
+    done = subprocess.run(
+        in_a_cell([sys.executable, "-c", script]), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 7, done.stderr
+    assert done.stdout == "1 ['1'] []\n"
+
+
+def test_temporary_files_hide_nothing(tmp_path: Path) -> None:
+    full, empty = tmp_path / "full", tmp_path / "empty"
+    (full / "something").mkdir(parents=True)
+    empty.mkdir()
+    assert place_for_sockets([str(tmp_path / "missing"), str(full), str(empty)]) == str(empty)
+    with pytest.raises(DeviceError, match="need an empty directory"):
+        place_for_sockets([str(full)])
+
+
+def test_what_is_missing_is_told_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(DeviceError, match="root") as caught:
+        namespaces.check_means()
+    assert "sudo" in caught.value.remedy
+    assert "--stage local" in caught.value.remedy
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(namespaces, "_PLACES", "/nowhere")
+    with pytest.raises(DeviceError, match="Not installed: ip, tc, nft, nsenter") as caught:
+        namespaces.check_means()
+    assert "apt-get install iproute2 nftables util-linux" in caught.value.remedy
