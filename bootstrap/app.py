@@ -31,12 +31,12 @@ from p2ptrain.errors import HomeError, NetworkError, UserError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
-from p2ptrain.net.daemon import RelayLimits
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import serve_reach
+from p2ptrain.net.relay import Relay, RelayLimits
 
 LOOKUP_EVERY_S = 3.0
 """How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
@@ -92,7 +92,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():
             began = asyncio.get_running_loop().time()
-            await _attend(node, signed, cache, say, stop)
+            await _attend(node, signed, cache, say, stop, place.relay)
             await node.close()
             if asyncio.get_running_loop().time() - began > CALM_S:
                 pause_s = FIRST_PAUSE_S
@@ -122,16 +122,19 @@ async def _start(
         announce=place.announce,
         known=cache.load(signed.run_id),
         local=place.local,
-        relay=RelayLimits() if place.relay else None,
     )
 
 
-async def _attend(node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event) -> None:
-    """Serve the manifest and watch the swarm until we are stopped or p2pd dies."""
+async def _attend(
+    node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event, relays: bool
+) -> None:
+    """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             stack.push_async_callback((await serve_manifest(node, signed.to_bytes())).close)
             stack.push_async_callback((await serve_reach(node)).close)
+            if relays:
+                stack.push_async_callback((await Relay.start(node, RelayLimits())).close)
         except NetworkError:  # p2pd is gone already
             return
         watch = _watch(node, signed.manifest.run.tokens_per_peer, cache, say)

@@ -19,10 +19,10 @@ from p2ptrain.data import open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest
-from p2ptrain.net.daemon import RelayLimits
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Driver, Shore
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.relay import RelayLimits
 from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES

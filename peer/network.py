@@ -25,13 +25,13 @@ from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteErro
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.daemon import RelayLimits
 from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import serve_reach
+from p2ptrain.net.relay import Relay, RelayLimits
 from p2ptrain.net.shelter import Shelter
 from p2ptrain.ports import Link, Notebook
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
@@ -131,7 +131,7 @@ class Connection:
         self._node: Node | None = None
         self._transport: P2PTransport | None = None
         self._manifests: P2PTransport | None = None
-        self._reach: P2PTransport | None = None
+        self._services: list[P2PTransport | Relay] = []
         self._shelter: Shelter | None = None
         self._sheltering: asyncio.Task[None] | None = None
         self._announced: Announce | None = None
@@ -265,7 +265,9 @@ class Connection:
         self._node = node
         self.port = node.port or self.port
         self._transport = P2PTransport(node)
-        self._reach = await serve_reach(node)
+        self._services.append(await serve_reach(node))
+        if self._relay is not None:
+            self._services.append(await Relay.start(node, self._relay))
         self._shelter = Shelter(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
@@ -289,7 +291,6 @@ class Connection:
                     bootstraps=self._bootstraps,
                     known=self._cache.load(self._run),
                     local=self._local,
-                    relay=self._relay,
                 )
             except UserError:
                 if self._listen or address.port_of(wish) == 0:
@@ -320,11 +321,12 @@ class Connection:
         if self._sheltering is not None:
             self._sheltering.cancel()
             await asyncio.wait([self._sheltering])
-        transports, node = [self._transport, self._manifests, self._reach], self._node
-        self._transport = self._manifests = self._reach = self._node = self._sheltering = self._shelter = None
-        for transport in transports:
-            if transport is not None:
-                await transport.close()
+        services, node = [self._transport, self._manifests, *self._services], self._node
+        self._transport = self._manifests = self._node = self._sheltering = self._shelter = None
+        self._services = []
+        for service in services:
+            if service is not None:
+                await service.close()
         if node is not None:
             await node.close()
 

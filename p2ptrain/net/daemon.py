@@ -23,7 +23,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -55,41 +54,12 @@ _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
 connections. With it they may get one, opened from both ends, on which both play the initiator: both dials fail."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelayLimits:
-    """What a relay gives to those whom nobody can dial. p2pd keeps to it; anybody may ask, of whatever run."""
-
-    reservations: int = 64
-    """Peers that hold a place at once; p2pd takes at most 8 of one IP address. A guess."""
-    circuits: int = 16
-    """Connections through us at once, of each such peer. A guess: four exchanges, and as many once more that idle."""
-    seconds: int = 1800
-    """After which a circuit is cut; whoever still needs it dials again. p2pd's own default."""
-    size_bytes: int = 4 << 30
-    """The same for what passed in one direction: the weights of a model of 1e9 parameters. p2pd's own default."""
-    buffer_bytes: int = 64 << 10
-    """Of each circuit, each way: at most 128 MiB in all. p2pd's own default, 16 MiB, would take 32 GiB of a volunteer's
-    memory."""
-
-    def flags(self) -> dict[str, object]:
-        return {
-            "relayService": 1,
-            "relayMaxReservations": self.reservations,
-            "relayMaxCircuits": self.circuits,
-            "relayTimeLimit": f"{self.seconds}s",
-            "relayDataLimit": self.size_bytes,
-            "relayBufferSize": self.buffer_bytes,
-        }
-
-
 class _Daemon(P2P):
-    """hivemind's P2P with our launcher around the process and our flags behind its own."""
+    """hivemind's P2P with our launcher around the process."""
 
-    _FLAGS: dict[str, object]
-
-    @classmethod
-    def _make_process_args(cls, *args: Any, **kwargs: Any) -> list[str]:
-        return launched(*P2P._make_process_args(*args, **kwargs, **cls._FLAGS), **_ENVIRONMENT)
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return launched(*P2P._make_process_args(*args, **kwargs), **_ENVIRONMENT)
 
 
 class Daemon:
@@ -101,24 +71,15 @@ class Daemon:
         self._serials = itertools.count()
 
     @classmethod
-    async def start(
-        cls,
-        identity_path: Path,
-        listen: Sequence[str],
-        announce: Sequence[str] = (),
-        relay: RelayLimits | None = None,
-    ) -> Daemon:
+    async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
         """Start p2pd. Raises DeviceError when this platform cannot run it, UserError when it cannot listen.
 
-        Args:
-            listen: where; nowhere: it only dials, and is dialed through relays.
-            relay: what it gives as a relay; None: it is nobody's. hivemind's default would serve strangers unasked.
+        Listening nowhere, it only dials, and is dialed through relays.
         """
         _check_binary()
         folder = SocketFolder.create()
-        # P2P takes the folder of its sockets from the class, and hands our flags to nobody else.
-        flags = relay.flags() if relay else {"relayService": 0}
-        kind: Any = type("_Daemon", (_Daemon,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/", "_FLAGS": flags})
+        # P2P takes the folder of its sockets from the class.
+        kind: Any = type("_Daemon", (_Daemon,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
         try:
             async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
                 p2p = await kind.create(
@@ -129,8 +90,7 @@ class Daemon:
                     startup_timeout=STARTUP_TIMEOUT_S,
                     dht_mode="server",  # libp2p's own: how a peer known by id alone is dialed
                     no_listen=not listen,
-                    use_relay=True,  # dial through relays, and be dialed (net.circuit)
-                    force_reachability="public" if relay else None,  # p2pd relays only when it thinks it is reachable
+                    use_relay=False,  # makes it a relay for all the world; circuits it dials anyway (net.relay)
                     auto_nat=False,
                     nat_port_map=not all(map(address.is_loopback, listen)),
                 )

@@ -25,7 +25,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 from p2ptrain.errors import NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net import address
-from p2ptrain.net.daemon import Daemon, RelayLimits
+from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm.messages import Presence
@@ -74,7 +74,6 @@ class Node:
         bootstraps: Sequence[str] = (),
         known: Iterable[Presence] = (),
         local: bool = False,
-        relay: RelayLimits | None = None,
     ) -> Node:
         """Start a node and its keeper; it has company as soon as some known node answers.
 
@@ -84,14 +83,13 @@ class Node:
             bootstraps: multiaddresses with ``/p2p/``.
             known: peers of earlier days (``directory.PeerCache``).
             local: a swarm on this machine alone; loopback addresses may be announced.
-            relay: what this node gives as a relay to those whom nobody can dial; None: it is none.
 
         Raises UserError for addresses that cannot be used, DeviceError where p2pd cannot run, NetworkError when it runs
         and does not answer.
         """
         _check(listen, announce, bootstraps)
         use_hivemind_log_handler("nowhere")  # its messages go where all others go
-        daemon = await Daemon.start(identity.path, listen, announce, relay)
+        daemon = await Daemon.start(identity.path, listen, announce)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 dht = await DHTNode.create(p2p=daemon.p2p, record_validator=PresenceValidator(run))

@@ -1,7 +1,7 @@
 """How others reach us: directly where they can, else through relays. Decides which addresses a presence record carries.
 
 A node cannot know by itself whether strangers can dial it, so it asks a few others to (``net.reach``). Where they
-cannot, it takes places at relays (``net.circuit``) and announces the circuits through them. Any node may be a relay:
+cannot, it takes places at relays (``net.relay``) and announces the circuits through them. Any node may be a relay:
 bootstraps are by default, peers where their owners agreed, and which peers are shows in the circuits that others
 announce; who relays nothing says so at once. One relay is enough; where there are more we hold two places, so that
 nobody loses sight of us when one relay dies. Renewing a place is the relay's sign of life.
@@ -24,9 +24,10 @@ from random import Random
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
-from p2ptrain.net import address, circuit
+from p2ptrain.net import address
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight, look
+from p2ptrain.net.relay import reserve
 from p2ptrain.ports import Notebook
 
 WANTED = 2
@@ -240,7 +241,7 @@ class Shelter:
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one place; why not, if so."""
         try:
-            await circuit.reserve(self._node.daemon, relay.peer, relay.addresses)
+            await reserve(self._node.daemon, relay.peer, relay.addresses)
         except NetworkError as error:
             first, longest = REFUSED_S
             _, pause = self._refused.pop(relay.peer, (0.0, first / 2))
