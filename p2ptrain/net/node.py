@@ -119,8 +119,14 @@ class Node:
 
     async def look_at_itself(self) -> None:
         """Bring ``addresses`` up to date: interfaces come and go, and routers map ports. Raises NetworkError."""
-        if not self._is_owners_word:
-            self._announced = tuple(address.announceable(await self.daemon.own_addresses(), self._local))
+        if self._is_owners_word:
+            return
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                own = await self.daemon.own_addresses()
+        except (TimeoutError, P2PDaemonError, ControlFailure, OSError, EOFError) as error:
+            raise NetworkError(f"p2pd does not answer: {error}") from error
+        self._announced = tuple(address.announceable(own, self._local))
 
     @property
     def known(self) -> dict[PeerId, tuple[str, ...]]:

@@ -185,6 +185,8 @@ class Shelter:
         """Ask others to dial us, where we do not know or have known for long."""
         if now - self._judged_at < VERDICT_S:
             return
+        with contextlib.suppress(NetworkError):  # p2pd is gone, and ``run`` ends
+            await self._node.look_at_itself()
         sights: list[Sight] = []
         if self._port:
             answers = await asyncio.gather(*map(self._ask, self._candidates()[:WITNESSES]))
@@ -257,8 +259,10 @@ class Shelter:
 
     @property
     def _port(self) -> int:
-        """Where others would dial us: the owner's word, else where we listen; 0: nowhere."""
-        return address.port_of(self._node.addresses if self._by_owner else ()) or self._node.port
+        """Where others would dial us: the owner's word, or a router's that mapped a port, else where we listen; 0:
+        nowhere."""
+        told = self._node.addresses if self._by_owner else tuple(filter(address.is_public, self._node.addresses))
+        return address.port_of(told) or self._node.port
 
     @property
     def _own_host(self) -> str:
