@@ -24,7 +24,7 @@ from p2ptrain.net.allowance import Allowance, origin
 from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import probe
-from p2ptrain.ports import Link
+from p2ptrain.ports import Link, Transport
 from p2ptrain.wire import FrameKind
 
 REACH_PROTOCOL = "/p2ptrain/reach/1"
@@ -116,7 +116,8 @@ async def look(node: Node, peer: PeerId, addresses: Sequence[str], port: int = 0
     return await ask_to_look(P2PTransport(node, REACH_PROTOCOL, LIMITS), peer, addresses, port)
 
 
-async def ask_to_look(transport: P2PTransport, peer: PeerId, addresses: Sequence[str], port: int) -> Sight:
+async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[str], port: int) -> Sight:
+    """``look`` over any transport."""
     link = await transport.open(peer, addresses)
     try:
         await _send(link, ["look", port])
