@@ -14,7 +14,7 @@ from p2ptrain.ids import RunId
 from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
 from peer.doctor import machine
-from peer.doctor.findings import Finding, bad, skipped
+from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, default_home
 
 DEFAULT_PORT = 31337
@@ -43,12 +43,17 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
     found += _checked("device", lambda: machine.device(device))
     place = home or default_home(parsed.run_id if parsed else RunId(""))
     wanted = port or Home(place).load_addresses().port or DEFAULT_PORT
-    ports = _checked("port", lambda: machine.port("127.0.0.1" if local else "0.0.0.0", wanted))
+    if port is None and Home(place).is_inhabited():
+        words = f"a peer lives in {place} and listens there; its own lines say whether others can dial it"
+        ports, is_free = [note("port", words)], False
+    else:
+        ports = _checked("port", lambda: machine.port("127.0.0.1" if local else "0.0.0.0", wanted))
+        is_free = show.exit_status(ports) == 0
     found += ports
-    is_free = show.exit_status(ports) == 0
     manifest: Manifest | None = None
     if parsed is None:
-        found += [skipped(check, "takes others to tell: give a join LINK") for check in NETWORK_CHECKS]
+        left = [check for check in NETWORK_CHECKS if check not in {each.check for each in found}]
+        found += [skipped(check, "takes others to tell: give a join LINK") for check in left]
     else:
         network, manifest = _network(parsed, wanted if is_free else 0, local)
         found += network

@@ -81,9 +81,9 @@ async def _look_around(node: Node, link: JoinLink, port: int) -> Examination:
             result.manifest = answer.manifest
             result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
-            result.findings.append(_unanswered(peer, where, answer, others=any(map(_is_signed, answers))))
-    if result.manifest is not None:
-        targets |= await _peers(node, set(targets))
+            result.findings.append(_unanswered(peer, where, plain(answer), others=any(map(_is_signed, answers))))
+    answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
+    targets = answered | (await _peers(node, set(targets)) if answered else {})
     seen = [each for each in await asyncio.gather(*(_seen(node, *each, port) for each in targets.items())) if each]
     own = [address.host_of(each) for each in node.addresses]
     result.findings += [verdicts.clock(seen), verdicts.router(seen, own)]
@@ -99,6 +99,11 @@ def _unanswered(peer: PeerId, where: str, why: str, others: bool) -> Finding:
     if others:
         return note("link", words)
     return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
+
+
+def plain(words: str) -> str:
+    """p2pd's long account of a dial, cut down to the reason it ends in."""
+    return words.rpartition("] ")[2] if "failed to dial" in words else words
 
 
 def _is_signed(answer: SignedManifest | str) -> bool:
