@@ -7,7 +7,7 @@ Everything runs on one uvloop in the main thread. The home holds::
     HOME/peers.json       who was here, to find the swarm again after a restart
     HOME/lock             held while we live
 
-Who closes what: ``run`` holds the lock, ``_attend`` closes the transport, ``_stay_up`` the node. p2pd may die: it is
+Who closes what: ``run`` holds the lock, ``_attend`` closes the transports, ``_stay_up`` the node. p2pd may die: it is
 started again, on the same ports, so that the link that was passed on stays good. SIGINT or SIGTERM ends us cleanly, a
 second one at once.
 """
@@ -35,6 +35,8 @@ from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.reach import serve_reach
+from p2ptrain.net.relay import Relay, RelayLimits
 
 LOOKUP_EVERY_S = 3.0
 """How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
@@ -61,6 +63,8 @@ class Place:
     """Empty: our own addresses."""
     local: bool
     """A swarm on this machine alone."""
+    relay: bool = True
+    """Carry, within limits, what passes between peers whom nobody can dial."""
 
 
 def run(place: Place, say: Say) -> None:
@@ -88,7 +92,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():
             began = asyncio.get_running_loop().time()
-            await _attend(node, signed, cache, say, stop)
+            await _attend(node, signed, cache, say, stop, place.relay)
             await node.close()
             if asyncio.get_running_loop().time() - began > CALM_S:
                 pause_s = FIRST_PAUSE_S
@@ -121,17 +125,20 @@ async def _start(
     )
 
 
-async def _attend(node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event) -> None:
-    """Serve the manifest and watch the swarm until we are stopped or p2pd dies."""
-    try:
-        transport = await serve_manifest(node, signed.to_bytes())
-    except NetworkError:  # p2pd is gone already
-        return
-    try:
+async def _attend(
+    node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event, relays: bool
+) -> None:
+    """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            stack.push_async_callback((await serve_manifest(node, signed.to_bytes())).close)
+            stack.push_async_callback((await serve_reach(node)).close)
+            if relays:
+                stack.push_async_callback((await Relay.start(node, RelayLimits())).close)
+        except NetworkError:  # p2pd is gone already
+            return
         watch = _watch(node, signed.manifest.run.tokens_per_peer, cache, say)
         await _first_of(stop.wait(), node.died(), watch)
-    finally:
-        await transport.close()
 
 
 async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -> None:

@@ -25,7 +25,12 @@ LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
     "--home", type=click.Path(file_okay=False, path_type=Path), help="Identity and join link; else RUN/bootstrap."
 )
 @click.option("--local", is_flag=True, help="A swarm on this machine alone: any free port of the loopback.")
-def bootstrap(run: Path, listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None, local: bool) -> None:
+@click.option(
+    "--relay/--no-relay", default=True, show_default=True, help="Carry the traffic of peers whom nobody can dial."
+)
+def bootstrap(
+    run: Path, listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None, local: bool, relay: bool
+) -> None:
     """Be the entry point of the signed run in the directory RUN, until Ctrl+C.
 
     Prints the command that others join with, then a line whenever a peer comes or goes.
@@ -34,7 +39,7 @@ def bootstrap(run: Path, listen: tuple[str, ...], announce: tuple[str, ...], hom
     from bootstrap import app
 
     default = LOCAL_LISTEN if local else PUBLIC_LISTEN
-    app.run(app.Place(run, home or run / "bootstrap", listen or (default,), announce, local), _say)
+    app.run(app.Place(run, home or run / "bootstrap", listen or (default,), announce, local, relay), _say)
 
 
 def _say(tag: str, text: str) -> None:

@@ -43,6 +43,7 @@ LAZY_COMMANDS = {
     "invite": LazyCommand("peer.cli", "invite", "Print a join link from a peer's home."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
     "generate": LazyCommand("peer.cli", "generate", "Let a peer's model continue a text."),
+    "doctor": LazyCommand("peer.doctor", "doctor", "Find out what is wrong with this machine or its network."),
     "simulate": LazyCommand("p2ptrain.sim.command", "simulate", "Simulate a swarm that a scenario file describes."),
     "testnet": LazyCommand("peer.testnet", "testnet", "Run a whole swarm on this machine and compare it to one peer."),
 }

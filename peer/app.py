@@ -23,6 +23,7 @@ from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Shore
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.relay import RelayLimits
 from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.recipes import RECIPES
@@ -39,6 +40,7 @@ from peer.home import Addresses, Home, cache_directory, default_home
 from peer.network import Connection, NetworkThread, describe_addresses, live_until
 from peer.owner.hand import Hand, Held
 from peer.owner.settings import Settings, SettingsFile
+from peer.paths import PathNotebook, Paths
 from peer.record import Record
 from peer.screen import Screen
 from peer.stopping import Stopping
@@ -65,6 +67,8 @@ class Options:
     nickname: str = ""
     local: bool = False
     """The whole swarm is on this machine: listen on loopback and announce that."""
+    relay: bool = False
+    """Carry, within limits, what passes between peers whom nobody can dial."""
 
 
 def run_peer(options: Options) -> None:
@@ -106,6 +110,7 @@ class Line:
 
     thread: NetworkThread
     connection: Connection
+    paths: Paths
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +168,7 @@ def _connect(
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by
     thread = stack.enter_context(NetworkThread())
+    paths = Paths()
     connection = Connection(
         identity,
         run,
@@ -175,12 +181,14 @@ def _connect(
         nickname=options.nickname,
         local=options.local,
         rates=rates,
+        relay=RelayLimits() if options.relay else None,
+        paths=paths,
     )
     stack.callback(lambda: thread.call(connection.close()))
     thread.call(connection.start())
     home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
-    return Line(thread, connection)
+    return Line(thread, connection, paths)
 
 
 def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
@@ -305,7 +313,7 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
         shore = Shore(
             transport=connection,
             directory=connection,
-            notebook=session.notebook,
+            notebook=PathNotebook(session.notebook, line.paths),
             clock=time.monotonic,
             sign=connection.sign,
             live_until=live_until,

@@ -29,6 +29,7 @@ TOKENIZER = click.option(
 @click.option("--announce", multiple=True, help="Tell others this address (a forwarded port).", metavar="MULTIADDR")
 @click.option("--nickname", default="", help="Shown to people; at most 32 characters.")
 @click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
+@click.option("--relay", is_flag=True, help="Carry the traffic of peers whom nobody can dial, within limits.")
 def peer(
     link: str | None,
     home: Path | None,
@@ -39,6 +40,7 @@ def peer(
     announce: tuple[str, ...],
     nickname: str,
     local: bool,
+    relay: bool,
 ) -> None:
     """Join the run that LINK names and train until it ends.
 
@@ -47,7 +49,7 @@ def peer(
     parsed = JoinLink.parse(link) if link is not None else None
     from peer.app import Options, run_peer
 
-    run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local))
+    run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay))
 
 
 @click.command(short_help="Print a join link from a peer's home.")

@@ -90,6 +90,18 @@ class Home:
         finally:
             lock.release()
 
+    def is_inhabited(self) -> bool:
+        """Whether a process lives here just now. Makes nothing."""
+        if not (self.path / "lock").exists():
+            return False
+        lock = FileLock(self.path / "lock")
+        try:
+            lock.acquire(timeout=0)
+        except (Timeout, OSError):
+            return True
+        lock.release()
+        return False
+
     def load_manifest(self, expected: RunId | None) -> SignedManifest | None:
         """The run that this home belongs to, None for a new home. HomeError when it is another than expected."""
         try:

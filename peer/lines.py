@@ -45,7 +45,18 @@ def _exchanged(fields: Mapping[str, Any]) -> str:
     moved = size(fields.get("sent_bytes", 0) + fields.get("received_bytes", 0))
     apart = 100 * float(fields.get("distance", 0.0))
     took = duration(fields.get("seconds", 0.0))
-    return f"[exchange] exchanged with {_peer(fields)}: {took}, {moved}, {apart:.2g} % apart"
+    return f"[exchange] exchanged with {_peer(fields)}: {took}, {moved}, {apart:.2g} % apart{_path(fields)}"
+
+
+def _path(fields: Mapping[str, Any]) -> str:
+    """Nothing where the bytes went directly."""
+    return f" (relayed by {short(str(fields['relay']))})" if fields.get("relay") else ""
+
+
+def _forward(fields: Mapping[str, Any]) -> str:
+    """What would make this machine reachable."""
+    target = f" to {fields['own']}" if fields.get("own") else ""
+    return f"forward TCP port {fields['port']} of your router{target}" if fields.get("port") else "listen on a port"
 
 
 def _progress(fields: Mapping[str, Any]) -> str:
@@ -66,8 +77,8 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "found": lambda f: f"[peers] found {_peer(f)}",
     "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
     "catching up": lambda f: f"[join] taking the weights of {_peer(f)}: {_why(f)}",
-    "caught up": lambda f: f"[join] in step with the swarm, thanks to {_peer(f)}",
-    "gave weights": lambda f: f"[join] gave {_peer(f)} our weights",
+    "caught up": lambda f: f"[join] in step with the swarm, thanks to {_peer(f)}{_path(f)}",
+    "gave weights": lambda f: f"[join] gave {_peer(f)} our weights{_path(f)}",
     "out of step": lambda f: f"[join] the swarm is far ahead of us: {_why(f)}; taking its weights",
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
     "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
@@ -76,6 +87,19 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "its port open in the firewall and forwarded by the router?"
     ),
     "listening": lambda f: f"[peers] we are {f['name']}, listening on {f['where']}",
+    "reachable": lambda f: (
+        f"[peers] others can dial us at {f['where']}"
+        + ("" if f.get("relays") else "; with --relay we would help those whom nobody can dial")
+    ),
+    "unreachable": lambda f: (
+        f"[peers] nobody can dial us{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach us "
+        f"through a relay; for direct exchanges {_forward(f)}"
+    ),
+    "relayed": lambda f: f"[peers] others reach us through the relay {_peer(f)}",
+    "relay lost": lambda f: f"[peers] the relay {_peer(f)} is gone: {_why(f)}; another one is taken",
+    "no relay": lambda f: (
+        f"[peers] no relay has a place for us; exchanges that we begin with reachable peers work. Or {_forward(f)}"
+    ),
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] passed over the checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (

@@ -27,13 +27,17 @@ from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.links import P2PTransport
+from p2ptrain.net.links import P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.reach import serve_reach
+from p2ptrain.net.relay import Relay, RelayLimits
+from p2ptrain.net.shelter import Shelter
 from p2ptrain.ports import Link, Notebook
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
+from peer.paths import Paths
 
 T = TypeVar("T")
 
@@ -91,6 +95,8 @@ class Connection:
         listen: multiaddresses the owner asked for; empty: the port of last time on all interfaces, or any free one.
         port: that port, 0 for none.
         rates: caps of all streams, and the count of their bytes.
+        relay: what we give as a relay to those whom nobody can dial; None: the owner did not agree to be one.
+        paths: where to write down how links travel.
     """
 
     def __init__(
@@ -107,6 +113,8 @@ class Connection:
         nickname: str = "",
         local: bool = False,
         rates: Rates | None = None,
+        relay: RelayLimits | None = None,
+        paths: Paths | None = None,
     ) -> None:
         self._identity = identity
         self._run = run
@@ -120,11 +128,17 @@ class Connection:
         self._nickname = nickname
         self._local = local
         self._rates = rates or Rates()
-        self._handler: Callable[[Link], Awaitable[None]] | None = None
+        self._relay = relay
+        self._paths = paths if paths is not None else Paths()
+        self._handler: Callable[[StreamLink], Awaitable[None]] | None = None
         self._signed: bytes | None = None
         self._node: Node | None = None
         self._transport: P2PTransport | None = None
         self._manifests: P2PTransport | None = None
+        self._services: list[P2PTransport | Relay] = []
+        self._shelter: Shelter | None = None
+        self._sheltering: asyncio.Task[None] | None = None
+        self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -138,8 +152,11 @@ class Connection:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Our own multiaddresses, with ``/p2p/``."""
-        node = self._node
-        return tuple(address.with_peer(each, self._identity.peer_id) for each in node.addresses) if node else ()
+        return tuple(address.with_peer(each, self._identity.peer_id) for each in self._places)
+
+    @property
+    def _places(self) -> tuple[str, ...]:
+        return self._shelter.addresses if self._shelter else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
         """Ask the link's addresses until one hands out the run's manifest. Says what it tried after every round."""
@@ -186,12 +203,12 @@ class Connection:
 
     def sign(self, announce: Announce) -> Presence:
         """Our presence record."""
-        node = self._node
+        self._announced = announce
         return self._identity.sign(
             Presence(
                 peer=self._identity.peer_id,
                 run=self._run,
-                addresses=node.addresses if node else (),
+                addresses=self._places,
                 state=PeerState(announce.state),
                 step=announce.step,
                 progress=announce.progress,
@@ -214,7 +231,9 @@ class Connection:
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
         if self._transport is None:
             raise NetworkError("p2pd is being restarted")
-        return await self._transport.open(peer, addresses)
+        link = await self._transport.open(peer, addresses)
+        self._paths.note(link)
+        return link
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
         """Every inbound link from now on is this handler's, also where another one had them before."""
@@ -229,8 +248,14 @@ class Connection:
     async def lookup(self) -> list[Presence]:
         return await self._now().directory.lookup()
 
-    async def _welcome(self, link: Link) -> None:
+    async def _moved(self) -> None:
+        """Others reach us otherwise than before: say so now, not only with the next announcement."""
+        if self._announced is not None:
+            await self.announce(self.sign(self._announced))
+
+    async def _welcome(self, link: StreamLink) -> None:
         assert self._handler is not None  # nobody listens before
+        self._paths.note(link)
         await self._handler(link)
 
     # --- the node of the day ------------------------------------------------------------------------------------------
@@ -246,6 +271,14 @@ class Connection:
         self._node = node
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
+        self._services.append(await serve_reach(node))
+        if self._relay is not None:
+            self._services.append(await Relay.start(node, self._relay))
+        self._shelter = Shelter(
+            node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
+        )
+        self._sheltering = asyncio.get_running_loop().create_task(self._shelter.run())
+        self._sheltering.add_done_callback(_report)
         if self._handler is not None:
             await self._transport.listen(self._welcome)
         if self._signed is not None:
@@ -291,11 +324,15 @@ class Connection:
             self._notebook.note("p2pd is back")
 
     async def _drop(self) -> None:
-        transports, node = [self._transport, self._manifests], self._node
-        self._transport = self._manifests = self._node = None
-        for transport in transports:
-            if transport is not None:
-                await transport.close()
+        if self._sheltering is not None:
+            self._sheltering.cancel()
+            await asyncio.wait([self._sheltering])
+        services, node = [self._transport, self._manifests, *self._services], self._node
+        self._transport = self._manifests = self._node = self._sheltering = self._shelter = None
+        self._services = []
+        for service in services:
+            if service is not None:
+                await service.close()
         if node is not None:
             await node.close()
 
@@ -312,6 +349,12 @@ def live_until(presence: Presence) -> float | None:
 def describe_addresses(addresses: Sequence[str]) -> str:
     """``203.0.113.7:31337, …`` for people."""
     return ", ".join(address.host_port(each) for each in addresses) or "nowhere that others can reach"
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A task that ended by an exception has a bug: tell, and let training go on."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "the network's background work failed", "exception": error})
 
 
 async def _end_other_tasks() -> None:

@@ -37,6 +37,7 @@ def test_the_commands_are_frozen() -> None:
         "invite",
         "export",
         "generate",
+        "doctor",
         "simulate",
         "testnet",
     ]

@@ -12,6 +12,7 @@ import os
 import re
 import shlex
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -49,7 +50,7 @@ def test_every_command_of_ours_is_tested() -> None:
     assert all(words[0] == "p2ptrain" for words in commands(tested=True))
     running = ["finish", "invite", "pause", "resume", "status"]
     assert names == sorted(
-        [*running, "bootstrap", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
+        [*running, "bootstrap", "doctor", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
     )
     assert all(words[0] in ("make", ".") for words in commands(tested=False))
 
@@ -153,6 +154,12 @@ def test_the_commands_run(shell: Shell) -> None:
     link_file = shell.folder / "my-run" / "bootstrap" / "join-link.txt"
     bootstrap.wait_for(link_file.exists, "the join link")
     link = JoinLink.parse(link_file.read_text(encoding="utf-8"))
+
+    assert command("doctor")[2].startswith("p2ptrain://")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    examined = shell.run(["p2ptrain", "doctor", str(link), "--local", "--port", str(free)])
+    assert f"others can dial us at 127.0.0.1:{free}" in examined
 
     join = [word for word in commands(tested=True) if word[1] == "peer" and word[2].startswith("p2ptrain://")]
     assert len(join) == 1

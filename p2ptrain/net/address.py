@@ -16,11 +16,17 @@ import struct
 import sys
 from collections.abc import Iterable, Sequence
 
+import base58
+
 from p2ptrain.ids import PeerId
 from p2ptrain.net.identity import peer_id_bytes
 
 _HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}
 _TCP_CODE, _P2P_CODE, _CIRCUIT_CODE = 6, 421, 290  # github.com/multiformats/multiaddr, protocols.csv
+_HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
+_FIXED_BYTES = {"ip4": 4, "ip6": 16}
+_MAX_PART_BYTES = 255
+"""Of a host name or a peer id. RFC 1035 allows a name as many; a peer id has 38."""
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth")
@@ -36,6 +42,32 @@ def packed(address: str) -> bytes:
     return head + _packed_route(address, parts[5:])
 
 
+def unpacked(raw: bytes) -> str:
+    """The inverse of ``packed``: what p2pd calls a connection's other end. ValueError where it has no such form."""
+    code, rest = split_varint(raw)
+    protocol = _HOST_NAMES.get(code)
+    if protocol is None:
+        raise ValueError(f"an address begins with protocol {code}")
+    length, rest = (_FIXED_BYTES[protocol], rest) if protocol in _FIXED_BYTES else split_varint(rest)
+    host, rest = rest[:length], rest[length:]
+    port_code, rest = split_varint(rest)
+    if port_code != _TCP_CODE or len(host) != length or len(rest) < 2:
+        raise ValueError("an address is not of TCP, or cut off")
+    name = str(ipaddress.ip_address(host)) if protocol in _FIXED_BYTES else host.decode("ascii")
+    text, rest = f"/{protocol}/{name}/tcp/{int.from_bytes(rest[:2], 'big')}", rest[2:]
+    while rest:
+        code, rest = split_varint(rest)
+        if code == _CIRCUIT_CODE:
+            text += "/p2p-circuit"
+            continue
+        length, rest = split_varint(rest)
+        if code != _P2P_CODE or not 0 < length <= min(len(rest), _MAX_PART_BYTES):
+            raise ValueError("an address goes on in a way we do not know")
+        text, rest = f"{text}/p2p/{base58.b58encode(rest[:length]).decode()}", rest[length:]
+    packed(text)
+    return text
+
+
 def is_dialable(address: str) -> bool:
     """Whether p2pd can be asked to dial it."""
     try:
@@ -48,6 +80,23 @@ def is_loopback(address: str) -> bool:
     """Whether only this machine can dial it."""
     parts = address.split("/")
     return len(parts) > 2 and parts[1] in ("ip4", "ip6") and ipaddress.ip_address(parts[2]).is_loopback
+
+
+def is_public(address: str) -> bool:
+    """Whether the whole internet can dial it; a host name counts as public."""
+    parts = address.split("/")
+    return len(parts) > 2 and (parts[1] not in ("ip4", "ip6") or ipaddress.ip_address(parts[2]).is_global)
+
+
+def relay_of(address: str) -> PeerId | None:
+    """The relay that an address leads through; None: it is dialed directly."""
+    direct, circuit, _ = address.partition("/p2p-circuit")
+    return split_peer(direct)[1] if circuit else None
+
+
+def through(relay: PeerId, place: str) -> str:
+    """The address of whoever holds a place at the relay that is dialed at ``place``, without that peer's id."""
+    return f"{with_peer(place, relay)}/p2p-circuit"
 
 
 def split_peer(address: str) -> tuple[str, PeerId | None]:
@@ -67,6 +116,12 @@ def host_port(address: str) -> str:
     if len(parts) < 5:
         return address
     return f"[{parts[2]}]:{parts[4]}" if parts[1] == "ip6" else f"{parts[2]}:{parts[4]}"
+
+
+def host_of(address: str) -> str:
+    """The IP address or name that it begins with; empty when it has none."""
+    parts = address.split("/")
+    return parts[2] if len(parts) > 2 else ""
 
 
 def port_of(addresses: Iterable[str]) -> int:
@@ -179,6 +234,16 @@ def _packed_peer(protocol: str, peer: str) -> bytes:
     if protocol != "p2p" or raw is None:
         raise ValueError(f"/{protocol}/{peer} is no peer")
     return varint(_P2P_CODE) + varint(len(raw)) + raw
+
+
+def split_varint(raw: bytes) -> tuple[int, bytes]:
+    """The number that the bytes begin with, as ``varint`` writes it, and the rest. ValueError where there is none."""
+    number = 0
+    for index, byte in enumerate(raw[:10]):
+        number |= (byte & 0x7F) << (7 * index)
+        if byte < 0x80:
+            return number, raw[index + 1 :]
+    raise ValueError("a number is cut off")
 
 
 def varint(number: int) -> bytes:

@@ -23,15 +23,15 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from hivemind.p2p import P2P, PeerID
+from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
 from p2ptrain.errors import DeviceError, NetworkError, UserError
-from p2ptrain.ids import PeerId, short
+from p2ptrain.ids import PeerId
 from p2ptrain.launcher import launched
-from p2ptrain.net import address
+from p2ptrain.net import address, control
 from p2ptrain.net.socket_folder import SocketFolder
 from p2ptrain.net.streams import Stream
 
@@ -46,13 +46,11 @@ connections. With it they may get one, opened from both ends, on which both play
 
 
 class _Daemon(P2P):
-    """hivemind's P2P with our launcher around the process and our flags behind its own."""
+    """hivemind's P2P with our launcher around the process."""
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        # Nobody's relay unless asked: hivemind's default serves 128 reservations for strangers.
-        arguments = P2P._make_process_args(*args, **kwargs, relayService=0)
-        return launched(*arguments, **_ENVIRONMENT)
+        return launched(*P2P._make_process_args(*args, **kwargs), **_ENVIRONMENT)
 
 
 class Daemon:
@@ -65,7 +63,10 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
-        """Start p2pd. Raises DeviceError when this platform cannot run it, UserError when it cannot listen."""
+        """Start p2pd. Raises DeviceError when this platform cannot run it, UserError when it cannot listen.
+
+        Listening nowhere, it only dials, and is dialed through relays.
+        """
         _check_binary()
         folder = SocketFolder.create()
         # P2P takes the folder of its sockets from the class.
@@ -79,7 +80,8 @@ class Daemon:
                     check_if_identity_free=False,  # it starts another daemon, and can meet our own ghost
                     startup_timeout=STARTUP_TIMEOUT_S,
                     dht_mode="server",  # libp2p's own: how a peer known by id alone is dialed
-                    use_relay=False,
+                    no_listen=not listen,
+                    use_relay=False,  # makes it a relay for all the world; circuits it dials anyway (net.relay)
                     auto_nat=False,
                     nat_port_map=not all(map(address.is_loopback, listen)),
                 )
@@ -114,17 +116,24 @@ class Daemon:
         dialable = [address.packed(each) for each in addresses if address.is_dialable(each)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
-            connect=p2pd_pb2.ConnectRequest(peer=_raw(peer), addrs=dialable),
+            connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),
         )
-        (await self._ask(request)).close()
+        (await self._ask(request))[1].close()
 
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+    async def connections(self) -> list[control.FarEnd]:
+        """The other ends of all connections. Raises NetworkError; no deadline."""
+        response, stream = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
+        stream.close()
+        return [control.FarEnd(control.peer_of(each.id), control.place_of(each.addrs[0])) for each in response.peers]
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> tuple[control.FarEnd, Stream]:
         """A new stream to the peer's handler of that protocol. Raises NetworkError; no deadline."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
-            streamOpen=p2pd_pb2.StreamOpenRequest(peer=_raw(peer), proto=[protocol]),
+            streamOpen=p2pd_pb2.StreamOpenRequest(peer=control.raw(peer), proto=[protocol]),
         )
-        return await self._ask(request)
+        response, stream = await self._ask(request)
+        return control.far_end(response.streamInfo), stream
 
     async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
         """Call back for each inbound stream, whose opener ``read_opener`` tells. Raises NetworkError; no deadline."""
@@ -136,7 +145,7 @@ class Daemon:
             streamHandler=p2pd_pb2.StreamHandlerRequest(addr=place, proto=[protocol], balanced=False),
         )
         try:
-            (await self._ask(request)).close()
+            (await self._ask(request))[1].close()
         except BaseException:
             server.close()
             raise
@@ -150,7 +159,7 @@ class Daemon:
             type=p2pd_pb2.Request.REMOVE_STREAM_HANDLER,
             removeStreamHandler=p2pd_pb2.RemoveStreamHandlerRequest(addr=place, proto=[protocol]),
         )
-        (await self._ask(request)).close()
+        (await self._ask(request))[1].close()
 
     async def close(self) -> None:
         """End the process, by SIGKILL where it does not end by itself: it may be frozen."""
@@ -162,49 +171,10 @@ class Daemon:
             await self.p2p._child.wait()
         self._folder.remove()
 
-    async def _ask(self, request: p2pd_pb2.Request) -> Stream:
-        """One request on a control connection of its own; an opened stream goes on in the same connection."""
+    async def _ask(self, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Response, Stream]:
         if not self.alive:
             raise NetworkError(f"p2pd ended with code {self.p2p._child.returncode}")
-        stream = Stream()
-        try:
-            control = self.p2p._daemon_listen_maddr["unix"]
-            await asyncio.get_running_loop().create_unix_connection(lambda: stream, control)
-            body = request.SerializeToString()
-            await stream.write(address.varint(len(body)) + body)
-            response = p2pd_pb2.Response.FromString(await _read_message(stream))
-            if response.type == p2pd_pb2.Response.ERROR:
-                raise NetworkError(" ".join(response.error.msg.split()))
-        except BaseException as error:
-            stream.close()
-            if isinstance(error, (OSError, EOFError)):
-                raise NetworkError(f"p2pd does not answer: {error}") from error
-            raise
-        return stream
-
-
-async def read_opener(stream: Stream) -> PeerId:
-    """Who opened an inbound stream, as p2pd says ahead of the stream's own bytes. Raises OSError and EOFError."""
-    info = p2pd_pb2.StreamInfo.FromString(await _read_message(stream))
-    return PeerId(PeerID(info.peer).to_base58())
-
-
-async def _read_message(stream: Stream) -> bytes:
-    """One message of p2pd's control protocol, its length ahead as a varint."""
-    length = shift = 0
-    while True:
-        [byte] = await stream.read_exactly(1)
-        length |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return await stream.read_exactly(length)
-
-
-def _raw(peer: PeerId) -> bytes:
-    try:
-        return bytes(PeerID.from_base58(peer).to_bytes())
-    except ValueError:
-        raise NetworkError(f"{short(peer)} is no peer id") from None
+        return await control.ask(self.p2p._daemon_listen_maddr["unix"], request)
 
 
 def _check_binary() -> None:

@@ -22,7 +22,8 @@ from p2ptrain.swarm.messages import Presence
 from p2ptrain.wire import presence_bytes, trimmed
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # field 1: type 1 (Ed25519); field 2: 64 bytes
-_ID_PREFIX = bytes.fromhex("002408011220")  # multihash: identity, 36 bytes; field 1: type 1; field 2: 32 bytes
+_KEY_PREFIX = bytes.fromhex("08011220")  # field 1: type 1; field 2: 32 bytes
+_ID_PREFIX = bytes.fromhex("0024") + _KEY_PREFIX  # multihash: identity, 36 bytes
 _SEED_BYTES = 32
 _KEY_BYTES = 32
 
@@ -69,7 +70,7 @@ class Identity:
 
 def verify(presence: Presence) -> bool:
     """Whether the presence was signed by the key that its peer id names."""
-    key = _public_key(presence.peer)
+    key = public_key(presence.peer)
     if key is None:
         return False
     try:
@@ -85,11 +86,19 @@ def peer_id_bytes(peer: PeerId) -> bytes | None:
     return raw if raw is not None and len(raw) == len(_ID_PREFIX) + _KEY_BYTES and raw.startswith(_ID_PREFIX) else None
 
 
+def peer_id_of(serialized: bytes) -> PeerId | None:
+    """The peer id of a public key in libp2p's protobuf form; None when it is no Ed25519 key."""
+    if len(serialized) != len(_KEY_PREFIX) + _KEY_BYTES or not serialized.startswith(_KEY_PREFIX):
+        return None
+    return _peer_id(Ed25519PublicKey.from_public_bytes(serialized[len(_KEY_PREFIX) :]))
+
+
 def _peer_id(key: Ed25519PublicKey) -> PeerId:
     return PeerId(base58.b58encode(_ID_PREFIX + key.public_bytes_raw()).decode())
 
 
-def _public_key(peer: PeerId) -> Ed25519PublicKey | None:
+def public_key(peer: PeerId) -> Ed25519PublicKey | None:
+    """The key that a peer id spells; None when it is no Ed25519 peer id."""
     raw = peer_id_bytes(peer)
     return None if raw is None else Ed25519PublicKey.from_public_bytes(raw[len(_ID_PREFIX) :])
 

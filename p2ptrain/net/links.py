@@ -23,18 +23,17 @@ from dataclasses import dataclass
 from p2ptrain import wire
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
-from p2ptrain.net.daemon import read_opener
+from p2ptrain.net.control import FarEnd, read_opener
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
-from p2ptrain.ports import Link
 from p2ptrain.wire import FrameKind
 
 logger = logging.getLogger(__name__)
 
 EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
 
-Handler = Callable[[Link], Awaitable[None]]
+Handler = Callable[["StreamLink"], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +61,9 @@ class StreamLink:
     given to ``send`` must not change afterwards: the event loop may still hold it.
     """
 
-    def __init__(self, peer: PeerId, stream: Stream, limits: Limits, rates: Rates) -> None:
-        self.peer = peer
+    def __init__(self, far_end: FarEnd, stream: Stream, limits: Limits, rates: Rates) -> None:
+        self.far_end = far_end
+        self.peer = far_end.peer
         self._stream = stream
         self._limits = limits
         self._rates = rates
@@ -189,10 +189,10 @@ class P2PTransport:
             async with asyncio.timeout(self._limits.dial_s):
                 if addresses:
                     await daemon.connect(peer, addresses)
-                stream = await daemon.open_stream(peer, self._protocol)
+                far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(peer, stream, self._limits, self._rates)
+        return StreamLink(far_end, stream, self._limits, self._rates)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Once."""
@@ -231,9 +231,9 @@ class P2PTransport:
     async def _serve(self, handler: Handler, stream: Stream) -> None:
         try:
             async with asyncio.timeout(self._limits.idle_s):
-                peer = await read_opener(stream)
-            if self._admit(peer):
-                await handler(StreamLink(peer, stream, self._limits, self._rates))
+                far_end = await read_opener(stream)
+            if self._admit(far_end.peer):
+                await handler(StreamLink(far_end, stream, self._limits, self._rates))
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
         finally:

@@ -59,6 +59,7 @@ class Node:
         self._peers: dict[PeerId, tuple[str, ...]] = {}
         self._keeper: asyncio.Task[None] | None = None
         self._announced: tuple[str, ...] = ()
+        self._is_owners_word = False
         self.port = 0
         """Where it listens; 0 when it does not."""
 
@@ -77,7 +78,7 @@ class Node:
         """Start a node and its keeper; it has company as soon as some known node answers.
 
         Args:
-            listen: multiaddresses to listen on; port 0: any free port.
+            listen: multiaddresses to listen on; port 0: any free port; none: it only dials, and is dialed by relays.
             announce: what to tell others instead of our own addresses (a forwarded port); empty: our own.
             bootstraps: multiaddresses with ``/p2p/``.
             known: peers of earlier days (``directory.PeerCache``).
@@ -92,10 +93,10 @@ class Node:
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 dht = await DHTNode.create(p2p=daemon.p2p, record_validator=PresenceValidator(run))
-                own = await daemon.own_addresses()
-            node = cls(identity, run, daemon, dht, local)
-            node._announced = tuple(announce) or tuple(address.announceable(own, local))
-            node.port = address.port_of(own)
+                node = cls(identity, run, daemon, dht, local)
+                node.port = address.port_of(await daemon.own_addresses())
+                node._announced, node._is_owners_word = tuple(announce), bool(announce)
+                await node.look_at_itself()
         except (TimeoutError, P2PDaemonError, ControlFailure) as error:
             await daemon.close()
             raise NetworkError(f"p2pd started and does not answer: {error or 'too late'}") from error
@@ -113,8 +114,30 @@ class Node:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What to announce, best first, without ``/p2p/``."""
+        """Our own that others can use, or what the owner announces; best first, without ``/p2p/``."""
         return self._announced
+
+    async def look_at_itself(self) -> None:
+        """Bring ``addresses`` up to date: interfaces come and go, and routers map ports. Raises NetworkError."""
+        if self._is_owners_word:
+            return
+        try:
+            async with asyncio.timeout(START_DEADLINE_S):
+                own = await self.daemon.own_addresses()
+        except (TimeoutError, P2PDaemonError, ControlFailure, OSError, EOFError) as error:
+            raise NetworkError(f"p2pd does not answer: {error}") from error
+        self._announced = tuple(address.announceable(own, self._local))
+
+    @property
+    def known(self) -> dict[PeerId, tuple[str, ...]]:
+        """Other nodes, bootstraps and live peers alike, and their addresses without ``/p2p/``."""
+        known = self._peers | self._bootstraps
+        known.pop(self.peer_id, None)
+        return known
+
+    @property
+    def bootstraps(self) -> tuple[PeerId, ...]:
+        return tuple(self._bootstraps)
 
     @property
     def alive(self) -> bool:
@@ -165,8 +188,7 @@ class Node:
 
     def _some_known(self, most: int) -> dict[PeerId, tuple[str, ...]]:
         """Up to so many known nodes and their addresses, at random."""
-        known = self._peers | self._bootstraps
-        known.pop(self.peer_id, None)
+        known = self.known
         return {peer: known[peer] for peer in random.sample(list(known), k=min(most, len(known)))}
 
     async def _join(self, nodes: Mapping[PeerId, tuple[str, ...]]) -> None:

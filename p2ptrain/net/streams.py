@@ -58,6 +58,21 @@ class Stream(asyncio.BufferedProtocol):
         finally:
             self._target = self._reader = None
 
+    async def read_some(self) -> bytes:
+        """The next bytes, as many as are there, at least one."""
+        if self._spare_start == self._spare_end:
+            if self._end is not None:
+                raise self._end
+            self._resume()
+            self._reader = asyncio.get_running_loop().create_future()
+            try:
+                await self._reader
+            finally:
+                self._reader = None
+        buffer = bytearray(self._spare_end - self._spare_start)
+        self._take_spare(memoryview(buffer))
+        return bytes(buffer)
+
     async def write(self, *buffers: bytes | memoryview) -> None:
         """Hand these bytes over; returns when little is waiting to be written. They must not change afterwards."""
         if self._end is not None or self._transport is None:
@@ -96,6 +111,7 @@ class Stream(asyncio.BufferedProtocol):
             self._spare_end += nbytes
             if self._spare_end == len(self._spare):
                 self._pause()
+            _wake(self._reader)  # of read_some; who waits for a number of bytes has a target
             return
         self._target = self._target[nbytes:]
         if not self._target:

@@ -18,7 +18,7 @@ from typing import Any
 from rich.console import Console
 
 from p2ptrain import files
-from p2ptrain.net.daemon import sweep
+from p2ptrain.net.socket_folder import sweep
 from p2ptrain.sim.reality import RealScenario
 from peer.lab.cell import hear_sigterm
 from peer.lab.conduct import Course, conduct

@@ -1,5 +1,7 @@
 """Multiaddresses: binary form, choice and print."""
 
+import contextlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -30,6 +32,46 @@ def test_a_peer_is_written_as_its_bare_multihash():
     assert address.packed(direct).hex() == host + peer
     assert address.packed(direct + "/p2p-circuit").hex() == host + peer + "a202"
     assert address.packed(direct + f"/p2p-circuit/p2p/{PEER}").hex() == host + peer + "a202" + peer
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "/ip4/203.0.113.7/tcp/31337",
+        "/ip6/2001:db8::1/tcp/80",
+        "/dns4/a.example/tcp/1",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}/p2p-circuit",
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{PEER}/p2p-circuit/p2p/{PEER}",
+    ],
+)
+def test_the_binary_form_is_read_back(text):
+    assert address.unpacked(address.packed(text)) == text
+    for length in range(len(address.packed(text)) - 1):
+        with contextlib.suppress(ValueError):  # some beginnings are addresses themselves
+            assert address.is_dialable(address.unpacked(address.packed(text)[:length]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(some.binary(max_size=80))
+def test_any_bytes_are_an_address_or_a_value_error(raw):
+    with contextlib.suppress(ValueError):
+        assert address.is_dialable(address.unpacked(raw))
+
+
+def test_a_circuit_names_its_relay():
+    circuit = address.through(PEER, "/ip4/8.8.8.8/tcp/5")
+    assert circuit == f"/ip4/8.8.8.8/tcp/5/p2p/{PEER}/p2p-circuit"
+    assert address.relay_of(circuit) == address.relay_of(f"{circuit}/p2p/{PEER}") == PEER
+    assert address.relay_of(f"/ip4/8.8.8.8/tcp/5/p2p/{PEER}") is None
+    assert address.relay_of("") is None
+
+
+def test_what_the_internet_can_dial():
+    assert address.is_public("/ip4/8.8.8.8/tcp/5")
+    assert address.is_public("/dns/a.example/tcp/5")
+    for each in ("/ip4/192.168.1.2/tcp/5", "/ip4/100.64.0.1/tcp/5", "/ip4/127.0.0.1/tcp/5", "/ip6/fe80::1/tcp/5", ""):
+        assert not address.is_public(each)
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,7 @@ def test_garbage_is_a_remote_error_and_costs_the_link_only(swarm: Swarm):
         transport = P2PTransport(swarm.nodes[0], "/test/garbage")
         await transport.listen(note)
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xa1\x01\xff\xff\xff\xff", b"\xa1\x63\x00\x00\x00\x00"):
-            stream = await swarm.nodes[1].daemon.open_stream(swarm.nodes[0].peer_id, "/test/garbage")
+            _, stream = await swarm.nodes[1].daemon.open_stream(swarm.nodes[0].peer_id, "/test/garbage")
             await stream.write(garbage)
             async with asyncio.timeout(10):
                 with pytest.raises((EOFError, OSError)):

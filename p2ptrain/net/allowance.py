@@ -1,0 +1,35 @@
+"""How often strangers may ask for something: so often overall, and so often from each origin. Bounded memory."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections import deque
+
+from p2ptrain.net import address
+
+
+class Allowance:
+    """At most ``overall`` in any window, and of them at most ``each`` of one origin."""
+
+    def __init__(self, overall: int, each: int, window_s: float) -> None:
+        self._overall = overall
+        self._each = each
+        self._window_s = window_s
+        self._taken: deque[tuple[float, str]] = deque()
+
+    def take(self, who: str, now: float) -> bool:
+        """Whether it is granted. What is refused does not count."""
+        while self._taken and self._taken[0][0] <= now - self._window_s:
+            self._taken.popleft()
+        if len(self._taken) >= self._overall or sum(origin == who for _, origin in self._taken) >= self._each:
+            return False
+        self._taken.append((now, who))
+        return True
+
+
+def origin(place: str) -> str:
+    """Whom a multiaddress counts for: its IP address, of IPv6 the /64, since a house has all of it."""
+    host = address.host_of(place)
+    if place.startswith("/ip6/"):
+        return str(ipaddress.ip_network((host, 64), strict=False))
+    return host

@@ -1,0 +1,270 @@
+"""How others reach us: directly where they can, else through relays. Decides which addresses a presence record carries.
+
+A node cannot know by itself whether strangers can dial it, so it asks a few others to (``net.reach``). Where they
+cannot, it takes places at relays (``net.relay``) and announces the circuits through them. Any node may be a relay:
+bootstraps are by default, peers where their owners agreed, and which peers are shows in the circuits that others
+announce; who relays nothing says so at once. One relay is enough; where there are more we hold two places, so that
+nobody loses sight of us when one relay dies. Renewing a place is the relay's sign of life.
+
+To be wrong costs little: a node that takes itself for unreachable has a circuit too many, and its direct addresses are
+announced as well. So without a majority of those asked it asks for places.
+
+Who closes what: ``run`` ends by cancellation; nothing else is open. It survives NetworkError and RemoteError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId
+from p2ptrain.net import address
+from p2ptrain.net.node import Node
+from p2ptrain.net.reach import Dialed, Sight, look
+from p2ptrain.net.relay import reserve
+from p2ptrain.ports import Notebook
+
+WANTED = 2
+"""Places at relays. One is enough, the other outlives it."""
+ROUND_S = 15.0
+"""Between two renewals, which tell whether the relays live. A guess: a dead one is missed for as long."""
+HURRY_S = 2.0
+"""The same while we need a relay and have none, or do not know yet whether we do. A guess."""
+VERDICT_S = 600.0
+"""How long a verdict on being dialed counts. A guess: routers and addresses change rarely."""
+WITNESSES = 3
+"""Nodes that are asked to dial us for one verdict."""
+ASKED_AT_ONCE = 4
+"""Nodes that are asked for a place in one round: where nobody answers, each costs 10 s. A guess."""
+REFUSED_S = (30.0, 1800.0)
+"""How long a node that gave no place is not asked again: doubling between the two. Guesses."""
+MAX_REFUSED = 512
+MAX_OWN = 4
+"""Addresses of our own in a record that also has circuits: a record has room for eight, of these lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A node that may have a place for us."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
+def verdict(sights: Iterable[Sight]) -> bool | None:
+    """Whether strangers can dial us; None: nobody tried.
+
+    Those who see us at a public address speak for the internet; only without them do neighbours in a private network
+    count. Without a majority for it we cannot be dialed.
+    """
+    tried = [each for each in sights if each.dialed is not Dialed.DECLINED]
+    public = [each for each in tried if address.is_public(each.place)]
+    judged = public or tried
+    if not judged:
+        return None
+    return 2 * sum(each.dialed is Dialed.YES for each in judged) > len(judged)
+
+
+def candidates(
+    known: Mapping[PeerId, Sequence[str]], likely: Iterable[PeerId], own: PeerId, random: Random
+) -> list[Candidate]:
+    """Nodes that can be dialed: first, at random, those who relay for others or are likely to; then all others.
+
+    Args:
+        known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, but they name
+            relays, and where these are dialed.
+        likely: the bootstraps among them.
+    """
+    proven = set(likely)
+    found: dict[PeerId, list[str]] = {}
+    for peer, places in known.items():
+        circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
+        for each, relay in circuits.items():
+            proven.add(relay)
+            found.setdefault(relay, []).append(address.split_peer(each.partition("/p2p-circuit")[0])[0])
+        if not circuits and places:
+            found.setdefault(peer, []).extend(places)
+    peers = [peer for peer in found if peer != own]
+    random.shuffle(peers)
+    peers.sort(key=lambda peer: peer not in proven)
+    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_OWN]) for peer in peers]
+
+
+def best_place(addresses: Sequence[str]) -> str:
+    """By which of a relay's addresses most others can dial it."""
+    return min(addresses, key=lambda each: not address.is_public(each))
+
+
+def announced(
+    own: Sequence[str], seen: Sequence[str], circuits: Sequence[str], reachable: bool | None, by_owner: bool
+) -> tuple[str, ...]:
+    """The addresses for a presence record, best first.
+
+    Args:
+        own: what the node listens on and others may use, or what its owner announces.
+        seen: where others dialed us and found us.
+        circuits: through relays.
+        by_owner: ``own`` is the owner's word, which is not corrected.
+    """
+    if by_owner:
+        return tuple(dict.fromkeys([*own, *circuits]))
+    if reachable is False:
+        # Public addresses of ours that nobody can dial would only cost everybody's time. Neighbours use private ones.
+        near = [each for each in own if not address.is_public(each)]
+        return tuple(dict.fromkeys([*circuits, *near[:MAX_OWN]]))
+    return tuple(dict.fromkeys([*seen, *own]))
+
+
+class Shelter:
+    """See the module.
+
+    Args:
+        by_owner: the node's addresses are the owner's word (a forwarded port) and are not corrected.
+        relays: it is a relay itself; who could be one and is not, is told so.
+        on_change: called when ``addresses`` are others than before.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        notebook: Notebook,
+        *,
+        by_owner: bool = False,
+        relays: bool = False,
+        on_change: Callable[[], Awaitable[None]] | None = None,
+        random: Random | None = None,
+    ) -> None:
+        self._node = node
+        self._notebook = notebook
+        self._by_owner = by_owner
+        self._relays = relays
+        self._on_change = on_change
+        self._random = random or Random()
+        self._seen: tuple[str, ...] = ()
+        self._held: dict[PeerId, Candidate] = {}
+        """Relays that hold a place for us."""
+        self._refused: dict[PeerId, tuple[float, float]] = {}
+        """Who gave no place: until when it is not asked, and how long that is."""
+        self._judged_at = -math.inf
+        self._has_told_of_none = False
+        self.reachable: bool | None = None
+        """Whether others can dial us; None: not known yet."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What to announce, best first, without ``/p2p/``."""
+        circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
+        return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Those that hold a place for us."""
+        return tuple(self._held)
+
+    async def run(self) -> None:
+        """Keep the addresses right for as long as p2pd lives."""
+        while self._node.alive:
+            before = self.addresses
+            await self._judge(time.monotonic())
+            if self.reachable is False:
+                await self._renew()
+                await self._fill(time.monotonic())
+            if self.addresses != before and self._on_change is not None:
+                with contextlib.suppress(NetworkError):  # it is announced three times in its lifetime anyway
+                    await self._on_change()
+            is_settled = self.reachable or self._held
+            await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
+
+    async def _judge(self, now: float) -> None:
+        """Ask others to dial us, where we do not know or have known for long."""
+        if now - self._judged_at < VERDICT_S:
+            return
+        with contextlib.suppress(NetworkError):  # p2pd is gone, and ``run`` ends
+            await self._node.look_at_itself()
+        sights: list[Sight] = []
+        if self._port:
+            answers = await asyncio.gather(*map(self._ask, self._candidates()[:WITNESSES]))
+            sights = [each for each in answers if each is not None]
+        found = verdict(sights) if self._port else False
+        if found is None:
+            return
+        self._judged_at = now
+        hosts = dict.fromkeys(address.host_of(each.place) for each in sights if each.dialed is Dialed.YES)
+        self._seen = tuple(address.multiaddress(host, self._port) for host in hosts)
+        if found == self.reachable:
+            return
+        self.reachable = found
+        where = next((address.host_of(each.place) for each in sights if each.place), "")
+        if found:
+            self._held.clear()  # the relays notice when their hour is over
+            self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
+        else:
+            why = next((each.why for each in sights if each.dialed is Dialed.NO), "it listens nowhere")
+            self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
+
+    async def _ask(self, witness: Candidate) -> Sight | None:
+        try:
+            return await look(self._node, witness.peer, witness.addresses, self._port)
+        except (NetworkError, RemoteError):
+            return None
+
+    async def _renew(self) -> None:
+        """Renew every place; those that are gone are given up."""
+        held = list(self._held.values())
+        for relay, failure in zip(held, await asyncio.gather(*map(self._reserve, held)), strict=True):
+            if failure:
+                del self._held[relay.peer]
+                self._notebook.note("relay lost", peer=relay.peer, why=failure)
+
+    async def _fill(self, now: float) -> None:
+        """Ask a few for the places that we lack."""
+        asked = 0
+        for candidate in self._candidates():
+            until, _ = self._refused.get(candidate.peer, (now, 0.0))
+            if len(self._held) >= WANTED or asked >= ASKED_AT_ONCE:
+                return
+            if candidate.peer in self._held or until > now:
+                continue
+            asked += 1
+            if not await self._reserve(candidate):
+                self._held[candidate.peer] = candidate
+                self._has_told_of_none = False
+                self._notebook.note("relayed", peer=candidate.peer)
+        if not self._held and not self._has_told_of_none:
+            self._has_told_of_none = True
+            self._notebook.note("no relay", port=self._port, own=self._own_host)
+
+    async def _reserve(self, relay: Candidate) -> str:
+        """Take or renew one place; why not, if so."""
+        try:
+            await reserve(self._node.daemon, relay.peer, relay.addresses)
+        except NetworkError as error:
+            first, longest = REFUSED_S
+            _, pause = self._refused.pop(relay.peer, (0.0, first / 2))
+            self._refused[relay.peer] = (time.monotonic() + min(2 * pause, longest), min(2 * pause, longest))
+            while len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
+            return str(error)
+        self._refused.pop(relay.peer, None)
+        return ""
+
+    def _candidates(self) -> list[Candidate]:
+        return candidates(self._node.known, self._node.bootstraps, self._node.peer_id, self._random)
+
+    @property
+    def _port(self) -> int:
+        """Where others would dial us: the owner's word, or a router's that mapped a port, else where we listen; 0:
+        nowhere."""
+        told = self._node.addresses if self._by_owner else tuple(filter(address.is_public, self._node.addresses))
+        return address.port_of(told) or self._node.port
+
+    @property
+    def _own_host(self) -> str:
+        """This machine's own address in its network, to forward a port to."""
+        return next(map(address.host_of, self._node.addresses), "")

@@ -1,0 +1,106 @@
+"""``p2ptrain doctor``: options in, findings out, exit status."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from p2ptrain.errors import P2pTrainError, UserError
+from p2ptrain.ids import RunId
+from p2ptrain.manifest import JoinLink, Manifest
+from peer.doctor import findings as show
+from peer.doctor import machine
+from peer.doctor.findings import Finding, bad, note, skipped
+from peer.home import Home, default_home
+
+DEFAULT_PORT = 31337
+"""As the bootstrap's: forwarded once, it serves both."""
+NETWORK_CHECKS = ("link", "clock", "router", "reach", "rates")
+REPORT = "If that does not help, please report it with these words."
+
+
+@click.command(short_help="Find out what is wrong with this machine or its network.")
+@click.argument("link", required=False)
+@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where the peer lives, or will.")
+@click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), help="Where the peer will listen. [where it did last, else 31337]"
+)
+@click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def doctor(link: str | None, home: Path | None, device: str, port: int | None, local: bool, as_json: bool) -> int:
+    """Check this machine, and with a join LINK its network; say how to mend what is wrong.
+
+    Ends with 0 when all is well and 1 when something must be mended.
+    """
+    logging.disable(logging.CRITICAL)  # what libraries have to say is no finding
+    parsed, found = _link(link, home)
+    found += _checked("versions", machine.versions)
+    found += _checked("device", lambda: machine.device(device))
+    place = home or default_home(parsed.run_id if parsed else RunId(""))
+    wanted = port or Home(place).load_addresses().port or DEFAULT_PORT
+    if port is None and Home(place).is_inhabited():
+        words = f"a peer lives in {place} and listens there; its own lines say whether others can dial it"
+        ports, is_free = [note("port", words)], False
+    else:
+        ports = _checked("port", lambda: machine.port("127.0.0.1" if local else "0.0.0.0", wanted))
+        is_free = show.exit_status(ports) == 0
+    found += ports
+    manifest: Manifest | None = None
+    if parsed is None:
+        left = [check for check in NETWORK_CHECKS if check not in {each.check for each in found}]
+        found += [skipped(check, "takes others to tell: give a join LINK") for check in left]
+    else:
+        network, manifest = _network(parsed, wanted if is_free else 0, local)
+        found += network
+    found += _checked("memory", lambda: machine.memory(manifest, device))
+    found += _checked("disk", lambda: machine.disk(place, manifest))
+    if as_json:
+        click.echo(json.dumps(show.document(found), indent=1))
+    else:
+        click.echo("\n".join(show.lines(found)))
+    return show.exit_status(found)
+
+
+def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Finding]]:
+    """The link that was given, else the one by which the peer of the home joined."""
+    try:
+        if text is not None:
+            return JoinLink.parse(text), []
+        if home is not None and (signed := Home(home).load_manifest(None)) is not None:
+            joined_by = Home(home).load_addresses().joined_by
+            return (JoinLink(signed.run_id, joined_by) if joined_by else None), []
+    except UserError as error:
+        return None, [bad("link", error.problem, error.remedy)]
+    return None, []
+
+
+def _network(link: JoinLink, port: int, local: bool) -> tuple[list[Finding], Manifest | None]:
+    """What others say of us."""
+    manifest: list[Manifest | None] = [None]
+
+    def examined() -> list[Finding]:
+        from peer.doctor.network import examine
+
+        result = examine(link, port, local)
+        manifest[0] = result.manifest
+        return result.findings
+
+    return _checked("network", examined), manifest[0]
+
+
+def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """A check's findings; whatever goes wrong in it is one."""
+    try:
+        return check()
+    except UserError as error:
+        return [bad(name, error.problem, error.remedy)]
+    except P2pTrainError as error:
+        return [bad(name, str(error), f"Try again. {REPORT}")]
+    except Exception as error:  # a broken installation raises anything, and this command is for those who have one
+        words = f"{type(error).__name__}: {error}"
+        return [bad(name, words, f"Install p2ptrain again with pip, in a new environment. {REPORT}")]

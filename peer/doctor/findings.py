@@ -1,0 +1,80 @@
+"""What a check found, and how it is shown. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from peer.lines import printable
+
+
+class State(StrEnum):
+    OK = "ok"
+    NOTE = "note"
+    """It works, and could work better."""
+    BAD = "BAD"
+    """It must be mended."""
+    SKIPPED = "skipped"
+    """Not looked at, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """The outcome of one check."""
+
+    check: str
+    """What was looked at, in one or two words."""
+    state: State
+    found: str
+    fix: str = ""
+    """What to do about it, in words that can be followed; never empty where it must be mended."""
+
+
+def ok(check: str, found: str) -> Finding:
+    return Finding(check, State.OK, found)
+
+
+def note(check: str, found: str, fix: str = "") -> Finding:
+    return Finding(check, State.NOTE, found, fix)
+
+
+def bad(check: str, found: str, fix: str) -> Finding:
+    return Finding(check, State.BAD, found, fix)
+
+
+def skipped(check: str, why: str) -> Finding:
+    return Finding(check, State.SKIPPED, why)
+
+
+def lines(findings: Sequence[Finding]) -> list[str]:
+    """For people. Parts of it may be a stranger's words."""
+    shown = []
+    for each in findings:
+        shown.append(printable(f"{each.state:8}{each.check:10} {each.found}"))
+        if each.fix:
+            shown.append(printable(f"{'':8}{'FIX':10} {each.fix}"))
+    return [*shown, "", summary(findings)]
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    wrong = [each.check for each in findings if each.state is State.BAD]
+    if wrong:
+        return f"To be mended: {', '.join(wrong)}."
+    left = ", ".join(each.check for each in findings if each.state is State.SKIPPED)
+    return f"All is well, as far as was looked; skipped: {left}." if left else "All is well."
+
+
+def exit_status(findings: Sequence[Finding]) -> int:
+    return int(any(each.state is State.BAD for each in findings))
+
+
+def document(findings: Sequence[Finding]) -> dict[str, object]:
+    """For programs."""
+    return {
+        "ok": exit_status(findings) == 0,
+        "findings": [
+            {"check": each.check, "state": each.state.value.lower(), "found": each.found, "fix": each.fix}
+            for each in findings
+        ],
+    }

@@ -1,0 +1,138 @@
+"""Checks of this machine alone. Each returns findings and raises nothing that ``command`` does not explain."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import p2ptrain
+from p2ptrain.cli import platform_fault
+from p2ptrain.errors import DeviceError
+from p2ptrain.manifest import Manifest, parameter_count
+from peer.doctor.findings import Finding, bad, note, ok, skipped
+
+CHECKPOINT_BYTES = 60
+"""Disk per parameter, at most: three checkpoints (two are kept, a third is written) of weights, momentum and moments
+in fp32. A guess with room."""
+SPARE_DISK_BYTES = 1_000_000_000
+"""Beside it, for tokens and logs. A guess."""
+DRIVER_DEADLINE_S = 10.0
+
+
+def versions() -> list[Finding]:
+    """p2ptrain, Python, and the two large things it stands on."""
+    fault = platform_fault(sys.version_info[:2], sys.platform)
+    found = [f"p2ptrain {p2ptrain.__version__}", f"Python {platform.python_version()}", platform.platform(terse=True)]
+    if fault is not None:
+        return [bad("versions", fault.problem, fault.remedy)]
+    for package in ("torch", "hivemind"):
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            fix = "Install p2ptrain again with pip; it brings all that it needs."
+            return [bad("versions", f"{package} is not installed", fix)]
+    return [ok("versions", ", ".join(found))]
+
+
+def device(wish: str) -> list[Finding]:
+    """What would train, and whether a card lies idle beside it."""
+    import torch
+
+    from p2ptrain.train import choose_device
+
+    chosen = choose_device(wish)
+    if chosen.type == "cuda":
+        total = torch.cuda.get_device_properties(chosen).total_memory
+        driver = f", driver {card[1]}" if (card := _driver()) else ""
+        return [ok("device", f"{torch.cuda.get_device_name(chosen)}, {total / 1e9:.1f} GB{driver}")]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    found = f"CPU, {cores} cores"
+    card = _driver()
+    if card is not None and wish == "auto":
+        fix = (
+            "Install a torch for that driver (pytorch.org, Get Started). "
+            if torch.version.cuda is None
+            else "Update the driver, or install a torch for the one that is there. "
+        )
+        words = f"{found}; this torch ({torch.__version__}) does not use the {card[0]}, driver {card[1]}"
+        return [note("device", words, f"{fix}Training on the CPU works, slowly.")]
+    return [ok("device", found)]
+
+
+def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
+    """This machine's memory against the run's need."""
+    from p2ptrain.train import choose_device
+    from peer.fit import check_memory, installed_memory
+
+    there = f"{installed_memory() / 1e9:.1f} GB"
+    if manifest is None:
+        return [ok("memory", f"{there}; what a run needs can be told with its LINK")]
+    try:
+        check_memory(manifest, choose_device(wish))
+    except DeviceError as error:
+        return [bad("memory", error.problem, error.remedy)]
+    return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters")]
+
+
+def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
+    """Room for checkpoints and tokens where the home is, or will be."""
+    place = home.expanduser().absolute()
+    while not place.exists():
+        place = place.parent
+    free = shutil.disk_usage(place).free
+    needed = SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
+    words = f"{free / 1e9:.1f} GB free at {place}"
+    if free < needed:
+        fix = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
+        return [bad("disk", f"{words}, and about {needed / 1e9:.1f} GB are needed", fix)]
+    if not os.access(place, os.W_OK):
+        return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
+    return [ok("disk", words)]
+
+
+def port(host: str, number: int) -> list[Finding]:
+    """Whether we can listen there."""
+    if number == 0:
+        return [skipped("port", "none was named, and no peer has lived in the home; try --port 31337")]
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            fix = (
+                f"Stop the other program ({_listing(number)} names it), or take another port with --port."
+                if error.errno in (48, 98)  # EADDRINUSE of macOS and Linux
+                else "Choose a port above 1023 with --port."
+            )
+            return [bad("port", f"TCP port {number} cannot be listened on: {error.strerror}", fix)]
+    return [ok("port", f"TCP port {number} is free")]
+
+
+def _listing(number: int) -> str:
+    return f"lsof -iTCP:{number}" if sys.platform == "darwin" else f"ss -ltnp sport = :{number}"
+
+
+def _driver() -> tuple[str, str] | None:
+    """The first NVIDIA card and its driver, as nvidia-smi names them; None without."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return None
+    try:
+        answer = subprocess.run(
+            [tool, "--query-gpu=name,driver_version", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            timeout=DRIVER_DEADLINE_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    name, _, driver = (answer.stdout.splitlines() or [""])[0].partition(", ")
+    return (name, driver) if name else None

@@ -1,0 +1,171 @@
+"""Checks that take others: some seconds as a bystander of the swarm, under a key that is thrown away.
+
+Who closes what: ``examine`` closes the node, and the folder with the key goes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from p2ptrain.errors import NetworkError, RemoteError, UserError
+from p2ptrain.ids import PeerId, short
+from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
+from p2ptrain.net import address
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.manifest_service import fetch_manifest
+from p2ptrain.net.node import Node
+from p2ptrain.net.reach import look, measure
+from p2ptrain.net.relay import reserve
+from peer.doctor import verdicts
+from peer.doctor.findings import Finding, bad, note, ok
+from peer.doctor.sockets import sent_from
+from peer.doctor.verdicts import Observation
+
+COMPANY_S = 5.0
+"""For meeting live peers once an address of the link has answered. A guess."""
+MEASURE_S = 6.0
+"""For the rates to and from one node."""
+MOST_PEERS = 3
+"""Live peers that are asked beside the link's nodes."""
+
+NodeAddresses = dict[PeerId, list[str]]
+
+
+@dataclass(slots=True)
+class Examination:
+    """What came out."""
+
+    findings: list[Finding] = field(default_factory=list)
+    manifest: Manifest | None = None
+
+
+def examine(link: JoinLink, port: int, local: bool) -> Examination:
+    """Some seconds with the swarm. Raises UserError where this machine cannot even begin."""
+    with (
+        tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        return runner.run(_examine(link, port, local, Path(folder)))
+
+
+async def _examine(link: JoinLink, port: int, local: bool, folder: Path) -> Examination:
+    identity = Identity.load_or_create(folder / "identity.key")
+    host = "127.0.0.1" if local else "0.0.0.0"
+    listen = [address.multiaddress(host, port)] if port else []
+    node = await Node.start(identity, link.run_id, listen=listen, bootstraps=link.addresses, local=local)
+    try:
+        return await _look_around(node, link, port)
+    finally:
+        await node.close()
+
+
+async def _look_around(node: Node, link: JoinLink, port: int) -> Examination:
+    result = Examination()
+    targets: NodeAddresses = {}
+    for each in link.addresses:
+        place, peer = address.split_peer(each)
+        assert peer is not None  # JoinLink saw to it
+        targets.setdefault(peer, []).append(place)
+    answers = await asyncio.gather(*(_fetched(node, peer, places, link) for peer, places in targets.items()))
+    for (peer, places), answer in zip(targets.items(), answers, strict=True):
+        where = ", ".join(map(address.host_port, places))
+        if isinstance(answer, SignedManifest):
+            result.manifest = answer.manifest
+            result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
+        else:
+            result.findings.append(_unanswered(peer, where, plain(answer), others=any(map(_is_signed, answers))))
+    answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
+    targets = answered | (await _peers(node, set(targets)) if answered else {})
+    seen = [each for each in await asyncio.gather(*(_seen(node, *each, port) for each in targets.items())) if each]
+    own = [address.host_of(each) for each in node.addresses]
+    result.findings += [verdicts.clock(seen), verdicts.router(seen, own)]
+    has_relay = await _has_relay(node, targets) if seen else None
+    result.findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay))
+    result.findings.append(verdicts.rates(await _measured(node, targets)))
+    return result
+
+
+def _unanswered(peer: PeerId, where: str, why: str, others: bool) -> Finding:
+    """An address of the link without the run's manifest. One that answers is enough."""
+    words = f"{short(peer)} at {where}: {why}"
+    if others:
+        return note("link", words)
+    return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
+
+
+def plain(words: str) -> str:
+    """p2pd's long account of a dial, cut down to the reason it ends in."""
+    return words.rpartition("] ")[2] if "failed to dial" in words else words
+
+
+def _is_signed(answer: SignedManifest | str) -> bool:
+    return isinstance(answer, SignedManifest)
+
+
+async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | str:
+    """The run's manifest, or why not."""
+    try:
+        signed = SignedManifest.from_bytes(await fetch_manifest(node, peer, places, link.run_id))
+        signed.verify(link.run_id)
+    except UserError as error:
+        return error.problem
+    except (NetworkError, RemoteError) as error:
+        return str(error)
+    return signed
+
+
+async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
+    """A few live peers that can be dialed directly."""
+    with contextlib.suppress(TimeoutError, NetworkError):
+        async with asyncio.timeout(COMPANY_S):
+            while not node.has_company:
+                await asyncio.sleep(0.1)
+            records = await node.directory.lookup()
+            direct = {
+                each.peer: [*each.addresses] for each in records if not any(map(address.relay_of, each.addresses))
+            }
+            fresh = [peer for peer in direct if peer not in met and peer != node.peer_id]
+            return {peer: direct[peer] for peer in fresh[:MOST_PEERS]}
+    return {}
+
+
+async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | None:
+    try:
+        await look(node, peer, places)  # connects: the next question is answered at once, and compares the clocks
+        asked_at = time.time()
+        sight = await look(node, peer, places)
+        ahead_s = verdicts.clock_ahead(asked_at, time.time(), sight.clock)
+        if port:
+            sight = await look(node, peer, places, port)
+        async with asyncio.timeout(COMPANY_S):
+            ends = [each.place for each in await node.daemon.connections() if each.peer == peer]
+    except (NetworkError, RemoteError, TimeoutError):
+        return None
+    left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
+    return Observation(sight, ahead_s, left)
+
+
+async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
+    for peer, places in targets.items():
+        with contextlib.suppress(NetworkError):
+            await reserve(node.daemon, peer, places)
+            return True
+    return False
+
+
+async def _measured(node: Node, targets: NodeAddresses) -> list[tuple[str, float, float]]:
+    """One after the other: they share our line."""
+    found = []
+    for peer, places in list(targets.items())[:2]:
+        with contextlib.suppress(NetworkError, RemoteError):
+            down, up = await measure(node, peer, places, MEASURE_S)
+            found.append((short(peer), down, up))
+    return found

@@ -1,0 +1,121 @@
+"""What the network's observations mean. Pure: observations in, findings out."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from p2ptrain.net import address
+from p2ptrain.net.reach import Dialed, Sight
+from p2ptrain.net.shelter import verdict
+from peer.doctor.findings import Finding, bad, note, ok, skipped
+from peer.lines import size
+
+CLOCK_NOTE_S = 5.0
+"""A guess: more than any network's delay."""
+CLOCK_BAD_S = 30.0
+"""Presence records last 75 s, and must still be worth something when a lookup finds them half of that later."""
+SLOW_BYTES_S = 64_000.0
+"""A guess: half a Mbit/s. A model of 15 million parameters takes four minutes at it, each way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one node saw of us."""
+
+    sight: Sight
+    clock_ahead_s: float = 0.0
+    """How far our clock is ahead of its clock."""
+    sent_from: int = 0
+    """The port that our connection to it left from; 0: unknown."""
+
+
+def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
+    """How far our clock is ahead of one that was read between our two times; the least that explains them."""
+    lowest, highest = asked_at - theirs, answered_at - theirs
+    return 0.0 if lowest <= 0 <= highest else min(lowest, highest, key=abs)
+
+
+def clock(seen: Sequence[Observation]) -> Finding:
+    """The median of what the others say: one of them may be wrong itself."""
+    if not seen:
+        return skipped("clock", "nobody answered whose clock could be compared")
+    off = statistics.median(each.clock_ahead_s for each in seen)
+    words = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} {_nodes(len(seen))}"
+    fix = "Set the clock: timedatectl set-ntp true (Linux), or: sudo sntp -sS time.apple.com (macOS)."
+    if abs(off) >= CLOCK_BAD_S:
+        return bad("clock", f"{words}; others take our records for old or forged", fix)
+    if abs(off) >= CLOCK_NOTE_S:
+        return note("clock", words, fix)
+    return ok("clock", f"in step with {_nodes(len(seen))}")
+
+
+def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
+    """What kind of router we are behind, if any.
+
+    Args:
+        own: the IP addresses of this machine.
+    """
+    direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
+    far = [each for each in direct if address.is_public(each.sight.place)] or direct
+    if not far:
+        return skipped("router", "nobody answered who could tell which address we come from")
+    hosts = list(dict.fromkeys(address.host_of(each.sight.place) for each in far))
+    if all(host in own for host in hosts):
+        return ok("router", f"none: others see this machine's own address, {hosts[0]}")
+    known = [each for each in far if each.sent_from]
+    if not known:
+        return note("router", f"others see {', '.join(hosts)}, which is a router's")
+    keeps = all(address.port_of([each.sight.place]) == each.sent_from for each in known)
+    habit = "keeps ports" if keeps else "changes ports"
+    several = "; several addresses: a large provider's network" if len(hosts) > 1 else ""
+    return note("router", f"others see {', '.join(hosts)}, which is a router's that {habit}{several}")
+
+
+def reach(seen: Sequence[Observation], port: int, own: str, has_relay: bool | None) -> Finding:
+    """Whether others can dial us.
+
+    Args:
+        port: where they tried; 0: we listen nowhere.
+        own: this machine's address in its own network, for the router's settings.
+        has_relay: whether a relay gave us a place; None: nobody was asked.
+    """
+    if port == 0:
+        return skipped("reach", "nothing listens, so nobody was asked to dial us")
+    sights = [each.sight for each in seen]
+    found = verdict(sights)
+    if found is None:
+        reasons = dict.fromkeys(each.why for each in sights if each.why)
+        return skipped("reach", f"nobody could be asked to dial us{''.join(f'; {why}' for why in reasons)}")
+    tried = [each for each in sights if each.dialed is not Dialed.DECLINED]
+    host = next((address.host_of(each.place) for each in tried if each.place), own)
+    if found:
+        return ok("reach", f"others can dial us at {host}:{port}")
+    why = next((each.why for each in tried if each.dialed is Dialed.NO and each.why), "nobody answers")
+    if host == own:
+        fix = f"Let TCP port {port} in through this machine's firewall, for instance: sudo ufw allow {port}/tcp"
+    else:
+        fix = (
+            f"Forward TCP port {port} on your router to {own}, let it in through this machine's firewall, and start "
+            f"with --listen /ip4/0.0.0.0/tcp/{port}"
+        )
+    where = f"nobody can dial us at {host}:{port} ({why})"
+    if has_relay:
+        return note("reach", f"{where}; a relay carries what others send us, which is slower", f"{fix}.")
+    return bad("reach", f"{where}, and no relay has a place for us", f"{fix}; or ask somebody to run with --relay.")
+
+
+def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
+    """Args: name, bytes a second from it, bytes a second to it."""
+    if not measured:
+        return skipped("rates", "no node was there to measure with")
+    down, up = max(each[1] for each in measured), max(each[2] for each in measured)
+    words = f"{size(down)}/s in, {size(up)}/s out, at best of {_nodes(len(measured))}"
+    if min(down, up) < SLOW_BYTES_S:
+        return note("rates", words, "Exchanges will take long. Close what else uses the line, or use a cable.")
+    return ok("rates", words)
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"

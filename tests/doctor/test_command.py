@@ -1,0 +1,74 @@
+"""The doctor's command line, with nothing but this machine."""
+
+from __future__ import annotations
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from peer.doctor import command
+from peer.doctor.command import doctor
+from peer.doctor.findings import Finding
+from peer.doctor.network import plain
+from peer.home import Home
+
+
+@pytest.fixture
+def free() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def findings(*arguments: str, expected: bool) -> dict[str, dict[str, str]]:
+    done = CliRunner().invoke(doctor, [*arguments, "--local", "--device", "cpu", "--json"], standalone_mode=False)
+    assert done.exception is None
+    document = json.loads(done.output)
+    assert document["ok"] is expected
+    assert done.return_value == int(not expected)
+    return {each["check"]: each for each in document["findings"]}
+
+
+def test_without_a_link_it_looks_at_this_machine_and_says_what_it_left_out(tmp_path: Path, free: int) -> None:
+    found = findings("--home", str(tmp_path / "new"), "--port", str(free), expected=True)
+    assert {found[each]["state"] for each in ("versions", "device", "port", "memory", "disk")} == {"ok"}
+    assert {found[each]["state"] for each in command.NETWORK_CHECKS} == {"skipped"}
+    assert all("LINK" in found[each]["found"] for each in command.NETWORK_CHECKS)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_port_in_use_is_named_and_mended(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = findings("--home", str(tmp_path), "--port", str(port), expected=False)
+    assert (found["port"]["state"], str(port) in found["port"]["found"]) == ("bad", True)
+    assert str(port) in found["port"]["fix"]
+
+
+def test_a_peer_that_lives_here_may_have_its_port(tmp_path: Path) -> None:
+    with Home(tmp_path).locked():
+        assert findings("--home", str(tmp_path), expected=True)["port"]["state"] == "note"
+    assert not Home(tmp_path).is_inhabited()
+
+
+def test_a_link_that_is_none_is_a_finding(tmp_path: Path, free: int) -> None:
+    found = findings("p2ptrain://abc", "--home", str(tmp_path), "--port", str(free), expected=False)
+    assert (found["link"]["state"], found["clock"]["state"]) == ("bad", "skipped")
+
+
+def test_whatever_a_check_raises_is_its_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, free: int) -> None:
+    def broken() -> list[Finding]:
+        raise ImportError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(command.machine, "versions", broken)
+    found = findings("--home", str(tmp_path), "--port", str(free), expected=False)
+    assert "libcudart.so.12" in found["versions"]["found"]
+    assert found["versions"]["fix"]
+
+
+def test_p2pds_account_of_a_dial_is_cut_down() -> None:
+    long = "failed to dial: failed to dial 12D3: all dials failed * [/ip4/8.8.8.8/tcp/1] dial tcp4 8.8.8.8:1: refused"
+    assert plain(long) == "dial tcp4 8.8.8.8:1: refused"
+    assert plain("another run [1] here") == "another run [1] here"

@@ -1,0 +1,106 @@
+"""What the doctor makes of what was observed, and how it says so. Pure."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from p2ptrain.net.reach import Dialed, Sight
+from peer.doctor import verdicts
+from peer.doctor.findings import State, bad, document, exit_status, lines, note, ok, skipped
+from peer.doctor.sockets import local_port
+from peer.doctor.verdicts import Observation, clock_ahead
+
+OWN, ROUTER = "192.168.1.23", "/ip4/203.0.114.7/tcp/40000"
+
+
+def seen(dialed: Dialed = Dialed.NO, place: str = ROUTER, ahead_s: float = 0.0, sent_from: int = 0, why: str = ""):
+    return Observation(Sight(place, dialed, why, 0.0), ahead_s, sent_from)
+
+
+@pytest.mark.parametrize(
+    ("asked_at", "answered_at", "theirs", "ahead"),
+    [(10.0, 12.0, 11.0, 0.0), (10.0, 12.0, 9.0, 1.0), (10.0, 12.0, 15.0, -3.0), (10.0, 10.0, 10.0, 0.0)],
+)
+def test_clocks_differ_by_the_least_that_explains_the_times(asked_at, answered_at, theirs, ahead) -> None:
+    assert clock_ahead(asked_at, answered_at, theirs) == ahead
+
+
+@pytest.mark.parametrize(
+    ("offsets", "state"),
+    [
+        ([], State.SKIPPED),
+        ([0.1], State.OK),
+        ([-6.0], State.NOTE),
+        ([400.0], State.BAD),
+        ([0.0, 0.1, 900.0], State.OK),  # one of them is wrong itself
+    ],
+)
+def test_the_clock_is_compared_to_the_median(offsets, state) -> None:
+    found = verdicts.clock([seen(ahead_s=each) for each in offsets])
+    assert found.state is state
+    assert bool(found.fix) is (state in (State.NOTE, State.BAD))
+
+
+def test_which_router_it_is() -> None:
+    assert verdicts.router([seen(place="/ip4/8.8.8.8/tcp/9")], ["8.8.8.8"]).state is State.OK
+    keeps = verdicts.router([seen(sent_from=40000)], [OWN])
+    assert "203.0.114.7, which is a router's that keeps ports" in keeps.found
+    assert "changes ports" in verdicts.router([seen(sent_from=40000), seen(sent_from=7)], [OWN]).found
+    assert verdicts.router([seen()], [OWN]).found.endswith("a router's")
+    assert verdicts.router([], [OWN]).state is State.SKIPPED
+
+
+def test_the_fix_names_our_own_address_and_port() -> None:
+    found = verdicts.reach([seen(why="nobody answers")], 31337, OWN, has_relay=False)
+    assert found.state is State.BAD
+    assert found.found.startswith("nobody can dial us at 203.0.114.7:31337 (nobody answers)")
+    assert "Forward TCP port 31337 on your router to 192.168.1.23" in found.fix
+    assert verdicts.reach([seen()], 31337, OWN, has_relay=True).state is State.NOTE
+
+
+def test_without_a_router_it_is_the_firewall() -> None:
+    found = verdicts.reach([seen(place="/ip4/8.8.8.8/tcp/9")], 31337, "8.8.8.8", has_relay=False)
+    assert "firewall" in found.fix
+    assert "router" not in found.fix
+
+
+def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
+    declined = verdicts.reach([seen(Dialed.DECLINED, why="asked too often")], 31337, OWN, None)
+    assert (declined.state, "asked too often" in declined.found) == (State.SKIPPED, True)
+    assert verdicts.reach([seen(Dialed.YES)], 0, OWN, None).state is State.SKIPPED
+    assert verdicts.reach([seen(Dialed.YES)], 31337, OWN, None).found == "others can dial us at 203.0.114.7:31337"
+
+
+def test_rates() -> None:
+    assert verdicts.rates([]).state is State.SKIPPED
+    assert verdicts.rates([("a", 1e6, 1e3)]).state is State.NOTE
+    assert verdicts.rates([("a", 1e6, 1e3), ("b", 1e5, 2e6)]).found == "1.0 MB/s in, 2.0 MB/s out, at best of 2 nodes"
+
+
+def test_only_what_must_be_mended_fails() -> None:
+    fine = [ok("a", "x"), note("b", "y", "z"), skipped("c", "no link")]
+    assert (exit_status(fine), exit_status([*fine, bad("d", "y", "z")])) == (0, 1)
+    shown = lines([*fine, bad("d", "y", "do this")])
+    assert shown[-3:] == ["        FIX        do this", "", "To be mended: d."]
+    assert lines(fine)[-1] == "All is well, as far as was looked; skipped: c."
+    assert json.loads(json.dumps(document(fine)))["ok"] is True
+
+
+def test_a_strangers_words_steer_no_terminal() -> None:
+    assert "\x1b" not in "".join(lines([bad("reach", "he said \x1b[2J", "x")]))
+
+
+TABLE = """  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 1 1 0
+   1: 1701A8C0:9C40 0772CB71:7A69 06 00000000:00000000 00:00000000 00000000     0        0 2 1 0
+   2: 1701A8C0:9C41 0772CB71:7A69 01 00000000:00000000 00:00000000 00000000     0        0 3 1 0
+"""
+
+
+def test_the_port_that_a_connection_left_from() -> None:
+    assert local_port(TABLE, "113.203.114.7", 31337) == 0x9C41
+    assert local_port(TABLE, "113.203.114.7", 31338) == 0
+    assert local_port(TABLE + TABLE[TABLE.index("   2:") :], "113.203.114.7", 31337) == 0  # which of the two?
+    assert local_port("nonsense", "2001:db8::1", 1) == 0

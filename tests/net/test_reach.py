@@ -1,0 +1,167 @@
+"""What others see of us, over links in memory."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgpack
+import pytest
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId
+from p2ptrain.net import virtual_time
+from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
+from p2ptrain.net.reach import Allowances, Dialed, Sight, answer, ask_to_look
+from p2ptrain.ports import Link
+from p2ptrain.wire import FrameKind
+
+ASKER, ANSWERER, THIRD = (
+    PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG"),
+    PeerId("12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX"),
+    PeerId("12D3KooWF3oCrpQYDKnfzk7tXj8DNU8ih3D8LA8SitytUWZetEQ9"),
+)
+PLACE = "/ip4/203.0.114.7/tcp/40000"
+CIRCUIT = f"/ip4/8.8.8.8/tcp/1/p2p/{THIRD}/p2p-circuit"
+
+
+class World:
+    """An answerer, and whom it finds where it dials."""
+
+    def __init__(self, place: str = PLACE, found: PeerId | None = ASKER) -> None:
+        self.dialed: list[tuple[str, int]] = []
+        self.network = MemoryNetwork()
+        self._place = place
+        self._found = found
+        self._allowances = Allowances()
+
+    async def start(self) -> MemoryTransport:
+        await self.network.transport(ANSWERER).listen(self._serve)
+        return self.network.transport(ASKER)
+
+    async def _serve(self, link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        await answer(link, self._place, self._allowances, self._dial, loop.time, lambda: 1000.0 + loop.time())
+
+    async def _dial(self, host: str, port: int) -> PeerId:
+        self.dialed.append((host, port))
+        if self._found is None:
+            raise NetworkError("nobody answers")
+        return self._found
+
+
+def looks(world: World, *ports: int) -> list[Sight]:
+    async def main() -> list[Sight]:
+        transport = await world.start()
+        return [await ask_to_look(transport, ANSWERER, [], port) for port in ports]
+
+    return virtual_time.run(main())
+
+
+def test_only_the_host_that_the_question_came_from_is_dialed() -> None:
+    world = World()
+    [sight] = looks(world, 31337)
+    assert sight == Sight(PLACE, Dialed.YES, "", 1000.0)
+    assert world.dialed == [("203.0.114.7", 31337)]
+
+
+@pytest.mark.parametrize(
+    ("world", "dialed", "why"),
+    [
+        (World(found=None), Dialed.NO, "nobody answers"),
+        (World(found=THIRD), Dialed.NO, "another peer answers there: "),
+        (World(place=CIRCUIT), Dialed.DECLINED, "through a relay"),
+        (World(place=""), Dialed.DECLINED, "through a relay"),
+    ],
+    ids=["nobody", "somebody else", "relayed", "unknown"],
+)
+def test_what_the_answerer_makes_of_it(world: World, dialed: Dialed, why: str) -> None:
+    [sight] = looks(world, 31337)
+    assert (sight.dialed, why in sight.why) == (dialed, True)
+
+
+def test_without_a_port_nothing_is_dialed() -> None:
+    world = World()
+    assert [each.dialed for each in looks(world, 0)] == [Dialed.DECLINED]
+    assert world.dialed == []
+
+
+def test_who_asks_too_often_is_declined() -> None:
+    world = World()
+    assert [each.dialed for each in looks(world, *[31337] * 6)] == [Dialed.YES] * 4 + [Dialed.DECLINED] * 2
+    assert len(world.dialed) == 4
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        [],
+        ["look"],
+        ["look", 70_000],
+        ["look", -1],
+        ["look", "31337"],
+        ["give", 1 << 40],
+        ["give", 0],
+        ["shout", 1],
+        {"look": 1},
+        "look",
+        ["look", 1, 2],
+    ],
+)
+def test_other_questions_break_the_protocol(question: object) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        caught: asyncio.Future[Exception] = loop.create_future()
+
+        async def serve(link: Link) -> None:
+            try:
+                await answer(link, PLACE, Allowances())
+            except RemoteError as error:
+                caught.set_result(error)
+
+        network = MemoryNetwork()
+        await network.transport(ANSWERER).listen(serve)
+        link = await network.transport(ASKER).open(ANSWERER)
+        await link.send(FrameKind.MESSAGE, msgpack.packb(question))
+        async with asyncio.timeout(5.0):
+            assert isinstance(await caught, RemoteError)
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        [],
+        ["", "maybe", "", 1.0],
+        [1, "yes", "", 1.0],
+        ["", "yes", "", 1],
+        ["", "yes", "", float("nan")],
+        ["", "yes", ""],
+    ],
+)
+def test_other_answers_break_the_protocol(reply: object) -> None:
+    async def main() -> None:
+        async def serve(link: Link) -> None:
+            await link.receive()
+            await link.send(FrameKind.MESSAGE, msgpack.packb(reply))
+
+        network = MemoryNetwork()
+        await network.transport(ANSWERER).listen(serve)
+        with pytest.raises(RemoteError):
+            await ask_to_look(network.transport(ASKER), ANSWERER, [], 1)
+
+    virtual_time.run(main())
+
+
+def test_an_answers_words_are_short_and_its_place_is_an_address_or_nothing() -> None:
+    async def main() -> Sight:
+        async def serve(link: Link) -> None:
+            await link.receive()
+            await link.send(FrameKind.MESSAGE, msgpack.packb(["\x1b[2J", "no", "\x1b" + "x" * 400, 1.0]))
+
+        network = MemoryNetwork()
+        await network.transport(ANSWERER).listen(serve)
+        return await ask_to_look(network.transport(ASKER), ANSWERER, [], 1)
+
+    sight = virtual_time.run(main())
+    assert sight == Sight("", Dialed.NO, "x" * 120, 1.0)

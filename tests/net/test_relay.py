@@ -1,0 +1,293 @@
+"""Relays, dials and rates over real p2pd processes on loopback. Who listens nowhere is as if behind a router."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+import uvloop
+
+from p2ptrain.errors import NetworkError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net import address, hop
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.node import Node
+from p2ptrain.net.probe import owner, probe
+from p2ptrain.net.reach import Dialed, look, measure, serve_reach
+from p2ptrain.net.relay import Relay, RelayLimits, reserve
+from p2ptrain.net.shelter import Shelter
+from p2ptrain.net.streams import Stream
+from p2ptrain.ports import Link
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.wire import FrameKind
+
+pytestmark = pytest.mark.net
+
+RUN = RunId("ab" * 32)
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+@dataclass
+class Place:
+    """A public node, and two that listen nowhere; all know the public one."""
+
+    runner: asyncio.Runner
+    public: Node
+    hidden: tuple[Node, Node]
+
+    @property
+    def circuit(self) -> str:
+        return address.through(self.public.peer_id, self.public.addresses[0])
+
+    async def reserve(self, node: Node) -> None:
+        await reserve(node.daemon, self.public.peer_id, self.public.addresses)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    home = tmp_path_factory.mktemp("relay")
+    identities = [Identity.load_or_create(home / f"{name}.key") for name in ("public", "one", "other")]
+
+    async def start() -> tuple[Node, ...]:
+        public = await Node.start(identities[0], RUN, listen=LOOPBACK, local=True)
+        link = [address.with_peer(public.addresses[0], public.peer_id)]
+        hidden = [await Node.start(each, RUN, listen=[], bootstraps=link, local=True) for each in identities[1:]]
+        return public, *hidden
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        public, one, other = runner.run(start())
+        yield Place(runner, public, (one, other))
+        for node in (public, one, other):
+            runner.run(node.close())
+
+
+async def echo(link: Link) -> None:
+    while True:
+        await link.send(*await link.receive())
+
+
+@contextlib.asynccontextmanager
+async def relaying(place: Place, **limits: float):
+    relay = await Relay.start(place.public, RelayLimits(**limits))
+    try:
+        yield relay
+    finally:
+        await relay.close()
+        for node in place.hidden:  # circuits of one test are none of the next
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(10.0):
+                    while any(each.relay for each in await node.daemon.connections()):
+                        await asyncio.sleep(0.02)
+
+
+async def talk(link: Link) -> None:
+    async with asyncio.timeout(30.0):
+        while True:
+            await link.send(FrameKind.CHUNK, bytes(50_000))
+            await link.receive()
+
+
+async def read_to_the_end(stream: Stream) -> None:
+    async with asyncio.timeout(15.0):
+        while True:
+            await stream.read_exactly(1)
+
+
+async def circuit_link(place: Place, protocol: str) -> tuple[P2PTransport, StreamLink]:
+    """The other hidden node's echo, and a link to it through the relay."""
+    one, other = place.hidden
+    inbound = P2PTransport(other, protocol)
+    await inbound.listen(echo)
+    try:
+        async with asyncio.timeout(30.0):
+            while True:
+                try:
+                    return inbound, await P2PTransport(one, protocol).open(other.peer_id, [place.circuit])
+                except NetworkError as error:
+                    if "dial backoff" not in str(error):  # p2pd's: 5 s after a dial that failed, in the test before
+                        raise
+                    await asyncio.sleep(0.2)
+    except BaseException:
+        await inbound.close()
+        raise
+
+
+def test_two_hidden_nodes_talk_through_a_relay_and_know_it(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place):
+            await place.reserve(place.hidden[1])
+            inbound, link = await circuit_link(place, "/test/through")
+            assert link.far_end.relay == place.public.peer_id
+            for _ in range(20):  # libp2p's default relay would cut it after 128 KiB
+                body = os.urandom(100_000)
+                await link.send(FrameKind.CHUNK, body)
+                assert await link.receive() == (FrameKind.CHUNK, body)
+            await link.close()
+            await inbound.close()
+
+    place.runner.run(main())
+
+
+def test_nobody_is_a_relay_unasked(place: Place) -> None:
+    async def main() -> None:
+        with pytest.raises(NetworkError):
+            await place.reserve(place.hidden[0])
+
+    place.runner.run(main())
+
+
+def test_without_a_place_nobody_is_led_to(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place):
+            await place.hidden[1].daemon.connect(place.public.peer_id, place.public.addresses)
+            with pytest.raises(NetworkError):
+                await circuit_link(place, "/test/uninvited")
+
+    place.runner.run(main())
+
+
+def test_places_run_out_and_a_renewal_takes_none(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place, places=1):
+            for _ in range(10):
+                await place.reserve(place.hidden[0])
+            with pytest.raises(NetworkError, match="its places are taken"):
+                await place.reserve(place.hidden[1])
+        async with relaying(place, places_per_origin=1):
+            await place.reserve(place.hidden[1])
+            with pytest.raises(NetworkError, match="its places are taken"):
+                await place.reserve(place.hidden[0])
+
+    place.runner.run(main())
+
+
+@pytest.mark.parametrize("limits", [{"size_bytes": 300_000}, {"seconds": 1.0}], ids=["bytes", "time"])
+def test_a_circuit_is_cut_at_its_limit_and_dialed_again(place: Place, limits: dict[str, float]) -> None:
+    async def main() -> None:
+        async with relaying(place, **limits):
+            await place.reserve(place.hidden[1])
+            for protocol in (f"/test/limit/{limits}/1", f"/test/limit/{limits}/2"):
+                inbound, link = await circuit_link(place, protocol)
+                with pytest.raises(NetworkError):
+                    await talk(link)
+                await link.close()
+                await inbound.close()
+
+    place.runner.run(main())
+
+
+def test_no_more_circuits_than_the_limit(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place, circuits=0):
+            await place.reserve(place.hidden[1])
+            with pytest.raises(NetworkError):
+                await circuit_link(place, "/test/full")
+
+    place.runner.run(main())
+
+
+def test_garbage_does_not_disturb_a_relay(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place) as relay:
+            await place.hidden[0].daemon.connect(place.public.peer_id, place.public.addresses)
+            for garbage in (b"GET / HTTP/1.1\r\n" + b"x" * 80, b"\xff" * 20, hop.framed(b"\x08\x07"), hop.framed(b"")):
+                _, stream = await place.hidden[0].daemon.open_stream(place.public.peer_id, hop.HOP_PROTOCOL)
+                await stream.write(garbage)
+                with pytest.raises((EOFError, OSError)):
+                    await read_to_the_end(stream)
+                stream.close()
+            await place.reserve(place.hidden[0])
+            assert len(relay._tasks) <= 1
+
+    place.runner.run(main())
+
+
+def test_a_hidden_node_finds_shelter_and_another_when_its_relay_stops(place: Place, tmp_path: Path) -> None:
+    async def main() -> None:
+        hidden = place.hidden[0]
+        log = MemoryLog()
+        second = await Node.start(Identity.load_or_create(tmp_path / "second.key"), RUN, listen=LOOPBACK, local=True)
+        shelter = Shelter(hidden, log)
+        try:
+            async with relaying(place):
+                task = asyncio.create_task(shelter.run())
+                async with asyncio.timeout(60.0):
+                    while not shelter.relays:
+                        await asyncio.sleep(0.02)
+                assert shelter.reachable is False
+                assert shelter.addresses == (place.circuit,)
+            relay = await Relay.start(second, RelayLimits())
+            hidden._bootstraps[second.peer_id] = second.addresses
+            async with asyncio.timeout(120.0):
+                while shelter.relays != (second.peer_id,):
+                    await asyncio.sleep(0.02)
+            assert shelter.addresses == (address.through(second.peer_id, second.addresses[0]),)
+            assert "relay lost" in [kind for kind, _ in log.notes]
+            task.cancel()
+            await relay.close()
+        finally:
+            hidden._bootstraps.pop(second.peer_id, None)
+            await second.close()
+
+    place.runner.run(main())
+
+
+def test_a_node_is_dialed_back_at_its_port_and_at_no_other(place: Place, tmp_path: Path) -> None:
+    async def main() -> None:
+        reach = await serve_reach(place.public)
+        asker = await Node.start(Identity.load_or_create(tmp_path / "asker.key"), RUN, listen=LOOPBACK, local=True)
+        try:
+            where = (place.public.peer_id, place.public.addresses)
+            sight = await look(asker, *where, asker.port)
+            assert (sight.dialed, address.host_of(sight.place)) == (Dialed.YES, "127.0.0.1")
+            ports = {each.laddr.port for each in psutil.Process(asker.daemon.pid).net_connections("tcp")}
+            assert address.port_of([sight.place]) in ports
+            other = await look(asker, *where, place.public.port)
+            assert (other.dialed, other.why[:12]) == (Dialed.NO, "another peer")
+            closed = await look(asker, *where, 1)
+            assert (closed.dialed, closed.why) == (Dialed.NO, "the connection is refused")
+            down, up = await measure(asker, *where, 20.0)
+            assert min(down, up) > 0
+        finally:
+            await asker.close()
+            await reach.close()
+
+    place.runner.run(main())
+
+
+def test_a_probe_tells_a_node_from_other_programs(place: Place) -> None:
+    async def main() -> None:
+        assert await probe("127.0.0.1", place.public.port) == place.public.peer_id
+        for words in (b"HTTP/1.1 400 Bad Request\r\n\r\n" * 4, b""):
+
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, words: bytes = words) -> None:
+                writer.write(words)
+                writer.close()
+
+            server = await asyncio.start_server(serve, "127.0.0.1", 0)
+            with pytest.raises(NetworkError):
+                await probe("127.0.0.1", server.sockets[0].getsockname()[1])
+            server.close()
+
+    place.runner.run(main())
+
+
+def test_a_certificate_without_the_proof_names_nobody() -> None:
+    assert owner(b"") is None
+    assert owner(b"\x30\x03\x02\x01\x01") is None
+
+
+def test_a_peer_id_that_is_none_is_led_nowhere(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place):
+            with pytest.raises(NetworkError):
+                await place.hidden[0].daemon.connect(PeerId("nobody"), [place.circuit])
+
+    place.runner.run(main())

@@ -1,0 +1,103 @@
+"""Peers behind routers that let nothing in, in network namespaces. Real processes; most of it needs root."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from swarm import ENDLESS, Program, Swarm, until
+
+from peer.lab.hosts import Access, Network
+from peer.lab.namespaces import check_means
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's"),
+]
+
+BEHIND_A_ROUTER = Access(router=True)
+
+
+class FarFlung(Swarm):
+    """A swarm whose every process has a host of its own, by its name."""
+
+    def __init__(self, network: Network, **changes: Any) -> None:
+        super().__init__(**changes)
+        self.network = network
+
+    def bootstrap(self) -> Program:
+        home = self.root / "bootstrap"
+        program = self._start(home, "-m", "bootstrap", str(self.root / "run"), "--home", str(home))
+        place = home / "join-link.txt"
+        self.link = until("the join link", lambda: place.exists() and place.read_text().strip())
+        return program
+
+    def peer(self, name: str, *arguments: str, link: str | None = "", script: Path | None = None) -> Program:
+        home = self.root / name
+        return self._start(home, "-m", "peer", self.link, "--home", str(home), "--nickname", name, *arguments)
+
+    def doctor(self, name: str) -> tuple[int, dict[str, dict[str, str]]]:
+        """What the doctor says on that host: exit status, and its findings by check."""
+        command = [sys.executable, "-m", "p2ptrain.cli", "doctor", self.link, "--home", str(self.root / name), "--json"]
+        inside = self.network.hosts[name].inside(*command)
+        done = subprocess.run(inside, env=self._environment, capture_output=True, text=True, timeout=120)
+        assert done.stderr == ""
+        return done.returncode, {each["check"]: each for each in json.loads(done.stdout)["findings"]}
+
+    def _start(self, home: Path, *arguments: str) -> Program:
+        command = self.network.hosts[home.name].inside(sys.executable, *arguments)
+        program = Program(home, command, self._environment)
+        self.programs.append(program)
+        return program
+
+
+def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_when_it_dies() -> None:
+    check_means()
+    with Network() as network:
+        for name in ("bootstrap", "volunteer"):
+            network.add(name)
+        for name in ("alice", "bob"):
+            network.add(name, BEHIND_A_ROUTER)
+        with FarFlung(network, **ENDLESS) as swarm:
+            bootstrap = swarm.bootstrap()
+            alice, bob = swarm.peer("alice"), swarm.peer("bob")
+            alice.wait_for("relayed")
+            alice.wait_for("exchanged", peer=bob.peer_id)
+            assert alice.events("exchanged", peer=bob.peer_id)[-1]["relay"]
+            assert "(relayed by " in alice.output
+            assert "forward TCP port" in alice.output
+
+            volunteer = swarm.peer("volunteer", "--relay")
+            volunteer.wait_for("reachable")
+            for each in (alice, bob):
+                each.wait_for("relayed", peer=volunteer.peer_id)
+                each.wait_for("exchanged", peer=volunteer.peer_id)
+                assert "relay" not in each.events("exchanged", peer=volunteer.peer_id)[-1]  # they dial it
+            bootstrap.kill()
+            for each in (alice, bob):
+                each.wait_for("relay lost")
+            alice.wait_for_more("exchanged", more=3, peer=bob.peer_id, relay=volunteer.peer_id)
+
+
+def test_the_doctor_says_on_which_side_of_a_router_it_is_and_how_to_be_reached() -> None:
+    check_means()
+    with Network() as network:
+        network.add("bootstrap")
+        network.add("plain")
+        network.add("home", BEHIND_A_ROUTER)
+        with FarFlung(network) as swarm:
+            swarm.bootstrap()
+            status, found = swarm.doctor("plain")
+            assert (status, found["reach"]["state"], found["router"]["state"]) == (0, "ok", "ok"), found
+            assert found["reach"]["found"] == "others can dial us at 11.0.2.2:31337"
+            status, found = swarm.doctor("home")
+            assert (status, found["reach"]["state"]) == (0, "note"), found  # the bootstrap relays
+            assert "Forward TCP port 31337 on your router to 192.168.1.2" in found["reach"]["fix"]
+            assert found["router"]["found"].startswith("others see 11.0.3.2, which is a router's that keeps ports")
+            assert {found[check]["state"] for check in ("link", "clock", "rates", "memory")} == {"ok"}
+            assert not list((swarm.root / "home").glob("*"))
