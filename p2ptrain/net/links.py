@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from p2ptrain import wire
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
+from p2ptrain.net import address
 from p2ptrain.net.control import FarEnd, read_opener
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
@@ -185,10 +186,11 @@ class P2PTransport:
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
+        others = [each for each in addresses if address.relay_of(each) != self._node.peer_id]  # not through ourselves
         try:
             async with asyncio.timeout(self._limits.dial_s):
-                if addresses:
-                    await daemon.connect(peer, addresses)
+                if others:
+                    await daemon.connect(peer, others)
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None

@@ -13,6 +13,7 @@ from hypothesis import strategies as some
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
+from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, Line, Rates
@@ -159,8 +160,8 @@ def over_a_link(play: Callable[[StreamLink, StreamLink, Rates, Rates], Awaitable
         loop = asyncio.get_running_loop()
         there, back = Pipe(), Pipe()
         mine, theirs = Rates(loop.time), Rates(loop.time)
-        near = StreamLink(PeerId("far"), FakeStream(there, back), Limits(), mine)  # type: ignore[arg-type]
-        far = StreamLink(PeerId("near"), FakeStream(back, there), Limits(), theirs)  # type: ignore[arg-type]
+        near = StreamLink(FarEnd(PeerId("far"), ""), FakeStream(there, back), Limits(), mine)  # type: ignore[arg-type]
+        far = StreamLink(FarEnd(PeerId("near"), ""), FakeStream(back, there), Limits(), theirs)  # type: ignore[arg-type]
         await play(near, far, mine, theirs)
 
     virtual_time.run(main())

@@ -135,6 +135,21 @@ def test_two_hidden_nodes_talk_through_a_relay_and_know_it(place: Place) -> None
     place.runner.run(main())
 
 
+def test_a_relay_reaches_its_guests_directly(place: Place) -> None:
+    async def main() -> None:
+        async with relaying(place):
+            guest = place.hidden[1]
+            await place.reserve(guest)
+            inbound = P2PTransport(guest, "/test/guest")
+            await inbound.listen(echo)
+            link = await P2PTransport(place.public, "/test/guest").open(guest.peer_id, [place.circuit])
+            assert link.far_end.relay is None
+            await link.close()
+            await inbound.close()
+
+    place.runner.run(main())
+
+
 def test_nobody_is_a_relay_unasked(place: Place) -> None:
     async def main() -> None:
         with pytest.raises(NetworkError):
