@@ -10,6 +10,8 @@ circuit, of which whichever comes up last serves (p2pd of hivemind 1.1.12: ``-re
 ``-relay=1`` makes everybody such a relay, asked or not. So the messages (``net.hop``) pass over streams of ours, and
 bytes between two of them. What p2pd does without being told is to dial circuits and to be dialed through them.
 
+What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them.
+
 Who closes what: ``Relay.close`` ends its tasks, and each task the streams of its circuit.
 """
 
@@ -31,6 +33,7 @@ from p2ptrain.net.control import FarEnd
 from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.hop import HOP_PROTOCOL, STOP_PROTOCOL, Status
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
 
 logger = logging.getLogger(__name__)
@@ -89,9 +92,10 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> No
 class Relay:
     """A relay on a node. Construct with ``start``."""
 
-    def __init__(self, node: Node, limits: RelayLimits) -> None:
+    def __init__(self, node: Node, limits: RelayLimits, rates: Rates) -> None:
         self._node = node
         self._limits = limits
+        self._rates = rates
         self._server: asyncio.Server | None = None
         self._places: dict[PeerId, tuple[str, float]] = {}
         """Who holds one: whom they count for, and until when (monotonic clock)."""
@@ -100,9 +104,9 @@ class Relay:
         self._tasks: set[asyncio.Task[None]] = set()
 
     @classmethod
-    async def start(cls, node: Node, limits: RelayLimits) -> Relay:
+    async def start(cls, node: Node, limits: RelayLimits, rates: Rates | None = None) -> Relay:
         """Raises NetworkError."""
-        relay = cls(node, limits)
+        relay = cls(node, limits, rates or Rates())
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
                 relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
@@ -211,7 +215,7 @@ class Relay:
 
     async def _carry(self, one: Stream, other: Stream) -> None:
         left = [self._limits.size_bytes]
-        ways = [asyncio.ensure_future(_pump(*way, left)) for way in ((one, other), (other, one))]
+        ways = [asyncio.ensure_future(self._pump(*way, left)) for way in ((one, other), (other, one))]
         try:
             await asyncio.wait(ways, timeout=self._limits.seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -220,17 +224,19 @@ class Relay:
             one.abort()
             await asyncio.gather(*ways, return_exceptions=True)
 
+    async def _pump(self, source: Stream, sink: Stream, left: list[int]) -> None:
+        """Carry bytes one way until the source ends, the sink does, or ``left`` is used up."""
+        up, down = self._rates.up, self._rates.down
+        with contextlib.suppress(OSError, EOFError):
+            while left[0] > 0:
+                chunk = await source.read_some()
+                left[0] -= len(chunk)
+                await down.wait(down.book(len(chunk)))
+                await up.wait(up.book(len(chunk)))
+                await sink.write(chunk)
+
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": "a relay's circuit failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
-
-
-async def _pump(source: Stream, sink: Stream, left: list[int]) -> None:
-    """Carry bytes one way until the source ends, the sink does, or ``left`` is used up."""
-    with contextlib.suppress(OSError, EOFError):
-        while left[0] > 0:
-            chunk = await source.read_some()
-            left[0] -= len(chunk)
-            await sink.write(chunk)

@@ -20,6 +20,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import owner, probe
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import Dialed, look, measure, serve_reach
 from p2ptrain.net.relay import Relay, RelayLimits, reserve
 from p2ptrain.net.shelter import Shelter
@@ -74,8 +75,8 @@ async def echo(link: Link) -> None:
 
 
 @contextlib.asynccontextmanager
-async def relaying(place: Place, **limits: float):
-    relay = await Relay.start(place.public, RelayLimits(**limits))
+async def relaying(place: Place, rates: Rates | None = None, **limits: float):
+    relay = await Relay.start(place.public, RelayLimits(**limits), rates)
     try:
         yield relay
     finally:
@@ -131,6 +132,29 @@ def test_two_hidden_nodes_talk_through_a_relay_and_know_it(place: Place) -> None
                 assert await link.receive() == (FrameKind.CHUNK, body)
             await link.close()
             await inbound.close()
+
+    place.runner.run(main())
+
+
+def test_what_a_relay_carries_waits_its_turn_under_the_owners_cap(place: Place) -> None:
+    """By a clock that the waits turn: nobody waits here, and everything is counted."""
+    waited: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waited.append(seconds)
+
+    async def main() -> None:
+        rates = Rates(clock=lambda: 0.0, sleep=sleep)
+        rates.up.rate = 100_000.0
+        async with relaying(place, rates):
+            await place.reserve(place.hidden[1])
+            inbound, link = await circuit_link(place, "/test/capped")
+            await link.send(FrameKind.CHUNK, bytes(200_000))
+            await link.receive()
+            await link.close()
+            await inbound.close()
+        assert rates.up.total_bytes == rates.down.total_bytes > 400_000
+        assert max(waited) > 3.0  # 400 kB at 100 kB/s, less what goes at once and what waits last
 
     place.runner.run(main())
 
