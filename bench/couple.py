@@ -43,7 +43,8 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
 from peer.home import cache_directory
-from peer.network import Connection, NetworkThread, live_until
+from peer.network import Connection, live_until
+from peer.network_thread import NetworkThread
 
 TOKENS = 1000
 """That a fake outer step says it trained on."""

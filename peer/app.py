@@ -37,7 +37,8 @@ from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_ru
 from peer.attendance import Attendance, Reins
 from peer.fit import check_memory, explained
 from peer.home import Addresses, Home, cache_directory, default_home
-from peer.network import Connection, NetworkThread, describe_addresses, live_until
+from peer.network import Connection, describe_addresses, live_until
+from peer.network_thread import NetworkThread
 from peer.owner.hand import Hand, Held
 from peer.owner.settings import Settings, SettingsFile
 from peer.paths import PathNotebook, Paths

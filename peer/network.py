@@ -1,25 +1,17 @@
-"""The network thread, and the connection that outlives its p2pd.
+"""The connection that outlives its p2pd: the transport and directory that the driver sees.
 
-``NetworkThread`` runs one uvloop; everything of asyncio and hivemind lives there. ``Connection`` is the transport and
-directory that the driver sees: it stands on a ``Node``, and when that node's p2pd dies it puts another in its place,
-same identity, same port. To the core that looks like a few failed links.
+It stands on a ``Node``, and when that node's p2pd dies it puts another in its place, same identity, same port. To the
+core that looks like a few failed links.
 
-Who closes what: ``Connection.close`` ends its tasks, transports and node; ``NetworkThread`` ends the loop and the
-thread.
+Who closes what: ``Connection.close`` ends its tasks, services, transports and node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import uvloop
+from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteError, UserError
 from p2ptrain.ids import PeerId, RunId
@@ -39,8 +31,6 @@ from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
 from peer.paths import Paths
 
-T = TypeVar("T")
-
 FETCH_PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking for the manifest. A guess."""
 
@@ -53,39 +43,6 @@ REVIVE_PAUSE_S = 1.0
 CACHE_PERIOD_S = 10.0
 """Between two writes of the peer cache: a peer that lived this long is back without a bootstrap, also after SIGKILL. A
 guess."""
-
-
-class NetworkThread:
-    """A thread that runs one event loop. Use as a context manager."""
-
-    def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="network", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.call(_end_other_tasks())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine in the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and wait for it; Ctrl+C ends it."""
-        future = self.submit(work)
-        try:
-            return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
 
 
 class Connection:
@@ -273,7 +230,7 @@ class Connection:
         self._transport = P2PTransport(node, rates=self._rates)
         self._services.append(await serve_reach(node))
         if self._relay is not None:
-            self._services.append(await Relay.start(node, self._relay))
+            self._services.append(await Relay.start(node, self._relay, self._rates))
         self._shelter = Shelter(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
@@ -355,11 +312,3 @@ def _report(task: asyncio.Task[None]) -> None:
     """A task that ended by an exception has a bug: tell, and let training go on."""
     if not task.cancelled() and (error := task.exception()) is not None:
         task.get_loop().call_exception_handler({"message": "the network's background work failed", "exception": error})
-
-
-async def _end_other_tasks() -> None:
-    tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks, timeout=5.0)
