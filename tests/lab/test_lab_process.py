@@ -46,7 +46,9 @@ def test_peers_behind_routers_exchange_with_the_public_one(tmp_path: Path, envir
     assert report["figures"]["stayed"] == 3
     assert report["figures"]["left_processes"] == report["figures"]["left_namespaces"] == 0
     other = json.loads((tmp_path / "out" / "home-2" / "summary.json").read_text())["id"]
-    assert exchanges(tmp_path / "out" / "home-1", other) == []  # routers let nothing in, and nobody relays
+    between = exchanges(tmp_path / "out" / "home-1", other)
+    assert between
+    assert all("relay" in each for each in between)  # routers let nothing in
     assert "11.0." in (tmp_path / "out" / "bootstrap" / "join-link.txt").read_text()
 
 
