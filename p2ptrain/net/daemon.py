@@ -120,6 +120,13 @@ class Daemon:
         )
         (await self._ask(request))[1].close()
 
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close all connections to a peer, with every stream on them. Raises NetworkError; no deadline."""
+        request = p2pd_pb2.Request(
+            type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=control.raw(peer))
+        )
+        (await self._ask(request))[1].close()
+
     async def connections(self) -> list[control.FarEnd]:
         """The other ends of all connections. Raises NetworkError; no deadline."""
         response, stream = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))

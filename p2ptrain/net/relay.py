@@ -74,6 +74,11 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> No
         async with asyncio.timeout(ASK_DEADLINE_S):
             await daemon.connect(relay, addresses)
             far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
+            if far_end.relay is not None:  # it was led to us before; p2pd dials nobody to whom it has any connection
+                stream.abort()
+                await daemon.disconnect(relay)
+                await daemon.connect(relay, addresses)
+                far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
             try:
                 await stream.write(hop.framed(hop.reserve()))
                 status = hop.status(await control.read_message(stream, hop.MAX_MESSAGE_BYTES))

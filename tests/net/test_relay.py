@@ -278,6 +278,30 @@ def test_a_hidden_node_finds_shelter_and_another_when_its_relay_stops(place: Pla
     place.runner.run(main())
 
 
+def test_a_place_is_held_directly_also_at_a_relay_that_was_led_to_us_before(place: Place, tmp_path: Path) -> None:
+    async def main() -> None:
+        hidden = place.hidden[1]
+        second = await Node.start(Identity.load_or_create(tmp_path / "second.key"), RUN, listen=LOOPBACK, local=True)
+        relay = await Relay.start(second, RelayLimits())
+        inbound = P2PTransport(hidden, "/test/led")
+        try:
+            async with relaying(place):
+                await place.reserve(hidden)
+                await inbound.listen(echo)
+                link = await P2PTransport(second, "/test/led").open(hidden.peer_id, [place.circuit])
+                assert link.far_end.relay == place.public.peer_id
+                await reserve(hidden.daemon, second.peer_id, second.addresses)
+                paths = [each.relay for each in await hidden.daemon.connections() if each.peer == second.peer_id]
+                assert paths == [None]
+                await link.close()
+        finally:
+            await inbound.close()
+            await relay.close()
+            await second.close()
+
+    place.runner.run(main())
+
+
 def test_a_node_is_dialed_back_at_its_port_and_at_no_other(place: Place, tmp_path: Path) -> None:
     async def main() -> None:
         reach = await serve_reach(place.public)
