@@ -96,7 +96,7 @@ class Cell:
     """Prescribed numbers; None: the contender's tuned ones."""
     tier: int = 3
     """Cells of a lower tier come first: 0 tuning of who takes part in 1, R1's two decisive settings; 2 the other
-    centres, 3 and on the rest."""
+    centres, 3 to 5 the other questions, 6 and on what time allows."""
     quick: bool = False
     """Whether ``make results-quick`` has it."""
     shorter: int = 1

@@ -6,10 +6,11 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from bench.evidence.contenders import SWARM, SWARM_2, SWARM_HALF
+from bench.evidence.contenders import SWARM_2
 from bench.evidence.experiments.r3_straggler import SETTINGS as STRAGGLERS
 from bench.evidence.experiments.r7_growth import COUNTED
 from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
+from bench.evidence.experiments.r9_uneven import WEIGHTED
 from bench.evidence.published import HOME, Line
 from bench.evidence.rule import AT_10, AT_30, Decision, figure
 from bench.evidence.summary import CLEAR, Figure, better
@@ -60,7 +61,7 @@ def _against_gossip(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
 
 def _few_bits(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
     """Against the same recipe in fp32, and against tuned DiLoCo."""
-    for experiment, reference, shown in (("R5", "x fp32", "swarm's in fp32"), ("R1", "diloco", "tuned DiLoCo's")):
+    for experiment, reference, shown in (("R5", "x fp32", "swarm-2's in fp32"), ("R1", "diloco", "tuned DiLoCo's")):
         exact = figure(summary, experiment, reference, AT_10, "loss")
         if exact is not None:
             yield from _few_bits_against(summary, exact, shown)
@@ -92,7 +93,7 @@ def _few_bits_against(summary: Mapping[str, Any], exact: Figure, shown: str) -> 
 
 def _straggler(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
     full, slow = STRAGGLERS[0].key(), STRAGGLERS[-1].key()
-    row = SWARM.name if mine in (SWARM_2.name, SWARM_HALF.name) else mine
+    row = SWARM_2.name if mine.startswith("swarm") else mine
     with_, without = (figure(summary, "R3", row, each, "others_utilization") for each in (slow, full))
     if with_ is not None and without is not None:
         change = with_.mean / without.mean - 1
@@ -110,7 +111,7 @@ def _straggler(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
 
 def _fast_peer(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
     for setting in UNEVEN:
-        for name in ("swarm", "swarm by work"):
+        for name in (SWARM_2.name, WEIGHTED.name):
             delay, never = (figure(summary, "R9", name, setting.key(), each) for each in ("fast_delay", "fast_never"))
             if delay is not None and never is not None:
                 slack = CLEAR * (delay.standard_error or 0.0)

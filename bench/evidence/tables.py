@@ -26,7 +26,8 @@ from p2ptrain.files import replace
 
 RESULTS = ROOT / "docs" / "results"
 DOCUMENT = ROOT / "docs" / "RESULTS.md"
-OURS = "swarm"
+OURS = ("swarm-2", "swarm")
+"""Of ours, the first that a table has is compared with its rivals."""
 NOT_RUN = "-"
 
 Documents = Mapping[str, Mapping[str, Any]]
@@ -128,19 +129,20 @@ def _lost(experiment: Experiment, found: Sequence[Summary]) -> Iterator[str]:
     for table in experiment.tables:
         for column in table.columns:
             shown = {row.contender: _figure(by_place, row, column) for row in table.rows}
-            mine = shown.get(OURS)
+            own = next((name for name in OURS if shown.get(name) is not None), "")
+            mine = shown.get(own)
             if column.best is None or mine is None:
                 continue
             rivals = {
                 name: each
                 for name, each in shown.items()
-                if each is not None and not name.startswith(OURS) and better(each, mine, column.best)
+                if each is not None and not name.startswith("swarm") and better(each, mine, column.best)
             }
             if rivals:
                 ranked = sorted(rivals, key=lambda name: rivals[name].mean, reverse=column.best == "high")
                 names = ", ".join(f"{name} {_shown(rivals[name], column)}" for name in ranked)
                 yield (
-                    f"- {experiment.id}, {table.title}, {column.heading}: {names} against {OURS}'s "
+                    f"- {experiment.id}, {table.title}, {column.heading}: {names} against {own}'s "
                     f"{_shown(mine, column)}."
                 )
 

@@ -22,7 +22,7 @@ from bench.evidence.contenders import (
     on,
 )
 from bench.evidence.experiments import EXPERIMENTS, all_cells
-from bench.evidence.experiments.r1_quality import EQUAL_TRAFFIC, VARIANTS
+from bench.evidence.experiments.r1_quality import EQUAL_TRAFFIC, RIVALS
 from bench.evidence.grid import DECAYS, LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
 from bench.evidence.plan import State, choice_for, core_seconds, hours, jobs, ordered, pace, quick, tuned
 from bench.evidence.scenario import TOKENS_PER_STEP, scenario
@@ -60,7 +60,7 @@ def test_the_issue_is_covered() -> None:
     assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 10)]
     settings = {(each.setting.peers, each.setting.inner_steps) for each in EXPERIMENTS["R1"].cells}
     assert {(peers, inner_steps) for peers in (4, 8, 16) for inner_steps in (1, 10, 30, 100)} <= settings
-    for contender in CONFIRMED:
+    for contender in RIVALS:
         for peers in (4, 8, 16):
             for inner_steps in (1, 10, 30, 100):
                 seeds = {
@@ -112,8 +112,8 @@ def test_every_table_and_panel_names_cells_that_are_planned() -> None:
             for each in line
         }
         missing = (shown | drawn) - planned
-        if experiment.id == "R1":  # variants are run at H of 10 and 30 alone
-            missing = {each for each in missing if each[0] not in {variant.name for variant in VARIANTS}}
+        if experiment.id == "R1":  # all but these are run at H of 10 and 30 alone
+            missing = {each for each in missing if each[0] in {rival.name for rival in RIVALS}}
         if experiment.id == "R6":  # nobody comes to an average over everybody
             missing = {each for each in missing if each[0] != "diloco"}
         assert missing == set()

@@ -251,7 +251,7 @@ def test_few_bits_are_judged_against_fp32_and_against_diloco() -> None:
 def test_the_fast_peers_delay_has_two_standard_errors_of_slack() -> None:
     def reached(mean: float, error: float) -> bool | None:
         setting = UNEVEN[1].key()
-        rows = [row("swarm", setting, fast_delay=(mean, error), fast_never=(0.0, 0.0))]
+        rows = [row("swarm-2", setting, fast_delay=(mean, error), fast_never=(0.0, 0.0))]
         return goals({"version": 1, "tuning": {}, "R9": rows}, None)[0].reached
 
     assert reached(1.05, 0.03)

@@ -29,7 +29,7 @@ def all_cells() -> list[Cell]:
     tuning = [
         *tuning_cells((*CONFIRMED, SWARM_SLOW, SWARM_BLOCKING)),
         *tuning_cells((SWARM_BOTH, SWARM_GRADIENTS), tier=2),
-        *tuning_cells(ONE_CELL, tier=3),
+        *tuning_cells(ONE_CELL, tier=4),
     ]
     return [*tuning, *(cell for each in EXPERIMENTS.values() for cell in each.cells)]
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from bench.evidence.blocks import block
 from bench.evidence.cells import Setting
-from bench.evidence.contenders import DDP, DILOCO, FACTORED, GASLOC, GASLOC_2, SWARM
+from bench.evidence.contenders import DDP, DILOCO, FACTORED, GASLOC, GASLOC_2, SWARM_2
 from bench.evidence.headline import LADDER
 from bench.evidence.layout import Column, Entry, Experiment, Panel, Point, Table, rows
 
@@ -19,7 +19,7 @@ SETTINGS = tuple(
 )
 """H = 30 and s / t = 5 / 3: with these GASLoC's rule yields the H of 15 and 1 that its paper reports at 10 %."""
 
-METHODS = (DILOCO, GASLOC, GASLOC_2, FACTORED, SWARM)
+METHODS = (DILOCO, GASLOC, GASLOC_2, FACTORED, SWARM_2)
 EVERY_STEP = tuple(replace(setting, inner_steps=1) for setting in SETTINGS)
 
 
@@ -63,9 +63,10 @@ R3 = Experiment(
         "Fast lines beside one slow one are where waiting for all is worst; nobody is slow in computing here.",
     ),
     cells=(
-        *block("R3", METHODS, (SETTINGS[2],), tier=2, quick=(DILOCO, GASLOC, SWARM)),
-        *block("R3", METHODS, SETTINGS[:2], tier=3),
-        *block("R3", (DDP,), EVERY_STEP, tier=3),
+        *block("R3", METHODS, (SETTINGS[2],), tier=2, quick=(DILOCO, GASLOC, SWARM_2)),
+        *block("R3", (SWARM_2,), (SETTINGS[0],), tier=2),
+        *block("R3", METHODS, SETTINGS[:2], tier=4),
+        *block("R3", (DDP,), EVERY_STEP, tier=4),
     ),
     derive=_same_loss,
     figures=("loss", "simulated_s", "seconds_to_target", "target", "others_utilization", "utilization"),

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 from bench.evidence.blocks import block
 from bench.evidence.cells import Setting
-from bench.evidence.contenders import DILOCO, FACTORED, GASLOC, SWARM
+from bench.evidence.contenders import DILOCO, FACTORED, GASLOC, SWARM_2
 from bench.evidence.layout import Column, Experiment, Panel, Point, Table, rows
 
-METHODS = (DILOCO, GASLOC, FACTORED, SWARM)
+METHODS = (DILOCO, GASLOC, FACTORED, SWARM_2)
 FAILING = tuple(Setting(failures=share) for share in (0.0, 0.1, 0.3))
 MOVING = Setting(comings_and_goings=True)
-OPEN = (GASLOC, replace(FACTORED, forms=("factored_gossip",)), SWARM)
+OPEN = (GASLOC, replace(FACTORED, forms=("factored_gossip",)), SWARM_2)
 """Methods, and forms of them, in which nobody needs everybody: only these can be joined and left."""
 
 R6 = Experiment(
@@ -28,9 +28,9 @@ R6 = Experiment(
         "with both mixes in pairs.",
     ),
     cells=(
-        *block("R6", METHODS, FAILING[2:], tier=2, quick=(DILOCO, SWARM)),
-        *block("R6", METHODS, FAILING[:2], tier=3),
-        *block("R6", OPEN, (MOVING,), tier=3),
+        *block("R6", METHODS, FAILING[2:], tier=2, quick=(DILOCO, SWARM_2)),
+        *block("R6", METHODS, FAILING[:2], tier=5),
+        *block("R6", OPEN, (MOVING,), tier=5),
     ),
     figures=("loss", "averaged_loss", "disagreement", "simulated_s", "exchanges_failed", "solo_share"),
     tables=(

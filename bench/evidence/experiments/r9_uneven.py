@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from bench.evidence.blocks import block
 from bench.evidence.cells import Setting
-from bench.evidence.contenders import LOCAL, SWARM
+from bench.evidence.contenders import LOCAL, SWARM_2
 from bench.evidence.layout import Column, Entry, Experiment, Table, rows
 
 RATIOS = (1.0, 4.0, 20.0)
 POINTS = 80
 SETTINGS = tuple(Setting(speed_ratio=ratio, points=POINTS) for ratio in RATIOS)
-WEIGHTED = replace(SWARM, name="swarm by work", outer={**SWARM.outer, "weights": "work"})
-METHODS = (LOCAL, SWARM, WEIGHTED)
+WEIGHTED = replace(SWARM_2, name="swarm-2 by work", outer={**SWARM_2.outer, "weights": "work"})
+METHODS = (LOCAL, SWARM_2, WEIGHTED)
 
 
 def _against_alone(entries: Sequence[Entry]) -> list[Entry]:
@@ -51,8 +51,8 @@ R9 = Experiment(
         "By work: averages weighted by how much each side has trained; equal: half and half.",
     ),
     cells=(
-        *block("R9", METHODS, (SETTINGS[1],), tier=2, quick=(LOCAL, SWARM)),
-        *block("R9", METHODS, (SETTINGS[0], SETTINGS[2]), tier=3),
+        *block("R9", METHODS, (SETTINGS[1],), tier=2, quick=(LOCAL, SWARM_2)),
+        *block("R9", METHODS, (SETTINGS[0], SETTINGS[2]), tier=5),
     ),
     derive=_against_alone,
     figures=("fast_delay", "fast_never", "loss", "disagreement"),
