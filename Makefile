@@ -23,11 +23,12 @@ demo: $(STAMP)
 
 lab: $(STAMP)
 	.ci/net
+	$(BIN)/pytest -m lab
 	$(BIN)/p2ptrain testnet --scenario tests/scenarios --stage namespaces --out out/lab
 
 test: $(STAMP)
 	.ci/net
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadgroup
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -56,6 +56,7 @@ class FarFlung(Swarm):
         return program
 
 
+@pytest.mark.lab
 def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_when_it_dies() -> None:
     check_means()
     with Network() as network:
