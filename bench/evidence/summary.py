@@ -22,6 +22,13 @@ EXACT = 1e-9
 """Relative difference below which two computed figures are the same."""
 
 
+LOSSES = ("loss", "averaged_loss", "disagreement")
+"""What says nothing of a model that diverged."""
+
+GUESSING = math.log(256)
+"""Nats a byte for whoever holds all bytes for equally likely. A model that ends above that has diverged."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figure:
     """One number with how well it is known."""
@@ -82,10 +89,14 @@ def summaries(experiment: Experiment, entries: Sequence[Entry]) -> list[Summary]
 
 def _summary(place: tuple[str, str], group: Sequence[Entry], broken: int) -> Summary:
     values: dict[str, dict[int | None, float]] = {}
+    diverged = 0
     for entry in group:
-        for name, number in entry["headline"].items():
+        headline = entry["headline"]
+        if "diverged" in headline or headline.get("loss", 0.0) > GUESSING:
+            diverged += 1
+            headline = {name: number for name, number in headline.items() if name not in ("diverged", *LOSSES)}
+        for name, number in headline.items():
             values.setdefault(name, {})[entry.get("seed")] = number
-    diverged = len(values.pop("diverged", ()))
     figures = {name: figure_of(each) for name, each in values.items()}
     return Summary(place[0], json.loads(place[1]), figures, broken + diverged)
 

@@ -214,7 +214,7 @@ def table_lines(table: Table, by_place: Mapping[tuple[str, str], Summary]) -> It
 def _cell(by_place: Mapping[tuple[str, str], Summary], row: Row, column: Column, leader: Figure | None) -> str:
     found = _figure(by_place, row, column)
     place = by_place.get((row.contender, key(column.circumstances(row))))
-    failed = f" ({place.failed} failed)" if place is not None and place.failed else ""
+    failed = f" ({place.failed} failed or diverged)" if place is not None and place.failed else ""
     if found is None:
         return f"{NOT_RUN}{failed}" if place is None or failed else ""
     text = _shown(found, column)

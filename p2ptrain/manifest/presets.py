@@ -25,9 +25,19 @@ _INNER = {
     "weight_decay": 0.1,  # GPT-3.
     "gradient_clip": 1.0,  # GPT-3.
 }
-_NESTEROV = {"learning_rate": 0.7, "momentum": 0.9, "nesterov": True}  # DiLoCo (arXiv 2311.08105, section 3).
-# 1024: a scale costs .4 % of the bytes. The recipe mixes no pseudo-gradients: their codec is not read.
-_INT8 = {"name": "int8", "block_size": 1024, "gradients": "int8", "rank": 16}
+# Recipe, numbers, exchanges and codec: docs/RESULTS.md, "The default, by the rule". Tuned at eight peers and H = 10.
+_SWARM = {
+    "recipe": "swarm",
+    "learning_rate": 0.4,
+    "momentum": 0.8,
+    "nesterov": True,
+    "topology": "random",
+    "partners": 1,
+    "weights": "equal",
+    "exchanges_per_step": 2,
+}
+# The recipe mixes no pseudo-gradients: their codec and its rank are not read.
+_MODULAR4 = {"name": "modular4", "block_size": 1024, "gradients": "int8", "rank": 16}
 _LLAMA = {"hidden_act": "silu", "initializer_range": 0.02, "norm_epsilon": 1e-5, "rope_theta": 10_000.0}
 _SHAKESPEARE = {"kind": "builtin", "name": "shakespeare", "validation_fraction": 0.05}
 
@@ -59,18 +69,12 @@ _DEMO: dict[str, Any] = {
         "final_learning_rate_fraction": 0.05,
     },
     "outer": {
-        **_NESTEROV,
-        "momentum": 0.5,  # 235 outer steps are too few for .9: it lost to no communication at 75; our measurement.
-        "recipe": "swarm",
+        **_SWARM,
         "inner_steps": 20,  # Half the traffic of 10, better when an exchange takes several steps; our measurement.
-        "topology": "random",
-        "partners": 1,
-        "weights": "equal",
-        "exchanges_per_step": 1,
         "fragments": 1,
         "fragments_per_exchange": 1,
     },
-    "codec": _INT8,
+    "codec": _MODULAR4,
     # int8 alone leaves two peers that agree 1.2 % apart (our measurement); less than that is never measured.
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 20.0},
 }
@@ -104,17 +108,12 @@ _LLAMA_15M: dict[str, Any] = {
         "final_learning_rate_fraction": 0.1,
     },
     "outer": {
-        **_NESTEROV,
-        "recipe": "swarm",
+        **_SWARM,
         "inner_steps": 30,
-        "topology": "random",
-        "partners": 1,
-        "weights": "equal",
-        "exchanges_per_step": 2,
         "fragments": 4,
         "fragments_per_exchange": 4,
     },
-    "codec": _INT8,
+    "codec": _MODULAR4,
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 120.0},
 }
 
@@ -160,17 +159,13 @@ _LLAMA_135M: dict[str, Any] = {
         "final_learning_rate_fraction": 0.1,
     },
     "outer": {
-        **_NESTEROV,
-        "recipe": "swarm",
+        **_SWARM,
         "inner_steps": 50,
-        "topology": "random",
-        "partners": 1,
-        "weights": "equal",
-        "exchanges_per_step": 2,
         "fragments": 16,
-        "fragments_per_exchange": 16,
+        # Half the parameters: what 20 Mbit/s carry in 50 s of steps. docs/RESULTS.md, R1, "swarm-2 half modular4".
+        "fragments_per_exchange": 8,
     },
-    "codec": _INT8,
+    "codec": _MODULAR4,
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 1800.0},
 }
 

@@ -45,11 +45,13 @@ def test_failed_and_diverged_runs_are_counted_and_left_out_of_means() -> None:
     entries = [
         entry("swarm", 1, loss=1.5),
         entry("swarm", 2, diverged=1.0),
+        entry("swarm", 4, loss=911.0, averaged_loss=5.0, disagreement=0.5, simulated_s=7.0),
         {**entry("swarm", 3), "failure": "it broke"},
         {**entry("noloco", 1), "failure": "it broke"},
     ]
     swarm, noloco = summaries(R1, entries)
-    assert (swarm.contender, swarm.failed, swarm.figures["loss"].mean) == ("swarm", 2, 1.5)
+    assert (swarm.contender, swarm.failed, swarm.figures["loss"].mean) == ("swarm", 3, 1.5)
+    assert set(swarm.figures) == {"loss", "simulated_s"}
     assert (noloco.contender, noloco.failed, noloco.figures) == ("noloco", 1, {})
 
 

@@ -29,7 +29,7 @@ from p2ptrain.net.socket_folder import sweep
 
 T = TypeVar("T")
 
-PATIENCE_S = 120.0
+PATIENCE_S = 240.0
 """Before a test gives up. Nothing here takes a tenth of it on an idle machine."""
 POLL_S = 0.02
 

@@ -23,6 +23,9 @@ R6 = Experiment(
         "until it succeeds, at the cost of its time and bytes; a planned round (gasloc, factored_gossip) goes without "
         "that pair; swarm tries another partner within the same outer step. So diloco pays in seconds, planned rounds "
         "in mixing.",
+        "gasloc, in the z-form with mu = .8 that its tuning chose, diverges where many exchanges fail: its momentum "
+        "carries on what a mix has moved, so two peers that just became equal come back on the other side of each "
+        "other, times mu, and without the next mix that grows.",
         "Coming and going: a quarter of the peers leaves at half time for good; as many new ones come at a third.",
         "Averages over everybody cannot be joined or left, so diloco has no figure there, and factored_gossip is there "
         "with both mixes in pairs.",
