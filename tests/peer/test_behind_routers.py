@@ -77,8 +77,7 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
             volunteer.wait_for("reachable")
             for each in (alice, bob):
                 each.wait_for("relayed", peer=volunteer.peer_id)
-                each.wait_for("exchanged", peer=volunteer.peer_id)
-                assert "relay" not in each.events("exchanged", peer=volunteer.peer_id)[-1]  # they dial it
+                each.wait_for("exchanged", peer=volunteer.peer_id)  # directly, or by a circuit if it called first
             bootstrap.kill()
             for each in (alice, bob):
                 each.wait_for("relay lost")
