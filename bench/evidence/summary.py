@@ -92,7 +92,8 @@ def _summary(place: tuple[str, str], group: Sequence[Entry], broken: int) -> Sum
     diverged = 0
     for entry in group:
         headline = entry["headline"]
-        if "diverged" in headline or headline.get("loss", 0.0) > GUESSING:
+        speaks = entry["setting"].get("learner", "lm") == "lm"  # other learners' losses are no nats
+        if "diverged" in headline or (speaks and headline.get("loss", 0.0) > GUESSING):
             diverged += 1
             headline = {name: number for name, number in headline.items() if name not in ("diverged", *LOSSES)}
         for name, number in headline.items():

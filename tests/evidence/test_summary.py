@@ -52,6 +52,8 @@ def test_failed_and_diverged_runs_are_counted_and_left_out_of_means() -> None:
     swarm, noloco = summaries(R1, entries)
     assert (swarm.contender, swarm.failed, swarm.figures["loss"].mean) == ("swarm", 3, 1.5)
     assert set(swarm.figures) == {"loss", "simulated_s"}
+    plain = {**entry("swarm", 1, loss=911.0, disagreement=0.5), "setting": {"learner": "quadratic"}}
+    assert set(summaries(R1, [plain])[0].figures) == {"loss", "disagreement"}, "its loss is no text's"
     assert (noloco.contender, noloco.failed, noloco.figures) == ("noloco", 1, {})
 
 
