@@ -99,7 +99,9 @@ _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 def _span(text: str) -> tuple[int, int]:
     """Minutes of the day."""
-    numbers = [int(each) for each in _SPAN.fullmatch(text).groups()]  # type: ignore[union-attr]
+    found = _SPAN.fullmatch(text)
+    assert found is not None, "asked of spans alone"
+    numbers = [int(each) for each in found.groups()]
     return 60 * numbers[0] + numbers[1], 60 * numbers[2] + numbers[3]
 
 
