@@ -15,6 +15,7 @@ from rich.table import Table
 
 from bench.environment import environment
 from bench.evidence import documents
+from bench.evidence.adopted import adopt
 from bench.evidence.cells import Cell, Choice
 from bench.evidence.confirm import confirm
 from bench.evidence.contenders import TUNED
@@ -73,6 +74,8 @@ def main(
         say=lambda line: console.print(f"[evidence] {line}", markup=False),
         refresh_stale=refresh_stale,
     )
+    if home is CELLS and (count := adopt(campaign, folder)):
+        campaign.say(f"{count} runs that are published need not be made again")
     console.print(plan_table(campaign, workers))
     if list_only:
         _list(campaign, console)

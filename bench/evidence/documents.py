@@ -24,6 +24,12 @@ from p2ptrain.files import replace
 
 VERSION = 1
 
+Origin = dict[str, Any]
+"""What an entry says of the run behind it."""
+
+Builds = dict[str, Mapping[str, str]]
+"""Commit, date and machine of each code."""
+
 
 def document(
     experiment: Experiment,
@@ -39,7 +45,7 @@ def document(
         return {**made, "cells": experiment.computed(), "checks": [asdict(each) for each in experiment.checks()]}
     kept = {_place(entry): entry for entry in (old or {}).get("cells", ())}
     entries: list[Entry] = []
-    builds: dict[str, Mapping[str, str]] = {}
+    builds: Builds = {}
     for cell in experiment.cells:
         entry, record = _found(experiment, cell, store, results)
         if entry is None:
@@ -48,7 +54,7 @@ def document(
                 continue
             builds[entry["code"]] = (old or {}).get("builds", {}).get(entry["code"], {})
         elif record is not None:
-            builds[record.code] = _later(builds.get(record.code), record)
+            builds[record.code] = later(builds.get(record.code), record)
         entries.append(entry)
     return {
         "version": VERSION,
@@ -75,13 +81,23 @@ def _found(
         "eta": choice.learning_rate,
         "mu": choice.momentum,
         "headline": {name: number for name, number in record.headline.items() if experiment.kept(name)},
+        **origin(record),
+    }
+    return entry, record
+
+
+def origin(record: Record) -> Origin:
+    """By what ``adopted`` knows a published run again."""
+    said: Origin = {
         "seconds": round(record.seconds, 1),
-        "scenario": scenario_digest(wanted),
+        "scenario": scenario_digest(record.scenario),
         "code": record.code,
     }
     if record.confirmed:
-        entry["confirmed"] = list(record.confirmed)
-    return ({**entry, "failure": record.failure} if record.failure else entry), record
+        said["confirmed"] = list(record.confirmed)
+    if record.failure:
+        said["failure"] = record.failure
+    return said
 
 
 def _digest_of(cell: Cell, results: Results) -> str | None:
@@ -90,7 +106,8 @@ def _digest_of(cell: Cell, results: Results) -> str | None:
     return None if choice is None else scenario_digest(scenario(cell, choice))
 
 
-def _later(known: Mapping[str, str] | None, record: Record) -> Mapping[str, str]:
+def later(known: Mapping[str, str] | None, record: Record) -> Mapping[str, str]:
+    """The build of one code by its last record."""
     if known is not None and known["date"] >= record.date:
         return known
     return {"commit": record.commit, "date": record.date, "machine": record.machine}

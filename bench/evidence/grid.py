@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from bench.evidence.cells import CENTRAL, TUNING_SEED, Cell, Choice, Contender
@@ -22,6 +23,9 @@ LEARNING_RATES = (0.4, 0.7, 1.0)
 MOMENTA = (0.0, 0.5, 0.8)
 DECAYS = (0.8, 0.95, 0.99)
 """Of error feedback, where a recipe has that for its momentum."""
+
+DIVERGED: Mapping[str, float] = {"diverged": 1.0}
+"""The headline of a run without a loss."""
 
 UNTUNED = Choice("", learning_rate=1.0, momentum=0.0)
 """For methods that read neither number; the recipe is filled in."""
@@ -65,17 +69,31 @@ def best(results: Sequence[tuple[Choice, float | None]]) -> Choice:
     return min(results, key=lambda each: math.inf if each[1] is None else each[1])[0]
 
 
-def document(results: Mapping[str, Sequence[tuple[Choice, float | None]]]) -> dict[str, Any]:
-    """``docs/results/tuning.json``: for each contender what was chosen and the whole grid behind it."""
+def document(
+    results: Mapping[str, Sequence[tuple[Choice, float | None]]],
+    origins: Mapping[tuple[str, Choice], Mapping[str, Any]] = MappingProxyType({}),
+    builds: Mapping[str, Mapping[str, str]] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """``docs/results/tuning.json``: for each contender what was chosen and the whole grid behind it.
+
+    Args:
+        results: of each contender.
+        origins: what ``documents.origin`` says of the run of each choice.
+        builds: commit, date and machine of each such code.
+    """
     return {
         "version": 1,
+        "builds": dict(builds),
         "split": "validation",
         "seed": TUNING_SEED,
         "learning_rates": list(LEARNING_RATES),
         "momenta": list(MOMENTA),
         "decays": list(DECAYS),
         "contenders": {
-            name: {"chosen": asdict(best(cells)), "grid": [{**asdict(choice), "loss": loss} for choice, loss in cells]}
+            name: {
+                "chosen": asdict(best(cells)),
+                "grid": [{**asdict(choice), "loss": loss, **origins.get((name, choice), {})} for choice, loss in cells],
+            }
             for name, cells in results.items()
             if any(loss is not None for _, loss in cells)
         },

@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bench.evidence import documents, figures
-from bench.evidence.cells import Cell
+from bench.evidence.cells import Cell, Choice
 from bench.evidence.grid import document as tuning_document
 from bench.evidence.headline import headline
 from bench.evidence.layout import Experiment
 from bench.evidence.plan import Job, Results, State, core_seconds, hours, jobs, pace, tuned
 from bench.evidence.pool import Outcome
+from bench.evidence.scenario import scenario
 from bench.evidence.store import Record, Store
 from bench.evidence.summary import document as summary_document
 from bench.evidence.summary import summaries
@@ -135,7 +136,8 @@ class Campaign:
 
 def measured_pace(all_jobs: Iterable[Job]) -> float:
     """How real seconds compare with expected ones, over everything that is done."""
-    return pace((job.cell, job.record.seconds) for job in all_jobs if job.record is not None and not job.record.failure)
+    records = ((job.cell, job.record) for job in all_jobs)
+    return pace((cell, each.seconds) for cell, each in records if each and each.seconds and not each.failure)
 
 
 def publish(
@@ -148,7 +150,8 @@ def publish(
     results = campaign.results()
     if own := tuned(campaign.cells, campaign.store):
         before = documents.read(folder / "tuning.json") or {"contenders": {}}
-        made = tuning_document(own)
+        made = tuning_document(own, *_origins(campaign))
+        made["builds"] = {**before.get("builds", {}), **made["builds"]}
         made["contenders"] = {**before["contenders"], **made["contenders"]}
         documents.write(folder / "tuning.json", made)
     for name in names:
@@ -167,6 +170,19 @@ def publish(
             figures.draw(experiments[name], rows, folder / "figures" / f"{name}.svg")
     except ImportError:
         campaign.say("matplotlib is not installed: drawings stay as they are; pip install matplotlib makes them")
+
+
+def _origins(campaign: Campaign) -> tuple[dict[tuple[str, Choice], documents.Origin], documents.Builds]:
+    """Where the numbers of the tuning come from: of each choice of each contender, and the builds behind them."""
+    origins: dict[tuple[str, Choice], documents.Origin] = {}
+    builds: documents.Builds = {}
+    for cell in campaign.cells:
+        if cell.experiment != "tuning" or cell.choice is None:
+            continue
+        if (record := campaign.store.find(scenario(cell, cell.choice))) is not None:
+            origins[cell.contender.name, cell.choice] = documents.origin(record)
+            builds[record.code] = documents.later(builds.get(record.code), record)
+    return origins, builds
 
 
 def _same_numbers(made: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:

@@ -36,7 +36,7 @@ class Record:
     machine: str
     date: str
     seconds: float
-    """Of real time."""
+    """Of real time; 0: not known."""
     confirmed: Sequence[str] = ()
     """Digests of later code that yields the same (``confirm``)."""
 

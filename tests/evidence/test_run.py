@@ -14,12 +14,14 @@ from click.testing import CliRunner
 
 import bench.evidence.__main__ as command
 from bench.evidence import fake
+from bench.evidence.adopted import adopt
 from bench.evidence.cells import CENTRAL, Cell
 from bench.evidence.contenders import DILOCO, LOCAL, SWARM
 from bench.evidence.documents import document
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.grid import tuning_cells
 from bench.evidence.layout import Experiment
+from bench.evidence.plan import State
 from bench.evidence.pool import Pool
 from bench.evidence.run import Campaign, publish
 from bench.evidence.store import Store
@@ -156,6 +158,59 @@ def test_what_was_published_stays_until_it_is_run_again(tmp_path: Path) -> None:
     half = campaign(tmp_path / "elsewhere", cells=FINAL, published={**results, "swarm": newly["swarm"]})
     from_old = document(experiments()["R1"], half.store, half.results(), read(tmp_path / "R1.json"), ENVIRONMENT)
     assert {each["contender"] for each in from_old["cells"]} == {"diloco"}, "swarm's are of an older tuning"
+
+
+# --- going on elsewhere ---------------------------------------------------------------------------
+
+
+def elsewhere(tmp_path: Path, cells: Sequence[Cell] = CELLS, code: str = "1") -> Campaign:
+    """A computer that has the published documents and no records, after it adopted them."""
+    made = campaign(tmp_path / "elsewhere", cells, code)
+    adopt(made, tmp_path)
+    return made
+
+
+def test_another_computer_goes_on_from_the_published_documents(tmp_path: Path) -> None:
+    made = campaign(tmp_path / "cells", CELLS[:-1])
+    run(made)
+    publish(experiments(FINAL[:-1]), made, tmp_path, ["R1"])
+    document, tuning = (tmp_path / "R1.json").read_bytes(), (tmp_path / "tuning.json").read_bytes()
+    other = elsewhere(tmp_path)
+    assert other.results() == made.results()
+    publish(experiments(FINAL[:-1]), other, tmp_path, ["R1"])
+    assert (tmp_path / "R1.json").read_bytes() == document
+    assert (tmp_path / "tuning.json").read_bytes() == tuning
+    assert [each["run"]["seed"] for each in run(other)] == [FINAL[-1].seed], "one cell was never run"
+    assert adopt(other, tmp_path) == 0
+
+
+def test_what_older_code_published_is_stale_elsewhere_too(tmp_path: Path) -> None:
+    made = campaign(tmp_path / "cells")
+    run(made)
+    publish(experiments(), made, tmp_path, ["R1"])
+    assert {job.state for job in elsewhere(tmp_path, code="2").jobs()} == {State.STALE}
+
+
+def test_published_failures_are_known_elsewhere_with_their_reasons(tmp_path: Path) -> None:
+    def picky(scenario: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+        if scenario["outer"]["recipe"] == "swarm" and scenario["outer"]["learning_rate"] == 1.0:
+            raise ValueError("outer.recipe: not today")
+        return fake.simulate(scenario, device)
+
+    made = campaign(tmp_path / "cells")
+    run(made, picky)
+    publish(experiments(), made, tmp_path, ["R1"])
+    failed = [job.record for job in elsewhere(tmp_path).jobs() if job.state is State.FAILED]
+    assert [each and each.failure for each in failed] == ["outer.recipe: not today"] * 3
+
+
+def test_an_entry_whose_origin_nobody_knows_is_not_adopted(tmp_path: Path) -> None:
+    made = campaign(tmp_path / "cells")
+    run(made)
+    publish(experiments(), made, tmp_path, ["R1"])
+    document = read(tmp_path / "R1.json")
+    (tmp_path / "R1.json").write_text(json.dumps({**document, "builds": {}}))
+    assert run(elsewhere(tmp_path)) == run(campaign(tmp_path / "alone", FINAL, published=made.results()))
 
 
 # --- processes and the command --------------------------------------------------------------------
