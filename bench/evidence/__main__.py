@@ -6,6 +6,7 @@ import math
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from bench.evidence.confirm import confirm
 from bench.evidence.contenders import TUNED
 from bench.evidence.experiments import EXPERIMENTS, all_cells
 from bench.evidence.identity import ROOT, numeric_digest
+from bench.evidence.older import older
 from bench.evidence.plan import Results, State, hours, ordered, quick
 from bench.evidence.pool import Pool
 from bench.evidence.run import Campaign, expected, measured_pace, publish
@@ -84,7 +86,7 @@ def main(
     try:
         with Pool(workers, FAKE if rehearse else REAL, device) as pool:
             if confirms:
-                confirm(campaign, pool)
+                confirm(campaign, pool, partial(older, workers=workers, simulate=REAL, device=device))
             campaign.run(pool, workers, 3_600 * budget_hours)
     except KeyboardInterrupt:
         campaign.say("stopped; what was finished is kept, and the next call goes on from there")

@@ -1,23 +1,31 @@
-"""Results of older code that today's code yields as well: shown on one run of each kind, and taken for the others.
+"""Results of older code that today's code yields as well: shown on short runs of each kind, and taken for all of it.
 
-A run is deterministic, so a change that touches no number leaves every headline as it is, to the last digit. Of the
-stale cells that are of one kind (one recipe, codec, learner, ... and one older code) the cheapest and the dearest are
-run again. Where both headlines come out equal, all of that kind are results of today's code too; else all stay stale.
+A run is deterministic, so a change that touches no number leaves every report as it is, to the last digit. Of the stale
+cells that are of one kind (one recipe, codec, learner, ... and one older code) the cheapest and the dearest are run
+with fewer steps, by the older code and by today's, here and now: so that another processor, with other roundings, does
+not look like a change of code. Where both reports come out equal, all cells of that kind are results of today's code
+too; else all of them stay stale. What a change does only after an eighth of a run is not seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from typing import Any
 
-from bench.evidence.headline import headline
-from bench.evidence.plan import Job, State, core_seconds
+from bench.evidence.cells import Choice
+from bench.evidence.older import OlderCodeError
+from bench.evidence.plan import Job, State, core_seconds, shortened
 from bench.evidence.pool import Outcome
 from bench.evidence.run import Campaign, Workers
+from bench.evidence.store import Record
 
-OF_THE_MACHINE = frozenset({"events_per_s"})
-"""Figures that say how fast a machine was, and differ every time."""
+Elsewhere = Callable[[str, str], AbstractContextManager[Workers]]
+"""Commit and numeric digest -> workers that run that code. Raises OlderCodeError."""
+
+OF_THE_MACHINE = "cost"
+"""The part of a report that differs every time."""
 
 NUMBERS = frozenset(
     {"seed", "split", "tokens_per_peer", "points", "learning_rate", "inner_steps", "count", "step_s"}
@@ -27,45 +35,58 @@ NUMBERS = frozenset(
 partners; and of the momentum a kind has whether it is 0."""
 
 
-def confirm(campaign: Campaign, pool: Workers) -> None:
-    """Run two stale cells of each kind; where both come out equal, mark the whole kind as results of today's code."""
-    found = kinds(campaign.jobs())
-    waiting = [(place, sample) for place, jobs in enumerate(found) for sample in _samples(jobs)]
-    open_samples = [len(_samples(jobs)) for jobs in found]
-    under_way: dict[int, tuple[int, Job]] = {}
-    refuted: set[int] = set()
-    serial = 0
-    while waiting or pool.is_busy:
-        while waiting and pool.has_room:
-            place, sample = waiting.pop(0)
-            if place in refuted:
-                continue
-            serial += 1
-            under_way[serial] = place, sample
-            assert sample.scenario is not None
-            pool.start(serial, sample.scenario)
-        if not pool.is_busy:
-            return
-        outcome = pool.next()
-        place, sample = under_way.pop(outcome.key)
-        open_samples[place] -= 1
-        if place in refuted:
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Stale cells that one older code ran through the same code."""
+
+    jobs: Sequence[Job]
+    code: str
+    """The last one that is known to yield them, of those whose commit is known."""
+    commit: str
+
+    @property
+    def samples(self) -> list[Job]:
+        """The cheapest and the dearest; one where there is but one."""
+        ranked = sorted(self.jobs, key=lambda job: core_seconds(job.cell))
+        return [ranked[0]] if len(ranked) == 1 else [ranked[0], ranked[-1]]
+
+
+def confirm(campaign: Campaign, here: Workers, elsewhere: Elsewhere) -> None:
+    """Run short forms of stale cells on older code and on today's; mark every kind whose reports come out equal."""
+    by_build: dict[tuple[str, str], list[Kind]] = {}
+    for found in kinds(campaign.jobs()):
+        by_build.setdefault((found.commit, found.code), []).append(found)
+    for (commit, code), alike in by_build.items():
+        samples = [(each, _short(job)) for each in alike for job in each.samples]
+        scenarios = [scenario for _, scenario in samples]
+        try:
+            with elsewhere(commit, code) as there:
+                before = _outcomes(there, scenarios)
+        except OlderCodeError as error:
+            campaign.say(f"{error}; {sum(len(each.jobs) for each in alike)} cells of that code stay stale")
             continue
-        if (fault := _fault(sample, outcome)) is not None:
-            refuted.add(place)
-            campaign.say(f"{sample.cell.name}: {fault}; {len(found[place])} cells of its kind stay stale")
-        elif open_samples[place] == 0:
-            _mark(campaign, found[place])
-            campaign.say(f"{sample.cell.name}: the same to the last digit; {len(found[place])} cells of its kind done")
+        now = _outcomes(here, scenarios)
+        faults: dict[int, str] = {}
+        for (each, _), older, newer in zip(samples, before, now, strict=True):
+            if (fault := _fault(older, newer)) is not None:
+                faults.setdefault(id(each), fault)
+        for each in alike:
+            _conclude(campaign, each, faults.get(id(each)))
 
 
-def kinds(jobs: Sequence[Job]) -> list[Sequence[Job]]:
+def kinds(jobs: Sequence[Job]) -> list[Kind]:
     """The stale jobs, those of one kind and one older code together."""
+    records = [job.record for job in jobs if job.record is not None]
+    commits = {each.code: each.commit for each in sorted(records, key=lambda each: each.date)}
     found: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         if job.state is State.STALE and job.scenario is not None and job.record is not None:
-            found.setdefault((kind(job.scenario), job.record.code), []).append(job)
-    return list(found.values())
+            found.setdefault((kind(job.scenario), _basis(job.record, commits)), []).append(job)
+    return [Kind(alike, code, commits[code]) for (_, code), alike in found.items()]
+
+
+def _basis(record: Record, commits: Mapping[str, str]) -> str:
+    return next(code for code in (*reversed(record.confirmed), record.code) if code in commits)
 
 
 def kind(scenario: Mapping[str, Any]) -> str:
@@ -85,27 +106,47 @@ def _of_kind(name: str, value: Any) -> Any:
     return value == 0 if name == "momentum" else _bare(value)
 
 
-def _samples(jobs: Sequence[Job]) -> list[Job]:
-    """The cheapest and the dearest; one where there is but one."""
-    ranked = sorted(jobs, key=lambda job: core_seconds(job.cell))
-    return [ranked[0]] if len(ranked) == 1 else [ranked[0], ranked[-1]]
+def _short(job: Job) -> Mapping[str, Any]:
+    assert job.scenario is not None
+    outer = job.scenario["outer"]
+    return shortened(job.cell, Choice(outer["recipe"], outer["learning_rate"], outer["momentum"]))
 
 
-def _fault(sample: Job, outcome: Outcome) -> str | None:
+def _outcomes(workers: Workers, scenarios: Iterable[Mapping[str, Any]]) -> list[Outcome]:
+    """Of all scenarios, in their order."""
+    waiting = list(enumerate(scenarios))
+    found: dict[int, Outcome] = {}
+    while waiting or workers.is_busy:
+        while waiting and workers.has_room:
+            workers.start(*waiting.pop(0))
+        outcome = workers.next()
+        found[outcome.key] = outcome
+    return [found[key] for key in sorted(found)]
+
+
+def _fault(before: Outcome, now: Outcome) -> str | None:
     """Why this run does not vouch for its kind; None when it does."""
-    assert sample.record is not None
-    if outcome.report is None:
-        return outcome.failure or "no report"
-    found, before = headline(outcome.report), _lasting(sample.record.headline)
-    same = before.keys() <= found.keys() and all(found[name] == before[name] for name in before)
-    return None if before and same else "other numbers than before"
+    if before.report is None or now.report is None:
+        return next(each.failure or "no report" for each in (now, before) if each.report is None)
+    older = {name: value for name, value in before.report.items() if name != OF_THE_MACHINE}
+    return None if _holds(older, now.report) else "other numbers than before"
 
 
-def _mark(campaign: Campaign, jobs: Sequence[Job]) -> None:
-    for job in jobs:
+def _holds(before: Any, now: Any) -> bool:
+    """Whether everything that the older report has is the same in the newer one, which may have more fields."""
+    if isinstance(before, Mapping):
+        return isinstance(now, Mapping) and all(name in now and _holds(before[name], now[name]) for name in before)
+    if isinstance(before, list):
+        return isinstance(now, list) and len(before) == len(now) and all(map(_holds, before, now))
+    return bool(before == now)
+
+
+def _conclude(campaign: Campaign, found: Kind, fault: str | None) -> None:
+    name, count = found.jobs[0].cell.name, len(found.jobs)
+    if fault is not None:
+        campaign.say(f"{name}: {fault}; {count} cells of its kind stay stale")
+        return
+    for job in found.jobs:
         assert job.record is not None
         campaign.store.keep(replace(job.record, confirmed=(*job.record.confirmed, campaign.code)))
-
-
-def _lasting(figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: figure for name, figure in figures.items() if name not in OF_THE_MACHINE}
+    campaign.say(f"{name}: the same to the last digit; {count} cells of its kind done")

@@ -73,6 +73,11 @@ def quick(cells: Iterable[Cell]) -> list[Cell]:
     return [replace(cell, shorter=QUICK_SHARE) for cell in cells if cell.quick]
 
 
+def shortened(cell: Cell, choice: Choice) -> dict[str, Any]:
+    """A cell's scenario with fewer steps, as a quick run has it."""
+    return scenario(replace(cell, shorter=QUICK_SHARE), choice)
+
+
 def choice_for(cell: Cell, results: Results) -> Choice | None:
     """The numbers of a cell; None while its method's tuning is not complete.
 

@@ -16,6 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self, cast
 
@@ -46,11 +47,12 @@ class Pool:
         workers: at least 1.
         simulate: "module:function" of a ``Simulate``; imported by the workers, which look where this process looks.
         device: passed on to it.
+        root: of the checkout that they run; this process's own by default.
     """
 
-    def __init__(self, workers: int, simulate: str, device: str = "cpu") -> None:
+    def __init__(self, workers: int, simulate: str, device: str = "cpu", root: Path | None = None) -> None:
         self._count = workers
-        self._arguments = (simulate, device)
+        self._arguments = (simulate, device, root)
         self._idle: list[_Worker] = []
         self._busy: dict[int, _Worker] = {}
         self._selector = selectors.DefaultSelector()
@@ -96,12 +98,14 @@ class Pool:
 class _Worker:
     """A process and our ends of the pipes to it."""
 
-    def __init__(self, simulate: str, device: str) -> None:
+    def __init__(self, simulate: str, device: str, root: Path | None) -> None:
+        paths = [*([str(root)] if root else []), *(each or "." for each in sys.path)]
         self._process = subprocess.Popen(
             [sys.executable, "-m", "bench.evidence.worker", simulate, device],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(each or "." for each in sys.path)},
+            env={**os.environ, **ONE_THREAD, "PYTHONPATH": os.pathsep.join(paths)},
+            cwd=root,
             start_new_session=True,
         )
 
