@@ -4,7 +4,7 @@ A run is deterministic, so a change that touches no number leaves every report a
 cells that are of one kind (one recipe, codec, learner, ... and one older code) the cheapest and the dearest are run
 with fewer steps, by the older code and by today's, here and now: so that another processor, with other roundings, does
 not look like a change of code. Where both reports come out equal, all cells of that kind are results of today's code
-too; else all of them stay stale. What a change does only after an eighth of a run is not seen.
+too; else all of them stay stale. What a change does only after the first of sixteen parts of a run is not seen.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ class Kind:
 
     @property
     def samples(self) -> list[Job]:
-        """The cheapest and the dearest; one where there is but one."""
+        """The cheapest, and the dearest if it is dearer: runs of other sizes, not of other seeds."""
         ranked = sorted(self.jobs, key=lambda job: core_seconds(job.cell))
-        return [ranked[0]] if len(ranked) == 1 else [ranked[0], ranked[-1]]
+        ends = ranked[0], ranked[-1]
+        return list(ends) if core_seconds(ends[0].cell) < core_seconds(ends[1].cell) else [ends[0]]
 
 
 def confirm(campaign: Campaign, here: Workers, elsewhere: Elsewhere) -> None:

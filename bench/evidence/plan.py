@@ -35,6 +35,9 @@ LOOK_S, GLANCE_S = 1.1, 0.04
 QUICK_SHARE = 8
 """By what ``make results-quick`` divides a cell's inner steps."""
 
+SAMPLE_SHARE = 16
+"""The same for a sample of older code, which need not look like a result."""
+
 Results = Mapping[str, Sequence[tuple[Choice, float | None]]]
 """What the tuning found: for each contender its choices, in the grid's order, with their losses."""
 
@@ -74,8 +77,8 @@ def quick(cells: Iterable[Cell]) -> list[Cell]:
 
 
 def shortened(cell: Cell, choice: Choice) -> dict[str, Any]:
-    """A cell's scenario with fewer steps, as a quick run has it."""
-    return scenario(replace(cell, shorter=QUICK_SHARE), choice)
+    """A cell's scenario with few steps."""
+    return scenario(replace(cell, shorter=SAMPLE_SHARE), choice)
 
 
 def choice_for(cell: Cell, results: Results) -> Choice | None:
