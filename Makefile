@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := out/demo
 
-.PHONY: help demo lab test check bench results results-quick install clean
+.PHONY: help demo lab test check fuzz bench results results-quick install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; minutes)"
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
+	@echo "make fuzz    search for inputs that break a decoder of what strangers send (minutes; Linux)"
 	@echo "make bench   the figures of docs/RESULTS.md on this machine"
 	@echo "make results        the evidence of docs/RESULTS.md: R1 to R9, resumable (hours; RESULTS='--only R1,R5' for a part)"
 	@echo "make results-quick  a small part of it, under out/ (minutes; not the evidence)"
@@ -34,6 +35,10 @@ check: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy p2ptrain peer bootstrap
+
+fuzz: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	$(BIN)/python tests/fuzz/fuzz_campaign.py --out out/fuzz $(FUZZ)
 
 bench: $(STAMP)
 	$(BIN)/python -m bench

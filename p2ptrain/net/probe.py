@@ -13,7 +13,7 @@ import contextlib
 import ssl
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from p2ptrain.errors import NetworkError
@@ -27,6 +27,16 @@ _HELLO = b"\x13/multistream/1.0.0\n"
 _TLS = b"\x0b/tls/1.0.0\n"
 _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED_AHEAD = b"libp2p-tls-handshake:"
+_NO_PROOF = (
+    ValueError,
+    InvalidSignature,
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.ExtensionNotFound,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What reading a stranger's certificate may raise; few of these are ValueErrors."""
 
 
 async def probe(host: str, port: int, deadline_s: float = PROBE_DEADLINE_S) -> PeerId:
@@ -70,7 +80,7 @@ def owner(certificate: bytes) -> PeerId | None:
         if verifier is None:
             return None
         verifier.verify(signature, _SIGNED_AHEAD + signed)
-    except (ValueError, x509.ExtensionNotFound, InvalidSignature):
+    except _NO_PROOF:
         return None
     return peer
 
