@@ -9,6 +9,7 @@ a peer sees a sequence at most once per epoch of its own.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -75,7 +76,7 @@ class GroupedConfig(RotaryConfig):
     """Key and value heads per block; divides num_attention_heads, equal to it when nothing is shared."""
 
 
-class Decoder(Section):
+class Decoder(Section, ABC):
     """Base of the allow-listed architectures below."""
 
     architecture: str
@@ -89,21 +90,21 @@ class Decoder(Section):
         """Width of one attention head, in elements."""
         return self.config.hidden_size // self.config.num_attention_heads
 
+    @abstractmethod
     def block_parameters(self) -> int:
         """Weights of one transformer block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def norm_parameters(self) -> int:
         """Weights of one normalization layer."""
-        raise NotImplementedError
 
     def position_parameters(self) -> int:
         """Weights that encode positions: none where positions are rotations."""
         return 0
 
+    @abstractmethod
     def config_arguments(self) -> ConfigArguments:
         """Keyword arguments for the transformers configuration class of this architecture."""
-        raise NotImplementedError
 
     def shape_faults(self) -> list[str]:
         """What does not fit together, one sentence each."""

@@ -7,18 +7,16 @@ that it judges no limits. docs/LABORATORY.md tells what a testnet makes of all f
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
 from p2ptrain.errors import ScenarioError
-from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
 from p2ptrain.sim.scenario import Group, GroupName, Scenario
-from p2ptrain.sim.scenario_file import MAX_CHARACTERS, REMEDY, changed
+from p2ptrain.sim.scenario_file import parsed, read
 
 BOOTSTRAP = "bootstrap"
 """What partitions call the bootstrap; no group may be called so."""
@@ -143,22 +141,9 @@ def _limit_faults(scenario: RealScenario) -> list[str]:
 
 def load(path: Path, changes: Sequence[str] = ()) -> RealScenario:
     """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path} cannot be read: {error}.", "Give the path of a scenario file.") from None
-    if len(text) > MAX_CHARACTERS:
-        raise ScenarioError(f"{path} has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read.", REMEDY)
-    try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ScenarioError(f"{path} is no valid TOML: {error}.", "Mend that line.") from None
-    return parse(changed(data, changes))
+    return parse(read(path, changes))
 
 
 def parse(data: Mapping[str, Any]) -> RealScenario:
     """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
-    try:
-        return RealScenario.model_validate(data)
-    except ValidationError as error:
-        raise ScenarioError("\n".join(told(error, RealScenario, ("learner",))), REMEDY) from None
+    return parsed(RealScenario, data)

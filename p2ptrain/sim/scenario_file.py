@@ -6,13 +6,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from p2ptrain.errors import ScenarioError
 from p2ptrain.manifest.faults import shown, told
 from p2ptrain.sim.scenario import Scenario
+
+S = TypeVar("S", bound=Scenario)
 
 MAX_CHARACTERS = 1 << 20
 """Of a file; a thousand groups are a tenth of it."""
@@ -22,6 +24,16 @@ REMEDY = "Mend these fields; docs/SIMULATOR.md explains all of them."
 
 def load(path: Path, changes: Sequence[str] = ()) -> Scenario:
     """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    return parse(read(path, changes))
+
+
+def parse(data: Mapping[str, Any]) -> Scenario:
+    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+    return parsed(Scenario, data)
+
+
+def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
+    """The plain data of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -32,15 +44,15 @@ def load(path: Path, changes: Sequence[str] = ()) -> Scenario:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ScenarioError(f"{path} is no valid TOML: {error}.", "Mend that line.") from None
-    return parse(changed(data, changes))
+    return changed(data, changes)
 
 
-def parse(data: Mapping[str, Any]) -> Scenario:
-    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
+    """Plain data as a scenario of this schema. Raises ScenarioError with one line for each thing wrong."""
     try:
-        return Scenario.model_validate(data)
+        return schema.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError("\n".join(told(error, Scenario, ("learner",))), REMEDY) from None
+        raise ScenarioError("\n".join(told(error, schema, ("learner",))), REMEDY) from None
 
 
 def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
