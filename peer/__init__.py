@@ -7,7 +7,8 @@ the protocol core's driver (``network``), a small pool encodes and decodes. They
 ==========  ===========================================================================================================
 cli         ``p2ptrain peer``, ``invite``, ``export``, ``generate``
 home        the directory that a peer lives in: lock, identity, manifest, checkpoints
-app         builds everything in order and runs it
+app         runs everything, in order
+building    model, data, learner and protocol core, resumed where a checkpoint is
 stopping    Ctrl+C and SIGTERM
 fit         whether this machine can hold the model
 network     the network thread, and the connection that survives the death of p2pd

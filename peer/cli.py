@@ -47,7 +47,8 @@ def peer(
     Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
-    from peer.app import Options, run_peer
+    from peer.app import run_peer
+    from peer.building import Options
 
     run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay))
 

@@ -18,7 +18,7 @@ from p2ptrain import checkpoint
 from p2ptrain.cli import run_command
 from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import JoinLink, SignedManifest
-from peer import app
+from peer import building
 from peer.cli import export, generate, invite, peer
 from peer.fit import check_memory, explained
 from peer.home import Home
@@ -234,7 +234,7 @@ def test_memory_that_is_installed_but_not_free(
     def exhausted(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(app, "flat_model", exhausted)
+    monkeypatch.setattr(building, "flat_model", exhausted)
     home.save_manifest(signed_run())
     assert "does not fit the memory that is free on cpu" in refused("--home", home.path)
 
