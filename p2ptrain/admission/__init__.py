@@ -28,7 +28,6 @@ office    what the author does: invite, admit, revoke (files of the run's direct
 from p2ptrain.admission.check import Refusal, refusal, remedy
 from p2ptrain.admission.gate import Gate
 from p2ptrain.admission.records import (
-    MAX_BADGE_BYTES,
     MAX_RULINGS_BYTES,
     Badge,
     Invite,
@@ -38,7 +37,6 @@ from p2ptrain.admission.records import (
 from p2ptrain.admission.witness import Register
 
 __all__ = [
-    "MAX_BADGE_BYTES",
     "MAX_RULINGS_BYTES",
     "Badge",
     "Gate",

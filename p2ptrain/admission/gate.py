@@ -48,7 +48,7 @@ class Gate:
         return why
 
     def counts(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer that somebody speaks of may be taken for a member: by what it showed us, or the DHT, before."""
+        """Whether a peer that somebody speaks of counts as a member: by what it showed before, to us or in the DHT."""
         return refusal(self.policy, self.rulings, peer, self._badges.get(peer), now) is None
 
     def take(self, encoded: bytes) -> bool:

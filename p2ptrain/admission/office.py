@@ -3,13 +3,14 @@
 ::
 
     RUN/run.key             signs all of it (``p2ptrain.manifest.directory``)
-    RUN/rulings.signed      the newest rulings. The bootstrap notices a new one within seconds and hands it out; one that
-                            runs elsewhere needs this file there. It is no secret.
+    RUN/rulings.signed      the newest rulings; no secret. The bootstrap notices new ones within seconds and hands them
+                            out. One that runs elsewhere needs this file there.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,10 @@ from p2ptrain.manifest import JoinLink, SignedManifest, load_run, read_key
 from p2ptrain.statements import KEY_BYTES
 
 RULINGS_FILE = "rulings.signed"
+LINK_FILE = Path("bootstrap") / "join-link.txt"
+"""What a bootstrap without --home writes in the run's directory."""
+LONGEST_S = 365 * 86_400
+"""An invite is short-lived: it is a secret in a chat. A year is for those who know what they do."""
 
 _OPEN = "p2ptrain init makes a new run, whose admission.policy you may set to invite or allowlist before you sign it."
 
@@ -70,6 +75,31 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
     blank = Invite(key.public_key().public_bytes_raw(), int(now) + lifetime_s, uses, named)
     issued = blank.signed(signed.run_id, read_key(run))
     return JoinLink(link.run_id, link.addresses, str(Ticket(issued, key.private_bytes_raw()))), issued
+
+
+def printed_link(run: Path) -> JoinLink:
+    """The link that the run's bootstrap printed last. Raises AdmissionError and JoinLinkError."""
+    path = run / LINK_FILE
+    try:
+        return JoinLink.parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AdmissionError(
+            f"No bootstrap of the run in {run} has printed a link here.",
+            f"Start it with p2ptrain bootstrap {run}, or give its link with --link.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdmissionError(f"{path} cannot be read: {error}.", "Give the link with --link.") from error
+
+
+def seconds(text: str) -> int:
+    """``30m``, ``12h`` or ``7d`` in seconds. Raises AdmissionError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text.strip())
+    span = int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
+    if not 0 < span <= LONGEST_S:
+        raise AdmissionError(
+            f"{text[:40]!r} is no time for which an invite can hold.", "Write it like 30m, 12h or 7d; at most 365d."
+        )
+    return span
 
 
 def admit(run: Path, names: Sequence[str], now: float) -> Rulings:

@@ -35,6 +35,7 @@ from p2ptrain.statements import (
     signature,
     unpacked,
 )
+from p2ptrain.wire import MAX_BADGE_BYTES
 
 MAX_WITNESSES = 4
 """Bootstraps of one run; each adds 54 bytes to every badge. A guess."""
@@ -42,8 +43,6 @@ MAX_USES = 1000
 """Peers that one invite brings in. A guess: more is what an allowlist or an open run is for."""
 MAX_INVITE_BYTES = 400
 """With four witnesses it has 346."""
-MAX_BADGE_BYTES = 640
-"""With four witnesses it has 545. It travels with each conversation and each presence record."""
 MAX_RULINGS = 1000
 """Names in the rulings, of all kinds together: an allowlist of that many peers."""
 MAX_RULINGS_BYTES = 60_000
@@ -89,7 +88,7 @@ class Invite:
         return replace(self, signature=signature(author, INVITE, [run, *self.fields()[:-1]]))
 
     @classmethod
-    def read(cls, raw: object, run: RunId, author: bytes) -> Self:
+    def read(cls, raw: Any, run: RunId, author: bytes) -> Self:
         """The invite in decoded fields. RemoteError when it is none, or not this author's for this run."""
         match raw:
             case [key, expires_at, uses, [*witnesses], signed] if (

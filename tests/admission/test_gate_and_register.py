@@ -96,7 +96,7 @@ def test_uses_survive_a_restart() -> None:
     assert ask(again, STRANGER) is Refusal.USED_UP
     assert ask(again) == first
     for damaged in (b"", b"{}", b'{"run": "x"}', book.encode()[:-5], b'{"run": "%s", "invites": 5}' % RUN.encode()):
-        with pytest.raises(ValueError):
+        with pytest.raises(ValueError, match=r"damaged|another run|Expecting|delimiter"):
             Register.decode(damaged, RUN, WITNESS.peer)
 
 

@@ -1,0 +1,126 @@
+"""The gate before every conversation of a run that does not take everybody: both sides show a badge first.
+
+::
+
+    opener                        answerer
+    BADGE, and its message ->                        no round trip is added
+                           <-  REFUSAL, end          or BADGE, and its answer
+
+It stands between the driver and the transport (``ports.Transport``), so neither core nor driver knows of it, and an
+open run has none: its bytes are what they always were. The porter of a peer that is away is behind it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from p2ptrain.admission import Gate, Refusal, remedy
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, short
+from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.payload import DirectLink, receive_copy
+from p2ptrain.ports import Clock, Link, Notebook, Transport
+from p2ptrain.wire import FrameKind
+
+BADGE_DEADLINE_S = 15.0
+"""How long an inbound link may take to show a badge; as long as the message after it may take."""
+NOTES_S = 600.0
+"""A refusal is told this often: of each peer once, and of ten peers at most. A guess; strangers must not fill a log."""
+
+
+class GatedTransport:
+    """Opens and takes in links as ``transport`` does, to and from those whom the gate admits."""
+
+    def __init__(
+        self, transport: Transport, gate: Gate, me: PeerId, notebook: Notebook, wall: Clock = time.time
+    ) -> None:
+        self._transport = transport
+        self._gate = gate
+        self._me = me
+        self._notebook = notebook
+        self._wall = wall
+        self._told = Allowance(overall=10, each=1, window_s=NOTES_S)
+
+    async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
+        link = await self._transport.open(peer, addresses)
+        try:
+            await link.send(FrameKind.BADGE, self._gate.badge)
+        except BaseException:
+            await link.close()
+            raise
+        return GatedLink(link, self._check)
+
+    async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
+        async def welcome(link: Link) -> None:
+            if await self._let_in(link):
+                await handler(link)
+
+        await self._transport.listen(welcome)
+
+    async def _let_in(self, link: Link) -> bool:
+        """Read the badge of whoever opened a link, and show ours; else say why not, and close it."""
+        try:
+            async with asyncio.timeout(BADGE_DEADLINE_S):
+                kind, shown = await link.receive()
+                if kind != FrameKind.BADGE:
+                    raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+                why = self._gate.refusal(link.peer, shown, self._wall())
+                if why is None:
+                    await link.send(FrameKind.BADGE, self._gate.badge)
+                    return True
+                self._tell(f"<{link.peer}", "turned away", link.peer, why)
+                await link.send(FrameKind.REFUSAL, why.encode())
+        except TimeoutError:
+            raise NetworkError(f"{short(link.peer)} showed no badge for {BADGE_DEADLINE_S:.0f} s") from None
+        await link.close()
+        return False
+
+    def _check(self, peer: PeerId, kind: int, body: bytes) -> None:
+        """The first frame on a link of ours. Raises NetworkError where one of us may not take part."""
+        if kind == FrameKind.REFUSAL:
+            try:
+                why = Refusal(body.decode("ascii"))
+            except ValueError:
+                raise RemoteError(f"a reason to refuse us was due, not {body!r:.40}") from None
+            self._tell(f">{why.name}", "not admitted", peer, why, remedy=remedy(why, self._me))
+            raise NetworkError(f"it does not let us in: {why}")
+        if kind != FrameKind.BADGE:
+            raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+        if (refused := self._gate.refusal(peer, body, self._wall())) is not None:
+            raise NetworkError(f"we do not let it in: {refused}")
+
+    def _tell(self, what: str, kind: str, peer: PeerId, why: Refusal, **more: str) -> None:
+        if self._told.take(what, self._wall()):
+            self._notebook.note(kind, peer=peer, why=why.value, **more)
+
+
+class GatedLink:
+    """A link that we opened (``ports.Link``): its partner's badge is looked at before its first message."""
+
+    def __init__(self, link: Link, check: Callable[[PeerId, int, bytes], None]) -> None:
+        self.peer = link.peer
+        self._link = link
+        self._check: Callable[[PeerId, int, bytes], None] | None = check
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        await self._link.send(kind, body)
+
+    async def receive(self) -> tuple[int, bytes]:
+        await self._greet()
+        return await self._link.receive()
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        await self._greet()
+        if isinstance(self._link, DirectLink):
+            return await self._link.receive_into(buffer)
+        return await receive_copy(self._link, buffer)
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _greet(self) -> None:
+        if self._check is not None:
+            self._check(self.peer, *await self._link.receive())
+            self._check = None
