@@ -28,8 +28,9 @@ from p2ptrain.train import choose_device
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.attendance import Attendance, Reins
 from peer.building import Options, Session, build
+from peer.entrance import Entrance
 from peer.home import Addresses, Home, default_home
-from peer.network import Connection, describe_addresses, live_until
+from peer.network import Connection, describe_addresses
 from peer.network_thread import NetworkThread
 from peer.owner.hand import Hand, Held
 from peer.owner.settings import Settings, SettingsFile
@@ -62,13 +63,14 @@ def run_peer(options: Options) -> None:
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)
+            entrance = None if link is None else _enter(link, options, home, identity, signed, log)
             session = build(options, device, home, identity, signed, log)
             stopping.let_finish(session.record.learner.wake)
             try:
-                if link is None:
+                if link is None or entrance is None:
                     _run_alone(session, signals, hand)
                 else:
-                    _run_in_swarm(session, signals, hand, link, signed)
+                    _run_in_swarm(session, signals, hand, link, signed, entrance)
             except Exception:  # whatever it was, hours of training outlive it
                 session.record.try_to_save()
                 raise
@@ -159,6 +161,15 @@ def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
     return signed
 
 
+def _enter(
+    line: Line, options: Options, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
+) -> Entrance:
+    """Before anything costly: whether this run takes us at all. Raises AdmissionError."""
+    entrance = Entrance(line.connection, home, signed, identity.peer_id, log)
+    line.thread.call(entrance.enter(options.link))
+    return entrance
+
+
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -181,7 +192,9 @@ def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
-def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest) -> None:
+def _run_in_swarm(
+    session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest, entrance: Entrance
+) -> None:
     record = session.record
     learner = record.learner
     reins = Reins(signals, learner.wake)
@@ -197,12 +210,12 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
 
         connection = line.connection
         shore = Shore(
-            transport=connection,
+            transport=entrance.transport(),
             directory=connection,
             notebook=PathNotebook(session.notebook, line.paths),
             clock=time.monotonic,
             sign=connection.sign,
-            live_until=live_until,
+            live_until=entrance.live_until,
             begin_training=reins.begin,
             work=work,
         )
@@ -216,7 +229,8 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
             await connection.serve_manifest(signed)
             keeping = asyncio.create_task(connection.keep_cache(records))
             try:
-                return await attendance.live()
+                async with entrance.tending():
+                    return await attendance.live()
             finally:
                 keeping.cancel()
                 connection.save_cache(records())

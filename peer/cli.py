@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from p2ptrain.errors import HomeError
 from p2ptrain.manifest import JoinLink
 from peer.options import FiniteRange
+
+if TYPE_CHECKING:
+    from p2ptrain.admission import Rulings
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -53,10 +58,26 @@ def peer(
     run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay))
 
 
-@click.command(short_help="Print a join link from a peer's home.")
-@HOME
-def invite(home: Path) -> None:
-    """Print a link by which others join the run of the peer in HOME, while that peer runs."""
+@click.command(short_help="Print a join link; invite peers to a run of yours.")
+@click.argument("place", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--expires", default="7d", show_default=True, help="Until when it lets peers in: 30m, 12h, 7d.")
+@click.option("--uses", default=1, show_default=True, type=int, help="How many peers it lets in.")
+@click.option("--link", metavar="LINK", help="Where to join; else what the bootstrap in PLACE printed.")
+def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
+    """Print a link by which others join.
+
+    PLACE is the home of a peer: the link works while that peer runs. Or it is the directory of a run of yours that
+    takes invited peers only: then the link lets its holder in, once or --uses times, until it expires.
+    """
+    from p2ptrain.manifest import KEY_FILE
+
+    if (place / KEY_FILE).exists():
+        _invite_guests(place, expires, uses, link)
+    else:
+        _print_link(place)
+
+
+def _print_link(home: Path) -> None:
     from p2ptrain.net.address import is_loopback
     from peer.home import Home
 
@@ -71,7 +92,53 @@ def invite(home: Path) -> None:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
     if all(map(is_loopback, addresses)):
         click.echo("This link works on this machine only.", err=True)
+    if signed.manifest.admission.policy != "open":
+        click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
+
+
+def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None:
+    from p2ptrain.admission import office
+
+    to = JoinLink.parse(link) if link is not None else office.printed_link(run)
+    made, issued = office.invite(run, to, office.seconds(expires), uses, time.time())
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
+    click.echo(f"Invite {issued.id}: lets {uses} peer{'s' if uses != 1 else ''} in until {until}.", err=True)
+    click.echo(str(made))
+
+
+RUN = click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
+
+
+@click.command(short_help="Let peers into a run of yours.")
+@RUN
+@NAMES
+def admit(run: Path, names: tuple[str, ...]) -> None:
+    """Let peers into the run in the directory RUN, by peer id, and lift their bans."""
+    from p2ptrain.admission import office
+
+    _say_rulings(run, office.admit(run, names, time.time()))
+
+
+@click.command(short_help="Put peers out of a run of yours, or end an invite.")
+@RUN
+@NAMES
+def revoke(run: Path, names: tuple[str, ...]) -> None:
+    """Ban peers, by peer id, from the run in the directory RUN; or end invites, by their 16 digits.
+
+    Whoever came by an invite that is ended is put out with it, unless you admit it by its peer id.
+    """
+    from p2ptrain.admission import office
+
+    _say_rulings(run, office.revoke(run, names, time.time()))
+
+
+def _say_rulings(run: Path, rulings: Rulings) -> None:
+    for word, names in (("admitted", rulings.admitted), ("banned", rulings.banned), ("ended invite", rulings.revoked)):
+        for name in names:
+            click.echo(f"{word}: {name}")
+    click.echo(f"A bootstrap that runs on {run} hands this out within seconds; peers follow within a minute.")
 
 
 @click.command(short_help="Write a peer's model in Hugging Face format.")

@@ -13,6 +13,8 @@
     HOME/summary.json        the figures of the last session
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
+    HOME/badge               what lets us take part in a run by invite (peer.entrance)
+    HOME/rulings.signed      what its author has ruled about who may take part (peer.entrance)
     HOME/control.sock        while the peer runs: takes the owner's commands (peer.owner.door)
 """
 

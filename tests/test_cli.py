@@ -35,6 +35,8 @@ def test_the_commands_are_frozen() -> None:
         "resume",
         "finish",
         "invite",
+        "admit",
+        "revoke",
         "export",
         "generate",
         "doctor",

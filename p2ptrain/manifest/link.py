@@ -1,8 +1,9 @@
 """The join link: one token to copy, ``p2ptrain://<RunId>@<multiaddr>[,<multiaddr>…][#<invite>]``.
 
-It names the run by the digest of its manifest and some peers or bootstraps to ask first. Where a run takes invited peers
-only, the author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Links travel through chats and
-terminals that cut, wrap and decorate them, so a link is read strictly and each way of breaking it has its own message.
+It names the run by the digest of its manifest and some peers or bootstraps to ask first. Where a run takes invited
+peers only, the author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Links travel
+through chats and terminals that cut, wrap and decorate them, so a link is read strictly and each way of breaking it has
+its own message.
 Multiaddresses (https://multiformats.io/multiaddr) are taken in the forms that a peer can dial, over TCP, and only when
 they end in a peer id::
 
