@@ -121,23 +121,21 @@ class Ticket:
         """Inverse of ``str``. JoinLinkError when it is damaged, or another run's."""
         try:
             body = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
-            match unpacked(body, MAX_INVITE_BYTES + KEY_BYTES + 8):
-                case [invite, secret] if is_blob(secret, KEY_BYTES):
-                    ticket = cls(Invite.read(invite, run, author), secret)
-                    if ticket._key().public_key().public_bytes_raw() == ticket.invite.key:
-                        return ticket
-        except (binascii.Error, ValueError):
-            pass
+            raw, secret = unpacked(body, MAX_INVITE_BYTES + KEY_BYTES + 8)
+            key = Ed25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+        except (RemoteError, binascii.Error, ValueError, TypeError):
+            raise JoinLinkError("The link's invite is cut off or was retyped.", _COPY_AGAIN) from None
+        try:
+            invite = Invite.read(raw, run, author)
         except RemoteError as error:
             raise JoinLinkError(f"The link's invite cannot be used: {error}.", _COPY_AGAIN) from None
-        raise JoinLinkError("The link's invite is cut off or was retyped.", _COPY_AGAIN)
+        if key != invite.key:
+            raise JoinLinkError("The link's invite is cut off or was retyped.", _COPY_AGAIN)
+        return cls(invite, secret)
 
     def introduce(self, run: RunId, peer: PeerId) -> bytes:
         """The invite's signature under a guest's name."""
-        return signature(self._key(), GUEST, [run, peer])
-
-    def _key(self) -> Ed25519PrivateKey:
-        return Ed25519PrivateKey.from_private_bytes(self.secret)
+        return signature(Ed25519PrivateKey.from_private_bytes(self.secret), GUEST, [run, peer])
 
 
 def is_introduced(invite: Invite, run: RunId, peer: PeerId, introduction: bytes) -> bool:

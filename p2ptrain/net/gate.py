@@ -27,7 +27,7 @@ from p2ptrain.wire import FrameKind
 BADGE_DEADLINE_S = 15.0
 """How long an inbound link may take to show a badge; as long as the message after it may take."""
 NOTES_S = 600.0
-"""A refusal is told this often: of each peer once, and of ten peers at most. A guess; strangers must not fill a log."""
+"""In so long a time a refusal is told once of each peer, and of ten at most. A guess; strangers must not fill a log."""
 
 
 class GatedTransport:
@@ -70,7 +70,8 @@ class GatedTransport:
                 if why is None:
                     await link.send(FrameKind.BADGE, self._gate.badge)
                     return True
-                self._tell(f"<{link.peer}", "turned away", link.peer, why)
+                if self._told.take(f"<{link.peer}", self._wall()):
+                    self._notebook.note("turned away", peer=link.peer, why=why.value)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
             raise NetworkError(f"{short(link.peer)} showed no badge for {BADGE_DEADLINE_S:.0f} s") from None
@@ -84,16 +85,13 @@ class GatedTransport:
                 why = Refusal(body.decode("ascii"))
             except ValueError:
                 raise RemoteError(f"a reason to refuse us was due, not {body!r:.40}") from None
-            self._tell(f">{why.name}", "not admitted", peer, why, remedy=remedy(why, self._me))
+            if self._told.take(f">{why.name}", self._wall()):
+                self._notebook.note("not admitted", peer=peer, why=why.value, remedy=remedy(why, self._me))
             raise NetworkError(f"it does not let us in: {why}")
         if kind != FrameKind.BADGE:
             raise RemoteError(f"a badge was due, not a frame of kind {kind}")
         if (refused := self._gate.refusal(peer, body, self._wall())) is not None:
             raise NetworkError(f"we do not let it in: {refused}")
-
-    def _tell(self, what: str, kind: str, peer: PeerId, why: Refusal, **more: str) -> None:
-        if self._told.take(what, self._wall()):
-            self._notebook.note(kind, peer=peer, why=why.value, **more)
 
 
 class GatedLink:
