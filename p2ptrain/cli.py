@@ -43,6 +43,7 @@ LAZY_COMMANDS = {
     "invite": LazyCommand("peer.cli", "invite", "Print a join link; invite peers to a run of yours."),
     "admit": LazyCommand("peer.cli", "admit", "Let peers into a run of yours."),
     "revoke": LazyCommand("peer.cli", "revoke", "Put peers out of a run of yours, or end an invite."),
+    "contributions": LazyCommand("peer.cli", "contributions", "Show what a peer contributed, as partners signed it."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
     "generate": LazyCommand("peer.cli", "generate", "Let a peer's model continue a text."),
     "doctor": LazyCommand("peer.doctor", "doctor", "Find out what is wrong with this machine or its network."),

@@ -19,7 +19,10 @@ from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Shore
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
+from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.relay import RelayLimits
+from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
@@ -28,8 +31,10 @@ from p2ptrain.train import choose_device
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.attendance import Attendance, Reins
 from peer.building import Options, Session, build
+from peer.contributions import Contributions, HearingNotebook, Standing
 from peer.entrance import Entrance
 from peer.home import Addresses, Home, default_home
+from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
 from peer.network_thread import NetworkThread
 from peer.owner.hand import Hand, Held
@@ -84,6 +89,7 @@ class Line:
     thread: NetworkThread
     connection: Connection
     paths: Paths
+    identity: Identity
 
 
 # --- before training --------------------------------------------------------------------------------------------------
@@ -151,7 +157,7 @@ def _connect(
     thread.call(connection.start())
     home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
-    return Line(thread, connection, paths)
+    return Line(thread, connection, paths, identity)
 
 
 def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
@@ -192,6 +198,19 @@ def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
+def _contributions(session: Session, signed: SignedManifest, identity: Identity) -> Contributions:
+    learner = session.record.learner
+    weights_bytes = sum(learner.payloads.weight_sizes())
+    return Contributions(
+        signed.run_id,
+        identity.peer_id,
+        identity.state,
+        Ledger(session.record.home.contributions),
+        lambda: Standing(learner.step, learner.tokens, weights_bytes),
+        session.notebook,
+    )
+
+
 def _run_in_swarm(
     session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest, entrance: Entrance
 ) -> None:
@@ -209,10 +228,11 @@ def _run_in_swarm(
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
         connection = line.connection
+        contributions = _contributions(session, signed, line.identity)
         shore = Shore(
             transport=entrance.transport(),
             directory=connection,
-            notebook=PathNotebook(session.notebook, line.paths),
+            notebook=HearingNotebook(PathNotebook(session.notebook, line.paths), contributions.hear),
             clock=time.monotonic,
             sign=connection.sign,
             live_until=entrance.live_until,
@@ -225,11 +245,15 @@ def _run_in_swarm(
         def records() -> list[Presence]:
             return attendance.live_records(time.monotonic())
 
+        def asking() -> Transport:
+            return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)
+
         async def live() -> str:
             await connection.serve_manifest(signed)
+            await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
             keeping = asyncio.create_task(connection.keep_cache(records))
             try:
-                async with entrance.tending():
+                async with entrance.tending(), contributions.gathering(asking):
                     return await attendance.live()
             finally:
                 keeping.cancel()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,3 +171,16 @@ def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, 
 
     sampling = Sampling(temperature=temperature, seed=seed)
     click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))
+
+
+@click.command(short_help="Show what a peer contributed, as its partners signed it.")
+@HOME
+@click.option("--file", type=FILE, help="Check somebody else's contributions.jsonl, of the same run.", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def contributions(home: Path, file: Path | None, as_json: bool) -> None:
+    """Check the receipts in HOME and add up those whose signatures hold."""
+    from peer.home import Home
+    from peer.ledger import proved, table
+
+    result = proved(Home(home), file)
+    click.echo(json.dumps(asdict(result)) if as_json else "\n".join(table(result)))

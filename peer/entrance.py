@@ -21,7 +21,7 @@ from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
 from p2ptrain.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest
-from p2ptrain.net.admission_service import ask_rulings, come_in
+from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, Desk, ask_rulings, come_in
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.rulings import RulingsShelf
 from p2ptrain.ports import Clock, Notebook, Transport
@@ -76,7 +76,8 @@ class Entrance:
         if gate is None:
             return
         ticket = Ticket.parse(link.invite, self._signed.run_id, gate.author) if link and link.invite else None
-        await self._connection.stand_at(gate)
+        self._connection.stand_at(gate)
+        await self._connection.serve(ADMISSION_PROTOCOL, LIMITS, Desk(gate).answer)
         pause, longest = PAUSE_S
         while gate.refusal(self._me, gate.badge, time.time()) is not None:
             answered = await self._ask_rulings(gate)
@@ -113,7 +114,7 @@ class Entrance:
         node = self._connection.node
         for peer in [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))][:MOST_ASKED]:
             try:
-                if await ask_rulings(self._connection.asking(), peer, node.known[peer], gate):
+                if await ask_rulings(self._asking(), peer, node.known[peer], gate):
                     self._ruled()
             except (NetworkError, RemoteError):  # the next one, or the DHT later
                 continue
@@ -126,7 +127,7 @@ class Entrance:
         for witness in ticket.invite.witnesses:
             places = self._connection.node.known.get(witness, ())
             try:
-                made = await come_in(self._connection.asking(), witness, places, ticket, gate, self._me)
+                made = await come_in(self._asking(), witness, places, ticket, gate, self._me)
             except (NetworkError, RemoteError) as error:
                 whys.append(str(error))
                 continue
@@ -137,6 +138,9 @@ class Entrance:
             self._notebook.note("let in", peer=witness, invite=ticket.invite.id)
             return gate.refusal(self._me, gate.badge, time.time())
         raise NetworkError("; ".join(whys))
+
+    def _asking(self) -> Transport:
+        return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)
 
     def _ruled(self) -> None:
         """The gate has newer rulings."""

@@ -18,10 +18,9 @@ from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteErro
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.admission_service import Desk, asking, serve_admission
 from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
@@ -95,6 +94,7 @@ class Connection:
         self._transport: P2PTransport | None = None
         self._manifests: P2PTransport | None = None
         self._services: list[P2PTransport | Relay] = []
+        self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
         self._shelter: Shelter | None = None
         self._sheltering: asyncio.Task[None] | None = None
@@ -145,19 +145,27 @@ class Connection:
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
             self._manifests = await serve_manifest(self.node, self._signed, self._rates)
 
-    async def stand_at(self, gate: Gate) -> None:
-        """The run does not take everybody: from now on the DHT holds members only, and others may ask for rulings."""
+    def stand_at(self, gate: Gate) -> None:
+        """The run does not take everybody: from now on the DHT holds members only."""
         self._gate = gate
-        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will do it
-            await self._gated(self.node, gate)
+        if self._node is not None:
+            self._node.stand_at(gate)
 
-    async def _gated(self, node: Node, gate: Gate) -> None:
-        node.stand_at(gate)
-        self._services.append(await serve_admission(node, Desk(gate)))
+    async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
+        """Answer others under a protocol name from now on, also on nodes to come."""
+        self._handlers[protocol] = limits, handler
+        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
+            await self._serve_on(self.node, protocol)
 
-    def asking(self) -> Transport:
-        """What questions about admission are asked over. Raises NetworkError."""
-        return asking(self.node)
+    async def _serve_on(self, node: Node, protocol: str) -> None:
+        limits, handler = self._handlers[protocol]
+        transport = P2PTransport(node, protocol, limits, self._rates)
+        await transport.listen(handler)
+        self._services.append(transport)
+
+    def speaking(self, protocol: str, limits: Limits) -> Transport:
+        """What others are asked over under a protocol name. Raises NetworkError."""
+        return P2PTransport(self.node, protocol, limits, self._rates)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
         """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
@@ -251,7 +259,9 @@ class Connection:
         if self._relay is not None:
             self._services.append(await Relay.start(node, self._relay, self._rates))
         if self._gate is not None:
-            await self._gated(node, self._gate)
+            node.stand_at(self._gate)
+        for protocol in self._handlers:
+            await self._serve_on(node, protocol)
         self._shelter = Shelter(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )

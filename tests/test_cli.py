@@ -37,6 +37,7 @@ def test_the_commands_are_frozen() -> None:
         "invite",
         "admit",
         "revoke",
+        "contributions",
         "export",
         "generate",
         "doctor",

@@ -91,11 +91,6 @@ async def serve_admission(node: Node, desk: Desk) -> P2PTransport:
     return transport
 
 
-def asking(node: Node) -> Transport:
-    """What the questions below are asked over."""
-    return P2PTransport(node, ADMISSION_PROTOCOL, LIMITS)
-
-
 async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[str], gate: Gate) -> bool:
     """Ask a node for rulings newer than the gate's, and take them in; whether there were. NetworkError, RemoteError."""
     match await _ask(transport, peer, addresses, ["rulings", gate.rulings.serial]):

@@ -38,7 +38,6 @@ class World:
         self.home.path.mkdir()
         self.notebook = MemoryLog()
         self.is_up = True
-        self.served: list[Any] = []
         signed = self.signed
         self.gate = Gate(policy, signed.run_id, office.author_of(signed))
         self.desk = Desk(self.gate, Register(signed.run_id, WITNESS.peer), WITNESS.state)
@@ -77,10 +76,13 @@ class FakeConnection:
         self._me = me
         self.node = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
 
-    async def stand_at(self, gate: Gate) -> None:
+    def stand_at(self, gate: Gate) -> None:
         pass
 
-    def asking(self) -> Transport:
+    async def serve(self, *_: object) -> None:
+        pass
+
+    def speaking(self, *_: object) -> Transport:
         return self._network.transport(self._me)
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Any:
