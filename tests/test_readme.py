@@ -49,7 +49,7 @@ def test_every_command_of_ours_is_tested() -> None:
     names = sorted(words[1] for words in commands(tested=True))
     assert all(words[0] == "p2ptrain" for words in commands(tested=True))
     running = ["finish", "invite", "pause", "resume", "status"]
-    private = ["invite", "revoke"]
+    private = ["invite", "revoke", "contributions"]
     starting = ["bootstrap", "doctor", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
     assert names == sorted([*running, *private, *starting])
     assert all(words[0] in ("make", ".") for words in commands(tested=False))
@@ -108,6 +108,12 @@ class Shell:
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def refused(self, words: list[str]) -> str:
+        """Run a command that has nothing to do yet; what it says."""
+        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stderr
 
     def start(self, words: list[str]) -> Running:
         log = self.folder / f"{len(self.started)}.log"
@@ -189,6 +195,7 @@ def test_the_commands_run(shell: Shell) -> None:
     assert second.process.wait(DEADLINE_S) == 0
     bootstrap.stop()
 
+    assert "no receipt" in shell.refused(at_home(command("contributions")))  # it had no partner
     shell.run(at_home(command("export")))
     assert (shell.folder / "my-model" / "config.json").exists()
     generate = at_home(command("generate"))

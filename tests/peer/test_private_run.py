@@ -9,6 +9,8 @@ from swarm import ENDLESS, Program, Swarm
 
 from p2ptrain.admission import office
 from p2ptrain.manifest import JoinLink
+from peer.home import Home
+from peer.ledger import proved
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
 
@@ -49,4 +51,9 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         bert.wait_for_more("progress", 3)
         assert len(anna.events("exchanged")) == known
         assert bert.terminate() == 0
+        assert anna.terminate() == 0
+        done = proved(Home(anna.home))
+        assert done.faulty == {}
+        assert list(done.partners) == [bert.peer_id]
+        assert 0 < done.exchanges <= (anna.home / "events.jsonl").read_text().count('"exchanged"')
         assert "banned this peer" in turned_away(swarm.peer("bert", link=None))
