@@ -2,7 +2,8 @@
 
 ::
 
-    RUN/rulings.signed    the author's; looked at every few seconds
+    RUN/rulings.signed    the author's; looked at every few seconds, and replaced by newer ones from the DHT: an author
+                          who begins anew on another machine has lost no ban
     HOME/guests.json      who came by which invite: a use that was given is given, also after a crash
 """
 
@@ -42,8 +43,8 @@ class Doorman:
         policy = signed.manifest.admission.policy
         self.gate = Gate(policy, signed.run_id, author_of(signed), rulings=load_rulings(self._file, signed))
         self._desk = Desk(self.gate, self._register(identity), identity.state, self._keep)
-        if policy == "allowlist" and not self.gate.rulings.admitted:
-            say("doorman", f"nobody is on the list yet: p2ptrain admit {run} PEER_ID")
+        how = f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
+        say("doorman", f"the link alone lets nobody in; for each guest: {how}")
 
     async def serve(self, node: Node) -> P2PTransport:
         """Stand at a node's door until the returned transport is closed."""
@@ -52,7 +53,7 @@ class Doorman:
 
     async def watch(self, node: Node) -> None:
         """Keep the file's, the DHT's and our own rulings the same: the newest. For ever; survives NetworkError."""
-        shelf = RulingsShelf(lambda: node.dht, self.gate, self._tell)
+        shelf = RulingsShelf(lambda: node.dht, self.gate, self._learnt)
         keeping = asyncio.create_task(shelf.run())
         try:
             while True:
@@ -81,6 +82,15 @@ class Doorman:
             return False
         self._tell()
         return True
+
+    def _learnt(self) -> None:
+        """The DHT had newer rulings than the author's directory."""
+        self._tell()
+        try:
+            files.replace(self._file, self.gate.rulings.encode())
+        except OSError as error:
+            self._say("doorman", f"they could not be saved in {self._file}: {error.strerror}")
+        self._seen = self._stamp()
 
     def _tell(self) -> None:
         rulings = self.gate.rulings

@@ -19,10 +19,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from p2ptrain.admission.records import Sign
 from p2ptrain.errors import RemoteError
 from p2ptrain.ids import PeerId, RunId, key_of
-from p2ptrain.statements import SIGNATURE_BYTES, holds, is_blob, is_count, packed, unpacked
+from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
 
 MAX_RECEIPT_BYTES = 320
 """Two peer ids, eight numbers and a signature have 256 at most."""

@@ -7,6 +7,7 @@ record or a manifest of the same key. What strangers send is read only in the on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgpack
@@ -14,6 +15,9 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from p2ptrain.errors import RemoteError
+
+Sign = Callable[[bytes, list[Any]], bytes]
+"""Sign fields for a purpose, with a key that the caller keeps."""
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64

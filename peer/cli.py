@@ -64,7 +64,9 @@ def peer(
 @click.argument("place", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--expires", default="7d", show_default=True, help="Until when it lets peers in: 30m, 12h, 7d.")
 @click.option("--uses", default=1, show_default=True, type=int, help="How many peers it lets in.")
-@click.option("--link", metavar="LINK", help="Where to join; else what the bootstrap in PLACE printed.")
+@click.option(
+    "--link", metavar="LINK", help="Where guests join, and who witnesses it; else what the bootstrap in PLACE printed."
+)
 def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     """Print a link by which others join.
 

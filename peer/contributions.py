@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from p2ptrain.admission.records import Sign
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.receipt_service import Notary, ask_to_sign
 from p2ptrain.ports import Clock, Notebook, Transport
 from p2ptrain.receipts import Book, Objection, Receipt
+from p2ptrain.statements import Sign
 from peer.ledger import Ledger
 
 logger = logging.getLogger(__name__)

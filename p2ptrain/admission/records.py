@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -28,6 +27,7 @@ from p2ptrain.ids import PeerId, RunId, key_of
 from p2ptrain.statements import (
     KEY_BYTES,
     SIGNATURE_BYTES,
+    Sign,
     holds,
     is_blob,
     is_count,
@@ -53,9 +53,6 @@ GUEST = b"p2ptrain guest 1"
 WITNESS = b"p2ptrain witness 1"
 RULINGS = b"p2ptrain rulings 1"
 """Purposes of signatures (``statements``)."""
-
-Sign = Callable[[bytes, list[Any]], bytes]
-"""Sign fields for a purpose, with a key that the caller keeps."""
 
 _COPY_AGAIN = "Copy the whole link again, or ask the run's author for another."
 

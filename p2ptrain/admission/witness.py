@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2ptrain.admission.check import Refusal
-from p2ptrain.admission.records import Invite, Rulings, Sign, attest, is_introduced
+from p2ptrain.admission.records import Invite, Rulings, attest, is_introduced
 from p2ptrain.ids import PeerId, RunId
+from p2ptrain.statements import Sign
 
 MAX_INVITES = 1000
 """That are still valid, and have been used; the 1001st waits until one has run out. A guess."""

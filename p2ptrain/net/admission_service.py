@@ -19,14 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, Register, Ticket
-from p2ptrain.admission.records import Sign
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.ports import Clock, Link, Transport
-from p2ptrain.statements import packed, unpacked
+from p2ptrain.statements import Sign, packed, unpacked
 from p2ptrain.wire import FrameKind
 
 logger = logging.getLogger(__name__)
@@ -71,9 +70,9 @@ class Desk:
     def _guest(self, peer: PeerId, raw: object, introduction: bytes) -> list[Any]:
         """The link proves who asks: a badge is made for nobody else."""
         gate = self.gate
+        if self.register is None or self.sign is None:  # an invite may name us, and others besides
+            raise NetworkError(f"{short(peer)} asked for a badge, and we are no witness")
         invite = Invite.read(raw, gate.run, gate.author)
-        if self.register is None or self.sign is None:
-            return ["refused", Refusal.NOT_GENUINE.value]
         answer = self.register.admit(invite, peer, introduction, gate.rulings, self.wall(), self.sign)
         if isinstance(answer, Refusal):
             return ["refused", answer.value]
