@@ -68,7 +68,7 @@ def run_peer(options: Options) -> None:
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)
-            entrance = None if link is None else _enter(link, options, home, identity, signed, log)
+            entrance = None if link is None else _enter(link, options, home, signed, log)
             session = build(options, device, home, identity, signed, log)
             stopping.let_finish(session.record.learner.wake)
             try:
@@ -167,11 +167,9 @@ def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
     return signed
 
 
-def _enter(
-    line: Line, options: Options, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
-) -> Entrance:
+def _enter(line: Line, options: Options, home: Home, signed: SignedManifest, log: EventLog) -> Entrance:
     """Before anything costly: whether this run takes us at all. Raises AdmissionError."""
-    entrance = Entrance(line.connection, home, signed, identity.peer_id, log)
+    entrance = Entrance(line.connection, home, signed, line.identity.peer_id, log)
     line.thread.call(entrance.enter(options.link))
     return entrance
 

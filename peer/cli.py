@@ -112,14 +112,17 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None
 
 
 RUN = click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-NAMES = click.argument("names", nargs=-1, required=True, metavar="NAME...")
+NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 
 
 @click.command(short_help="Let peers into a run of yours.")
 @RUN
 @NAMES
 def admit(run: Path, names: tuple[str, ...]) -> None:
-    """Let peers into the run in the directory RUN, by peer id, and lift their bans."""
+    """Let peers into the run in the directory RUN, by peer id, and lift their bans.
+
+    Without a NAME: show all rulings.
+    """
     from p2ptrain.admission import office
 
     _say_rulings(run, office.admit(run, names, time.time()))
@@ -142,6 +145,8 @@ def _say_rulings(run: Path, rulings: Rulings) -> None:
     for word, names in (("admitted", rulings.admitted), ("banned", rulings.banned), ("ended invite", rulings.revoked)):
         for name in names:
             click.echo(f"{word}: {name}")
+    if not (rulings.admitted or rulings.banned or rulings.revoked):
+        click.echo("Nobody is named yet.")
     click.echo(f"A bootstrap that runs on {run} hands this out within seconds; peers follow within a minute.")
 
 

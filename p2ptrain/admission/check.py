@@ -18,6 +18,7 @@ class Refusal(StrEnum):
     NOT_LISTED = "this peer is not on the run's list"
     NO_INVITE = "this peer shows no invite"
     NOT_GENUINE = "its invite does not hold"
+    AHEAD = "its badge is dated in the future; check the clock"
     LATE = "its invite had run out before it came"
     REVOKED = "the run's author has revoked the invite it came by"
     USED_UP = "its invite is used up"
@@ -42,8 +43,10 @@ def refusal(policy: str, rulings: Rulings, peer: PeerId, badge: Badge | None, no
         return Refusal.NOT_LISTED
     if badge is None:
         return Refusal.NO_INVITE
-    if badge.peer != peer or badge.witnessed_at > now + CLOCK_SKEW_S:
+    if badge.peer != peer:
         return Refusal.NOT_GENUINE
+    if badge.witnessed_at > now + CLOCK_SKEW_S:
+        return Refusal.AHEAD
     if badge.witnessed_at > badge.invite.expires_at:
         return Refusal.LATE
     if badge.invite.id in rulings.revoked:
@@ -58,5 +61,7 @@ def remedy(why: Refusal, peer: PeerId) -> str:
             return f"Ask the run's author to admit this peer: p2ptrain admit RUN {peer}"
         case Refusal.BANNED:
             return "Ask the run's author why; nobody else can lift it."
+        case Refusal.AHEAD:
+            return "p2ptrain doctor LINK tells whether this computer's clock is off; if not, tell the run's author."
         case _:
             return "Ask the run's author for a new invite link, and join by it with the same --home."

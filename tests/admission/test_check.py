@@ -8,6 +8,7 @@ import pytest
 from people import DAY, GUEST, NOW, STRANGER, badge, rulings, ticket
 
 from p2ptrain.admission import Badge, Refusal, Rulings, refusal, remedy
+from p2ptrain.wire import MAX_IDENTIFIER_CHARS
 
 NONE = Rulings()
 REVOKED = rulings(revoked=(ticket().invite.id,))
@@ -43,11 +44,12 @@ def test_a_badge_that_was_given_in_time_holds_for_ever() -> None:
 def test_a_badge_dated_after_its_invite_or_after_today_does_not() -> None:
     late = dataclasses.replace(badge(), witnessed_at=NOW + DAY + 1)
     assert refusal("invite", NONE, GUEST.peer, late, NOW + 2 * DAY) is Refusal.LATE
-    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 301), NOW) is Refusal.NOT_GENUINE
+    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 301), NOW) is Refusal.AHEAD
     assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 300), NOW) is None
 
 
 @pytest.mark.parametrize("why", Refusal)
 def test_there_is_something_to_do_about_each(why: Refusal) -> None:
     assert "author" in remedy(why, GUEST.peer)
+    assert len(why.encode()) <= MAX_IDENTIFIER_CHARS  # of a REFUSAL frame
     assert GUEST.peer in remedy(Refusal.NOT_LISTED, GUEST.peer)

@@ -378,6 +378,14 @@ def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixt
     assert "lets 3 peers in until" in said.err
 
 
+def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command, names, said in ((admit, [], "Nobody is named"), (revoke, [STRANGER], STRANGER), (admit, [], STRANGER)):
+        with pytest.raises(SystemExit) as caught:
+            run_command(command, [str(private_run), *names], name="p2ptrain")
+        assert caught.value.code == 0
+        assert said in capfd.readouterr().out
+
+
 # --- the network ------------------------------------------------------------------------------------------------------
 
 

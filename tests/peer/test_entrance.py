@@ -10,6 +10,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from member import RUN as MEMBERS_RUN
+from member import Member
 from people import GUEST, STRANGER, WITNESS, Somebody
 
 from p2ptrain.admission import Gate, Refusal, Register, Rulings, office
@@ -18,7 +21,8 @@ from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import Desk
-from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.net.gate import GatedTransport
+from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.ports import Transport
 from p2ptrain.telemetry import MemoryLog
 from peer.entrance import Entrance
@@ -167,3 +171,27 @@ def test_an_open_run_has_no_gate_and_asks_nobody(tmp_path: Path) -> None:
     assert entrance.gate is None
     assert isinstance(entrance.transport(), FakeConnection)
     assert not (world.home.path / "badge").exists()
+
+
+def test_behind_a_gate_peers_train_as_without_one() -> None:
+    """Bitwise, and at the same moments: a badge goes ahead of each message, and nobody waits for it."""
+
+    def trained(gated: bool) -> list[tuple[int, float, torch.Tensor]]:
+        def wrap(name: str) -> Callable[[MemoryTransport], Transport]:
+            gate = Gate("open", MEMBERS_RUN, bytes(32), badge=b"x" * 500)
+            return lambda plain: GatedTransport(plain, gate, PeerId(name), MemoryLog()) if gated else plain
+
+        async def main() -> list[tuple[int, float, torch.Tensor]]:
+            network = MemoryNetwork(latency=0.01)
+            members = [Member(network, name, tokens=400.0, wrap=wrap(name)) for name in ("amber", "birch", "cedar")]
+            async with asyncio.timeout(3000):
+                await asyncio.gather(*(each.live() for each in members))
+            assert all(each.counted().exchanges_ok > 50 for each in members)
+            ended = asyncio.get_running_loop().time()
+            return [(each.counted().exchanges_ok, ended, each.learner.task.theta.clone()) for each in members]
+
+        return virtual_time.run(main())
+
+    for (plain_count, plain_end, plain), (count, end, gated) in zip(trained(False), trained(True), strict=True):
+        assert (plain_count, plain_end) == (count, end)
+        assert torch.equal(plain, gated)

@@ -47,6 +47,7 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         anna.wait_for("rulings", banned=1)
         bert.wait_for("put out")
         anna.wait_for("turned away", peer=bert.peer_id)
+        assert "banned" in bert.wait_for("not admitted", peer=anna.peer_id)["why"]
         known = len(anna.events("exchanged"))
         bert.wait_for_more("progress", 3)
         assert len(anna.events("exchanged")) == known
@@ -57,3 +58,21 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         assert list(done.partners) == [bert.peer_id]
         assert 0 < done.exchanges <= (anna.home / "events.jsonl").read_text().count('"exchanged"')
         assert "banned this peer" in turned_away(swarm.peer("bert", link=None))
+
+
+def test_a_list_grows_while_the_run_goes_on() -> None:
+    with Swarm(**ENDLESS, admission__policy="allowlist") as swarm:
+        run = swarm.root / "run"
+        bootstrap = swarm.bootstrap()
+        anna = swarm.peer("anna")
+        assert f"p2ptrain admit RUN {anna.peer_id}" in turned_away(anna)
+        office.admit(run, [anna.peer_id], time.time())
+        bootstrap.wait_to_say("1 admitted")
+        anna = swarm.peer("anna")
+        anna.wait_for("started")
+        bert = swarm.peer("bert")
+        assert "not on the run's list" in turned_away(bert)
+        office.admit(run, [bert.peer_id], time.time())
+        bootstrap.wait_to_say("2 admitted")
+        swarm.peer("bert", link=None).wait_for("exchanged")  # its home knows the run by now
+        anna.wait_for("exchanged")
