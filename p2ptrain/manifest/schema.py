@@ -187,7 +187,7 @@ class Swarm(Section):
 
 
 class Admission(Section):
-    """Who may take part. What open leaves out and the others do not is told in docs/SECURITY.md."""
+    """Who may take part; docs/SECURITY.md tells what each policy is for, and what it defends."""
 
     policy: Literal["open", "invite", "allowlist"] = "open"
     """open: whoever has the link; invite: whom an invite brings (p2ptrain invite); allowlist: who is named (admit)."""

@@ -76,3 +76,8 @@ def test_a_list_grows_while_the_run_goes_on() -> None:
         bootstrap.wait_to_say("2 admitted")
         swarm.peer("bert", link=None).wait_for("exchanged")  # its home knows the run by now
         anna.wait_for("exchanged")
+
+        for daemon in anna.daemons():
+            daemon.kill()
+        anna.wait_for("p2pd is back")  # and stands at the gate again
+        anna.wait_for_more("exchanged", 3)
