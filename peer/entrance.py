@@ -33,7 +33,7 @@ BADGE_FILE = "badge"
 PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking for a badge; as for the manifest."""
 MOST_ASKED = 4
-"""Nodes asked for rulings at the start, bootstraps first; one that is gone costs ten seconds. A guess."""
+"""Nodes that a peer who is not let in asks for rulings, bootstraps first; one that is gone costs ten seconds. A guess."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
 
 
@@ -110,16 +110,18 @@ class Entrance:
             task.cancel()
 
     async def _ask_rulings(self, gate: Gate) -> bool:
-        """Ask one after another until one answers; whether one did."""
-        node = self._connection.node
+        """Ask one after another until one's rulings let us in; whether anybody answered. Some may be behind."""
+        node, answered = self._connection.node, False
         for peer in [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))][:MOST_ASKED]:
             try:
                 if await ask_rulings(self._asking(), peer, node.known[peer], gate):
                     self._ruled()
             except (NetworkError, RemoteError):  # the next one, or the DHT later
                 continue
-            return True
-        return False
+            answered = True
+            if gate.refusal(self._me, gate.badge, time.time()) is None:
+                break
+        return answered
 
     async def _come_in(self, gate: Gate, ticket: Ticket) -> Refusal | None:
         """Ask the invite's witnesses for a badge; why we are not in even so. NetworkError: none answered."""

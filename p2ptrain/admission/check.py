@@ -64,4 +64,7 @@ def remedy(why: Refusal, peer: PeerId) -> str:
         case Refusal.AHEAD:
             return "p2ptrain doctor LINK tells whether this computer's clock is off; if not, tell the run's author."
         case _:
-            return "Ask the run's author for a new invite link, and join by it with the same --home."
+            return (
+                "Ask the run's author for an invite link, and join by it with the same --home; or to admit this peer:"
+                f" p2ptrain admit RUN {peer}"
+            )

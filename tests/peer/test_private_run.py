@@ -34,7 +34,7 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
 
         stranger = swarm.peer("carl")
         assert "this peer shows no invite" in turned_away(stranger)
-        assert "Ask the run's author for a new invite link" in stranger.output
+        assert "Ask the run's author for an invite link" in stranger.output
         assert "its invite is used up" in turned_away(swarm.peer("dora", link=str(invited)))
 
         assert anna.terminate() == 0
