@@ -33,7 +33,7 @@ BADGE_FILE = "badge"
 PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking for a badge; as for the manifest."""
 MOST_ASKED = 4
-"""Nodes that a peer who is not let in asks for rulings, bootstraps first; one that is gone costs ten seconds. A guess."""
+"""Nodes asked for rulings by a peer that is not let in, bootstraps first; one that is gone costs ten seconds. A guess."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
 
 
