@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from p2ptrain.admission import Gate, Refusal, Ticket, remedy
@@ -24,7 +24,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, Desk, ask_rulings, come_in
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.rulings import RulingsShelf
-from p2ptrain.ports import Clock, Notebook, Transport
+from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import Presence
 from peer.home import Home
 from peer.network import Connection, live_until
@@ -33,7 +33,8 @@ BADGE_FILE = "badge"
 PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking for a badge; as for the manifest."""
 MOST_ASKED = 4
-"""Nodes asked for rulings by a peer that is not let in, bootstraps first; one that is gone costs ten seconds. A guess."""
+"""Nodes that a peer asks for rulings while it is not let in, bootstraps first; one that is gone costs ten seconds. A
+guess."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
 
 
@@ -54,11 +55,18 @@ class Entrance:
         self._said: Refusal | None = None
         self.gate = _gate(home, signed)
 
-    def transport(self, wall: Clock = time.time) -> Transport:
-        """What the driver speaks over."""
+    def transport(self, over: Transport | None = None) -> Transport:
+        """What members speak over: the connection's exchanges, or another protocol that gives weights away."""
+        plain = self._connection if over is None else over
         if self.gate is None:
-            return self._connection
-        return GatedTransport(self._connection, self.gate, self._me, self._notebook, wall)
+            return plain
+        return GatedTransport(plain, self.gate, self._me, self._notebook)
+
+    def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
+        """A handler of inbound links, for members only: of every protocol that gives weights away."""
+        if self.gate is None:
+            return handler
+        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
 
     def live_until(self, presence: Presence) -> float | None:
         """As ``peer.network.live_until``; nobody counts who may not take part."""

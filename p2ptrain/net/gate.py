@@ -21,7 +21,7 @@ from p2ptrain.admission import Gate, Refusal, remedy
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.payload import DirectLink, receive_copy
+from p2ptrain.net.payload import DirectLink
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 from p2ptrain.wire import FrameKind
 
@@ -53,14 +53,19 @@ class GatedTransport:
         except BaseException:
             await link.close()
             raise
-        return GatedLink(link, self._check)
+        return GatedDirectLink(link, self._check) if isinstance(link, DirectLink) else GatedLink(link, self._check)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
+        await self._transport.listen(self.welcoming(handler))
+
+    def welcoming(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
+        """The same handler, for those who are let in."""
+
         async def welcome(link: Link) -> None:
             if await self._let_in(link):
                 await handler(link)
 
-        await self._transport.listen(welcome)
+        return welcome
 
     async def _let_in(self, link: Link) -> bool:
         """Read the badge of whoever opened a link, and show ours; else say why not, and close it."""
@@ -116,12 +121,6 @@ class GatedLink:
         await self._greet()
         return await self._link.receive()
 
-    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        await self._greet()
-        if isinstance(self._link, DirectLink):
-            return await self._link.receive_into(buffer)
-        return await receive_copy(self._link, buffer)
-
     async def close(self) -> None:
         await self._link.close()
 
@@ -129,3 +128,15 @@ class GatedLink:
         if self._check is not None:
             self._check(self.peer, *await self._link.receive())
             self._check = None
+
+
+class GatedDirectLink(GatedLink):
+    """The same of a link that can receive without a copy (``net.payload.DirectLink``)."""
+
+    def __init__(self, link: DirectLink, check: Callable[[PeerId, int, bytes], None]) -> None:
+        super().__init__(link, check)
+        self._direct = link
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        await self._greet()
+        return await self._direct.receive_into(buffer)

@@ -73,7 +73,7 @@ class DirectLink(Link, Protocol):
 
 
 async def _receive_part(link: Link, index: int, part: bytearray) -> bytearray:
-    receive_into = link.receive_into if isinstance(link, DirectLink) else partial(receive_copy, link)
+    receive_into = link.receive_into if isinstance(link, DirectLink) else partial(_receive_copy, link)
     digest = blake3()
     with memoryview(part) as view:
         for start in range(0, len(part), wire.MAX_CHUNK_BYTES):
@@ -91,7 +91,7 @@ async def _receive_part(link: Link, index: int, part: bytearray) -> bytearray:
     return part
 
 
-async def receive_copy(link: Link, buffer: memoryview) -> tuple[int, int]:
+async def _receive_copy(link: Link, buffer: memoryview) -> tuple[int, int]:
     """``DirectLink.receive_into`` for a link that has none."""
     kind, body = await link.receive()
     if len(body) > len(buffer):

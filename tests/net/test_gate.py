@@ -15,8 +15,8 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import Desk, ask_rulings, come_in
 from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport
-from p2ptrain.net.memory import MemoryNetwork
-from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.memory import MemoryLink, MemoryNetwork
+from p2ptrain.net.payload import DirectLink, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 from p2ptrain.telemetry import MemoryLog
@@ -115,6 +115,35 @@ def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
             await link.receive()
 
     play(scene)
+
+
+def test_a_link_that_copies_nothing_goes_on_copying_nothing() -> None:
+    class Direct(MemoryLink):
+        async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+            kind, body = await self.receive()
+            buffer[: len(body)] = body
+            return kind, len(body)
+
+    class Plain:
+        def __init__(self, link: MemoryLink) -> None:
+            self._link = link
+
+        async def open(self, peer: Any, addresses: Any = ()) -> MemoryLink:
+            return self._link
+
+    async def scene(network: MemoryNetwork, door: Door) -> list[bool]:
+        near = network.connect(GUEST.peer, MEMBER.peer)
+        gate = Gate("invite", RUN, PUBLIC, badge().encode())
+        direct = Direct(near.peer, near._outgoing, near._incoming)
+        kinds = []
+        for link in (near, direct):
+            transport: Any = Plain(link)
+            opened = await GatedTransport(transport, gate, GUEST.peer, MemoryLog()).open(MEMBER.peer)
+            kinds.append(isinstance(opened, DirectLink))
+        return kinds
+
+    kinds, _ = play(scene)
+    assert kinds == [False, True]
 
 
 def test_a_ban_counts_from_the_next_conversation_on() -> None:

@@ -16,15 +16,16 @@ from member import Member
 from people import GUEST, STRANGER, WITNESS, Somebody
 
 from p2ptrain.admission import Gate, Refusal, Register, Rulings, office
-from p2ptrain.errors import AdmissionError, JoinLinkError
+from p2ptrain.errors import AdmissionError, JoinLinkError, NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import Desk
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
-from p2ptrain.ports import Transport
+from p2ptrain.ports import Link, Transport
 from p2ptrain.telemetry import MemoryLog
+from p2ptrain.wire import FrameKind
 from peer.entrance import Entrance
 from peer.home import Home
 
@@ -193,6 +194,47 @@ def test_an_open_run_has_no_gate_and_asks_nobody(tmp_path: Path) -> None:
     assert entrance.gate is None
     assert isinstance(entrance.transport(), FakeConnection)
     assert not (world.home.path / "badge").exists()
+
+
+def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
+    """Whatever else gives weights away: who asks and who answers show badges there too."""
+    world = World(tmp_path)
+
+    async def main() -> tuple[list[PeerId], list[str]]:
+        network = MemoryNetwork(latency=0.01)
+        served: list[PeerId] = []
+
+        async def serve(link: Link) -> None:
+            served.append(link.peer)
+            await link.send(*await link.receive())
+
+        await network.transport(WITNESS.peer).listen(world.desk.answer)
+        guest = Entrance(FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook)
+        await guest.enter(world.link())
+        await network.transport(GUEST.peer).listen(guest.guarded(serve))
+        stranger_home = Home(tmp_path / "stranger")
+        stranger_home.path.mkdir()
+        stranger = Entrance(
+            FakeConnection(network, STRANGER.peer), stranger_home, world.signed, STRANGER.peer, MemoryLog()
+        )
+        whys = []
+        for transport in (
+            network.transport(STRANGER.peer),
+            stranger.transport(over=network.transport(STRANGER.peer)),
+            guest.transport(over=network.transport(GUEST.peer)),
+        ):
+            link = await transport.open(GUEST.peer, ())
+            try:
+                await link.send(FrameKind.MESSAGE, b"weights, please")
+                await link.receive()
+            except NetworkError as error:
+                whys.append(str(error))
+        return served, whys
+
+    served, whys = virtual_time.run(main())
+    assert served == [GUEST.peer]  # itself alone
+    assert len(whys) == 2
+    assert Refusal.NO_INVITE.value in whys[1]
 
 
 def test_behind_a_gate_peers_train_as_without_one() -> None:
