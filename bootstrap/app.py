@@ -5,6 +5,7 @@ Everything runs on one uvloop in the main thread. The home holds::
     HOME/identity.key     the peer id in every join link; keep it
     HOME/join-link.txt    the link that was printed last
     HOME/peers.json       who was here, to find the swarm again after a restart
+    HOME/guests.json      who came by which invite (bootstrap.doorman)
     HOME/lock             held while we live
 
 Who closes what: ``run`` holds the lock, ``_attend`` closes the transports, ``_stay_up`` the node. p2pd may die: it is
@@ -26,6 +27,7 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from bootstrap import words
+from bootstrap.doorman import Doorman, doorman_of
 from p2ptrain import files
 from p2ptrain.errors import HomeError, NetworkError, UserError
 from p2ptrain.ids import short
@@ -80,6 +82,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
     """A node for as long as nobody asks us to stop, however often p2pd dies."""
     stop = _stop_event(say)
     cache = PeerCache(place.home / "peers.json")
+    doorman = doorman_of(place.run, place.home, signed, identity, say)
     say("bootstrap", f"run {signed.manifest.run.name}, {short(signed.run_id)}; we are {identity.peer_id}")
     node = await _start(place, place.listen, signed, identity, cache)  # the owner's mistakes show here, and end us
     try:
@@ -92,7 +95,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():
             began = asyncio.get_running_loop().time()
-            await _attend(node, signed, cache, say, stop, place.relay)
+            await _attend(node, signed, cache, say, stop, place.relay, doorman)
             await node.close()
             if asyncio.get_running_loop().time() - began > CALM_S:
                 pause_s = FIRST_PAUSE_S
@@ -126,19 +129,27 @@ async def _start(
 
 
 async def _attend(
-    node: Node, signed: SignedManifest, cache: PeerCache, say: Say, stop: asyncio.Event, relays: bool
+    node: Node,
+    signed: SignedManifest,
+    cache: PeerCache,
+    say: Say,
+    stop: asyncio.Event,
+    relays: bool,
+    doorman: Doorman | None,
 ) -> None:
     """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
     async with contextlib.AsyncExitStack() as stack:
         try:
             stack.push_async_callback((await serve_manifest(node, signed.to_bytes())).close)
             stack.push_async_callback((await serve_reach(node)).close)
+            if doorman is not None:
+                stack.push_async_callback((await doorman.serve(node)).close)
             if relays:
                 stack.push_async_callback((await Relay.start(node, RelayLimits())).close)
         except NetworkError:  # p2pd is gone already
             return
         watch = _watch(node, signed.manifest.run.tokens_per_peer, cache, say)
-        await _first_of(stop.wait(), node.died(), watch)
+        await _first_of(stop.wait(), node.died(), watch, *([doorman.watch(node)] if doorman is not None else []))
 
 
 async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -> None:

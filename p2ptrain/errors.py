@@ -6,6 +6,7 @@
      ├── UserError            the owner of this machine can mend it; carries what to do; the command line exits 2
      │    ├── ManifestError   a run's description is malformed, edited, unsigned, too large or of another version
      │    ├── JoinLinkError   a join link is malformed, truncated or names another run
+     │    ├── AdmissionError  this peer may not take part, or the author's orders about who may cannot be followed
      │    ├── CorpusError     a corpus is unreadable, empty, too short or has the wrong digest
      │    ├── HomeError       a peer's home is locked, unwritable, full or belongs to another run
      │    ├── DeviceError     the model does not fit, or the device or platform cannot run it
@@ -43,6 +44,10 @@ class ManifestError(UserError):
 
 class JoinLinkError(UserError):
     """A join link is malformed, truncated or names another run."""
+
+
+class AdmissionError(UserError):
+    """This peer may not take part, or the author's orders about who may cannot be followed."""
 
 
 class CorpusError(UserError):

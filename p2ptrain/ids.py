@@ -44,3 +44,21 @@ def multihash(peer: str) -> bytes | None:
     except ValueError:
         return None
     return raw if base58.b58encode(raw).decode() == peer else None
+
+
+_ED25519 = bytes.fromhex("002408011220")
+"""Before the 32 bytes of an Ed25519 key in its peer id: the identity multihash of 36 bytes, which are libp2p's protobuf
+``PublicKey{type = Ed25519, data = 32 bytes}``."""
+
+
+def key_of(peer: str) -> bytes | None:
+    """The Ed25519 public key, 32 bytes, that a peer id spells; None when it spells none."""
+    raw = multihash(peer)
+    if raw is None or len(raw) != len(_ED25519) + 32 or not raw.startswith(_ED25519):
+        return None
+    return raw[len(_ED25519) :]
+
+
+def peer_of(key: bytes) -> PeerId:
+    """The peer id of an Ed25519 public key of 32 bytes."""
+    return PeerId(base58.b58encode(_ED25519 + key).decode())

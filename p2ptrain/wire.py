@@ -10,6 +10,8 @@ A stream is a sequence of frames. A frame is a fixed header and a body; all inte
     3     PART              end of a part: u32 number, u64 length, 32 bytes BLAKE3       44 B
     4     MANIFEST_REQUEST  the RunId, ASCII                                            64 B
     5     MANIFEST          the signed manifest's bytes                                 64 KiB
+    6     BADGE             what lets its sender take part (``p2ptrain.admission``)     640 B
+    7     REFUSAL           why it is not let in, ASCII                                 64 B
 
 A message is the msgpack array ``[tag, [field, field, …]]``, the fields in the order of their dataclass in
 ``p2ptrain.swarm.messages``; a nested record is an array of its fields too. No maps, no extension types, no optional
@@ -52,6 +54,8 @@ from p2ptrain.swarm.messages import (
 MAX_MESSAGE_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 256 << 10
 MAX_MANIFEST_BYTES = 64 << 10
+MAX_BADGE_BYTES = 640
+"""With four witnesses a badge has 545. It travels with each conversation and each presence record."""
 MAX_PRESENCE_BYTES = 1000
 """A DHT value stays under 1 KB."""
 MAX_KNOWN = 16
@@ -85,6 +89,8 @@ class FrameKind(IntEnum):
     PART = 3
     MANIFEST_REQUEST = 4
     MANIFEST = 5
+    BADGE = 6
+    REFUSAL = 7
 
 
 _MAX_BODY_BYTES: dict[int, int] = {
@@ -93,6 +99,8 @@ _MAX_BODY_BYTES: dict[int, int] = {
     FrameKind.PART: _PART_END.size,
     FrameKind.MANIFEST_REQUEST: MAX_IDENTIFIER_CHARS,
     FrameKind.MANIFEST: MAX_MANIFEST_BYTES,
+    FrameKind.BADGE: MAX_BADGE_BYTES,
+    FrameKind.REFUSAL: MAX_IDENTIFIER_CHARS,
 }
 
 

@@ -5,12 +5,15 @@ the protocol core's driver (``network``), a small pool encodes and decodes. They
 ``Driver.post``; neither waits for the other.
 
 ==========  ===========================================================================================================
-cli         ``p2ptrain peer``, ``invite``, ``export``, ``generate``
+cli         ``p2ptrain peer``, ``invite``, ``admit``, ``revoke``, ``contributions``, ``export``, ``generate``
 home        the directory that a peer lives in: lock, identity, manifest, checkpoints
-app         builds everything in order and runs it
+app         runs everything, in order
+building    model, data, learner and protocol core, resumed where a checkpoint is
 stopping    Ctrl+C and SIGTERM
 fit         whether this machine can hold the model
 network     the network thread, and the connection that survives the death of p2pd
+entrance    how it gets into a run that does not take everybody
+ledger      receipts of what it did on disk; ``contributions`` has partners sign them
 attendance  whether it is in the swarm just now, alone or resting
 owner       the owner's hand: settings, the month's traffic, ``p2ptrain status``, ``pause``, ``resume``, ``finish``
 record      what is written down: progress notes, checkpoints, summary.json

@@ -8,36 +8,34 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
-from random import Random
 from typing import Any
 
 import torch
 
-from p2ptrain import checkpoint
-from p2ptrain.data import open_corpus
-from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.errors import HomeError
 from p2ptrain.ids import short
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Shore
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
+from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.relay import RelayLimits
-from p2ptrain.outer import slices
-from p2ptrain.ports import Notebook
+from p2ptrain.ports import Transport
 from p2ptrain.recipes import RECIPES
-from p2ptrain.swarm import Peer, Presence
+from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
 from p2ptrain.telemetry import EventLog
-from p2ptrain.train import LanguageModelTask, Reader, choose_device, flat_model, place
-from p2ptrain.train.learner import Learner
+from p2ptrain.train import choose_device
 from p2ptrain.train.loop import Hooks, Signals, train
-from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.attendance import Attendance, Reins
-from peer.fit import check_memory, explained
-from peer.home import Addresses, Home, cache_directory, default_home
-from peer.network import Connection, describe_addresses, live_until
+from peer.building import Options, Session, build
+from peer.contributions import Contributions, HearingNotebook, Standing
+from peer.entrance import Entrance
+from peer.home import Addresses, Home, default_home
+from peer.ledger import Ledger
+from peer.network import Connection, describe_addresses
 from peer.network_thread import NetworkThread
 from peer.owner.hand import Hand, Held
 from peer.owner.settings import Settings, SettingsFile
@@ -48,28 +46,6 @@ from peer.stopping import Stopping
 
 CODEC_THREADS = 2
 """Encoding and decoding; torch releases the GIL there. Two, so that a large exchange does not hold up a small one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """What this machine's owner chose. None of it changes the algorithm."""
-
-    link: JoinLink | None
-    """None: go on with the run of the home."""
-    home: Path | None = None
-    device: str | None = None
-    """None: what the home's settings say. So with an empty nickname."""
-    data: Path | None = None
-    """The file of a corpus that the manifest names by digest."""
-    tokenizer: Path | None = None
-    """The same for a tokenizer.json."""
-    listen: tuple[str, ...] = ()
-    announce: tuple[str, ...] = ()
-    nickname: str = ""
-    local: bool = False
-    """The whole swarm is on this machine: listen on loopback and announce that."""
-    relay: bool = False
-    """Carry, within limits, what passes between peers whom nobody can dial."""
 
 
 def run_peer(options: Options) -> None:
@@ -92,13 +68,14 @@ def run_peer(options: Options) -> None:
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)
-            session = _build(options, device, home, identity, signed, log)
+            entrance = None if link is None else _enter(link, options, home, signed, log)
+            session = build(options, device, home, identity, signed, log)
             stopping.let_finish(session.record.learner.wake)
             try:
-                if link is None:
+                if link is None or entrance is None:
                     _run_alone(session, signals, hand)
                 else:
-                    _run_in_swarm(session, signals, hand, link, signed)
+                    _run_in_swarm(session, signals, hand, link, signed, entrance)
             except Exception:  # whatever it was, hours of training outlive it
                 session.record.try_to_save()
                 raise
@@ -112,16 +89,7 @@ class Line:
     thread: NetworkThread
     connection: Connection
     paths: Paths
-
-
-@dataclass(frozen=True, slots=True)
-class Session:
-    """Everything between the network and the trainer."""
-
-    new_core: Callable[[], Peer]
-    """A protocol core where the learner stands."""
-    record: Record
-    notebook: Notebook
+    identity: Identity
 
 
 # --- before training --------------------------------------------------------------------------------------------------
@@ -189,7 +157,7 @@ def _connect(
     thread.call(connection.start())
     home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
-    return Line(thread, connection, paths)
+    return Line(thread, connection, paths, identity)
 
 
 def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
@@ -199,79 +167,11 @@ def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
     return signed
 
 
-def _build(
-    options: Options, device: torch.device, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
-) -> Session:
-    """Model, data, learner and protocol core, resumed where a checkpoint is."""
-    manifest = signed.manifest
-    check_memory(manifest, device)
-    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer)
-    with explained(device):
-        model = flat_model(manifest.model, manifest.run.seed, device)
-        placement = place(model, manifest.model, manifest.training)
-    reader = Reader(manifest.run.seed, identity.peer_id)
-    task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
-    weight_codec, gradient_codec = codecs_of(manifest.codec)
-    fragments = slices(len(model.theta), manifest.outer.fragments)
-    learner = Learner(
-        task,
-        learner_rules(manifest.outer, manifest.run.tokens_per_peer),
-        fragments,
-        weight_codec,
-        log,
-        gradient_codec=gradient_codec,
-        matrices=matrices_of(model.layout, fragments),
-    )
-    first_loss = _resume(home, learner, signed, log)
-    rules = swarm_rules(
-        signed.run_id,
-        manifest.outer,
-        manifest.swarm,
-        learner.payloads,
-        tokens_per_peer=float(manifest.run.tokens_per_peer),
-        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
-    )
-
-    def new_core() -> Peer:
-        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
-
-    record = Record(
-        home=home,
-        me=identity.peer_id,
-        run=signed.run_id,
-        nickname=options.nickname,
-        learner=learner,
-        task=task,
-        corpus=corpus,
-        placement=placement,
-        tokens_per_peer=manifest.run.tokens_per_peer,
-        notebook=log,
-        first_loss=first_loss,
-    )
-    return Session(new_core, record, log)
-
-
-def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
-    """Load the newest whole checkpoint, if any; returns the held-out loss of this peer's very first session."""
-    found = checkpoint.load_latest(home.checkpoints)
-    for torn in found.passed_over:
-        log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
-    if found.checkpoint is None:
-        return None
-    state = found.checkpoint.state
-    if state.get("run") != signed.run_id:
-        raise HomeError(
-            f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
-        )
-    try:
-        learner.load_state_dict(found.checkpoint.tensors, state)
-        first_loss = state["val_loss_first"]
-    except (KeyError, ValueError) as error:
-        raise ManifestError(
-            f"The checkpoint {found.checkpoint.path} does not fit this run's model: {error}.", "Move it away."
-        ) from error
-    log.note("resumed", step=learner.step, progress=learner.progress)
-    return float(first_loss) if first_loss is not None else None
+def _enter(line: Line, options: Options, home: Home, signed: SignedManifest, log: EventLog) -> Entrance:
+    """Before anything costly: whether this run takes us at all. Raises AdmissionError."""
+    entrance = Entrance(line.connection, home, signed, line.identity.peer_id, log)
+    line.thread.call(entrance.enter(options.link))
+    return entrance
 
 
 # --- training ---------------------------------------------------------------------------------------------------------
@@ -296,7 +196,22 @@ def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
-def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest) -> None:
+def _contributions(session: Session, signed: SignedManifest, identity: Identity) -> Contributions:
+    learner = session.record.learner
+    weights_bytes = sum(learner.payloads.weight_sizes())
+    return Contributions(
+        signed.run_id,
+        identity.peer_id,
+        identity.state,
+        Ledger(session.record.home.contributions),
+        lambda: Standing(learner.step, learner.tokens, weights_bytes),
+        session.notebook,
+    )
+
+
+def _run_in_swarm(
+    session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest, entrance: Entrance
+) -> None:
     record = session.record
     learner = record.learner
     reins = Reins(signals, learner.wake)
@@ -311,13 +226,14 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
         connection = line.connection
+        contributions = _contributions(session, signed, line.identity)
         shore = Shore(
-            transport=connection,
+            transport=entrance.transport(),
             directory=connection,
-            notebook=PathNotebook(session.notebook, line.paths),
+            notebook=HearingNotebook(PathNotebook(session.notebook, line.paths), contributions.hear),
             clock=time.monotonic,
             sign=connection.sign,
-            live_until=live_until,
+            live_until=entrance.live_until,
             begin_training=reins.begin,
             work=work,
         )
@@ -327,11 +243,16 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
         def records() -> list[Presence]:
             return attendance.live_records(time.monotonic())
 
+        def asking() -> Transport:
+            return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)
+
         async def live() -> str:
             await connection.serve_manifest(signed)
+            await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
             keeping = asyncio.create_task(connection.keep_cache(records))
             try:
-                return await attendance.live()
+                async with entrance.tending(), contributions.gathering(asking):
+                    return await attendance.live()
             finally:
                 keeping.cancel()
                 connection.save_cache(records())

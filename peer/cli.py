@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import time
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from p2ptrain.errors import HomeError
 from p2ptrain.manifest import JoinLink
 from peer.options import FiniteRange
+
+if TYPE_CHECKING:
+    from p2ptrain.admission import Rulings
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -47,15 +54,34 @@ def peer(
     Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
-    from peer.app import Options, run_peer
+    from peer.app import run_peer
+    from peer.building import Options
 
     run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay))
 
 
-@click.command(short_help="Print a join link from a peer's home.")
-@HOME
-def invite(home: Path) -> None:
-    """Print a link by which others join the run of the peer in HOME, while that peer runs."""
+@click.command(short_help="Print a join link; invite peers to a run of yours.")
+@click.argument("place", type=click.Path(file_okay=False, path_type=Path))
+@click.option("--expires", default="7d", show_default=True, help="Until when it lets peers in: 30m, 12h, 7d.")
+@click.option("--uses", default=1, show_default=True, type=int, help="How many peers it lets in.")
+@click.option(
+    "--link", metavar="LINK", help="Where guests join, and who witnesses it; else what the bootstrap in PLACE printed."
+)
+def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
+    """Print a link by which others join.
+
+    PLACE is the home of a peer: the link works while that peer runs. Or it is the directory of a run of yours that
+    takes invited peers only: then the link lets its holder in, once or --uses times, until it expires.
+    """
+    from p2ptrain.manifest import KEY_FILE
+
+    if (place / KEY_FILE).exists():
+        _invite_guests(place, expires, uses, link)
+    else:
+        _print_link(place)
+
+
+def _print_link(home: Path) -> None:
     from p2ptrain.net.address import is_loopback
     from peer.home import Home
 
@@ -70,7 +96,58 @@ def invite(home: Path) -> None:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
     if all(map(is_loopback, addresses)):
         click.echo("This link works on this machine only.", err=True)
+    if signed.manifest.admission.policy != "open":
+        click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
+
+
+def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None:
+    from p2ptrain.admission import office
+
+    to = JoinLink.parse(link) if link is not None else office.printed_link(run)
+    made, issued = office.invite(run, to, office.seconds(expires), uses, time.time())
+    until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
+    click.echo(f"Invite {issued.id}: lets {uses} peer{'s' if uses != 1 else ''} in until {until}.", err=True)
+    click.echo(str(made))
+
+
+RUN = click.argument("run", type=click.Path(file_okay=False, path_type=Path))
+NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
+
+
+@click.command(short_help="Let peers into a run of yours.")
+@RUN
+@NAMES
+def admit(run: Path, names: tuple[str, ...]) -> None:
+    """Let peers into the run in the directory RUN, by peer id, and lift their bans.
+
+    Without a NAME: show all rulings.
+    """
+    from p2ptrain.admission import office
+
+    _say_rulings(run, office.admit(run, names, time.time()))
+
+
+@click.command(short_help="Put peers out of a run of yours, or end an invite.")
+@RUN
+@NAMES
+def revoke(run: Path, names: tuple[str, ...]) -> None:
+    """Ban peers, by peer id, from the run in the directory RUN; or end invites, by their 16 digits.
+
+    Whoever came by an invite that is ended is put out with it, unless you admit it by its peer id.
+    """
+    from p2ptrain.admission import office
+
+    _say_rulings(run, office.revoke(run, names, time.time()))
+
+
+def _say_rulings(run: Path, rulings: Rulings) -> None:
+    for word, names in (("admitted", rulings.admitted), ("banned", rulings.banned), ("ended invite", rulings.revoked)):
+        for name in names:
+            click.echo(f"{word}: {name}")
+    if not (rulings.admitted or rulings.banned or rulings.revoked):
+        click.echo("Nobody is named yet.")
+    click.echo(f"A bootstrap that runs on {run} hands this out within seconds; peers follow within a minute.")
 
 
 @click.command(short_help="Write a peer's model in Hugging Face format.")
@@ -101,3 +178,16 @@ def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, 
 
     sampling = Sampling(temperature=temperature, seed=seed)
     click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))
+
+
+@click.command(short_help="Show what a peer contributed, as its partners signed it.")
+@HOME
+@click.option("--file", type=FILE, help="Check somebody else's contributions.jsonl, of the same run.", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def contributions(home: Path, file: Path | None, as_json: bool) -> None:
+    """Check the receipts in HOME and add up those whose signatures hold."""
+    from peer.home import Home
+    from peer.ledger import proved, table
+
+    result = proved(Home(home), file)
+    click.echo(json.dumps(asdict(result)) if as_json else "\n".join(table(result)))

@@ -13,6 +13,9 @@
     HOME/summary.json        the figures of the last session
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
+    HOME/contributions.jsonl what we did, with partners' signatures (peer.ledger)
+    HOME/badge               what lets us take part in a run by invite (peer.entrance)
+    HOME/rulings.signed      what its author has ruled about who may take part (peer.entrance)
     HOME/control.sock        while the peer runs: takes the owner's commands (peer.owner.door)
 """
 
@@ -67,6 +70,10 @@ class Home:
     @property
     def summary(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def contributions(self) -> Path:
+        return self.path / "contributions.jsonl"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

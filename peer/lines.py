@@ -86,6 +86,12 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. Is the bootstrap running, the address right, "
         "its port open in the firewall and forwarded by the router?"
     ),
+    "no badge": lambda f: (
+        f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. Is the bootstrap that the link names running?"
+    ),
+    "let in": lambda f: f"[join] let in by {_peer(f)}: our badge holds until the run's author revokes it",
+    "not admitted": lambda f: f"[join] {_peer(f)} does not let us in: {_why(f)}. {f['remedy']}",
+    "put out": lambda f: f"[join] others will not talk with us any more: {_why(f)}. {f['remedy']}",
     "listening": lambda f: f"[peers] we are {f['name']}, listening on {f['where']}",
     "reachable": lambda f: (
         f"[peers] others can dial us at {f['where']}"

@@ -13,20 +13,21 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
+from p2ptrain.admission import Gate
 from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteError, UserError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import Relay, RelayLimits
 from p2ptrain.net.shelter import Shelter
-from p2ptrain.ports import Link, Notebook
+from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
 from peer.paths import Paths
@@ -93,6 +94,8 @@ class Connection:
         self._transport: P2PTransport | None = None
         self._manifests: P2PTransport | None = None
         self._services: list[P2PTransport | Relay] = []
+        self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
+        self._gate: Gate | None = None
         self._shelter: Shelter | None = None
         self._sheltering: asyncio.Task[None] | None = None
         self._announced: Announce | None = None
@@ -123,7 +126,7 @@ class Connection:
                 place, peer = address.split_peer(each)
                 assert peer is not None  # JoinLink saw to it
                 try:
-                    raw = await fetch_manifest(self._now(), peer, [place], link.run_id)
+                    raw = await fetch_manifest(self.node, peer, [place], link.run_id)
                     signed = SignedManifest.from_bytes(raw)
                     signed.verify(link.run_id)
                 except UserError as error:  # it is about their manifest, not about anything of our owner's
@@ -140,7 +143,29 @@ class Connection:
         """Hand out the manifest from now on."""
         self._signed = signed.to_bytes()
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
-            self._manifests = await serve_manifest(self._now(), self._signed, self._rates)
+            self._manifests = await serve_manifest(self.node, self._signed, self._rates)
+
+    def stand_at(self, gate: Gate) -> None:
+        """The run does not take everybody: from now on the DHT holds members only."""
+        self._gate = gate
+        if self._node is not None:
+            self._node.stand_at(gate)
+
+    async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
+        """Answer others under a protocol name from now on, also on nodes to come."""
+        self._handlers[protocol] = limits, handler
+        with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
+            await self._serve_on(self.node, protocol)
+
+    async def _serve_on(self, node: Node, protocol: str) -> None:
+        limits, handler = self._handlers[protocol]
+        transport = P2PTransport(node, protocol, limits, self._rates)
+        await transport.listen(handler)
+        self._services.append(transport)
+
+    def speaking(self, protocol: str, limits: Limits) -> Transport:
+        """What others are asked over under a protocol name. Raises NetworkError."""
+        return P2PTransport(self.node, protocol, limits, self._rates)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
         """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
@@ -200,10 +225,10 @@ class Connection:
                 await self._transport.listen(self._welcome)
 
     async def announce(self, presence: Presence) -> None:
-        await self._now().directory.announce(presence)
+        await self.node.directory.announce(presence)
 
     async def lookup(self) -> list[Presence]:
-        return await self._now().directory.lookup()
+        return await self.node.directory.lookup()
 
     async def _moved(self) -> None:
         """Others reach us otherwise than before: say so now, not only with the next announcement."""
@@ -217,7 +242,9 @@ class Connection:
 
     # --- the node of the day ------------------------------------------------------------------------------------------
 
-    def _now(self) -> Node:
+    @property
+    def node(self) -> Node:
+        """Raises NetworkError while there is none."""
         if self._node is None:
             raise NetworkError("p2pd is being restarted")
         return self._node
@@ -231,6 +258,10 @@ class Connection:
         self._services.append(await serve_reach(node))
         if self._relay is not None:
             self._services.append(await Relay.start(node, self._relay, self._rates))
+        if self._gate is not None:
+            node.stand_at(self._gate)
+        for protocol in self._handlers:
+            await self._serve_on(node, protocol)
         self._shelter = Shelter(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
@@ -265,7 +296,7 @@ class Connection:
         pause = REVIVE_PAUSE_S
         while True:
             started_at = time.monotonic()
-            code = await self._now().died()
+            code = await self.node.died()
             if time.monotonic() - started_at > CALM_S:
                 pause = REVIVE_PAUSE_S
             self._notebook.note("p2pd died", why=f"exit code {code}")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain import errors
+from p2ptrain.admission import Refusal
 from p2ptrain.ids import PROTOCOL_VERSION
 from p2ptrain.net.links import EXCHANGE_PROTOCOL
 from p2ptrain.swarm import DeclineReason
@@ -129,6 +130,11 @@ def test_every_note_is_explained(kind: str) -> None:
 
 @pytest.mark.parametrize("reason", DeclineReason)
 def test_every_reason_to_decline_is_explained(reason: DeclineReason) -> None:
+    assert reason.value in first_cells(ERRORS)
+
+
+@pytest.mark.parametrize("reason", Refusal)
+def test_every_reason_to_let_nobody_in_is_explained(reason: Refusal) -> None:
     assert reason.value in first_cells(ERRORS)
 
 

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"p2ptrain", "ids", "errors", "files", "launcher"},
     {"outer", "codec", "swarm"},
-    {"manifest", "recipes", "wire", "ports", "telemetry"},
+    {"manifest", "recipes", "wire", "ports", "telemetry", "statements", "admission", "receipts"},
     {"train", "data", "checkpoint"},
     {"net", "sim"},
     {"cli", "peer", "bootstrap"},
@@ -31,6 +31,9 @@ HEAVY = {"torch", "transformers", "hivemind", "datasets"}
 FORBIDDEN_PACKAGES = {
     "swarm": HEAVY | {"numpy", "asyncio", "socket", "time"},
     "manifest": HEAVY,
+    "admission": HEAVY | {"asyncio", "socket", "time"},
+    "statements": HEAVY | {"asyncio", "socket", "time"},
+    "receipts": HEAVY | {"asyncio", "socket", "time"},
     "recipes": HEAVY,
     "wire": HEAVY,
     "cli": HEAVY | {"peer", "bootstrap"},

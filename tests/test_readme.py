@@ -49,9 +49,9 @@ def test_every_command_of_ours_is_tested() -> None:
     names = sorted(words[1] for words in commands(tested=True))
     assert all(words[0] == "p2ptrain" for words in commands(tested=True))
     running = ["finish", "invite", "pause", "resume", "status"]
-    assert names == sorted(
-        [*running, "bootstrap", "doctor", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
-    )
+    private = ["invite", "revoke", "contributions"]
+    starting = ["bootstrap", "doctor", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
+    assert names == sorted([*running, *private, *starting])
     assert all(words[0] in ("make", ".") for words in commands(tested=False))
 
 
@@ -108,6 +108,12 @@ class Shell:
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
         return done.stdout
+
+    def refused(self, words: list[str]) -> str:
+        """Run a command that has nothing to do yet; what it says."""
+        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        return done.stderr
 
     def start(self, words: list[str]) -> Running:
         log = self.folder / f"{len(self.started)}.log"
@@ -176,7 +182,7 @@ def test_the_commands_run(shell: Shell) -> None:
 
     second = shell.start([*at_home(command("peer", "--home")), "--local"])
     second.wait_for(lambda: notes(home, "resumed") > 0 and notes(home, "started") > 1, "resuming")
-    invited = JoinLink.parse(shell.run(at_home(command("invite"))))
+    invited = JoinLink.parse(shell.run(at_home(command("invite", "~/.p2ptrain/5f0c…"))))
     assert invited.run_id == link.run_id
     assert link.addresses[0] in invited.addresses
     second.wait_for(lambda: notes(home, "first inner step") > 1, "training")
@@ -189,6 +195,7 @@ def test_the_commands_run(shell: Shell) -> None:
     assert second.process.wait(DEADLINE_S) == 0
     bootstrap.stop()
 
+    assert "no receipt" in shell.refused(at_home(command("contributions")))  # it had no partner
     shell.run(at_home(command("export")))
     assert (shell.folder / "my-model" / "config.json").exists()
     generate = at_home(command("generate"))
@@ -217,3 +224,25 @@ def test_the_simulation_runs() -> None:
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert "exchanges made" in ended.stdout
+
+
+@pytest.mark.net
+def test_the_commands_for_a_run_by_invite(shell: Shell) -> None:
+    shell.run(command("init"))
+    manifest = shell.folder / "my-run" / "manifest.toml"
+    manifest.write_text(manifest.read_text().replace('policy = "open"', 'policy = "invite"'))
+    shell.run(command("sign"))
+    bootstrap = shell.start([*command("bootstrap"), "--local"])
+    link_file = shell.folder / "my-run" / "bootstrap" / "join-link.txt"
+    bootstrap.wait_for(link_file.exists, "the join link")
+    printed = JoinLink.parse(link_file.read_text(encoding="utf-8"))
+
+    invited = JoinLink.parse(shell.run(command("invite", "my-run")))
+    assert invited.addresses == printed.addresses
+    assert invited.invite
+    somebody = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    *revoke, example = command("revoke")
+    assert example == "12D3KooW…"
+    assert f"banned: {somebody}" in shell.run([*revoke, somebody])
+    bootstrap.wait_for(lambda: "1 banned" in bootstrap.log.read_text(), "the bootstrap's word")
+    bootstrap.stop()

@@ -29,6 +29,7 @@ from p2ptrain.manifest.directory import (
     Signing,
     create_run,
     load_run,
+    read_key,
     sign_run,
 )
 from p2ptrain.manifest.document import (
@@ -43,7 +44,7 @@ from p2ptrain.manifest.document import (
 from p2ptrain.manifest.link import JoinLink, check_address, is_peer_id
 from p2ptrain.manifest.model import MAX_PARAMETERS, Decoder, DecoderConfig, parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
-from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, Codec, Manifest, Outer, Run, Swarm, Training
+from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, Admission, Codec, Manifest, Outer, Run, Swarm, Training
 from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
 from p2ptrain.manifest.sources import (
     BuiltinCorpus,
@@ -64,6 +65,7 @@ __all__ = [
     "MAX_PARAMETERS",
     "PRESETS",
     "SIGNED_FILE",
+    "Admission",
     "BuiltinCorpus",
     "BytesTokenizer",
     "Codec",
@@ -93,6 +95,7 @@ __all__ = [
     "parse_toml",
     "preset",
     "public_key_of",
+    "read_key",
     "render_toml",
     "run_id",
     "sign",

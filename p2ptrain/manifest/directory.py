@@ -66,7 +66,7 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
 def sign_run(directory: Path) -> Signing:
     """Freeze ``manifest.toml`` into ``manifest.signed``. Signing twice changes nothing. Raises ManifestError."""
     manifest = parse_toml(_read_manifest(directory))
-    signed = sign(manifest, _read_key(directory))
+    signed = sign(manifest, read_key(directory))
     path = directory / SIGNED_FILE
     previous = _previous_run(path)
     if previous != signed.run_id:
@@ -123,7 +123,8 @@ def _read_manifest(directory: Path) -> str:
         raise _unreadable(path, error) from error
 
 
-def _read_key(directory: Path) -> Ed25519PrivateKey:
+def read_key(directory: Path) -> Ed25519PrivateKey:
+    """The author's key. Raises ManifestError when it is not there, or is none."""
     path = directory / KEY_FILE
     bring_back = "Bring back the key that `p2ptrain init` made for this run; only it can sign."
     try:

@@ -1,7 +1,9 @@
-"""The join link: one token to copy, ``p2ptrain://<RunId>@<multiaddr>[,<multiaddr>…]``.
+"""The join link: one token to copy, ``p2ptrain://<RunId>@<multiaddr>[,<multiaddr>…][#<invite>]``.
 
-It names the run by the digest of its manifest and some peers or bootstraps to ask first. Links travel through chats and
-terminals that cut, wrap and decorate them, so a link is read strictly and each way of breaking it has its own message.
+It names the run by the digest of its manifest and some peers or bootstraps to ask first. Where a run takes invited
+peers only, the author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Links travel
+through chats and terminals that cut, wrap and decorate them, so a link is read strictly and each way of breaking it has
+its own message.
 Multiaddresses (https://multiformats.io/multiaddr) are taken in the forms that a peer can dial, over TCP, and only when
 they end in a peer id::
 
@@ -13,7 +15,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Self
 
 from p2ptrain.errors import JoinLinkError
@@ -23,6 +25,8 @@ from p2ptrain.manifest.faults import shown
 SCHEME = "p2ptrain://"
 MAX_LINK_CHARACTERS = 4096
 """Guess: room for 16 addresses of relayed peers with long host names."""
+MAX_INVITE_CHARACTERS = 1024
+"""An invite with four witnesses has 620."""
 MAX_ADDRESSES = 16
 """Guess: more than anyone dials before giving up."""
 
@@ -41,9 +45,12 @@ class JoinLink:
     run_id: RunId
     addresses: tuple[str, ...]
     """Multiaddresses that end in a peer id, in the order in which to try them."""
+    invite: str = field(default="", repr=False)
+    """What lets the holder in, as text; empty where the link has none. A secret."""
 
     def __str__(self) -> str:
-        return f"{SCHEME}{self.run_id}@{','.join(self.addresses)}"
+        invite = f"#{self.invite}" if self.invite else ""
+        return f"{SCHEME}{self.run_id}@{','.join(self.addresses)}{invite}"
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -55,6 +62,9 @@ class JoinLink:
             )
         if not link.startswith(SCHEME):
             raise JoinLinkError(f"A join link begins with {SCHEME}, and this is {shown(link)}.", _COPY_AGAIN)
+        link, mark, invite = link.partition("#")
+        if mark and not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_INVITE_CHARACTERS}}}", invite):
+            raise JoinLinkError(f"The link's invite is damaged, {len(invite):,} characters.", _COPY_AGAIN)
         digits, at, rest = link.removeprefix(SCHEME).partition("@")
         run = _run_id(digits)
         if not at or not rest:
@@ -66,7 +76,7 @@ class JoinLink:
             )
         for address in addresses:
             check_address(address)
-        return cls(run, addresses)
+        return cls(run, addresses, invite)
 
 
 def _run_id(digits: str) -> RunId:

@@ -7,9 +7,9 @@ Every field has a unit in its name or docstring; the docstrings are the comments
 from __future__ import annotations
 
 import difflib
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
@@ -186,6 +186,13 @@ class Swarm(Section):
     """Seconds after which a peer stops waiting for that."""
 
 
+class Admission(Section):
+    """Who may take part; docs/SECURITY.md tells what each policy is for, and what it defends."""
+
+    policy: Literal["open", "invite", "allowlist"] = "open"
+    """open: whoever has the link; invite: whom an invite brings (p2ptrain invite); allowlist: who is named (admit)."""
+
+
 class Manifest(Section):
     """The one frozen description that all peers of a run share."""
 
@@ -197,6 +204,15 @@ class Manifest(Section):
     outer: Outer
     codec: Codec
     swarm: Swarm
+    admission: Admission = Admission()
+
+    @model_serializer(mode="wrap")
+    def _open_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """An open run has the canonical bytes, and so the name, that it had before there was anything else."""
+        data: dict[str, Any] = serialize(self)
+        if data.get("admission") == {"policy": "open"}:
+            del data["admission"]
+        return data
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:

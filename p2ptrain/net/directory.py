@@ -4,7 +4,8 @@ One DHT key per bucket (``swarm.buckets``: which of them a peer announces itself
 it one subkey per peer id holding its encoded, signed presence until it expires. Every node, the bootstrap too, runs
 ``PresenceValidator``: it stores and returns nothing but presence records of this run whose signatures hold, under the
 keys of their own peers' buckets, so the DHT can neither be filled with other things nor forged. Since a node may be
-modified, lookups verify again what comes back.
+modified, lookups verify again what comes back. In a run that does not take everybody (``p2ptrain.admission``) a peer's
+badge lies beside its presence, and only those that are admitted are stored or found.
 """
 
 from __future__ import annotations
@@ -26,9 +27,11 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from p2ptrain import files, wire
+from p2ptrain import files, statements, wire
+from p2ptrain.admission import Gate
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net import rulings
 from p2ptrain.net.identity import verify
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.buckets import MAX_LEVEL, Bucket, Buckets, home
@@ -46,6 +49,8 @@ MAX_STORED_PEERS = 2048
 would near the 4 MiB that break unary calls. In a swarm that has settled a node sees some hundreds."""
 CLOCK_SKEW_S = 300.0
 """How far ahead of ours an issuer's clock may be. A guess."""
+MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + wire.MAX_BADGE_BYTES + 8
+"""A presence record and a badge, and what msgpack puts around them."""
 MAX_CACHED = 64
 
 
@@ -55,14 +60,18 @@ def presence_key(run: RunId, bucket: Bucket) -> str:
 
 
 class PresenceValidator(RecordValidatorBase):
-    """Lets pass presence records of one run that their owners signed, and nothing else. Runs on every node."""
+    """Lets pass presence records of one run that their owners signed, and its rulings. Runs on every node."""
 
-    def __init__(self, run: RunId) -> None:
+    def __init__(self, run: RunId, gate: Gate | None = None) -> None:
+        self.gate = gate
+        """None: an open run, or one whose manifest is not here yet."""
         self._run = run
         self._expirations: dict[PeerId, float] = {}
 
     def validate(self, record: DHTRecord) -> bool:
-        presence = _unwrapped(record.value)
+        if self.gate is not None and record.key == rulings.key_bytes(self._run):
+            return rulings.may_be_stored(record, self.gate)
+        presence = _unwrapped(record.value, self.gate)
         return (
             presence is not None
             and presence.run == self._run
@@ -95,6 +104,8 @@ class DhtDirectory:
     record expires later. Keep it as long as the node: it learns how large the swarm is."""
 
     def __init__(self, dht: DHTNode, run: RunId, random: Random | None = None) -> None:
+        self.gate: Gate | None = None
+        """None: an open run, or one whose manifest is not here yet."""
         self._dht = dht
         self._run = run
         self._random = random or Random()
@@ -123,7 +134,7 @@ class DhtDirectory:
             async with asyncio.timeout(DEADLINE_S):
                 stored = await self._dht.store_many(
                     [presence_key(self._run, bucket) for bucket in homes],
-                    [wire.encode_presence(presence)] * len(homes),
+                    [self._sealed(presence)] * len(homes),
                     until,
                     subkeys=[presence.peer] * len(homes),
                 )
@@ -150,6 +161,11 @@ class DhtDirectory:
         # Not the latest: records may be dated ahead, and would then crowd out all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
+    def _sealed(self, presence: Presence) -> bytes:
+        """What is stored of us: the record, and where there is a gate our badge."""
+        encoded = wire.encode_presence(presence)
+        return encoded if self.gate is None else statements.packed([encoded, self.gate.badge])
+
     def _homes(self, presence: Presence) -> list[Bucket]:
         """Where to store a record now; the last one also wherever an earlier one still says that we are here."""
         now = get_dht_time()
@@ -165,7 +181,7 @@ class DhtDirectory:
         records = {
             presence.peer: presence
             for entry in entries.values()
-            if (presence := _decoded(entry.value)) is not None
+            if (presence := _decoded(entry.value, self.gate)) is not None
             and presence.run == self._run
             and presence.issued_at + presence.lifetime_s > now
             and home(self._run, presence.peer, bucket.level) == bucket
@@ -219,14 +235,27 @@ def _genuine(encoded: bytes) -> Presence | None:
     return presence if verify(presence) else None
 
 
-def _decoded(value: object) -> Presence | None:
-    return _genuine(value) if type(value) is bytes else None
+def _decoded(value: object, gate: Gate | None) -> Presence | None:
+    """The genuine presence in what is stored, of a peer that may take part."""
+    if type(value) is not bytes:
+        return None
+    if gate is None:
+        return _genuine(value)
+    try:
+        match statements.unpacked(value, MAX_SEALED_BYTES):
+            case [bytes(encoded), bytes(badge)]:
+                presence = _genuine(encoded)
+                if presence is not None and gate.refusal(presence.peer, badge, get_dht_time()) is None:
+                    return presence
+    except RemoteError:
+        pass
+    return None
 
 
-def _unwrapped(value: bytes) -> Presence | None:
+def _unwrapped(value: bytes, gate: Gate | None) -> Presence | None:
     """The presence in a stored value, which hivemind wraps in one layer of msgpack."""
     try:
-        return _decoded(msgpack.unpackb(value, max_bin_len=wire.MAX_PRESENCE_BYTES, max_map_len=0, max_array_len=0))
+        return _decoded(msgpack.unpackb(value, max_bin_len=MAX_SEALED_BYTES, max_map_len=0, max_array_len=0), gate)
     except (ValueError, TypeError):
         return None
 

@@ -11,19 +11,17 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-import base58
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2ptrain import files
+from p2ptrain import files, statements
 from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId, multihash
+from p2ptrain.ids import PeerId, key_of, multihash, peer_of
 from p2ptrain.swarm.messages import Presence
 from p2ptrain.wire import presence_bytes, trimmed
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # field 1: type 1 (Ed25519); field 2: 64 bytes
 _KEY_PREFIX = bytes.fromhex("08011220")  # field 1: type 1; field 2: 32 bytes
-_ID_PREFIX = bytes.fromhex("0024") + _KEY_PREFIX  # multihash: identity, 36 bytes
 _SEED_BYTES = 32
 _KEY_BYTES = 32
 
@@ -67,6 +65,10 @@ class Identity:
         presence = trimmed(presence)
         return dataclasses.replace(presence, signature=self._key.sign(presence_bytes(presence)))
 
+    def state(self, purpose: bytes, fields: list[object]) -> bytes:
+        """Our signature under a statement (``p2ptrain.statements``)."""
+        return statements.signature(self._key, purpose, fields)
+
 
 def verify(presence: Presence) -> bool:
     """Whether the presence was signed by the key that its peer id names."""
@@ -82,8 +84,7 @@ def verify(presence: Presence) -> bool:
 
 def peer_id_bytes(peer: PeerId) -> bytes | None:
     """The multihash that a peer id spells; None when it is no Ed25519 peer id."""
-    raw = multihash(peer)
-    return raw if raw is not None and len(raw) == len(_ID_PREFIX) + _KEY_BYTES and raw.startswith(_ID_PREFIX) else None
+    return None if key_of(peer) is None else multihash(peer)
 
 
 def peer_id_of(serialized: bytes) -> PeerId | None:
@@ -94,13 +95,13 @@ def peer_id_of(serialized: bytes) -> PeerId | None:
 
 
 def _peer_id(key: Ed25519PublicKey) -> PeerId:
-    return PeerId(base58.b58encode(_ID_PREFIX + key.public_bytes_raw()).decode())
+    return peer_of(key.public_bytes_raw())
 
 
 def public_key(peer: PeerId) -> Ed25519PublicKey | None:
     """The key that a peer id spells; None when it is no Ed25519 peer id."""
-    raw = peer_id_bytes(peer)
-    return None if raw is None else Ed25519PublicKey.from_public_bytes(raw[len(_ID_PREFIX) :])
+    raw = key_of(peer)
+    return None if raw is None else Ed25519PublicKey.from_public_bytes(raw)
 
 
 def _serialized(key: Ed25519PrivateKey) -> bytes:

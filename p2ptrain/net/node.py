@@ -22,6 +22,7 @@ from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.logging import use_hivemind_log_handler
 
+from p2ptrain.admission import Gate
 from p2ptrain.errors import NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net import address
@@ -48,12 +49,21 @@ MAX_KNOWN_PEERS = 256
 class Node:
     """See the module. Construct with ``start``."""
 
-    def __init__(self, identity: Identity, run: RunId, daemon: Daemon, dht: DHTNode, local: bool) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        run: RunId,
+        daemon: Daemon,
+        dht: DHTNode,
+        validator: PresenceValidator,
+        local: bool,
+    ) -> None:
         self.peer_id = identity.peer_id
         self.run = run
         self.daemon = daemon
         self.dht = dht
         self.directory = DhtDirectory(dht, run)
+        self._validator = validator
         self._local = local
         self._bootstraps: dict[PeerId, tuple[str, ...]] = {}
         self._peers: dict[PeerId, tuple[str, ...]] = {}
@@ -92,8 +102,9 @@ class Node:
         daemon = await Daemon.start(identity.path, listen, announce)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
-                dht = await DHTNode.create(p2p=daemon.p2p, record_validator=PresenceValidator(run))
-                node = cls(identity, run, daemon, dht, local)
+                validator = PresenceValidator(run)
+                dht = await DHTNode.create(p2p=daemon.p2p, record_validator=validator)
+                node = cls(identity, run, daemon, dht, validator, local)
                 node.port = address.port_of(await daemon.own_addresses())
                 node._announced, node._is_owners_word = tuple(announce), bool(announce)
                 await node.look_at_itself()
@@ -111,6 +122,10 @@ class Node:
         node._keeper = asyncio.get_running_loop().create_task(node._keep_company())
         node._keeper.add_done_callback(_report)
         return node
+
+    def stand_at(self, gate: Gate) -> None:
+        """From now on store and find only who may take part. Without a gate: the run is open."""
+        self.directory.gate = self._validator.gate = gate
 
     @property
     def addresses(self) -> tuple[str, ...]:

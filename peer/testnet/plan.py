@@ -42,6 +42,8 @@ from p2ptrain.recipes import RECIPES
 from peer.home import Home
 
 MARKER = ".p2ptrain-testnet"
+OPEN = {"admission.policy": "open"}
+"""All peers of a testnet are this machine's: nobody need be invited, whatever the manifest says."""
 SOLO_CHANGES: Mapping[str, Any] = {"outer.recipe": "local", "outer.exchanges_per_step": 0}
 """What turns a run into its solo twin: plain AdamW, the same data, schedule and initial weights."""
 
@@ -179,7 +181,7 @@ def laid_out(out: Path, names: Sequence[str]) -> Plan:
 
 def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) -> SignedManifest:
     created = create_run(directory, "demo")  # for its key; the manifest is the chosen one
-    own = with_changes(manifest, {"run.public_key": created.run.public_key, **changes})
+    own = with_changes(manifest, {"run.public_key": created.run.public_key, **OPEN, **changes})
     try:
         (directory / MANIFEST_FILE).write_text(render_toml(own), encoding="utf-8")
     except OSError as error:

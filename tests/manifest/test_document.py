@@ -120,3 +120,15 @@ def test_changes_are_checked(manifest: Manifest) -> None:
         with_changes(manifest, {"outer.inner_step": 20})
     with pytest.raises(ManifestError, match=r"sworm: unknown section"):
         with_changes(manifest, {"sworm.final_gossip_s": 1.0})
+
+
+def test_an_open_run_keeps_its_name_said_or_unsaid(data: dict[str, Any], manifest: Manifest) -> None:
+    said = validated(data | {"admission": {"policy": "open"}})
+    assert run_id(said) == run_id(manifest)
+    assert "admission" not in json.loads(canonical_bytes(said))
+    private = with_changes(manifest, {"admission.policy": "invite"})
+    assert run_id(private) != run_id(manifest)
+    assert parse_toml(render_toml(private)) == private
+    assert differences(manifest, private) == ["admission.policy: absent -> 'invite'"]
+    with pytest.raises(ManifestError, match=r"admission\.policy: .*did you mean invite"):
+        with_changes(manifest, {"admission.policy": "invites"})

@@ -10,20 +10,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgpack
+import people
 import pytest
 import uvloop
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
+from people import AUTHOR
 
 from p2ptrain import wire
+from p2ptrain.admission import Gate
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import RunId
 from p2ptrain.net import directory, virtual_time
+from p2ptrain.net import rulings as rulings_module
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, _peer_id
 from p2ptrain.net.node import Node
+from p2ptrain.net.rulings import LIFETIME_S, RulingsShelf, rulings_key
+from p2ptrain.statements import packed
 from p2ptrain.swarm.buckets import MAX_GETS, MAX_LEVEL, Bucket, home
 from p2ptrain.swarm.messages import PeerState, Presence
 
@@ -393,3 +399,169 @@ def test_a_missing_or_damaged_cache_is_an_empty_one(identity: Identity, tmp_path
         assert cache.load(RUN) == []
     path.write_text(json.dumps([*damaged, *good]))
     assert len(cache.load(RUN)) == 1
+
+
+# --- where a run does not take everybody --------------------------------------------------------------------------
+
+
+GATE_NOW = int(get_dht_time())
+
+
+def gate_for(policy: str = "invite", **more: Any) -> Gate:
+    return Gate(policy, RUN, AUTHOR.public_key().public_bytes_raw(), **more)
+
+
+def badge_of(identity: Identity) -> bytes:
+    """As a witness gives one now."""
+    return people.badge(people.Somebody(identity._key), by=people.ticket(1000, GATE_NOW + 3600), at=GATE_NOW).encode()
+
+
+def sealed(presence: Presence, badge: bytes) -> DHTRecord:
+    return replace(record_of(presence), value=msgpack.packb(packed([wire.encode_presence(presence), badge])))
+
+
+def test_only_members_are_stored(identity: Identity, tmp_path: Path):
+    other = Identity.load_or_create(tmp_path / "other.key")
+    validator = PresenceValidator(RUN, gate_for())
+    good = sealed(presence_of(identity), badge_of(identity))
+    assert validator.validate(good)
+    rejected = {
+        "as in an open run": record_of(presence_of(identity)),
+        "no badge": sealed(presence_of(identity), b""),
+        "another's badge": sealed(presence_of(other), badge_of(identity)),
+        "a forged presence": sealed(replace(presence_of(identity), step=2), badge_of(identity)),
+        "garbage": replace(good, value=msgpack.packb(packed([b"", b""]))),
+        "too long": replace(good, value=msgpack.packb(packed([b"x" * 2000, badge_of(identity)]))),
+    }
+    for what, record in rejected.items():
+        assert not validator.validate(record), what
+    assert not PresenceValidator(RUN).validate(good), "an open run has no such records"
+    assert validator.gate is not None
+    validator.gate.take(people.rulings(banned=(identity.peer_id,)).encode())
+    assert not validator.validate(good), "a ban counts at once"
+
+
+def test_an_allowlist_stores_who_is_on_it(identity: Identity, tmp_path: Path):
+    other = Identity.load_or_create(tmp_path / "other.key")
+    validator = PresenceValidator(RUN, gate_for("allowlist", rulings=people.rulings(admitted=(identity.peer_id,))))
+    assert validator.validate(sealed(presence_of(identity), b""))
+    assert not validator.validate(sealed(presence_of(other), b""))
+
+
+def test_members_find_members(crowd: list[Identity]):
+    """Also on a node that stores anything: lookups check again."""
+
+    async def main() -> None:
+        node = PretendedNode()
+        node.honest = False
+        for identity, badge in ((crowd[0], badge_of(crowd[0])), (crowd[1], b""), (crowd[2], badge_of(crowd[0]))):
+            directory = directory_over(node)
+            directory.gate = gate_for(badge=badge)
+            await directory.announce(presence_of(identity))
+        asker = directory_over(node)
+        asker.gate = gate_for()
+        assert peers_of(await asker.lookup()) == {crowd[0].peer_id}
+        assert asker.gate.counts(crowd[0].peer_id, GATE_NOW)
+
+    virtual_time.run(main())
+
+
+# --- rulings in the DHT -------------------------------------------------------------------------------------------
+
+
+class RulingsNode:
+    """A DHT that is one node with a validator."""
+
+    def __init__(self, gate: Gate) -> None:
+        self.validator = PresenceValidator(RUN, gate)
+        self.held: dict[int, ValueWithExpiration] = {}
+        self.stored = 0
+
+    async def get(self, key, latest):
+        assert key == rulings_key(RUN)
+        return ValueWithExpiration(self.held, 0.0) if self.held else None
+
+    async def store(self, key, value, expiration_time, subkey):
+        place = DHTID.generate(source=key).to_bytes()
+        record = DHTRecord(place, msgpack.packb(subkey), msgpack.packb(value), expiration_time)
+        if not self.validator.validate(record):
+            return False
+        self.stored += 1
+        self.held[subkey] = ValueWithExpiration(value, expiration_time)
+        return True
+
+
+def shelf_over(node: Any, gate: Gate, news: list[int]) -> RulingsShelf:
+    return RulingsShelf(lambda: node, gate, lambda: news.append(gate.rulings.serial))
+
+
+def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyPatch):
+    clock = [get_dht_time()]
+    for module in (directory, rulings_module):
+        monkeypatch.setattr(module, "get_dht_time", lambda: clock[0])
+
+    async def main() -> None:
+        node, news = RulingsNode(gate_for()), []
+        author = gate_for(rulings=people.rulings(serial=5, banned=(people.GUEST.peer,)))
+        reader = gate_for()
+        await shelf_over(node, reader, news).look()
+        assert (node.stored, news) == (0, [])  # nobody ever ruled: nothing to store
+        await shelf_over(node, author, []).look()
+        await shelf_over(node, reader, news).look()
+        assert (node.stored, news) == (1, [5])
+        assert reader.rulings == author.rulings
+        clock[0] += LIFETIME_S / 2 + 1.0
+        await shelf_over(node, reader, news).look()  # the author is gone, and the record grows old
+        assert node.stored == 2
+        node.held.clear()
+        await shelf_over(node, reader, news).look()  # all who stored it are gone
+        assert node.stored == 3
+        assert news == [5]
+
+    asyncio.run(main())
+
+
+def test_nobody_puts_other_rulings_on_the_shelf():
+    async def main() -> None:
+        current = people.rulings(serial=7, banned=(people.GUEST.peer,))
+        node = RulingsNode(gate_for(rulings=current))
+        until = get_dht_time() + 60.0
+        rejected = {
+            "older": (people.rulings(serial=6), 6, until),
+            "forged": (people.rulings(serial=9, author=people.STRANGER.key), 9, until),
+            "under another's number": (current, 8, until),
+            "for too long": (current, 7, until + 2 * LIFETIME_S),
+        }
+        for what, (document, serial, expiration) in rejected.items():
+            assert not await node.store(rulings_key(RUN), document.encode(), expiration, serial), what
+        assert not await node.store(rulings_key(RUN), b"x" * 100_000, until, 7)
+        assert await node.store(rulings_key(RUN), current.encode(), until, 7)
+
+    asyncio.run(main())
+
+
+def test_a_lying_node_lifts_no_ban():
+    async def main() -> None:
+        mine, news = gate_for(rulings=people.rulings(serial=7, banned=(people.GUEST.peer,))), []
+        node = RulingsNode(mine)
+        for document in (people.rulings(serial=6), people.rulings(serial=8, author=people.STRANGER.key)):
+            node.held[document.serial] = ValueWithExpiration(document.encode(), get_dht_time() + 3000.0)
+        node.held[99] = ValueWithExpiration("garbage", get_dht_time() + 3000.0)
+        await shelf_over(node, mine, news).look()
+        assert news == []
+        assert mine.rulings.banned == (people.GUEST.peer,)
+        assert node.stored == 1  # and puts the right ones back
+
+    asyncio.run(main())
+
+
+def test_a_silent_dht_is_a_network_error():
+    class Silent:
+        async def get(self, key, latest):
+            await asyncio.sleep(1000.0)
+
+    async def main() -> None:
+        with pytest.raises(NetworkError, match="took more than"):
+            await shelf_over(Silent(), gate_for(), []).look()
+
+    virtual_time.run(main())

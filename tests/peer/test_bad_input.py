@@ -17,9 +17,9 @@ import torch
 from p2ptrain import checkpoint
 from p2ptrain.cli import run_command
 from p2ptrain.errors import DeviceError
-from p2ptrain.manifest import JoinLink, SignedManifest
-from peer import app
-from peer.cli import export, generate, invite, peer
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
+from peer import building
+from peer.cli import admit, export, generate, invite, peer, revoke
 from peer.fit import check_memory, explained
 from peer.home import Home
 
@@ -234,7 +234,7 @@ def test_memory_that_is_installed_but_not_free(
     def exhausted(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(app, "flat_model", exhausted)
+    monkeypatch.setattr(building, "flat_model", exhausted)
     home.save_manifest(signed_run())
     assert "does not fit the memory that is free on cpu" in refused("--home", home.path)
 
@@ -331,6 +331,59 @@ def test_a_disk_that_is_full_at_the_end(
     home.save_manifest(signed_run())
     assert "the disk is full" in refused("--home", home.path)
     assert list(home.checkpoints.iterdir()) == []
+
+
+# --- who may take part ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def private_run(tmp_path: Path) -> Path:
+    create_run(tmp_path / "run", "demo", {"admission.policy": "invite"})
+    sign_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_orders_about_an_open_run(tmp_path: Path, refused: Callable[..., str]) -> None:
+    create_run(tmp_path / "run", "demo")
+    sign_run(tmp_path / "run")
+    for command in (admit, revoke):
+        assert "is open" in refused(tmp_path / "run", STRANGER, command=command)
+    assert "has printed a link here" in refused(tmp_path / "run", command=invite)
+    assert "holds no manifest.signed" in refused(tmp_path / "nowhere", STRANGER, command=admit)
+
+
+def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:
+    assert "no peer id" in refused(private_run, "fox", command=revoke)
+    said = refused(private_run, command=invite)
+    assert "No bootstrap" in said
+    assert "--link" in said
+    link = JoinLink(load_run(private_run).run_id, (ADDRESS,))
+    for expires in ("soon", "0d", "-1d", "366d", "7"):
+        assert "30m, 12h or 7d" in refused(private_run, "--link", link, "--expires", expires, command=invite)
+    assert "not 0" in refused(private_run, "--link", link, "--uses", "0", command=invite)
+    other = JoinLink("a" * 64, (ADDRESS,))
+    assert "The link is to run" in refused(private_run, "--link", other, command=invite)
+    (private_run / "run.key").unlink()
+    assert "run.key" in refused(private_run, STRANGER, command=revoke)
+
+
+def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """So that it can go into a pipe."""
+    link = JoinLink(load_run(private_run).run_id, (ADDRESS,))
+    with pytest.raises(SystemExit) as caught:
+        run_command(invite, [str(private_run), "--link", str(link), "--uses", "3"], name="p2ptrain invite")
+    said = capfd.readouterr()
+    assert caught.value.code == 0, said.err
+    assert JoinLink.parse(said.out).addresses == link.addresses
+    assert "lets 3 peers in until" in said.err
+
+
+def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for command, names, said in ((admit, [], "Nobody is named"), (revoke, [STRANGER], STRANGER), (admit, [], STRANGER)):
+        with pytest.raises(SystemExit) as caught:
+            run_command(command, [str(private_run), *names], name="p2ptrain")
+        assert caught.value.code == 0
+        assert said in capfd.readouterr().out
 
 
 # --- the network ------------------------------------------------------------------------------------------------------

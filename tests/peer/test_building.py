@@ -16,7 +16,7 @@ from p2ptrain.outer import slices
 from p2ptrain.telemetry import EventLog
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, matrices_of
-from peer.app import Options, _build
+from peer.building import Options, build
 from peer.home import Home
 
 
@@ -35,7 +35,7 @@ def test_low_rank_messages_are_of_the_models_matrices(
     home.path.mkdir()
     device = torch.device("cpu")
     with contextlib.closing(EventLog(home.events)) as log:
-        session = _build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
+        session = build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
     payloads = session.record.learner.payloads
 
     layout = flat_model(signed.manifest.model, signed.manifest.run.seed, device).layout

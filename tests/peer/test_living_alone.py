@@ -17,7 +17,8 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer import model
-from peer.app import Options, run_peer
+from peer.app import run_peer
+from peer.building import Options
 from peer.home import Home
 from peer.stopping import JoiningStopped, Stopping
 

@@ -34,6 +34,11 @@ def test_without_a_solo_run_or_a_seed(tmp_path: Path) -> None:
     assert plan.signed.manifest.run.seed == DEMO.run.seed
 
 
+def test_a_testnet_of_a_private_run_is_open(tmp_path: Path) -> None:
+    plan = lay_out(tmp_path, with_changes(DEMO, {"admission.policy": "invite"}), peers=2, solo=True, seed=None)
+    assert plan.signed.manifest.admission.policy == "open"
+
+
 def test_a_manifest_comes_from_a_file_or_a_run(tmp_path: Path) -> None:
     own = with_changes(DEMO, {"run.name": "mine"})
     (tmp_path / "mine.toml").write_text(render_toml(own))

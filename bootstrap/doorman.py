@@ -1,0 +1,131 @@
+"""What a bootstrap does in a run that does not take everybody: witness, and hand out the author's rulings.
+
+::
+
+    RUN/rulings.signed    the author's; looked at every few seconds, and replaced by newer ones from the DHT: an author
+                          who begins anew on another machine has lost no ban
+    HOME/guests.json      who came by which invite: a use that was given is given, also after a crash
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from p2ptrain import files
+from p2ptrain.admission import Gate, Register
+from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
+from p2ptrain.errors import AdmissionError, HomeError, NetworkError
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.admission_service import Desk, serve_admission
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.links import P2PTransport
+from p2ptrain.net.node import Node
+from p2ptrain.net.rulings import RulingsShelf
+
+LOOK_EVERY_S = 3.0
+"""How soon a ruling that the author wrote is handed out. A guess; the file is small, and mostly not even read."""
+
+Say = Callable[[str, str], None]
+
+
+class Doorman:
+    """Lives as long as the bootstrap; nodes come and go. Raises UserError where a file of its owner's is wrong."""
+
+    def __init__(self, run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> None:
+        self._say = say
+        self._signed = signed
+        self._file = run / RULINGS_FILE
+        self._register_file = home / "guests.json"
+        self._seen = self._stamp()
+        policy = signed.manifest.admission.policy
+        self.gate = Gate(policy, signed.run_id, author_of(signed), rulings=load_rulings(self._file, signed))
+        self._desk = Desk(self.gate, self._register(identity), identity.state, self._keep)
+        how = f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
+        say("doorman", f"the link alone lets nobody in; for each guest: {how}")
+
+    async def serve(self, node: Node) -> P2PTransport:
+        """Stand at a node's door until the returned transport is closed."""
+        node.stand_at(self.gate)
+        return await serve_admission(node, self._desk)
+
+    async def watch(self, node: Node) -> None:
+        """Keep the file's, the DHT's and our own rulings the same: the newest. For ever; survives NetworkError."""
+        shelf = RulingsShelf(lambda: node.dht, self.gate, self._learnt)
+        keeping = asyncio.create_task(shelf.run())
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                if self._look():
+                    try:
+                        await shelf.store()
+                    except NetworkError:
+                        continue  # it looks again within a minute
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    def _look(self) -> bool:
+        """Read the author's file if it changed; whether it is newer than what we hand out."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            rulings = load_rulings(self._file, self._signed)
+        except AdmissionError as error:
+            self._say("doorman", f"{error.problem} What was handed out before still counts.")
+            return False
+        if rulings is None or not self.gate.take(rulings.encode()):
+            return False
+        self._tell()
+        return True
+
+    def _learnt(self) -> None:
+        """The DHT had newer rulings than the author's directory."""
+        self._tell()
+        try:
+            files.replace(self._file, self.gate.rulings.encode())
+        except OSError as error:
+            self._say("doorman", f"they could not be saved in {self._file}: {error.strerror}")
+        self._seen = self._stamp()
+
+    def _tell(self) -> None:
+        rulings = self.gate.rulings
+        self._say(
+            "doorman",
+            f"rulings {rulings.serial}: {len(rulings.admitted)} admitted, {len(rulings.banned)} banned,"
+            f" {len(rulings.revoked)} invites revoked",
+        )
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def _register(self, identity: Identity) -> Register:
+        path = self._register_file
+        try:
+            return Register.decode(path.read_bytes(), self._signed.run_id, identity.peer_id)
+        except FileNotFoundError:
+            return Register(self._signed.run_id, identity.peer_id)
+        except OSError as error:
+            raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        except ValueError as error:
+            raise HomeError(
+                f"{path} cannot be used: {error}.",
+                "Move it away; invites that were used can then be used again, so revoke those first.",
+            ) from error
+
+    def _keep(self, encoded: bytes, guest: PeerId, invite: str) -> None:
+        files.replace(self._register_file, encoded)
+        self._say("doorman", f"let {guest} in by invite {invite}")
+
+
+def doorman_of(run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> Doorman | None:
+    """None: the run is open."""
+    return None if signed.manifest.admission.policy == "open" else Doorman(run, home, signed, identity, say)

@@ -1,0 +1,70 @@
+"""Whether a peer may take part: one pure decision, a short list of checks in order."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from p2ptrain.admission.records import Badge, Rulings
+from p2ptrain.ids import PeerId
+
+CLOCK_SKEW_S = 300
+"""How far ahead of ours a witness's clock may be; as for presence records. A guess."""
+
+
+class Refusal(StrEnum):
+    """Why a peer may not take part. The text goes over the wire, and is what the refused peer's owner reads."""
+
+    BANNED = "the run's author has banned this peer"
+    NOT_LISTED = "this peer is not on the run's list"
+    NO_INVITE = "this peer shows no invite"
+    NOT_GENUINE = "its invite does not hold"
+    AHEAD = "its badge is dated in the future; check the clock"
+    LATE = "its invite had run out before it came"
+    REVOKED = "the run's author has revoked the invite it came by"
+    USED_UP = "its invite is used up"
+
+
+def refusal(policy: str, rulings: Rulings, peer: PeerId, badge: Badge | None, now: float) -> Refusal | None:
+    """Why a peer is not admitted; None when it is. The first check that speaks decides.
+
+    Args:
+        policy: ``admission.policy`` of the manifest.
+        rulings: the newest that we know; an empty one where the author never ruled.
+        badge: what the peer shows. Genuine, or it would not be here; but perhaps another peer's.
+        now: seconds since 1970.
+    """
+    if policy == "open":
+        return None
+    if peer in rulings.banned:
+        return Refusal.BANNED
+    if peer in rulings.admitted:
+        return None
+    if policy == "allowlist":
+        return Refusal.NOT_LISTED
+    if badge is None:
+        return Refusal.NO_INVITE
+    if badge.peer != peer:
+        return Refusal.NOT_GENUINE
+    if badge.witnessed_at > now + CLOCK_SKEW_S:
+        return Refusal.AHEAD
+    if badge.witnessed_at > badge.invite.expires_at:
+        return Refusal.LATE
+    if badge.invite.id in rulings.revoked:
+        return Refusal.REVOKED
+    return None
+
+
+def remedy(why: Refusal, peer: PeerId) -> str:
+    """What the owner of the refused peer can do."""
+    match why:
+        case Refusal.NOT_LISTED:
+            return f"Ask the run's author to admit this peer: p2ptrain admit RUN {peer}"
+        case Refusal.BANNED:
+            return "Ask the run's author why; nobody else can lift it."
+        case Refusal.AHEAD:
+            return "p2ptrain doctor LINK tells whether this computer's clock is off; if not, tell the run's author."
+        case _:
+            return (
+                "Ask the run's author for an invite link, and join by it with the same --home; or to admit this peer:"
+                f" p2ptrain admit RUN {peer}"
+            )

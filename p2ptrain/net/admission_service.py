@@ -1,0 +1,138 @@
+"""Every node of a run that does not take everybody hands out the author's rulings; a witness also takes in guests.
+
+A protocol of its own: one question, one answer, in MESSAGE frames that hold a statement's fields
+(``p2ptrain.statements``)::
+
+    ["rulings", serial]                        ["rulings", bytes]     empty: none newer than that
+    ["come", [invite], introduction]           ["came", at, attestation]  or  ["refused", why]
+
+What is answered is signed by others, or by the witness that the invite names, so nothing else protects it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, Register, Ticket
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, short
+from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net.node import Node
+from p2ptrain.ports import Clock, Link, Transport
+from p2ptrain.statements import Sign, packed, unpacked
+from p2ptrain.wire import FrameKind
+
+logger = logging.getLogger(__name__)
+
+ADMISSION_PROTOCOL = "/p2ptrain/admission/1"
+
+LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=2)
+"""A guess: a question is 1 kB, an answer 60 kB at most."""
+_MAX_QUESTION_BYTES = 1024
+_MAX_ANSWER_BYTES = MAX_RULINGS_BYTES + 64
+
+
+@dataclass(slots=True)
+class Desk:
+    """Who answers."""
+
+    gate: Gate
+    register: Register | None = None
+    """None: we are nobody's witness."""
+    sign: Sign | None = None
+    keep: Callable[[bytes, PeerId, str], None] = lambda encoded, guest, invite: None
+    """Bring the register to the disk: guest and invite's id are who came. Raises OSError."""
+    wall: Clock = time.time
+    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=240, each=12, window_s=60.0))
+    """Checking a question takes about a millisecond. A guess."""
+
+    async def answer(self, link: Link) -> None:
+        """Answer one question, over any link. Raises NetworkError and RemoteError."""
+        question = await _receive(link, _MAX_QUESTION_BYTES)
+        if not self._allowance.take(link.peer, self.wall()):
+            raise NetworkError(f"{short(link.peer)} asked about admission too often")
+        match question:
+            case ["rulings", int(serial)]:
+                ours = self.gate.rulings
+                await _send(link, ["rulings", ours.encode() if ours.serial > serial else b""])
+            case ["come", invite, bytes(introduction)]:
+                await _send(link, self._guest(link.peer, invite, introduction))
+            case other:
+                raise RemoteError(f"a question about admission was due, not {str(other)[:80]}")
+        await link.close()
+
+    def _guest(self, peer: PeerId, raw: object, introduction: bytes) -> list[Any]:
+        """The link proves who asks: a badge is made for nobody else."""
+        gate = self.gate
+        if self.register is None or self.sign is None:  # an invite may name us, and others besides
+            raise NetworkError(f"{short(peer)} asked for a badge, and we are no witness")
+        invite = Invite.read(raw, gate.run, gate.author)
+        answer = self.register.admit(invite, peer, introduction, gate.rulings, self.wall(), self.sign)
+        if isinstance(answer, Refusal):
+            return ["refused", answer.value]
+        try:
+            self.keep(self.register.encode(), peer, invite.id)
+        except OSError as error:
+            raise NetworkError(f"the register of guests cannot be saved: {error.strerror}") from error
+        return ["came", *answer]
+
+
+async def serve_admission(node: Node, desk: Desk) -> P2PTransport:
+    """Answer others until the returned transport is closed."""
+    transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS)
+    await transport.listen(desk.answer)
+    return transport
+
+
+async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[str], gate: Gate) -> bool:
+    """Ask a node for rulings newer than the gate's, and take them in; whether there were. NetworkError, RemoteError."""
+    match await _ask(transport, peer, addresses, ["rulings", gate.rulings.serial]):
+        case ["rulings", bytes(encoded)]:
+            return bool(encoded) and gate.take(encoded)
+        case other:
+            raise RemoteError(f"rulings were due, not {str(other)[:80]}")
+
+
+async def come_in(
+    transport: Transport, witness: PeerId, addresses: Sequence[str], ticket: Ticket, gate: Gate, me: PeerId
+) -> Badge | Refusal:
+    """Show a witness that we hold an invite; our badge, or why not. Raises NetworkError and RemoteError."""
+    introduction = ticket.introduce(gate.run, me)
+    match await _ask(transport, witness, addresses, ["come", ticket.invite.fields(), introduction]):
+        case ["came", int(at), bytes(attestation)]:
+            badge = Badge(ticket.invite, me, introduction, witness, at, attestation)
+            return Badge.decode(badge.encode(), gate.run, gate.author)
+        case ["refused", str(why)] if why in set(Refusal):
+            return Refusal(why)
+        case other:
+            raise RemoteError(f"a badge was due, not {str(other)[:80]}")
+
+
+async def _ask(transport: Transport, peer: PeerId, addresses: Sequence[str], question: list[Any]) -> list[Any]:
+    try:
+        async with asyncio.timeout(3 * LIMITS.idle_s):
+            link = await transport.open(peer, addresses)
+            try:
+                await _send(link, question)
+                return await _receive(link, _MAX_ANSWER_BYTES)
+            finally:
+                await link.close()
+    except TimeoutError:
+        raise NetworkError(f"{short(peer)} does not answer about admission") from None
+
+
+async def _send(link: Link, words: list[Any]) -> None:
+    await link.send(FrameKind.MESSAGE, packed(words))
+
+
+async def _receive(link: Link, most_bytes: int) -> list[Any]:
+    kind, body = await link.receive()
+    if kind != FrameKind.MESSAGE:
+        raise RemoteError(f"words about admission were due, not a frame of kind {kind}")
+    return unpacked(body, most_bytes)

@@ -1,0 +1,142 @@
+"""The gate before every conversation of a run that does not take everybody: both sides show a badge first.
+
+::
+
+    opener                        answerer
+    BADGE, and its message ->                        no round trip is added
+                           <-  REFUSAL, end          or BADGE, and its answer
+
+It stands between the driver and the transport (``ports.Transport``), so neither core nor driver knows of it, and an
+open run has none: its bytes are what they always were. The porter of a peer that is away is behind it too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+
+from p2ptrain.admission import Gate, Refusal, remedy
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, short
+from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.payload import DirectLink
+from p2ptrain.ports import Clock, Link, Notebook, Transport
+from p2ptrain.wire import FrameKind
+
+BADGE_DEADLINE_S = 15.0
+"""How long an inbound link may take to show a badge; as long as the message after it may take."""
+FAREWELL_S = 2.0
+"""For somebody who is refused to read so, and to close. A guess."""
+NOTES_S = 600.0
+"""In so long a time a refusal is told once of each peer, and of ten at most. A guess; strangers must not fill a log."""
+
+
+class GatedTransport:
+    """Opens and takes in links as ``transport`` does, to and from those whom the gate admits."""
+
+    def __init__(
+        self, transport: Transport, gate: Gate, me: PeerId, notebook: Notebook, wall: Clock = time.time
+    ) -> None:
+        self._transport = transport
+        self._gate = gate
+        self._me = me
+        self._notebook = notebook
+        self._wall = wall
+        self._told = Allowance(overall=10, each=1, window_s=NOTES_S)
+
+    async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
+        link = await self._transport.open(peer, addresses)
+        try:
+            await link.send(FrameKind.BADGE, self._gate.badge)
+        except BaseException:
+            await link.close()
+            raise
+        return GatedDirectLink(link, self._check) if isinstance(link, DirectLink) else GatedLink(link, self._check)
+
+    async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
+        await self._transport.listen(self.welcoming(handler))
+
+    def welcoming(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
+        """The same handler, for those who are let in."""
+
+        async def welcome(link: Link) -> None:
+            if await self._let_in(link):
+                await handler(link)
+
+        return welcome
+
+    async def _let_in(self, link: Link) -> bool:
+        """Read the badge of whoever opened a link, and show ours; else say why not, and close it."""
+        try:
+            async with asyncio.timeout(BADGE_DEADLINE_S):
+                kind, shown = await link.receive()
+                if kind != FrameKind.BADGE:
+                    raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+                why = self._gate.refusal(link.peer, shown, self._wall())
+                if why is None:
+                    await link.send(FrameKind.BADGE, self._gate.badge)
+                    return True
+                if self._told.take(f"<{link.peer}", self._wall()):
+                    self._notebook.note("turned away", peer=link.peer, why=why.value)
+                await link.send(FrameKind.REFUSAL, why.encode())
+        except TimeoutError:
+            raise NetworkError(f"{short(link.peer)} showed no badge for {BADGE_DEADLINE_S:.0f} s") from None
+        with contextlib.suppress(NetworkError, RemoteError, TimeoutError):
+            async with asyncio.timeout(FAREWELL_S):
+                await link.receive()  # its message, unread: to close on it could reset what we just said
+                await link.receive()  # and its end
+        await link.close()
+        return False
+
+    def _check(self, peer: PeerId, kind: int, body: bytes) -> None:
+        """The first frame on a link of ours. Raises NetworkError where one of us may not take part."""
+        if kind == FrameKind.REFUSAL:
+            try:
+                why = Refusal(body.decode("ascii"))
+            except ValueError:
+                raise RemoteError(f"a reason to refuse us was due, not {body!r:.40}") from None
+            if self._told.take(f">{why.name}", self._wall()):
+                self._notebook.note("not admitted", peer=peer, why=why.value, remedy=remedy(why, self._me))
+            raise NetworkError(f"it does not let us in: {why}")
+        if kind != FrameKind.BADGE:
+            raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+        if (refused := self._gate.refusal(peer, body, self._wall())) is not None:
+            raise NetworkError(f"we do not let it in: {refused}")
+
+
+class GatedLink:
+    """A link that we opened (``ports.Link``): its partner's badge is looked at before its first message."""
+
+    def __init__(self, link: Link, check: Callable[[PeerId, int, bytes], None]) -> None:
+        self.peer = link.peer
+        self._link = link
+        self._check: Callable[[PeerId, int, bytes], None] | None = check
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        await self._link.send(kind, body)
+
+    async def receive(self) -> tuple[int, bytes]:
+        await self._greet()
+        return await self._link.receive()
+
+    async def close(self) -> None:
+        await self._link.close()
+
+    async def _greet(self) -> None:
+        if self._check is not None:
+            self._check(self.peer, *await self._link.receive())
+            self._check = None
+
+
+class GatedDirectLink(GatedLink):
+    """The same of a link that can receive without a copy (``net.payload.DirectLink``)."""
+
+    def __init__(self, link: DirectLink, check: Callable[[PeerId, int, bytes], None]) -> None:
+        super().__init__(link, check)
+        self._direct = link
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        await self._greet()
+        return await self._direct.receive_into(buffer)

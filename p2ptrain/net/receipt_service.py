@@ -1,0 +1,89 @@
+"""Partners countersign each other's receipts (``p2ptrain.receipts``): one question, one answer, beside the exchanges.
+
+::
+
+    ["receipt", receipt]        ["agreed", countersignature]  or  ["objection", why]
+
+A protocol of its own and best effort: exchanges do not wait for it, carry nothing of it, and are not judged by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import RunId, short
+from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.links import Limits
+from p2ptrain.ports import Clock, Link, Transport
+from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
+from p2ptrain.statements import Sign, packed, unpacked
+from p2ptrain.wire import FrameKind
+
+RECEIPT_PROTOCOL = "/p2ptrain/receipts/1"
+
+LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
+"""A guess: a question and its answer are half a kilobyte."""
+DEADLINE_S = 20.0
+"""For a question and its answer, the dial included. A guess."""
+
+
+@dataclass(slots=True)
+class Notary:
+    """Answers partners' claims by our book."""
+
+    run: RunId
+    book: Book
+    sign: Sign
+    wall: Clock = time.time
+    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=6, window_s=60.0))
+    """An honest peer claims twice a minute of all its partners together. Guesses."""
+
+    async def answer(self, link: Link) -> None:
+        """Answer one question, over any link. Raises NetworkError and RemoteError."""
+        match await _receive(link):
+            case ["receipt", bytes(body)]:
+                claim = Receipt.decode(body)
+            case _:
+                raise RemoteError("a receipt was due, not something else")
+        if not self._allowance.take(link.peer, self.wall()):
+            raise NetworkError(f"{short(link.peer)} asked for signatures too often")
+        objection = self.book.judge(claim, link.peer, self.wall())
+        if objection is not None:
+            await _send(link, ["objection", objection.value])
+        else:
+            await _send(link, ["agreed", claim.countersigned(self.run, self.sign).countersignature])
+        await link.close()
+
+
+async def ask_to_sign(transport: Transport, claim: Receipt) -> bytes | Objection:
+    """The partner's countersignature, unverified, or its objection. Raises NetworkError and RemoteError."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            link = await transport.open(claim.partner, [])  # we exchanged just now, so we are connected
+            try:
+                await _send(link, ["receipt", claim.encode()])
+                match await _receive(link):
+                    case ["agreed", bytes(countersignature)]:
+                        return countersignature
+                    case ["objection", str(why)] if why in set(Objection):
+                        return Objection(why)
+                    case _:
+                        raise RemoteError("a signature was due, not something else")
+            finally:
+                await link.close()
+    except TimeoutError:
+        raise NetworkError(f"{short(claim.partner)} does not sign a receipt") from None
+
+
+async def _send(link: Link, words: list[object]) -> None:
+    await link.send(FrameKind.MESSAGE, packed(words))
+
+
+async def _receive(link: Link) -> list[object]:
+    kind, body = await link.receive()
+    if kind != FrameKind.MESSAGE:
+        raise RemoteError(f"words about a receipt were due, not a frame of kind {kind}")
+    return unpacked(body, MAX_RECEIPT_BYTES + 32)

@@ -1,0 +1,133 @@
+"""Model, data, learner and protocol core of one peer, built in order and resumed where a checkpoint is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+
+from p2ptrain import checkpoint
+from p2ptrain.data import open_corpus
+from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.identity import Identity
+from p2ptrain.outer import slices
+from p2ptrain.ports import Notebook
+from p2ptrain.swarm import Peer
+from p2ptrain.telemetry import EventLog
+from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
+from peer.fit import check_memory, explained
+from peer.home import Home, cache_directory
+from peer.record import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What this machine's owner chose. None of it changes the algorithm."""
+
+    link: JoinLink | None
+    """None: go on with the run of the home."""
+    home: Path | None = None
+    device: str | None = None
+    """None: what the home's settings say. So with an empty nickname."""
+    data: Path | None = None
+    """The file of a corpus that the manifest names by digest."""
+    tokenizer: Path | None = None
+    """The same for a tokenizer.json."""
+    listen: tuple[str, ...] = ()
+    announce: tuple[str, ...] = ()
+    nickname: str = ""
+    local: bool = False
+    """The whole swarm is on this machine: listen on loopback and announce that."""
+    relay: bool = False
+    """Carry, within limits, what passes between peers whom nobody can dial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """Everything between the network and the trainer."""
+
+    new_core: Callable[[], Peer]
+    """A protocol core where the learner stands."""
+    record: Record
+    notebook: Notebook
+
+
+def build(
+    options: Options, device: torch.device, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
+) -> Session:
+    """Model, data, learner and protocol core, resumed where a checkpoint is."""
+    manifest = signed.manifest
+    check_memory(manifest, device)
+    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer)
+    with explained(device):
+        model = flat_model(manifest.model, manifest.run.seed, device)
+        placement = place(model, manifest.model, manifest.training)
+    reader = Reader(manifest.run.seed, identity.peer_id)
+    task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+    weight_codec, gradient_codec = codecs_of(manifest.codec)
+    fragments = slices(len(model.theta), manifest.outer.fragments)
+    learner = Learner(
+        task,
+        learner_rules(manifest.outer, manifest.run.tokens_per_peer),
+        fragments,
+        weight_codec,
+        log,
+        gradient_codec=gradient_codec,
+        matrices=matrices_of(model.layout, fragments),
+    )
+    first_loss = _resume(home, learner, signed, log)
+    rules = swarm_rules(
+        signed.run_id,
+        manifest.outer,
+        manifest.swarm,
+        learner.payloads,
+        tokens_per_peer=float(manifest.run.tokens_per_peer),
+        tokens_per_outer_step=float(manifest.tokens_per_outer_step),
+    )
+
+    def new_core() -> Peer:
+        return Peer(identity.peer_id, rules, Random(), step=learner.step, progress=learner.progress)
+
+    record = Record(
+        home=home,
+        me=identity.peer_id,
+        run=signed.run_id,
+        nickname=options.nickname,
+        learner=learner,
+        task=task,
+        corpus=corpus,
+        placement=placement,
+        tokens_per_peer=manifest.run.tokens_per_peer,
+        notebook=log,
+        first_loss=first_loss,
+    )
+    return Session(new_core, record, log)
+
+
+def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
+    """Load the newest whole checkpoint, if any; returns the held-out loss of this peer's very first session."""
+    found = checkpoint.load_latest(home.checkpoints)
+    for torn in found.passed_over:
+        log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
+    if found.checkpoint is None:
+        return None
+    state = found.checkpoint.state
+    if state.get("run") != signed.run_id:
+        raise HomeError(
+            f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
+        )
+    try:
+        learner.load_state_dict(found.checkpoint.tensors, state)
+        first_loss = state["val_loss_first"]
+    except (KeyError, ValueError) as error:
+        raise ManifestError(
+            f"The checkpoint {found.checkpoint.path} does not fit this run's model: {error}.", "Move it away."
+        ) from error
+    log.note("resumed", step=learner.step, progress=learner.progress)
+    return float(first_loss) if first_loss is not None else None

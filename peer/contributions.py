@@ -1,0 +1,160 @@
+"""Gathers, while a peer runs, its partners' signatures under what it contributed (``p2ptrain.receipts``).
+
+What partners have not signed yet is lost when either process ends; a peer that leaves asks once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net.receipt_service import Notary, ask_to_sign
+from p2ptrain.ports import Clock, Notebook, Transport
+from p2ptrain.receipts import Book, Objection, Receipt
+from p2ptrain.statements import Sign
+from peer.ledger import Ledger
+
+logger = logging.getLogger(__name__)
+
+PERIOD_S = 30.0
+"""Between two claims, of whichever partners, times a random factor of .75 to 1.25: 2 MB of receipts a day. A guess."""
+GOODBYE_S = 2.0
+"""For the claims that are left when the peer leaves; as the core's own goodbye."""
+GOODBYES = 8
+"""Partners that are asked then, those asked longest ago first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where our training stands, and what a whole set of weights weighs."""
+
+    step: int
+    tokens: int
+    weights_bytes: int
+
+
+class Contributions:
+    """Counts exchanges by the notes about them, has them signed, and signs partners'. Lives in the network's loop.
+
+    Hears the notes of the core (``hear``), so neither core nor driver knows of it.
+    """
+
+    def __init__(
+        self,
+        run: RunId,
+        me: PeerId,
+        sign: Sign,
+        ledger: Ledger,
+        standing: Callable[[], Standing],
+        notebook: Notebook,
+        wall: Clock = time.time,
+        random: Random | None = None,
+    ) -> None:
+        self._book = Book(run, me)
+        self._sign = sign
+        self._ledger = ledger
+        self._standing = standing
+        self._notebook = notebook
+        self._wall = wall
+        self._random = random or Random()
+        self._is_full = False
+        self.notary = Notary(run, self._book, sign, wall)
+
+    def hear(self, kind: str, fields: dict[str, Any]) -> None:
+        """A note of the core's."""
+        peer = fields.get("peer")
+        if not isinstance(peer, str):
+            return
+        now, partner = self._wall(), PeerId(peer)
+        match kind:
+            case "exchanged":
+                self._book.exchanged(partner, fields.get("sent_bytes", 0), fields.get("received_bytes", 0), now)
+            case "gave weights":
+                self._book.served(partner, self._standing().weights_bytes, now)
+            case "caught up":
+                self._book.was_served(partner, self._standing().weights_bytes, now)
+
+    @contextlib.asynccontextmanager
+    async def gathering(self, transport: Callable[[], Transport]) -> AsyncIterator[None]:
+        """Have what we do countersigned meanwhile; a last round at the end.
+
+        Args:
+            transport: what partners are asked over; raises NetworkError while there is none.
+        """
+        task = asyncio.create_task(self._run(transport))
+        task.add_done_callback(_report)
+        try:
+            yield
+        finally:
+            task.cancel()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(GOODBYE_S):
+                    for _ in range(GOODBYES):
+                        with contextlib.suppress(NetworkError, RemoteError):
+                            if not await self.claim(transport()):
+                                break
+
+    async def _run(self, transport: Callable[[], Transport]) -> None:
+        while True:
+            await asyncio.sleep(PERIOD_S * self._random.uniform(0.75, 1.25))
+            try:
+                await self.claim(transport())
+            except (NetworkError, RemoteError) as error:
+                logger.info("no receipt: %s", error)
+
+    async def claim(self, transport: Transport) -> bool:
+        """Ask one partner to sign what we did with it; False: there is nothing. Raises NetworkError, RemoteError."""
+        standing = self._standing()
+        claim = self._book.claim(standing.step, standing.tokens, self._wall(), self._sign)
+        if claim is None:
+            return False
+        try:
+            answer = await ask_to_sign(transport, claim)
+        except NetworkError:
+            self._book.unanswered(claim, self._wall())
+            raise
+        if isinstance(answer, Objection):
+            self._book.objected(claim, self._wall())
+            raise RemoteError(f"it does not sign our receipt: {answer}")
+        receipt = self._book.agreed(claim, answer)
+        if receipt is None:
+            self._book.objected(claim, self._wall())
+            raise RemoteError("its signature under our receipt does not hold")
+        self._keep(receipt)
+        return True
+
+    def _keep(self, receipt: Receipt) -> None:
+        try:
+            self._ledger.add(receipt)
+        except OSError as error:
+            if not self._is_full:
+                self._notebook.note("not saved", what="a receipt", why=error.strerror)
+            self._is_full = True
+        else:
+            self._is_full = False
+
+
+class HearingNotebook:
+    """A notebook that also tells somebody else."""
+
+    def __init__(self, notebook: Notebook, hear: Callable[[str, dict[str, Any]], None]) -> None:
+        self._notebook = notebook
+        self._hear = hear
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self._hear(kind, fields)
+        self._notebook.note(kind, **fields)
+
+
+def _report(task: asyncio.Task[None]) -> None:
+    """A task that ended by an exception has a bug: tell, and let training go on."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        task.get_loop().call_exception_handler({"message": "the gatherer of receipts failed", "exception": error})

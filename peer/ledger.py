@@ -1,0 +1,98 @@
+"""A peer's receipts on disk, and what they prove (``p2ptrain.receipts``).
+
+``HOME/contributions.jsonl`` has one receipt a line, ``contributions.1.jsonl`` the older ones: two files of at most 64
+MiB.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from p2ptrain.errors import HomeError, RemoteError
+from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
+from peer.home import Home
+from peer.lines import size
+
+MAX_LEDGER_BYTES = 64 << 20
+"""Of each of the two files: a month at one claim in 30 s."""
+_MAX_LINE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The receipts on disk."""
+
+    path: Path
+
+    @property
+    def older(self) -> Path:
+        return self.path.with_suffix(".1.jsonl")
+
+    def add(self, receipt: Receipt) -> None:
+        """Raises OSError."""
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(to_json(receipt)) + "\n")
+            is_full = file.tell() > MAX_LEDGER_BYTES
+        if is_full:
+            self.path.replace(self.older)
+
+    def read(self) -> Iterator[Receipt | None]:
+        """All receipts, the older first; None for a line that is none. Raises HomeError."""
+        for path in (self.older, self.path):
+            try:
+                with path.open(encoding="utf-8", errors="replace") as file:
+                    while line := file.readline(_MAX_LINE):
+                        yield _parsed(line)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+
+
+def _parsed(line: str) -> Receipt | None:
+    try:
+        return from_json(json.loads(line))
+    except (ValueError, TypeError, RecursionError, RemoteError):
+        return None
+
+
+def proved(home: Home, path: Path | None = None) -> Total:
+    """What the receipts in a home, or in one file of somebody else's, prove. Raises HomeError.
+
+    All must be of one peer: in a home, of whoever lives there; in a file, of whoever the first line names.
+    """
+    signed = home.load_manifest(None)
+    if signed is None:
+        raise HomeError(
+            f"No peer of any swarm has lived in {home.path} yet.", "Name the home of a peer that has joined a run."
+        )
+    entries = list(Ledger(path or home.contributions).read())
+    receipts = [entry for entry in entries if entry is not None]
+    if not receipts:
+        raise HomeError(
+            f"There is no receipt in {path or home.contributions} yet.",
+            "Partners sign the first within a minute of the first exchange.",
+        )
+    result = total(receipts, signed.run_id, receipts[0].peer)
+    for _ in range(len(entries) - len(receipts)):
+        result.reject("it is no receipt")
+    return result
+
+
+def table(result: Total) -> list[str]:
+    """For people."""
+    days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (result.first, result.last)]
+    partners = sorted(result.partners.items(), key=lambda each: -each[1])
+    return [
+        f"{result.receipts:,} receipts, signed by {len(partners)} partners, from {days[0]} to {days[1]}",
+        f"exchanges: {result.exchanges:,}",
+        f"sent in exchanges: {size(result.sent)}, received: {size(result.received)}",
+        f"weights given to newcomers: {size(result.served)}",
+        f"tokens: {result.tokens:,} (what it claimed to its partners; nobody can count them from outside)",
+        *(f"  {peer}: {exchanges:,} exchanges" for peer, exchanges in partners),
+        *(f"NOT counted, {count:,} receipts: {why}" for why, count in result.faulty.items()),
+    ]

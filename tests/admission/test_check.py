@@ -1,0 +1,55 @@
+"""Who may take part: every reason to refuse, and the order in which they speak."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from people import DAY, GUEST, NOW, STRANGER, badge, rulings, ticket
+
+from p2ptrain.admission import Badge, Refusal, Rulings, refusal, remedy
+from p2ptrain.wire import MAX_IDENTIFIER_CHARS
+
+NONE = Rulings()
+REVOKED = rulings(revoked=(ticket().invite.id,))
+
+
+@pytest.mark.parametrize(
+    ("policy", "said", "shown", "why"),
+    [
+        ("open", rulings(banned=(GUEST.peer,)), None, None),
+        ("allowlist", NONE, None, Refusal.NOT_LISTED),
+        ("allowlist", NONE, badge(), Refusal.NOT_LISTED),
+        ("allowlist", rulings(admitted=(STRANGER.peer,)), None, Refusal.NOT_LISTED),
+        ("allowlist", rulings(admitted=(GUEST.peer,)), None, None),
+        ("allowlist", rulings(admitted=(GUEST.peer,), banned=(GUEST.peer,)), None, Refusal.BANNED),
+        ("invite", NONE, None, Refusal.NO_INVITE),
+        ("invite", NONE, badge(), None),
+        ("invite", rulings(admitted=(GUEST.peer,)), None, None),
+        ("invite", NONE, badge(STRANGER), Refusal.NOT_GENUINE),
+        ("invite", rulings(banned=(GUEST.peer,)), badge(), Refusal.BANNED),
+        ("invite", REVOKED, badge(), Refusal.REVOKED),
+        ("invite", rulings(revoked=(ticket().invite.id,), admitted=(GUEST.peer,)), badge(), None),
+        ("invite", rulings(revoked=("0" * 16,)), badge(), None),
+    ],
+)
+def test_who_is_admitted(policy: str, said: Rulings, shown: Badge | None, why: Refusal | None) -> None:
+    assert refusal(policy, said, GUEST.peer, shown, NOW) is why
+
+
+def test_a_badge_that_was_given_in_time_holds_for_ever() -> None:
+    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + DAY), NOW + 1000 * DAY) is None
+
+
+def test_a_badge_dated_after_its_invite_or_after_today_does_not() -> None:
+    late = dataclasses.replace(badge(), witnessed_at=NOW + DAY + 1)
+    assert refusal("invite", NONE, GUEST.peer, late, NOW + 2 * DAY) is Refusal.LATE
+    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 301), NOW) is Refusal.AHEAD
+    assert refusal("invite", NONE, GUEST.peer, badge(at=NOW + 300), NOW) is None
+
+
+@pytest.mark.parametrize("why", Refusal)
+def test_there_is_something_to_do_about_each(why: Refusal) -> None:
+    assert "author" in remedy(why, GUEST.peer)
+    assert len(why.encode()) <= MAX_IDENTIFIER_CHARS  # of a REFUSAL frame
+    assert GUEST.peer in remedy(Refusal.NOT_LISTED, GUEST.peer)

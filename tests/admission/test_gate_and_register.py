@@ -1,0 +1,118 @@
+"""What a node knows of members, and what a witness signs."""
+
+from __future__ import annotations
+
+import pytest
+from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, badge, rulings, somebody, ticket
+
+from p2ptrain.admission import Badge, Gate, Refusal, Register, Rulings
+from p2ptrain.admission import gate as gate_module
+from p2ptrain.errors import RemoteError
+
+NONE = Rulings()
+
+
+def gate(policy: str = "invite") -> Gate:
+    return Gate(policy, RUN, PUBLIC)
+
+
+def test_who_has_shown_a_badge_counts_and_nobody_else() -> None:
+    door = gate()
+    assert not door.counts(GUEST.peer, NOW)
+    assert door.refusal(GUEST.peer, b"", NOW) is Refusal.NO_INVITE
+    assert door.refusal(GUEST.peer, badge().encode(), NOW) is None
+    assert door.counts(GUEST.peer, NOW)
+    assert not door.counts(STRANGER.peer, NOW)
+    assert door.refusal(STRANGER.peer, badge().encode(), NOW) is Refusal.NOT_GENUINE  # what everybody has seen
+    assert door.refusal(STRANGER.peer, b"\x90", NOW) is Refusal.NOT_GENUINE
+    assert not door.counts(STRANGER.peer, NOW)
+
+
+def test_a_ban_counts_at_once_also_for_those_that_are_known() -> None:
+    door = gate()
+    assert door.refusal(GUEST.peer, badge().encode(), NOW) is None
+    assert door.take(rulings(banned=(GUEST.peer,)).encode())
+    assert not door.counts(GUEST.peer, NOW)
+    assert door.refusal(GUEST.peer, badge().encode(), NOW) is Refusal.BANNED
+
+
+def test_older_rulings_lift_no_ban() -> None:
+    door = gate()
+    assert door.take(rulings(serial=7, banned=(GUEST.peer,)).encode())
+    assert not door.take(rulings(serial=7).encode())
+    assert not door.take(rulings(serial=6).encode())
+    assert not door.counts(GUEST.peer, NOW)
+    with pytest.raises(RemoteError):
+        door.take(rulings(serial=8, author=STRANGER.key).encode())
+    assert door.take(rulings(serial=8, admitted=(GUEST.peer,)).encode())
+    assert door.counts(GUEST.peer, NOW)
+
+
+def test_an_allowlist_reads_no_badges() -> None:
+    door = gate("allowlist")
+    assert door.refusal(GUEST.peer, badge().encode(), NOW) is Refusal.NOT_LISTED
+    door.take(rulings(admitted=(GUEST.peer,)).encode())
+    assert door.refusal(GUEST.peer, b"\xff" * 100, NOW) is None
+
+
+def test_memory_of_badges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate_module, "MAX_REMEMBERED", 3)
+    door = gate()
+    crowd = [somebody(number) for number in range(20, 25)]
+    for each in crowd:
+        assert door.refusal(each.peer, badge(each).encode(), NOW) is None
+    assert [door.counts(each.peer, NOW) for each in crowd] == [False, False, True, True, True]
+
+
+def ask(register: Register, guest=GUEST, by=None, now: float = NOW, said: Rulings = NONE):
+    by = by or ticket()
+    introduction = by.introduce(RUN, guest.peer)
+    return register.admit(by.invite, guest.peer, introduction, said, now, WITNESS.state)
+
+
+def register() -> Register:
+    return Register(RUN, WITNESS.peer)
+
+
+def test_what_a_witness_signs_makes_a_badge() -> None:
+    at, attestation = ask(register())
+    shown = Badge(ticket().invite, GUEST.peer, ticket().introduce(RUN, GUEST.peer), WITNESS.peer, at, attestation)
+    assert gate().refusal(GUEST.peer, shown.encode(), NOW) is None
+
+
+def test_uses_are_counted_and_who_asks_again_is_no_new_use() -> None:
+    book = register()
+    first = ask(book)
+    assert ask(book, now=NOW + 100) == first
+    assert ask(book, STRANGER) is Refusal.USED_UP
+    assert ask(book, STRANGER, by=ticket(uses=2)) != Refusal.USED_UP  # the author may sign the same key anew
+    assert ask(book, STRANGER, by=ticket(number=8)) != Refusal.USED_UP
+
+
+def test_uses_survive_a_restart() -> None:
+    book = register()
+    first = ask(book)
+    again = Register.decode(book.encode(), RUN, WITNESS.peer)
+    assert ask(again, STRANGER) is Refusal.USED_UP
+    assert ask(again) == first
+    for damaged in (b"", b"{}", b'{"run": "x"}', book.encode()[:-5], b'{"run": "%s", "invites": 5}' % RUN.encode()):
+        with pytest.raises(ValueError, match=r"damaged|another run|Expecting|delimiter"):
+            Register.decode(damaged, RUN, WITNESS.peer)
+
+
+def test_a_witness_says_no() -> None:
+    assert ask(register(), now=NOW + DAY + 1) is Refusal.LATE
+    assert ask(register(), said=rulings(banned=(GUEST.peer,))) is Refusal.BANNED
+    assert ask(register(), said=rulings(revoked=(ticket().invite.id,))) is Refusal.REVOKED
+    assert ask(Register(RUN, STRANGER.peer)) is Refusal.NOT_GENUINE  # the invite names another
+    stolen = ticket().introduce(RUN, GUEST.peer)  # seen in a badge, and used for another name
+    answer = register().admit(ticket().invite, STRANGER.peer, stolen, NONE, NOW, WITNESS.state)
+    assert answer is Refusal.NOT_GENUINE
+
+
+def test_the_register_forgets_invites_that_have_run_out() -> None:
+    book = register()
+    ask(book)
+    ask(book, by=ticket(number=8, expires_at=NOW + 9 * DAY), now=NOW + 2 * DAY)
+    assert len(book.guests) == 1
+    assert ask(book, now=NOW + 2 * DAY) is Refusal.LATE

@@ -1,0 +1,300 @@
+"""The gate before every conversation, and the desk that answers about admission: over links in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, badge, rulings, ticket
+
+from p2ptrain.admission import Badge, Gate, Refusal, Register
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.net import virtual_time
+from p2ptrain.net.admission_service import Desk, ask_rulings, come_in
+from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport
+from p2ptrain.net.memory import MemoryLink, MemoryNetwork
+from p2ptrain.net.payload import DirectLink, receive_payload, send_payload
+from p2ptrain.ports import Link
+from p2ptrain.statements import packed
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.wire import FrameKind
+
+MEMBER = WITNESS
+"""It holds a badge too."""
+
+
+class Door:
+    """One node behind its gate; every link that it lets in is echoed once."""
+
+    def __init__(self, network: MemoryNetwork, who: Somebody, shown: bytes) -> None:
+        self.gate = Gate("invite", RUN, PUBLIC, shown)
+        self.notebook = MemoryLog()
+        self.heard: list[bytes] = []
+        self.transport = GatedTransport(
+            network.transport(who.peer), self.gate, who.peer, self.notebook, wall=lambda: float(NOW)
+        )
+
+    async def listen(self) -> None:
+        await self.transport.listen(self._echo)
+
+    async def _echo(self, link: Link) -> None:
+        kind, body = await link.receive()
+        self.heard.append(body)
+        await link.send(kind, body)
+        await send_payload(link, [b"weights" * 1000])
+
+
+def play(scene: Callable[[MemoryNetwork, Door], Awaitable[Any]], latency: float = 0.01) -> tuple[Any, Door]:
+    """A member's door, and what happens at it."""
+
+    async def stage() -> tuple[Any, Door]:
+        network = MemoryNetwork(latency=latency)
+        door = Door(network, MEMBER, badge(MEMBER, by=ticket(uses=1000)).encode())
+        await door.listen()
+        return await scene(network, door), door
+
+    return virtual_time.run(stage())
+
+
+async def converse(network: MemoryNetwork, who: Somebody, shown: bytes) -> tuple[float, MemoryLog]:
+    """Speak with the member as this peer with this badge; how long it took to be answered."""
+    own = Door(network, who, shown)
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    link = await own.transport.open(MEMBER.peer)
+    try:
+        await link.send(FrameKind.MESSAGE, b"hello")
+        assert await link.receive() == (FrameKind.MESSAGE, b"hello")
+        took = loop.time() - began
+        assert await receive_payload(link, [7000]) == [b"weights" * 1000]
+    except NetworkError as error:
+        own.notebook.note("failed", why=str(error))
+        return loop.time() - began, own.notebook
+    finally:
+        await link.close()
+    return took, own.notebook
+
+
+def test_two_members_talk_and_it_takes_no_longer() -> None:
+    (took, notebook), door = play(lambda network, _: converse(network, GUEST, badge().encode()), latency=1.0)
+    assert door.heard == [b"hello"]
+    assert took == pytest.approx(2.0)  # there and back, as without a gate
+    assert notebook.kinds() == []
+    assert door.gate.counts(GUEST.peer, NOW)
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [(b"", Refusal.NO_INVITE), (badge().encode(), Refusal.NOT_GENUINE), (b"\x90" * 600, Refusal.NOT_GENUINE)],
+)
+def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> None:
+    (_, notebook), door = play(lambda network, _: converse(network, STRANGER, shown))
+    assert door.heard == []
+    (kind, fields), (failed, said) = notebook.notes
+    assert (kind, failed) == ("not admitted", "failed")
+    assert fields["why"] == why.value
+    assert "author" in fields["remedy"]
+    assert said["why"] == f"it does not let us in: {why.value}"
+    assert door.notebook.notes[0] == ("turned away", {"peer": STRANGER.peer, "why": why.value})
+
+
+def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
+    """Whoever answers must be a member too: else anybody could answer in the name of a run."""
+
+    async def scene(network: MemoryNetwork, door: Door) -> None:
+        impostor = Door(network, STRANGER, badge().encode())
+        impostor.gate = Gate("open", RUN, PUBLIC, badge().encode())
+        impostor.transport._gate = impostor.gate
+        await impostor.listen()
+        link = await door.transport.open(STRANGER.peer)
+        await link.send(FrameKind.MESSAGE, b"hello")
+        with pytest.raises(NetworkError, match="we do not let it in"):
+            await link.receive()
+
+    play(scene)
+
+
+def test_a_link_that_copies_nothing_goes_on_copying_nothing() -> None:
+    class Direct(MemoryLink):
+        async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+            kind, body = await self.receive()
+            buffer[: len(body)] = body
+            return kind, len(body)
+
+    class Plain:
+        def __init__(self, link: MemoryLink) -> None:
+            self._link = link
+
+        async def open(self, peer: Any, addresses: Any = ()) -> MemoryLink:
+            return self._link
+
+    async def scene(network: MemoryNetwork, door: Door) -> list[bool]:
+        near = network.connect(GUEST.peer, MEMBER.peer)
+        gate = Gate("invite", RUN, PUBLIC, badge().encode())
+        direct = Direct(near.peer, near._outgoing, near._incoming)
+        kinds = []
+        for link in (near, direct):
+            transport: Any = Plain(link)
+            opened = await GatedTransport(transport, gate, GUEST.peer, MemoryLog()).open(MEMBER.peer)
+            kinds.append(isinstance(opened, DirectLink))
+        return kinds
+
+    kinds, _ = play(scene)
+    assert kinds == [False, True]
+
+
+def test_a_ban_counts_from_the_next_conversation_on() -> None:
+    async def scene(network: MemoryNetwork, door: Door) -> MemoryLog:
+        await converse(network, GUEST, badge().encode())
+        door.gate.take(rulings(banned=(GUEST.peer,)).encode())
+        _, notebook = await converse(network, GUEST, badge().encode())
+        return notebook
+
+    notebook, door = play(scene)
+    assert door.heard == [b"hello"]
+    assert notebook.notes[0][1]["why"] == Refusal.BANNED.value
+
+
+@pytest.mark.parametrize("kind", [FrameKind.MESSAGE, FrameKind.MANIFEST_REQUEST, FrameKind.REFUSAL])
+def test_what_is_no_badge_ends_the_link(kind: FrameKind) -> None:
+    async def scene(network: MemoryNetwork, door: Door) -> None:
+        link = await network.transport(STRANGER.peer).open(MEMBER.peer)
+        await link.send(kind, b"x")
+        with pytest.raises(NetworkError):
+            await link.receive()
+
+    _, door = play(scene)
+    assert door.heard == []
+
+
+def test_who_shows_nothing_holds_a_link_for_seconds_only() -> None:
+    async def scene(network: MemoryNetwork, door: Door) -> float:
+        link = await network.transport(STRANGER.peer).open(MEMBER.peer)
+        began = asyncio.get_running_loop().time()
+        with contextlib.suppress(NetworkError):
+            await link.receive()
+        return asyncio.get_running_loop().time() - began
+
+    waited, _ = play(scene)
+    assert waited == pytest.approx(BADGE_DEADLINE_S, abs=1.0)
+
+
+@pytest.mark.parametrize("said", [b"busy", b"\xff", "weiß nicht".encode()])
+def test_a_refusal_in_strange_words_is_not_shown(said: bytes) -> None:
+    async def scene(network: MemoryNetwork, door: Door) -> None:
+        async def refuse(link: Link) -> None:
+            await link.receive()
+            await link.send(FrameKind.REFUSAL, said)
+
+        await network.transport(STRANGER.peer).listen(refuse)
+        link = await door.transport.open(STRANGER.peer)
+        with pytest.raises(RemoteError):
+            await link.receive()
+
+    _, door = play(scene)
+    assert door.notebook.kinds() == []
+
+
+def test_strangers_do_not_fill_the_log() -> None:
+    async def scene(network: MemoryNetwork, door: Door) -> None:
+        for _ in range(30):
+            await converse(network, STRANGER, b"")
+
+    _, door = play(scene)
+    assert door.notebook.kinds() == ["turned away"]
+
+
+# --- the desk ---------------------------------------------------------------------------------------------------------
+
+
+def desk(**more: Any) -> tuple[Desk, list[bytes]]:
+    kept: list[bytes] = []
+    made = Desk(
+        Gate("invite", RUN, PUBLIC),
+        Register(RUN, WITNESS.peer),
+        WITNESS.state,
+        lambda encoded, guest, invite: kept.append(encoded),
+        wall=lambda: float(NOW),
+    )
+    for name, value in more.items():
+        setattr(made, name, value)
+    return made, kept
+
+
+def at_desk(made: Desk, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
+    async def main() -> Any:
+        network = MemoryNetwork(latency=0.01)
+        await network.transport(WITNESS.peer).listen(made.answer)
+        return await ask(network.transport(who.peer))
+
+    return virtual_time.run(main())
+
+
+def join(transport: Any, guest: Somebody = GUEST, by: Any = None) -> Awaitable[Badge | Refusal]:
+    return come_in(transport, WITNESS.peer, [], by or ticket(), Gate("invite", RUN, PUBLIC), guest.peer)
+
+
+def test_a_guest_comes_by_its_invite_and_the_use_is_on_disk() -> None:
+    made, kept = desk()
+    got = at_desk(made, join)
+    assert isinstance(got, Badge)
+    assert Gate("invite", RUN, PUBLIC).refusal(GUEST.peer, got.encode(), NOW) is None
+    assert GUEST.peer.encode() in kept[-1]
+    assert at_desk(made, lambda transport: join(transport, STRANGER), STRANGER) is Refusal.USED_UP
+    assert at_desk(made, join) == got  # it lost our answer, and asks again
+
+
+def test_the_link_proves_who_asks() -> None:
+    """Holding somebody's introduction is of no use: the guest is whoever speaks."""
+    made, _ = desk()
+    assert at_desk(made, lambda transport: join(transport, GUEST), STRANGER) is Refusal.NOT_GENUINE
+
+
+def test_a_full_disk_gives_no_use_away() -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    made, _ = desk(keep=full)
+    with pytest.raises(NetworkError):
+        at_desk(made, join)
+
+
+def test_who_is_no_witness_says_so_and_late_is_late() -> None:
+    made, _ = desk(register=None)
+    with pytest.raises(NetworkError):  # so that the guest asks the next
+        at_desk(made, join)
+    made, _ = desk(wall=lambda: float(NOW + 2 * DAY))
+    assert at_desk(made, join) is Refusal.LATE
+
+
+def test_rulings_are_handed_out_to_whoever_has_older_ones() -> None:
+    made, _ = desk()
+    made.gate.take(rulings(serial=5, banned=(STRANGER.peer,)).encode())
+    mine = Gate("invite", RUN, PUBLIC)
+    assert at_desk(made, lambda transport: ask_rulings(transport, WITNESS.peer, [], mine)) is True
+    assert mine.rulings == made.gate.rulings
+    assert at_desk(made, lambda transport: ask_rulings(transport, WITNESS.peer, [], mine)) is False
+
+
+def test_asking_too_often_is_not_answered() -> None:
+    made, _ = desk()
+    for _ in range(12):
+        at_desk(made, join)
+    with pytest.raises(NetworkError):
+        at_desk(made, join)
+
+
+@pytest.mark.parametrize("question", [b"", b"\xc1", packed([]), packed(["rulings"]), packed(["rulings", -1, 2])])
+def test_garbage_is_their_fault(question: bytes) -> None:
+    made, _ = desk()
+
+    async def ask(transport: Any) -> None:
+        link = await transport.open(WITNESS.peer)
+        await link.send(FrameKind.MESSAGE, question)
+        with pytest.raises(NetworkError):
+            await link.receive()
+
+    at_desk(made, ask)

@@ -1,0 +1,222 @@
+"""Gathering receipts beside exchanges: over links in memory, in virtual time; and the ledger on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from people import GUEST, NOW, RUN, STRANGER, WITNESS, Somebody
+
+from p2ptrain.cli import run_command
+from p2ptrain.manifest import SignedManifest, create_run, sign_run
+from p2ptrain.net import virtual_time
+from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.net.receipt_service import ask_to_sign
+from p2ptrain.ports import Link
+from p2ptrain.receipts import Objection, Receipt, total
+from p2ptrain.statements import packed
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.wire import FrameKind
+from peer import ledger as ledger_module
+from peer.cli import contributions
+from peer.contributions import PERIOD_S, Contributions, HearingNotebook, Standing
+from peer.home import Home
+from peer.ledger import Ledger
+
+AMBER, BIRCH = GUEST, WITNESS
+
+
+class Side:
+    """One of two peers that exchange."""
+
+    def __init__(self, network: MemoryNetwork, who: Somebody, folder: Path) -> None:
+        loop = asyncio.get_running_loop()
+        self.who = who
+        self.log = MemoryLog()
+        self.ledger = Ledger(folder / f"{who.peer}.jsonl")
+        self.transport = network.transport(who.peer)
+        self.contributions = Contributions(
+            RUN,
+            who.peer,
+            who.state,
+            self.ledger,
+            lambda: Standing(step=3, tokens=300, weights_bytes=5000),
+            self.log,
+            wall=lambda: NOW + loop.time(),
+            random=Random(1),
+        )
+        self.notebook = HearingNotebook(self.log, self.contributions.hear)
+
+    def exchanged(self, partner: Somebody, sent: int, received: int) -> None:
+        self.notebook.note("exchanged", peer=partner.peer, sent_bytes=sent, received_bytes=received, seconds=0.1)
+
+    @property
+    def receipts(self) -> list[Receipt | None]:
+        return list(self.ledger.read())
+
+
+def play(scene: Any, folder: Path) -> Any:
+    async def main() -> Any:
+        network = MemoryNetwork(latency=0.01)
+        sides = Side(network, AMBER, folder), Side(network, BIRCH, folder)
+        for side in sides:
+            await side.transport.listen(side.contributions.notary.answer)
+        return await scene(*sides)
+
+    return virtual_time.run(main())
+
+
+def test_what_passed_is_signed_within_a_minute(tmp_path: Path) -> None:
+    async def scene(amber: Side, birch: Side) -> tuple[Side, Side]:
+        async with (
+            amber.contributions.gathering(lambda: amber.transport),
+            birch.contributions.gathering(lambda: birch.transport),
+        ):
+            for _ in range(10):
+                amber.exchanged(BIRCH, 100, 200)
+                birch.exchanged(AMBER, 200, 100)
+            amber.notebook.note("gave weights", peer=BIRCH.peer)
+            birch.notebook.note("caught up", peer=AMBER.peer)
+            await asyncio.sleep(2 * PERIOD_S)
+        return amber, birch
+
+    amber, birch = play(scene, tmp_path)
+    assert len(amber.receipts) == len(birch.receipts) == 1  # ten exchanges, one question each way
+    mine = total(filter(None, amber.receipts), RUN, AMBER.peer)
+    assert (mine.exchanges, mine.sent, mine.received, mine.served, mine.tokens) == (10, 1000, 2000, 5000, 300)
+    theirs = total(filter(None, birch.receipts), RUN, BIRCH.peer)
+    assert (theirs.exchanges, theirs.sent, theirs.received, theirs.served) == (10, 2000, 1000, 0)
+
+
+def test_who_leaves_asks_once_more(tmp_path: Path) -> None:
+    async def scene(amber: Side, birch: Side) -> Side:
+        async with amber.contributions.gathering(lambda: amber.transport):
+            amber.exchanged(BIRCH, 1, 2)
+            birch.exchanged(AMBER, 2, 1)
+            amber.exchanged(STRANGER, 1, 2)  # is gone already
+        return amber
+
+    assert len(play(scene, tmp_path).receipts) == 1
+
+
+def test_a_partner_that_is_silent_costs_nothing_but_receipts(tmp_path: Path) -> None:
+    async def scene(amber: Side, birch: Side) -> Side:
+        async def silent(link: Link) -> None:
+            await asyncio.sleep(1e6)
+
+        await birch.transport.listen(silent)
+        async with amber.contributions.gathering(lambda: amber.transport):
+            amber.exchanged(BIRCH, 1, 2)
+            await asyncio.sleep(20 * PERIOD_S)
+            began = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - began < 3.0
+        return amber
+
+    amber = play(scene, tmp_path)
+    assert amber.receipts == []
+    assert "failed" not in amber.log.kinds()
+
+
+@pytest.mark.parametrize("answer", [["agreed", bytes(64)], ["agreed"], ["objection", "no"], [], ["agreed", b"x" * 100]])
+def test_a_lying_partner_costs_nothing_but_receipts(tmp_path: Path, answer: list[Any]) -> None:
+    async def scene(amber: Side, birch: Side) -> Side:
+        async def lie(link: Link) -> None:
+            await link.receive()
+            await link.send(FrameKind.MESSAGE, packed(answer))
+
+        await birch.transport.listen(lie)
+        async with amber.contributions.gathering(lambda: amber.transport):
+            for _ in range(5):
+                amber.exchanged(BIRCH, 1, 2)
+                await asyncio.sleep(PERIOD_S)
+        return amber
+
+    assert play(scene, tmp_path).receipts == []
+
+
+def test_claims_of_what_never_was_are_not_signed(tmp_path: Path) -> None:
+    async def scene(amber: Side, birch: Side) -> list[bytes | Objection]:
+        birch.exchanged(AMBER, 2, 1)
+        claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0)
+        claims = [claim, Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 2, 1, 2, 0)]
+        return [await ask_to_sign(amber.transport, each.signed(RUN, AMBER.state)) for each in reversed(claims)]
+
+    more, agreed = play(scene, tmp_path)
+    assert more is Objection.MORE
+    assert isinstance(agreed, bytes)
+
+
+def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
+    async def scene(amber: Side, birch: Side) -> Side:
+        amber.ledger.path.mkdir()
+        async with amber.contributions.gathering(lambda: amber.transport):
+            for _ in range(4):
+                amber.exchanged(BIRCH, 1, 2)
+                birch.exchanged(AMBER, 2, 1)
+                await asyncio.sleep(2 * PERIOD_S)
+        return amber
+
+    assert play(scene, tmp_path).log.kinds().count("not saved") == 1
+
+
+def test_the_ledger_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0).signed(RUN, AMBER.state)
+    receipt = receipt.countersigned(RUN, BIRCH.state)
+    monkeypatch.setattr(ledger_module, "MAX_LEDGER_BYTES", 2000)
+    ledger = Ledger(tmp_path / "contributions.jsonl")
+    for _ in range(50):
+        ledger.add(receipt)
+    sizes = [each.stat().st_size for each in tmp_path.iterdir()]
+    assert len(sizes) == 2
+    assert max(sizes) < 4000
+    assert set(ledger.read()) == {receipt}
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def show(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    with pytest.raises(SystemExit) as caught:
+        run_command(contributions, [str(each) for each in arguments], name="p2ptrain contributions")
+    said = capfd.readouterr()
+    return int(caught.value.code or 0), said.out + said.err
+
+
+def home_of(tmp_path: Path) -> tuple[Home, SignedManifest]:
+    create_run(tmp_path / "run", "demo")
+    signed = sign_run(tmp_path / "run").signed
+    home = Home(tmp_path / "home")
+    home.path.mkdir()
+    home.save_manifest(signed)
+    return home, signed
+
+
+def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    home, signed = home_of(tmp_path)
+    good = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 5, 9, 12_345, 7, 1000, 2000, 0)
+    good = good.signed(signed.run_id, AMBER.state).countersigned(signed.run_id, BIRCH.state)
+    Ledger(home.contributions).add(good)
+    blown_up = json.loads(home.contributions.read_text()) | {"sent": 10**12, "since": NOW + 6, "until": NOW + 7}
+    with home.contributions.open("a") as file:
+        file.write(json.dumps(blown_up) + "\nnot json\n" + "x" * 10_000 + "\n")
+    code, said = show(capfd, home.path)
+    assert code == 0, said
+    assert "1 receipts, signed by 1 partners" in said
+    assert "exchanges: 7" in said
+    assert "tokens: 12,345" in said
+    assert "NOT counted, 1 receipts: the peer's signature does not hold" in said
+    assert "it is no receipt" in said
+    code, said = show(capfd, home.path, "--json")
+    assert json.loads(said)["partners"] == {BIRCH.peer: 7}
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, said = show(capfd, tmp_path)
+    assert (code, "has lived in" in said) == (2, True)
+    home, _ = home_of(tmp_path)
+    code, said = show(capfd, home.path)
+    assert (code, "There is no receipt in" in said) == (2, True)

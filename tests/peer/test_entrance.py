@@ -1,0 +1,261 @@
+"""How a peer enters a run by invite: over links in memory, in virtual time, with a home on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from member import RUN as MEMBERS_RUN
+from member import Member
+from people import GUEST, STRANGER, WITNESS, Somebody
+
+from p2ptrain.admission import Gate, Refusal, Register, Rulings, office
+from p2ptrain.errors import AdmissionError, JoinLinkError, NetworkError
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
+from p2ptrain.net import virtual_time
+from p2ptrain.net.admission_service import Desk
+from p2ptrain.net.gate import GatedTransport
+from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
+from p2ptrain.ports import Link, Transport
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.wire import FrameKind
+from peer.entrance import Entrance
+from peer.home import Home
+
+ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
+
+
+class World:
+    """A run, its witness, and a guest's home."""
+
+    def __init__(self, folder: Path, policy: str = "invite") -> None:
+        self.run = folder / "run"
+        create_run(self.run, "demo", {"admission.policy": policy})
+        sign_run(self.run)
+        self.home = Home(folder / "home")
+        self.home.path.mkdir()
+        self.notebook = MemoryLog()
+        self.is_up = True
+        signed = self.signed
+        self.gate = Gate(policy, signed.run_id, office.author_of(signed))
+        self.desk = Desk(self.gate, Register(signed.run_id, WITNESS.peer), WITNESS.state)
+
+    @property
+    def signed(self) -> SignedManifest:
+        return load_run(self.run)
+
+    def link(self, uses: int = 1) -> JoinLink:
+        plain = JoinLink(self.signed.run_id, (ADDRESS,))
+        return office.invite(self.run, plain, 3600, uses, time.time())[0]
+
+    def rule(self, order: Callable[..., Rulings], *names: str) -> None:
+        self.gate.take(order(self.run, names, time.time()).encode())
+
+    def enter(self, link: JoinLink | None, who: Somebody = GUEST, down_s: float = 0.0) -> Entrance:
+        """The guest enters, or not; the witness answers after so long."""
+
+        async def main() -> Entrance:
+            network = MemoryNetwork(latency=0.01, fail=lambda dialer, dialed: not self.is_up)
+            await network.transport(WITNESS.peer).listen(self.desk.answer)
+            entrance = Entrance(FakeConnection(network, who.peer), self.home, self.signed, who.peer, self.notebook)
+            self.is_up = down_s == 0
+            asyncio.get_running_loop().call_later(down_s, lambda: setattr(self, "is_up", down_s < 1e6))
+            await entrance.enter(link)
+            return entrance
+
+        return virtual_time.run(main())
+
+
+class FakeConnection:
+    """As much of ``peer.network.Connection`` as an entrance uses."""
+
+    def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
+        self._network = network
+        self._me = me
+        self.node = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
+
+    def stand_at(self, gate: Gate) -> None:
+        pass
+
+    async def serve(self, *_: object) -> None:
+        pass
+
+    def speaking(self, *_: object) -> Transport:
+        return self._network.transport(self._me)
+
+    async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Any:
+        raise AssertionError("nobody exchanges here")
+
+
+def test_a_guest_comes_in_and_needs_nobody_afterwards(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    entrance = world.enter(world.link())
+    assert entrance.gate is not None
+    assert "let in" in world.notebook.kinds()
+    again = world.enter(None, down_s=1e9)  # by its home alone, and no node answers
+    assert again.gate is not None
+    assert again.gate.badge == entrance.gate.badge
+    assert again.gate.refusal(GUEST.peer, again.gate.badge, time.time()) is None
+
+
+def test_it_waits_for_a_witness_that_is_down_and_says_so(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enter(world.link(), down_s=20.0)
+    assert world.notebook.kinds().count("no badge") == 4  # after 2, 4, 8 and 16 s
+    assert world.notebook.kinds()[-1] == "let in"
+
+
+def said(world: World, link: JoinLink | None, who: Somebody = GUEST, error: type[Exception] = AdmissionError) -> str:
+    with pytest.raises(error) as caught:
+        world.enter(link, who)
+    return str(caught.value)
+
+
+def test_who_is_not_let_in_is_told_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    plain = JoinLink(world.signed.run_id, (ADDRESS,))
+    assert Refusal.NO_INVITE.value in said(world, plain)
+    link = world.link()
+    world.enter(link)
+    (world.home.path / "badge").unlink()
+    assert Refusal.USED_UP.value in said(world, link, STRANGER)
+    assert "cut off or was retyped" in said(world, JoinLink(link.run_id, link.addresses, "AAAA"), error=JoinLinkError)
+
+
+def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.enter(world.link(uses=5))
+    world.rule(office.revoke, GUEST.peer)
+    (world.home.path / "badge").unlink()  # so that it asks
+    assert Refusal.BANNED.value in said(world, world.link())
+    assert (world.home.path / office.RULINGS_FILE).exists()
+    assert Refusal.BANNED.value in said(world, world.link())
+
+
+def test_a_new_invite_heals_a_revoked_one(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    first = world.link()
+    world.enter(first)
+    invite = next(fields["invite"] for kind, fields in world.notebook.notes if kind == "let in")
+    world.rule(office.revoke, invite)
+    world.home.write(world.home.path / office.RULINGS_FILE, world.gate.rulings.encode())
+    assert Refusal.REVOKED.value in said(world, None)
+    assert Refusal.REVOKED.value in said(world, first)
+    entrance = world.enter(world.link())
+    assert entrance.gate is not None
+    assert entrance.gate.refusal(GUEST.peer, entrance.gate.badge, time.time()) is None
+
+
+def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
+    world = World(tmp_path, "allowlist")
+    plain = JoinLink(world.signed.run_id, (ADDRESS,))
+    assert f"p2ptrain admit RUN {GUEST.peer}" in said(world, plain)
+    world.rule(office.admit, GUEST.peer)
+    assert world.enter(plain).gate is not None
+
+
+def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
+    """Asked first, it knows no rulings yet."""
+    world = World(tmp_path, "allowlist")
+    world.rule(office.admit, GUEST.peer)
+    behind = Desk(Gate("allowlist", world.signed.run_id, office.author_of(world.signed)))
+
+    async def main() -> Entrance:
+        network = MemoryNetwork(latency=0.01)
+        for who, desk in ((STRANGER, behind), (WITNESS, world.desk)):
+            await network.transport(who.peer).listen(desk.answer)
+        connection = FakeConnection(network, GUEST.peer)
+        both = (STRANGER.peer, WITNESS.peer)
+        connection.node = SimpleNamespace(bootstraps=both, known=dict.fromkeys(both, ()))
+        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        await entrance.enter(None)
+        return entrance
+
+    entrance = virtual_time.run(main())
+    assert entrance.gate is not None
+    assert entrance.gate.rulings.admitted == (GUEST.peer,)
+
+
+def test_where_nobody_tells_of_rulings_partners_decide(tmp_path: Path) -> None:
+    world = World(tmp_path, "allowlist")
+    assert world.enter(None, down_s=1e9).gate is not None
+
+
+def test_an_open_run_has_no_gate_and_asks_nobody(tmp_path: Path) -> None:
+    world = World(tmp_path, "open")
+    entrance = world.enter(None, down_s=1e9)
+    assert entrance.gate is None
+    assert isinstance(entrance.transport(), FakeConnection)
+    assert not (world.home.path / "badge").exists()
+
+
+def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
+    """Whatever else gives weights away: who asks and who answers show badges there too."""
+    world = World(tmp_path)
+
+    async def main() -> tuple[list[PeerId], list[str]]:
+        network = MemoryNetwork(latency=0.01)
+        served: list[PeerId] = []
+
+        async def serve(link: Link) -> None:
+            served.append(link.peer)
+            await link.send(*await link.receive())
+
+        await network.transport(WITNESS.peer).listen(world.desk.answer)
+        guest = Entrance(FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook)
+        await guest.enter(world.link())
+        await network.transport(GUEST.peer).listen(guest.guarded(serve))
+        stranger_home = Home(tmp_path / "stranger")
+        stranger_home.path.mkdir()
+        stranger = Entrance(
+            FakeConnection(network, STRANGER.peer), stranger_home, world.signed, STRANGER.peer, MemoryLog()
+        )
+        whys = []
+        for transport in (
+            network.transport(STRANGER.peer),
+            stranger.transport(over=network.transport(STRANGER.peer)),
+            guest.transport(over=network.transport(GUEST.peer)),
+        ):
+            link = await transport.open(GUEST.peer, ())
+            try:
+                await link.send(FrameKind.MESSAGE, b"weights, please")
+                await link.receive()
+            except NetworkError as error:
+                whys.append(str(error))
+        return served, whys
+
+    served, whys = virtual_time.run(main())
+    assert served == [GUEST.peer]  # itself alone
+    assert len(whys) == 2
+    assert Refusal.NO_INVITE.value in whys[1]
+
+
+def test_behind_a_gate_peers_train_as_without_one() -> None:
+    """Bitwise, and at the same moments: a badge goes ahead of each message, and nobody waits for it."""
+
+    def trained(gated: bool) -> list[tuple[int, float, torch.Tensor]]:
+        def wrap(name: str) -> Callable[[MemoryTransport], Transport]:
+            gate = Gate("open", MEMBERS_RUN, bytes(32), badge=b"x" * 500)
+            return lambda plain: GatedTransport(plain, gate, PeerId(name), MemoryLog()) if gated else plain
+
+        async def main() -> list[tuple[int, float, torch.Tensor]]:
+            network = MemoryNetwork(latency=0.01)
+            members = [Member(network, name, tokens=400.0, wrap=wrap(name)) for name in ("amber", "birch", "cedar")]
+            async with asyncio.timeout(3000):
+                await asyncio.gather(*(each.live() for each in members))
+            assert all(each.counted().exchanges_ok > 50 for each in members)
+            ended = asyncio.get_running_loop().time()
+            return [(each.counted().exchanges_ok, ended, each.learner.task.theta.clone()) for each in members]
+
+        return virtual_time.run(main())
+
+    for (plain_count, plain_end, plain), (count, end, gated) in zip(trained(False), trained(True), strict=True):
+        assert (plain_count, plain_end) == (count, end)
+        assert torch.equal(plain, gated)

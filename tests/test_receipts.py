@@ -1,0 +1,243 @@
+"""Receipts: what two honest books agree on, and what a liar does not get."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from typing import Any
+
+import pytest
+from people import GUEST, NOW, OTHER_RUN, RUN, STRANGER, WITNESS, Somebody
+
+from p2ptrain import receipts
+from p2ptrain.errors import RemoteError
+from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt, from_json, to_json, total
+
+AMBER, BIRCH = GUEST, WITNESS
+PER_STEP = 100
+
+
+def book(who: Somebody) -> Book:
+    return Book(RUN, who.peer)
+
+
+def pair(exchanges: int = 1) -> tuple[Book, Book]:
+    """Two books after some exchanges with each other."""
+    amber, birch = book(AMBER), book(BIRCH)
+    for _ in range(exchanges):
+        amber.exchanged(BIRCH.peer, 10, 20, NOW)
+        birch.exchanged(AMBER.peer, 20, 10, NOW)
+    return amber, birch
+
+
+def settle(one: Book, who: Somebody, other: Book, partner: Somebody, now: float, step: int = 1) -> Receipt | Objection:
+    """One claim, judged and answered."""
+    claim = one.claim(step, step * PER_STEP, now, who.state)
+    assert claim is not None
+    objection = other.judge(Receipt.decode(claim.encode()), who.peer, now)
+    if objection is not None:
+        return objection
+    receipt = one.agreed(claim, claim.countersigned(RUN, partner.state).countersignature)
+    assert receipt is not None
+    return receipt
+
+
+def test_honest_books_agree() -> None:
+    amber, birch = pair(3)
+    birch.served(AMBER.peer, 1000, NOW)
+    amber.was_served(BIRCH.peer, 1000, NOW)
+    got = settle(amber, AMBER, birch, BIRCH, NOW + 60)
+    assert isinstance(got, Receipt)
+    assert (got.exchanges, got.sent, got.received, got.served) == (3, 30, 60, 0)
+    assert (got.since, got.until) == (NOW, NOW + 60)
+    got = settle(birch, BIRCH, amber, AMBER, NOW + 60)
+    assert isinstance(got, Receipt)
+    assert (got.exchanges, got.sent, got.received, got.served) == (3, 60, 30, 1000)
+    assert amber.claim(1, 1, NOW + 61, AMBER.state) is None  # all is claimed
+
+
+def test_any_interleaving_claims_everything_once() -> None:
+    """Claims fall between exchanges, answers are lost; in the end both have proved exactly what passed."""
+    for seed in range(30):
+        rng = random.Random(seed)
+        books, names = list(pair(0)), [AMBER, BIRCH]
+        kept: list[list[Receipt]] = [[], []]
+        exchanges, now = 0, float(NOW)
+        for turn in range(80):
+            now += rng.uniform(0, 3)
+            ending = turn >= 60  # then nothing new, and nothing is lost
+            if not ending and rng.random() < 0.6:
+                exchanges += 1
+                sent = rng.randrange(1000)
+                books[0].exchanged(BIRCH.peer, sent, 7, now)
+                books[1].exchanged(AMBER.peer, 7, sent, now)
+                continue
+            one = rng.randrange(2)
+            claim = books[one].claim(1, 1, now, names[one].state)
+            if claim is None:
+                continue
+            assert books[1 - one].judge(claim, names[one].peer, now) is None
+            if ending or rng.random() < 0.7:  # else the answer is lost
+                answer = claim.countersigned(RUN, names[1 - one].state).countersignature
+                receipt = books[one].agreed(claim, answer)
+                assert receipt is not None
+                kept[one].append(receipt)
+        for one, who in enumerate(names):
+            proved = total(kept[one], RUN, who.peer)
+            assert proved.faulty == {}
+            assert proved.exchanges == exchanges
+
+
+def test_a_lost_answer_is_given_again() -> None:
+    amber, birch = pair(2)
+    claim = amber.claim(1, 1, NOW, AMBER.state)
+    assert claim is not None
+    assert birch.judge(claim, AMBER.peer, NOW) is None
+    assert birch.judge(claim, AMBER.peer, NOW + 5) is None
+
+
+def claim_of(**changes: Any) -> Receipt:
+    honest = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 1, 5, 5 * PER_STEP, 2, 20, 40, 0)
+    return dataclasses.replace(honest, **changes).signed(RUN, AMBER.state)
+
+
+@pytest.mark.parametrize(
+    ("claim", "said"),
+    [
+        (claim_of(), None),
+        (claim_of(exchanges=3), Objection.MORE),
+        (claim_of(sent=21), Objection.MORE),
+        (claim_of(received=41), Objection.MORE),
+        (claim_of(served=1), Objection.MORE),
+        (claim_of(until=NOW + 302), Objection.TIMES),
+        (claim_of(until=NOW - 1), Objection.TIMES),
+        (claim_of(partner=STRANGER.peer), Objection.NOT_GENUINE),
+        (claim_of(peer=STRANGER.peer), Objection.NOT_GENUINE),
+        (dataclasses.replace(claim_of(), exchanges=1), Objection.NOT_GENUINE),
+        (dataclasses.replace(claim_of(), signature=bytes(64)), Objection.NOT_GENUINE),
+    ],
+)
+def test_what_is_countersigned(claim: Receipt, said: Objection | None) -> None:
+    _, birch = pair(2)
+    assert birch.judge(claim, AMBER.peer, NOW) is said
+
+
+def test_nothing_is_claimed_twice() -> None:
+    _, birch = pair(2)
+    assert birch.judge(claim_of(), AMBER.peer, NOW) is None
+    assert birch.judge(claim_of(since=NOW + 1), AMBER.peer, NOW) is Objection.MORE
+    birch.exchanged(AMBER.peer, 20, 10, NOW)
+    again = claim_of(exchanges=1, sent=10, received=20)
+    assert birch.judge(again, AMBER.peer, NOW) is Objection.TIMES  # its span overlaps the last
+    assert birch.judge(dataclasses.replace(again, since=NOW + 1).signed(RUN, AMBER.state), AMBER.peer, NOW) is None
+
+
+def test_a_partner_that_began_anew_is_not_asked_for_the_old_for_ever() -> None:
+    amber, _ = pair(5)
+    birch = book(BIRCH)
+    for at in (1, 2):
+        claim = amber.claim(1, 1, NOW + at, AMBER.state)
+        assert claim is not None
+        assert birch.judge(claim, AMBER.peer, NOW + at) is Objection.MORE
+        amber.objected(claim, NOW + at)
+    assert amber.claim(1, 1, NOW + 3, AMBER.state) is None
+    amber.exchanged(BIRCH.peer, 10, 20, NOW + 4)
+    birch.exchanged(AMBER.peer, 20, 10, NOW + 4)
+    assert isinstance(settle(amber, AMBER, birch, BIRCH, NOW + 5), Receipt)
+
+
+def test_one_objection_may_be_chance() -> None:
+    """The partner counts an exchange a moment after we did."""
+    amber, birch = pair(1)
+    amber.exchanged(BIRCH.peer, 10, 20, NOW)
+    claim = amber.claim(1, 1, NOW + 1, AMBER.state)
+    assert claim is not None
+    assert birch.judge(claim, AMBER.peer, NOW + 1) is Objection.MORE
+    amber.objected(claim, NOW + 1)
+    birch.exchanged(AMBER.peer, 20, 10, NOW + 1)
+    got = settle(amber, AMBER, birch, BIRCH, NOW + 2)
+    assert isinstance(got, Receipt)
+    assert got.exchanges == 2
+
+
+def test_a_stranger_gets_nothing() -> None:
+    _, birch = pair(2)
+    stranger = dataclasses.replace(claim_of(), peer=STRANGER.peer).signed(RUN, STRANGER.state)
+    assert birch.judge(stranger, STRANGER.peer, NOW) is Objection.MORE
+    assert birch.judge(claim_of(), STRANGER.peer, NOW) is Objection.NOT_GENUINE
+
+
+def test_a_partner_that_signs_something_else_changes_nothing() -> None:
+    amber, birch = pair(2)
+    claim = amber.claim(1, 1, NOW, AMBER.state)
+    assert claim is not None
+    assert amber.agreed(claim, bytes(64)) is None
+    assert amber.agreed(claim, claim.countersigned(OTHER_RUN, BIRCH.state).countersignature) is None
+    assert amber.agreed(claim, claim.countersigned(RUN, STRANGER.state).countersignature) is None
+    assert isinstance(settle(amber, AMBER, birch, BIRCH, NOW), Receipt)
+
+
+def test_the_partner_asked_longest_ago_is_asked_next() -> None:
+    amber = book(AMBER)
+    for partner in (BIRCH, STRANGER):
+        amber.exchanged(partner.peer, 1, 1, NOW)
+    asked = [amber.claim(1, 1, NOW + at, AMBER.state) for at in range(1, 5)]
+    assert [claim.partner for claim in asked if claim][:2] != [claim.partner for claim in asked if claim][1:3]
+    assert {claim.partner for claim in asked if claim} == {BIRCH.peer, STRANGER.peer}
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipts, "MAX_PARTNERS", 2)
+    amber = book(AMBER)
+    for number in range(5):
+        amber.exchanged(partner(number), 1, 1, NOW)
+    assert len(amber._accounts) == 2
+
+
+def partner(number: int) -> Any:
+    from people import somebody
+
+    return somebody(30 + number).peer
+
+
+def finished(**changes: Any) -> Receipt:
+    return claim_of(**changes).countersigned(RUN, BIRCH.state)
+
+
+def test_totals_count_what_holds_and_say_what_does_not() -> None:
+    good, later = finished(), finished(since=NOW + 1, until=NOW + 9, tokens=600, served=5)
+    own = dataclasses.replace(claim_of(), partner=AMBER.peer).signed(RUN, AMBER.state)
+    bad = [
+        dataclasses.replace(good, sent=10**6),  # blown up afterwards
+        dataclasses.replace(good, countersignature=bytes(64)),
+        finished(since=NOW, until=NOW + 5),  # overlaps
+        own.countersigned(RUN, AMBER.state),
+        claim_of().countersigned(OTHER_RUN, BIRCH.state),
+    ]
+    proved = total([later, good, *bad], RUN, AMBER.peer)
+    assert (proved.receipts, proved.exchanges, proved.sent, proved.received, proved.served) == (2, 4, 40, 80, 5)
+    assert (proved.tokens, proved.first, proved.last) == (600, NOW, NOW + 9)
+    assert proved.partners == {BIRCH.peer: 4}
+    assert sum(proved.faulty.values()) == len(bad)
+    assert total([good], OTHER_RUN, AMBER.peer).receipts == 0
+    assert total([good], RUN, BIRCH.peer).receipts == 0
+
+
+def test_they_read_back_and_nothing_else_does() -> None:
+    receipt = finished(tokens=2**53, sent=2**53)
+    assert Receipt.decode(receipt.encode()) == dataclasses.replace(receipt, countersignature=b"")
+    assert len(receipt.encode()) <= MAX_RECEIPT_BYTES
+    assert from_json(to_json(receipt)) == receipt
+    for spoil in (
+        {"tokens": -1},
+        {"tokens": "1"},
+        {"tokens": True},
+        {"peer": "fox"},
+        {"signature": "zz"},
+        {"step": 1.5},
+    ):
+        with pytest.raises(RemoteError):
+            from_json(to_json(receipt) | spoil)
+    for body in (b"", receipt.encode()[:-1], receipt.encode() + b"\0", b"\x90"):
+        with pytest.raises(RemoteError):
+            Receipt.decode(body)
