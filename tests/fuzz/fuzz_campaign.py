@@ -90,5 +90,6 @@ def fuzz(name: str, runs: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parent))
+    here = Path(__file__).parent
+    sys.path[:0] = [str(here), str(here.parent / "admission")]  # what pytest is told in setup.cfg
     main()

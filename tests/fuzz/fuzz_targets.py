@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgpack
+import people
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,6 +25,7 @@ from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 
 from p2ptrain import codec, wire
+from p2ptrain.admission import Badge, Rulings, Ticket
 from p2ptrain.errors import JoinLinkError, ManifestError, NetworkError, RemoteError
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.manifest import presets
@@ -32,6 +34,7 @@ from p2ptrain.manifest.link import JoinLink
 from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
 from p2ptrain.net import address, hop, identity, payload, probe, reach
 from p2ptrain.net.directory import PresenceValidator, presence_key
+from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.buckets import home
 from p2ptrain.swarm.messages import (
@@ -256,6 +259,40 @@ def join_link(data: bytes) -> None:
             assert address.is_dialable(each)
 
 
+# --- admission and contributions ------------------------------------------------------------------------------------
+
+
+def badge(data: bytes) -> None:
+    with contextlib.suppress(RemoteError):
+        found = Badge.decode(data, RUN, people.PUBLIC)
+        assert found == people.badge(), "nobody else has signed anything here"
+        assert found.encode() == data
+
+
+def ticket(data: bytes) -> None:
+    with contextlib.suppress(JoinLinkError):
+        found = Ticket.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC)
+        assert found == people.ticket()
+
+
+def rulings(data: bytes) -> None:
+    with contextlib.suppress(RemoteError):
+        assert Rulings.decode(data, RUN, people.PUBLIC).encode() == data
+
+
+def receipt(data: bytes) -> None:
+    with contextlib.suppress(RemoteError):
+        found = Receipt.decode(data)
+        assert found.encode() == data
+        assert not found.is_agreed(RUN), "nobody has countersigned anything"
+        found.is_claimed(RUN)
+
+
+def _receipt() -> bytes:
+    blank = Receipt(people.GUEST.peer, people.WITNESS.peer, 1, 2, 3, 4, 5, 6, 7, 8)
+    return blank.signed(RUN, people.GUEST.state).encode()
+
+
 # --- manifests ----------------------------------------------------------------------------------------------------
 
 
@@ -345,6 +382,12 @@ def targets() -> dict[str, Target]:
         "join_link": Target(join_link, (str(JoinLink(RUN, (f"{addresses[0]}/p2p/{PEER}",))).encode(),)),
         "signed_manifest": Target(signed_manifest, (sign(MANIFEST, KEY).to_bytes(),), 5),
         "written_manifest": Target(written_manifest, (render_toml(MANIFEST).encode(),), 5),
+        "badge": Target(badge, (people.badge().encode(),)),
+        "ticket": Target(ticket, (str(people.ticket()).encode(),)),
+        "rulings": Target(
+            rulings, (people.rulings().encode(), people.rulings(2, admitted=(PEER,), revoked=("ab" * 8,)).encode())
+        ),
+        "receipt": Target(receipt, (_receipt(),)),
         "wishes": Target(wishes, (_wish(),), 5),
         **{f"codec_{name}": codec_target(name) for name in dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)},
     }
