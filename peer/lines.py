@@ -74,6 +74,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "skipped": lambda f: f"[exchange] skipped {_peer(f)}: {_why(f)}",
     "failed": lambda f: f"[exchange] gave up on {_peer(f)}: {_why(f)}",
     "broke protocol": lambda f: f"[exchange] {_peer(f)} broke the protocol and is left alone for a while: {_why(f)}",
+    "clipped": lambda f: f"[exchange] {_peer(f)} moved us by less than it asked for: {_why(f)}",
     "found": lambda f: f"[peers] found {_peer(f)}",
     "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
     "catching up": lambda f: f"[join] taking the weights of {_peer(f)}: {_why(f)}",

@@ -326,7 +326,8 @@ class Driver:
         session.swapped = (swap, difference)
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
-        self.handle(SwapDone(session.link, sent_bytes, received_bytes, difference.distance))
+        measured = difference.distance, difference.norm, difference.fingerprint
+        self.handle(SwapDone(session.link, sent_bytes, received_bytes, *measured))
 
     async def _pull(self, session: Session, link: Link, pull: Pull) -> None:
         parts = await receive_payload(link, self._learner.payloads.weight_sizes())

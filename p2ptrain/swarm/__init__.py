@@ -8,6 +8,8 @@ events         what can happen to a peer, and what it can ask its shell to do
 rules          the numbers
 membership     who is here and how they behaved
 deadlines      how long to wait, learnt from completed exchanges
+offences       who broke the rules how often, and until when it is left alone for it
+trust          how far a partner's weights may lie from ours, learnt from exchanges
 matching       whether to exchange, and how much it moves (pure decisions)
 partners       whom to call, on which terms, and when again
 topology       who mixes with whom where a recipe plans it (pure)

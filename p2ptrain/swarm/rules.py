@@ -42,6 +42,9 @@ class SwarmRules:
     """Two peers' weights count by the tokens per second that each trains on, instead of equally."""
     catch_up_outer_steps: float = 8.0
     """A peer that never was in step and is further behind than this pulls weights instead of exchanging."""
+    begins_at_zero: bool = False
+    """The weights grow from nothing, as those of the simulator's quadratics do: how far apart two peers are says at
+    first how much longer one has trained, and nothing of a lie."""
     final_disagreement: float = 0.005
     """The final gossip ends when recent exchanges measured at most this distance."""
     final_gossip_s: float = 60.0
@@ -57,6 +60,11 @@ class SwarmRules:
     def exchanges(self) -> bool:
         """Whether peers of this run exchange anything."""
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
+
+    @property
+    def judges_distances(self) -> bool:
+        """Whether how far off a partner is says something of it: pseudo-gradients differ by all their length."""
+        return self.streams == 1 and not self.begins_at_zero
 
     @property
     def plans(self) -> bool:
