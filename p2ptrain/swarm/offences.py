@@ -7,6 +7,7 @@ kept apart from what is known of live peers: a liar that goes away for a minute 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import exp2
 
 from p2ptrain.ids import PeerId
 
@@ -41,7 +42,7 @@ class Offences:
     def count(self, peer: PeerId, now: float) -> float:
         """A peer's offences, decayed."""
         tally = self._tallies.get(peer)
-        return tally.count * 0.5 ** (max(now - tally.at, 0.0) / HALF_LIFE_S) if tally is not None else 0.0
+        return tally.count * exp2(-max(now - tally.at, 0.0) / HALF_LIFE_S) if tally is not None else 0.0
 
     def add(self, peer: PeerId, now: float, pause_s: tuple[float, float]) -> float:
         """It offended again: until when to leave it alone.

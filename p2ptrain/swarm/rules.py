@@ -147,6 +147,15 @@ MAX_EXCHANGES = 4
 MAX_DONATIONS = 1
 """Newcomers served at once. A guess; a donor's upload is shared by its exchanges."""
 
+GIVEN_TO_ONE = 6
+GIVING_WINDOW_S = 3600.0
+"""Times that one newcomer may begin to take our weights, and in how long: a whole model is the largest thing that a
+stranger may ask of us. A line so bad that six pulls break needs another donor. Guesses."""
+
+SUPPORTERS = 2
+"""So many others must claim about as much progress as a donor does, where so many are known. Two of eight may lie
+together."""
+
 FINAL_PACE_S = 0.25
 """Pause between two exchanges of the final gossip, so that finished peers leave the others some time to train."""
 
