@@ -17,6 +17,7 @@ rounds         the exchanges that both sides planned for one outer step
 exchange       one exchange as a table of states, and the book of all
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
+pieces         which piece of a model to ask of which donor, and whom to believe (pure)
 peer           ``Peer.handle(event, now) -> effects``: the door
 buckets        which keys of the directory hold whom; for the shells, the core asks no more than Announce and Lookup
 =============  ======================================================================================
