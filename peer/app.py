@@ -19,6 +19,7 @@ from p2ptrain.data import open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.copies import Copies, Gatherer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Shore
 from p2ptrain.net.identity import Identity
@@ -320,6 +321,7 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
             live_until=live_until,
             begin_training=reins.begin,
             work=work,
+            complete=Gatherer(connection.open_copies, learner.payloads.weight_sizes(), work, session.notebook).complete,
         )
         attendance = Attendance(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
@@ -329,6 +331,7 @@ def _run_in_swarm(session: Session, signals: Signals, hand: Hand, line: Line, si
 
         async def live() -> str:
             await connection.serve_manifest(signed)
+            await connection.serve_copies(Copies(learner.payloads, work, time.monotonic))
             keeping = asyncio.create_task(connection.keep_cache(records))
             try:
                 return await attendance.live()

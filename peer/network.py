@@ -17,9 +17,10 @@ from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteErro
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
+from p2ptrain.net.copies import COPIES_PROTOCOL, Copies
 from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
@@ -92,6 +93,7 @@ class Connection:
         self._node: Node | None = None
         self._transport: P2PTransport | None = None
         self._manifests: P2PTransport | None = None
+        self._copies: Copies | None = None
         self._services: list[P2PTransport | Relay] = []
         self._shelter: Shelter | None = None
         self._sheltering: asyncio.Task[None] | None = None
@@ -141,6 +143,16 @@ class Connection:
         self._signed = signed.to_bytes()
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
             self._manifests = await serve_manifest(self._now(), self._signed, self._rates)
+
+    async def serve_copies(self, copies: Copies) -> None:
+        """Let newcomers compare with our weights from now on."""
+        self._copies = copies
+        with contextlib.suppress(NetworkError):  # the same
+            await self._serve_copies(self._now())
+
+    async def open_copies(self, peer: PeerId, addresses: Sequence[str]) -> Link:
+        """Ask a peer about its copy of the weights."""
+        return await P2PTransport(self._now(), COPIES_PROTOCOL, rates=self._rates).open(peer, addresses)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
         """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
@@ -240,6 +252,13 @@ class Connection:
             await self._transport.listen(self._welcome)
         if self._signed is not None:
             self._manifests = await serve_manifest(node, self._signed, self._rates)
+        await self._serve_copies(node)
+
+    async def _serve_copies(self, node: Node) -> None:
+        if self._copies is not None:
+            transport = P2PTransport(node, COPIES_PROTOCOL, Limits(inbound=12), self._rates)
+            self._services.append(transport)
+            await transport.listen(self._copies.answer)
 
     async def _start_node(self) -> Node:
         host = "127.0.0.1" if self._local else "0.0.0.0"

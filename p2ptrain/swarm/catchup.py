@@ -65,6 +65,13 @@ class CatchUp:
         """Somebody live is so far ahead that we must not exchange but pull."""
         return bool(self._ahead(now))
 
+    def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
+        """All whose claims are supported and who need not be left alone, in random order, with their addresses."""
+        standing = self._standing
+        ahead = supported(self._ahead(now), standing.rules.catch_up_tokens)
+        ready = [known for known in ahead if known.not_before <= now]
+        return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
+
     def begin(self, now: float) -> bool:
         """Ask a donor for its weights if we must catch up and one is free. True when a pull is under way."""
         standing = self._standing

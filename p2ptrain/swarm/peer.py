@@ -136,6 +136,10 @@ class Peer:
         """Who is here besides us."""
         return [known.peer for known in self._standing.members.live(now)]
 
+    def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
+        """Who else could give us weights, in random order, and their addresses."""
+        return self._catch_up.donors(now)
+
     def live_records(self, now: float) -> list[Presence]:
         """Their records, for the cache on disk."""
         return self._standing.members.records(now)

@@ -99,7 +99,6 @@ class _Donor:
     rate: float = FIRST_RATE
     fetching: int | None = None
     since: float = 0.0
-    strikes: int = 0
 
 
 class Gathering:
@@ -116,10 +115,13 @@ class Gathering:
     ) -> None:
         self._pieces = [_Piece(size) for size in sizes]
         self._waiting = list(dict.fromkeys(donors))
-        self._had_others = len(self._waiting) > 1
+        self._had_others = len({*self._waiting, *(have or {}).values()}) > 1
         self._donors: dict[PeerId, _Donor] = {}
+        self._strikes: dict[PeerId, int] = {}
         self.dropped: set[PeerId] = set()
         """Donors whose copies were odd too often."""
+        self.is_disputed = False
+        """Some copies were far from each other."""
         for number, giver in (have or {}).items():
             self._pieces[number].giver = giver
 
@@ -176,6 +178,7 @@ class Gathering:
             for odd in list(piece.far):
                 self._strike(odd)
         else:
+            self.is_disputed = True
             piece.far.add(donor)
             if len(piece.far) >= MOST_DONORS - 1:
                 self._refuse(piece)
@@ -240,18 +243,17 @@ class Gathering:
 
     def _refuse(self, piece: _Piece) -> None:
         """Nobody confirms it: ask others for it."""
-        giver = piece.giver
+        giver, contradicted = piece.giver, len(piece.far)
         assert giver is not None
         piece.giver, piece.comparing, piece.far = None, None, set()
         piece.refused.add(giver)
-        self._strike(giver)
+        if contradicted > 1:  # else it is one's word against another's
+            self._strike(giver)
 
     def _strike(self, donor: PeerId) -> None:
         """Its copy was odd."""
-        if (state := self._donors.get(donor)) is None:
-            return
-        state.strikes += 1
-        if state.strikes < MOST_STRIKES:
+        self._strikes[donor] = self._strikes.get(donor, 0) + 1
+        if self._strikes[donor] < min(MOST_STRIKES, len(self._pieces)):
             return
         self.dropped.add(donor)
         self.lost(donor)
