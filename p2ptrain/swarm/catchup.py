@@ -240,8 +240,8 @@ class CatchUp:
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:
         """It began to take our weights so often lately that it is not weights that it wants."""
-        given = self._given.get(peer, ())
-        return len(given) == GIVEN_TO_ONE and given[0] > now - GIVING_WINDOW_S
+        given = self._given.get(peer)
+        return given is not None and len(given) == GIVEN_TO_ONE and given[0] > now - GIVING_WINDOW_S
 
     def _remember(self, peer: PeerId, now: float) -> None:
         given = self._given.pop(peer, None) or deque(maxlen=GIVEN_TO_ONE)

@@ -53,7 +53,7 @@ class Offences:
         before = self.until(peer)
         count = self.count(peer, now) + 1.0
         first, longest = pause_s
-        until = now + min(first * 2.0 ** min(count - 1.0, MOST_DOUBLINGS), longest)
+        until = now + min(first * exp2(min(count - 1.0, MOST_DOUBLINGS)), longest)
         self._tallies.pop(peer, None)
         if len(self._tallies) >= MOST_REMEMBERED:
             del self._tallies[next(iter(self._tallies))]
