@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from p2ptrain.errors import HomeError
-from p2ptrain.ids import short
+from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.copies import COPIES_PROTOCOL, Copies, Gatherer
+from p2ptrain.net.copies import LIMITS as COPIES_LIMITS
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Shore
 from p2ptrain.net.identity import Identity
@@ -22,7 +24,7 @@ from p2ptrain.net.rates import Rates
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.relay import RelayLimits
-from p2ptrain.ports import Transport
+from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
@@ -227,6 +229,12 @@ def _run_in_swarm(
 
         connection = line.connection
         contributions = _contributions(session, signed, line.identity)
+        copies = Copies(learner.payloads, work, time.monotonic)
+
+        async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
+            return await entrance.transport(connection.speaking(COPIES_PROTOCOL, COPIES_LIMITS)).open(peer, addresses)
+
+        gatherer = Gatherer(dial, learner.payloads.weight_sizes(), work, session.notebook)
         shore = Shore(
             transport=entrance.transport(),
             directory=connection,
@@ -236,6 +244,7 @@ def _run_in_swarm(
             live_until=entrance.live_until,
             begin_training=reins.begin,
             work=work,
+            complete=gatherer.complete,
         )
         attendance = Attendance(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
@@ -249,6 +258,7 @@ def _run_in_swarm(
         async def live() -> str:
             await connection.serve_manifest(signed)
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
+            await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, entrance.guarded(copies.answer))
             keeping = asyncio.create_task(connection.keep_cache(records))
             try:
                 async with entrance.tending(), contributions.gathering(asking):

@@ -63,6 +63,10 @@ class Setting:
     """A quarter of the peers leaves at half time, and as many come at a third of it."""
     speed_ratio: float = 1.0
     """How much faster one peer computes than the others."""
+    liars: int = 0
+    """So many of the peers ..."""
+    lie: str = ""
+    """... tell this lie (``p2ptrain.sim.scenario.Lie``)."""
 
     def key(self) -> dict[str, Any]:
         """What differs from the central setting: how files and tables name it."""

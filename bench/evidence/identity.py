@@ -46,6 +46,7 @@ WITHOUT_NUMBERS = (
     "p2ptrain/sim/drawing.py",
     "p2ptrain/sim/reality.py",
     "p2ptrain/sim/tables.py",
+    "p2ptrain/swarm/pieces.py",
 )
 """Files among these that decide no number of a scenario: what a real run's author begins with, how reports look, and
 what only real peers act out."""

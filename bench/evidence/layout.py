@@ -96,7 +96,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """R1 to R9."""
+    """R1 to R10."""
 
     id: str
     question: str

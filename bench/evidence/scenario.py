@@ -36,8 +36,8 @@ STEP_JITTER = 0.1
 LATENCY_S = 0.025
 """One way to the middle of the network. A guess at homes on one continent."""
 
-ODD, OTHERS = "odd", "others"
-"""Names of groups: the peer with the slow line or the fast computer, and all that are alike."""
+ODD, OTHERS, LIARS = "odd", "others", "liars"
+"""Names of groups: the peer with the slow line or the fast computer, all that are alike, and those that lie."""
 
 OUTER = {
     "nesterov": True,
@@ -143,6 +143,9 @@ def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
         odd = {"up_mbit_s": up * setting.straggler, "down_mbit_s": down * setting.straggler}
     if setting.speed_ratio != 1.0:
         odd["step_s"] = step_s(setting) / setting.speed_ratio
+    if setting.liars:
+        honest = {**usual, "count": setting.peers - setting.liars}
+        return [honest, {**usual, "name": LIARS, "count": setting.liars, "lie": setting.lie}]
     groups = [{**usual, "name": ODD, "count": 1, **odd}, {**usual, "count": setting.peers - 1}] if odd else [usual]
     return _moving(groups, setting, whole_s) if setting.comings_and_goings else groups
 

@@ -15,13 +15,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
 
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import LinkId
+from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Peer, Presence
@@ -64,6 +64,9 @@ OPENING_DEADLINE_S = 15.0
 """How long an inbound link may take to say what it is for, and any one control message to be written."""
 
 
+Completion = Callable[[PeerId, Sequence[bytearray], Mapping[PeerId, Sequence[str]]], Awaitable[list[bytearray]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Shore:
     """What the driver stands on: everything outside the two cores."""
@@ -79,6 +82,8 @@ class Shore:
     begin_training: Callable[[], None]
     work: Callable[..., Awaitable[Any]]
     """``await work(function, *arguments)``: run it off the loop, or at once."""
+    complete: Completion | None = None
+    """What a donor gave, completed and confirmed by others (``copies.Gatherer``); None: it is taken as it is."""
 
 
 async def at_once(function: Callable[..., T], *arguments: Any) -> T:
@@ -326,10 +331,18 @@ class Driver:
         session.swapped = (swap, difference)
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
-        self.handle(SwapDone(session.link, sent_bytes, received_bytes, difference.distance))
+        measured = difference.distance, difference.norm, difference.fingerprint
+        self.handle(SwapDone(session.link, sent_bytes, received_bytes, *measured))
 
     async def _pull(self, session: Session, link: Link, pull: Pull) -> None:
-        parts = await receive_payload(link, self._learner.payloads.weight_sizes())
+        complete, parts = self._shore.complete, list[bytearray]()
+        try:
+            await receive_payload(link, self._learner.payloads.weight_sizes(), kept=parts)
+        except NetworkError:
+            if complete is None or not parts:
+                raise
+        if complete is not None:
+            parts = await complete(link.peer, parts, self._core.donors(self._shore.clock()))
         await self._shore.work(self._learner.payloads.check_weights, parts)
         session.pulled = (pull.reply, parts)
         self.handle(Pulled(session.link, sum(map(len, parts))))

@@ -8,7 +8,7 @@ the remote is frozen                            NetworkError when the frame's de
 the remote drips bytes                          the same: a frame's deadline grows with its size at ``slowest_rate``
 our p2pd is killed                              NetworkError: resets, and a check of the child before each dial
 garbage, an oversized frame                     RemoteError before a byte of its body is read
-a flood of inbound streams                      closed unread beyond the caps, overall and per peer
+a flood of inbound streams                      closed unread beyond the caps and rates, overall and per peer
 ==============================================  ========================================================================
 """
 
@@ -26,6 +26,7 @@ from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.control import FarEnd, read_opener
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
 from p2ptrain.wire import FrameKind
@@ -183,6 +184,7 @@ class P2PTransport:
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], PeerId | None] = {}
+        self._floods: RateLimiter[PeerId] = RateLimiter()
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
@@ -244,6 +246,9 @@ class P2PTransport:
     def _admit(self, peer: PeerId) -> bool:
         task = asyncio.current_task()
         assert task is not None
+        if not self._floods.admits(peer, task.get_loop().time()):
+            logger.info("turned down a link from %s: it calls too often", short(peer))
+            return False
         others = sum(owner == peer for owner in self._inbound.values())
         if others >= self._limits.inbound_per_peer:
             logger.info("turned down a link from %s: it has %d", short(peer), others)

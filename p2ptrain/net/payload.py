@@ -7,16 +7,36 @@ allocates what it expects, once, and turns down the first frame that differs.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
 
 from blake3 import blake3
 
 from p2ptrain import wire
-from p2ptrain.errors import RemoteError
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.ids import short
 from p2ptrain.ports import Link
 from p2ptrain.wire import FrameKind, PartEnd
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How slow a payload as a whole may be. Each of its frames has a deadline of its own, and a sender that just keeps
+    every one of them would hold us for as long as it has frames to send; how long its exchange may take it helps to
+    say itself (``swarm.deadlines``). Against this clock a byte buys the time of a byte, and a frame buys none."""
+
+    grace_s: float = 20.0
+    """Until something must have come: what a frame may take to begin (``links.Limits.idle_s``)."""
+    slowest_rate: float = 4096.0
+    """Bytes per second after that, on the average since the beginning (``links.Limits.slowest_rate``). Owners' caps
+    leave each stream 5 kB/s (``rates.LOWEST_RATE``)."""
+
+    def due_s(self, received_bytes: int) -> float:
+        """Seconds after its beginning at which so many bytes must have come."""
+        return self.grace_s + received_bytes / self.slowest_rate
 
 
 async def send_payload(link: Link, parts: Sequence[bytes | bytearray | memoryview]) -> None:
@@ -31,14 +51,47 @@ async def send_payload(link: Link, parts: Sequence[bytes | bytearray | memoryvie
         await link.send(FrameKind.PART, wire.encode_part_end(PartEnd(index, len(view), digest.digest())))
 
 
-async def receive_payload(link: Link, lengths: Sequence[int], buffers: Buffers | None = None) -> list[bytearray]:
+async def receive_payload(
+    link: Link,
+    lengths: Sequence[int],
+    buffers: Buffers | None = None,
+    pace: Pace | None = None,
+    kept: list[bytearray] | None = None,
+) -> list[bytearray]:
     """Receive parts of exactly these lengths. NetworkError when the stream ends early, RemoteError when it differs.
 
     Args:
         buffers: where to take the parts' memory from; None: allocate it. Give it back when nobody reads them any more.
+        pace: how slow the whole may be. NetworkError when it is slower.
+        kept: the list to put whole parts into, for who wants those that came before a failure.
     """
-    buffers = buffers or Buffers()
-    return [await _receive_part(link, index, buffers.take(length)) for index, length in enumerate(lengths)]
+    buffers, pace = buffers or Buffers(), pace or Pace()
+    begun = asyncio.get_running_loop().time()
+    received, parts = 0, kept if kept is not None else []
+    try:
+        async with asyncio.timeout(None) as deadline:
+            for index, length in enumerate(lengths):
+                meter = _Meter(pace, begun, received, deadline)
+                parts.append(await _receive_part(link, index, buffers.take(length), meter))
+                received += length
+    except TimeoutError:
+        raise NetworkError(f"{short(link.peer)} sends slower than {pace.slowest_rate / 1000:.0f} kB/s") from None
+    return parts
+
+
+@dataclass(frozen=True, slots=True)
+class _Meter:
+    """Sets the deadline for the next bytes of a part."""
+
+    pace: Pace
+    begun: float
+    before: int
+    """Bytes of the parts before it."""
+    deadline: asyncio.Timeout
+
+    def expect(self, upto: int) -> None:
+        """So many bytes of this part are to come next."""
+        self.deadline.reschedule(self.begun + self.pace.due_s(self.before + upto))
 
 
 class Buffers:
@@ -72,12 +125,13 @@ class DirectLink(Link, Protocol):
         """The next frame's kind and length, its body in the front of the buffer. RemoteError when it does not fit."""
 
 
-async def _receive_part(link: Link, index: int, part: bytearray) -> bytearray:
+async def _receive_part(link: Link, index: int, part: bytearray, meter: _Meter) -> bytearray:
     receive_into = link.receive_into if isinstance(link, DirectLink) else partial(_receive_copy, link)
     digest = blake3()
     with memoryview(part) as view:
         for start in range(0, len(part), wire.MAX_CHUNK_BYTES):
             chunk = view[start : start + wire.MAX_CHUNK_BYTES]
+            meter.expect(start + len(chunk))
             kind, length = await receive_into(chunk)
             if kind != FrameKind.CHUNK or length != len(chunk):
                 due = f"a chunk of {len(chunk)} bytes was due"

@@ -44,6 +44,9 @@ class BlankDifference:
     """``train.learner.Difference`` without content."""
 
     distance: float
+    norm: float = 0.0
+    fingerprint: bytes = b""
+    """There are none."""
 
 
 class _Displacement(NamedTuple):
@@ -216,6 +219,10 @@ class CountingLearner:
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         return [self._rules.fragments[fragment].size for fragment in fragments]
+
+    @property
+    def are_zero(self) -> bool:
+        return True  # there are none
 
     def weight_sizes(self) -> list[int]:
         return [part.size for part in self._rules.weights]

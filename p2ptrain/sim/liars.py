@@ -1,18 +1,29 @@
-"""Peers that lie, for simulations of attacks: an honest peer between whose core and whose links something sits."""
+"""Peers that lie, for simulations of attacks: an honest peer between whose core and whose links something sits.
+
+``scenario.Lie`` names the lies.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from p2ptrain.outer import l2_norm
+from p2ptrain.sim.scenario import Forgery, Lie
 from p2ptrain.swarm.events import Announce
 from p2ptrain.swarm.messages import Accept, Decline, Message, Offer, WeightsReply, WeightsRequest
+from p2ptrain.train.payloads import Encoded, Payloads
 
-Lie = Literal["progress", "garbage", "silent", "stalling"]
-"""progress: it claims to be at the run's end. garbage: its payloads are random bytes. silent: it never answers.
-stalling: it agrees to exchange, and never sends its payload."""
+SCALE = 3.0
+"""Of weights that are scaled. A guess: enough to ruin a model that takes them in."""
+
+Question = tuple[tuple[int, ...], Sequence[Any], Sequence[Any]]
+"""What a payload answers: fragments, our wishes, theirs."""
 
 
 @dataclass(slots=True)
@@ -25,6 +36,8 @@ class Liar:
     random: Random
     garble: Callable[[Any, Random], Any]
     """Another payload of the same sizes."""
+    first: dict[tuple[int, ...], Any] = field(default_factory=dict)
+    """What it sent of these fragments when it sent them first, where it is stale."""
 
     def says(self, message: Message) -> Message:
         if self.lie != "progress":
@@ -38,11 +51,52 @@ class Liar:
     def announces(self, effect: Announce) -> Announce:
         return replace(effect, progress=self.progress) if self.lie == "progress" else effect
 
-    def sends(self, payload: Any) -> Any:
-        """None: nothing at all."""
-        if self.lie == "stalling":
-            return None
-        return self.garble(payload, self.random) if self.lie == "garbage" else payload
+    def sends(self, payload: Any, payloads: Any, question: Question) -> Any:
+        """In place of its true payload; None: nothing at all."""
+        match self.lie:
+            case "stalling":
+                return None
+            case "garbage":
+                return self.garble(payload, self.random)
+            case "nan":
+                return replace(payload, parts=tuple(b"\xff" * len(part) for part in payload.parts))
+            case "stale":
+                return self.first.setdefault(question[0], payload)
+            case "scaled" | "flipped" | "random":
+                return forged(payloads, question, self.lie, self.random)
+        return payload
+
+    def gives(self, parts: Sequence[Any]) -> Sequence[Any]:
+        """To a newcomer, in place of its weights, fp32."""
+        if self.lie == "nan":
+            return [b"\xff" * len(part) for part in parts]
+        if self.lie == "scaled" or self.lie == "flipped" or self.lie == "random":
+            weights = (torch.frombuffer(bytearray(part), dtype=torch.float32) for part in parts)
+            return [falsified(each, self.lie, self.random).numpy().tobytes() for each in weights]
+        return parts
 
     def hears(self, message: Message) -> bool:
         return self.lie != "silent" or not isinstance(message, Offer | WeightsRequest)
+
+
+def forged(payloads: Payloads, question: Question, lie: Forgery, random: Random) -> Encoded:
+    """What it would send if its weights were what it says."""
+    true = payloads.published
+    payloads.publish(replace(true, parts=tuple(falsified(part, lie, random) for part in true.parts)))
+    try:
+        return payloads.encode(*question)
+    finally:
+        payloads.publish(true)
+
+
+def falsified(
+    weights: Tensor,  # [n] fp32
+    lie: Forgery,
+    random: Random,
+) -> Tensor:
+    """[n] fp32."""
+    if lie == "random":
+        generator = torch.Generator().manual_seed(random.getrandbits(32))
+        noise = torch.randn(weights.shape, generator=generator)
+        return noise * (l2_norm(weights) / l2_norm(noise))
+    return weights * (SCALE if lie == "scaled" else -1.0)

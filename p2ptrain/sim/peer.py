@@ -335,9 +335,10 @@ class SimulatedPeer:
         if end.wishes and not (end.wished and end.their_wishes):
             return
         assert end.other is not None
-        payload = end.encoded = self.learner.payloads.encode(end.swap.fragments, end.wishes, end.their_wishes)
+        question = end.swap.fragments, end.wishes, end.their_wishes
+        payload = end.encoded = self.learner.payloads.encode(*question)
         if self.liar is not None:
-            lie = self.liar.sends(payload)
+            lie = self.liar.sends(payload, self.learner.payloads, question)
             if lie is None:
                 return
             payload = lie
@@ -378,7 +379,8 @@ class SimulatedPeer:
             return
         agreeing = sum(map(len, end.wishes))
         sent_bytes, received_bytes = agreeing + end.encoded.size_bytes, agreeing + end.arrived.size_bytes
-        self.handle(SwapDone(end.link, sent_bytes, received_bytes, end.difference.distance))
+        measured = end.difference.distance, end.difference.norm, end.difference.fingerprint
+        self.handle(SwapDone(end.link, sent_bytes, received_bytes, *measured))
 
     def _commit(self, effect: Commit) -> None:
         end = self.ends[effect.link]
@@ -393,6 +395,8 @@ class SimulatedPeer:
         end = self.ends.get(link)
         if end is not None:
             parts = self.learner.payloads.weights()
+            if self.liar is not None:
+                parts = self.liar.gives(parts)
             self._start_transfer(end, payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
 
     def _weights_sent(self, end: _End, parts: Sequence[Sized]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -51,6 +51,19 @@ class Run(Section):
 
     points: int = Field(default=100, ge=1, le=1000)
     """Points of a curve in the report, evenly over the run's outer steps."""
+
+
+Forgery = Literal["scaled", "flipped", "random"]
+"""Lies in well-formed payloads: of its weights times ``liars.SCALE``, of their negative, of normally distributed
+weights of the same length."""
+
+Lie = Literal["progress", "garbage", "silent", "stalling", "nan", "stale", "scaled", "flipped", "random"]
+"""progress: it claims to be at the run's end. garbage: its payloads are random bytes. silent: it never answers.
+stalling: it agrees to exchange, and never sends its payload. nan: its payloads are not finite. stale: it sends the
+first payload that it made, for ever."""
+
+NEED_WEIGHTS = ("nan", "stale", *get_args(Forgery))
+"""Lies that only a learner with weights can tell."""
 
 
 class BytesLearner(Section):
@@ -213,8 +226,10 @@ class Group(Section):
     freezes: list[Freeze] = Field(default_factory=list, max_length=100)
     """When all of them sleep: nothing happens in them, and nothing passes their lines."""
 
-    lie: Literal["progress", "garbage", "silent", "stalling"] | None = None
-    """progress (claims the run's end), garbage (sends random bytes), silent (never answers), stalling (never sends)."""
+    lie: Lie | None = None
+    """progress (claims the run's end), garbage (sends random bytes), silent (never answers), stalling (never sends),
+    nan (sends what is not finite), stale (sends its first payload for ever), or weights that are scaled, flipped
+    (negated) or random."""
 
 
 class Pace(Section):
@@ -380,6 +395,8 @@ def _peer_faults(scenario: Scenario) -> list[str]:
     if all(group.lie for group in scenario.peers):
         faults.append("peers: all of them lie; at least one group must be honest")
     for place, group in enumerate(scenario.peers):
+        if scenario.learner.kind == "bytes" and group.lie in NEED_WEIGHTS:
+            faults.append(f"peers[{place}].lie: {group.lie} is said with weights, and learner.kind is bytes")
         if group.leaves_at_s is not None and group.leaves_at_s <= group.arrives_at_s:
             faults.append(
                 f"peers[{place}].leaves_at_s: {group.leaves_at_s} is not after arrives_at_s, {group.arrives_at_s}"

@@ -8,6 +8,8 @@ events         what can happen to a peer, and what it can ask its shell to do
 rules          the numbers
 membership     who is here and how they behaved
 deadlines      how long to wait, learnt from completed exchanges
+offences       who broke the rules how often, and until when it is left alone for it
+trust          how far a partner's weights may lie from ours, learnt from exchanges
 matching       whether to exchange, and how much it moves (pure decisions)
 partners       whom to call, on which terms, and when again
 topology       who mixes with whom where a recipe plans it (pure)
@@ -15,6 +17,7 @@ rounds         the exchanges that both sides planned for one outer step
 exchange       one exchange as a table of states, and the book of all
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
+pieces         which piece of a model to ask of which donor, and whom to believe (pure)
 peer           ``Peer.handle(event, now) -> effects``: the door
 buckets        which keys of the directory hold whom; for the shells, the core asks no more than Announce and Lookup
 =============  ======================================================================================

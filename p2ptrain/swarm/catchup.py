@@ -9,6 +9,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.ids import LinkId, PeerId
@@ -16,7 +19,7 @@ from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, 
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
-from p2ptrain.swarm.rules import MAX_DONATIONS
+from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, SUPPORTERS
 from p2ptrain.swarm.standing import Standing
 
 
@@ -30,6 +33,25 @@ class PullUnderWay:
     adopting: bool = False
 
 
+def supported(ahead: Sequence[Known], near: float) -> Sequence[Known]:
+    """Those whose claim others are near: who alone says that it is far ahead of everybody is no donor.
+
+    Args:
+        ahead: live peers that are far enough ahead to give us their weights.
+        near: so many tokens apart, the claims support each other.
+
+    Returns:
+        All of them where nobody has support: a swarm of two has no majority.
+    """
+    needed = min(SUPPORTERS, len(ahead) // 2)
+    claims = sorted(known.progress for known in ahead)
+
+    def support(claim: float) -> int:
+        return bisect_right(claims, claim + near) - bisect_left(claims, claim - near) - 1
+
+    return [known for known in ahead if support(known.progress) >= needed] or ahead
+
+
 class CatchUp:
     """Pulling and donating of one peer."""
 
@@ -37,17 +59,26 @@ class CatchUp:
         self._standing = standing
         self.pull: PullUnderWay | None = None
         self._donations: dict[LinkId, float] = {}  # link -> deadline
+        self._given: dict[PeerId, deque[float]] = {}  # when we began to give to whom; who came last comes last
 
     def donor_exists(self, now: float) -> bool:
         """Somebody live is so far ahead that we must not exchange but pull."""
         return bool(self._ahead(now))
+
+    def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
+        """All whose claims are supported and who need not be left alone, in random order, with their addresses."""
+        standing = self._standing
+        ahead = supported(self._ahead(now), standing.rules.catch_up_tokens)
+        ready = [known for known in ahead if known.not_before <= now]
+        return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> bool:
         """Ask a donor for its weights if we must catch up and one is free. True when a pull is under way."""
         standing = self._standing
         if self.pull is not None:
             return True
-        ready = [known for known in self._ahead(now) if known.not_before <= now]
+        ahead = supported(self._ahead(now), standing.rules.catch_up_tokens)
+        ready = [known for known in ahead if known.not_before <= now]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
         donor = choose_partner(newest, standing.random)
@@ -116,6 +147,7 @@ class CatchUp:
             return
         patience_s = standing.deadlines.payload_s(standing.rules.weights_bytes, request.seconds_per_byte)
         self._donations[link] = now + patience_s
+        self._remember(link.peer, now)
         known = standing.known_to_pass_on(now, link.peer)
         reply = WeightsReply(standing.step, standing.progress, standing.deadlines.seconds_per_byte(), known)
         standing.emit(Send(link, reply))
@@ -202,6 +234,18 @@ class CatchUp:
             return DeclineReason.NOT_BEHIND
         if standing.state is PeerState.JOINING or self.pull is not None:
             return DeclineReason.NO_WEIGHTS
-        if len(self._donations) >= MAX_DONATIONS:
+        if len(self._donations) >= MAX_DONATIONS or self._has_enough(peer, now):
             return DeclineReason.BUSY
         return None
+
+    def _has_enough(self, peer: PeerId, now: float) -> bool:
+        """It began to take our weights so often lately that it is not weights that it wants."""
+        given = self._given.get(peer)
+        return given is not None and len(given) == GIVEN_TO_ONE and given[0] > now - GIVING_WINDOW_S
+
+    def _remember(self, peer: PeerId, now: float) -> None:
+        given = self._given.pop(peer, None) or deque(maxlen=GIVEN_TO_ONE)
+        given.append(now)
+        self._given[peer] = given
+        if len(self._given) > MAX_KNOWN:
+            del self._given[next(iter(self._given))]

@@ -83,6 +83,10 @@ class SwapDone:
     received_bytes: int
     distance: float
     """||theirs - mine|| / ||mine|| over the exchanged fragments: the disagreement as this pair measures it."""
+    norm: float = 0.0
+    """||mine||; 0 where there are no weights to measure."""
+    fingerprint: bytes = b""
+    """Of the bytes that came; empty where there are none."""
 
 
 @dataclass(frozen=True, slots=True)

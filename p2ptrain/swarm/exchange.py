@@ -29,7 +29,9 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.events import SwapDone
 from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.trust import per_fragment
 
 
 class ExchangeState(Enum):
@@ -37,6 +39,9 @@ class ExchangeState(Enum):
     SWAPPING = "swapping"
     CONFIRMING = "confirming"
     COMMITTED = "committed"
+
+
+_UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +61,13 @@ class Exchange:
     sent_bytes: int = 0
     received_bytes: int = 0
     distance: float = 0.0
+    norm: float = 0.0
+    fingerprint: bytes = b""
+
+    @property
+    def difference(self) -> float:
+        """||theirs - mine||, a fragment."""
+        return per_fragment(self.distance * self.norm, len(self.fragments))
 
     def swapping(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> Exchange:
         return replace(
@@ -67,13 +79,15 @@ class Exchange:
             deadline=deadline,
         )
 
-    def confirming(self, sent_bytes: int, received_bytes: int, distance: float) -> Exchange:
+    def confirming(self, done: SwapDone) -> Exchange:
         return replace(
             self,
             state=ExchangeState.CONFIRMING,
-            sent_bytes=sent_bytes,
-            received_bytes=received_bytes,
-            distance=distance,
+            sent_bytes=done.sent_bytes,
+            received_bytes=done.received_bytes,
+            distance=done.distance,
+            norm=done.norm,
+            fingerprint=done.fingerprint,
         )
 
     def committed(self) -> Exchange:
@@ -133,6 +147,13 @@ class ExchangeBook:
     def offers(self, round_: int) -> list[Exchange]:
         """Our unanswered offers that this outer step planned; of 0, those that nobody planned."""
         return [exchange for exchange in self.in_state(ExchangeState.OFFERED) if exchange.round == round_]
+
+    def is_engaged_with(self, peer: PeerId) -> bool:
+        """An exchange that nobody planned is under way with it, and not yet committed."""
+        return any(
+            exchange.link.peer == peer and not exchange.round and exchange.state in _UNDER_WAY
+            for exchange in self._exchanges.values()
+        )
 
     def partners(self) -> set[PeerId]:
         return {exchange.link.peer for exchange in self._exchanges.values()}

@@ -17,6 +17,7 @@ from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
 from p2ptrain.swarm.rounds import Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.trust import Replays, are_strange, per_fragment
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
 """How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
@@ -33,6 +34,7 @@ class Exchanging:
         self.book = ExchangeBook(standing.rules.free_fragments)
         self.rounds = Rounds(standing)
         self._budget = ProgressBudget(standing.rules.catch_up_tokens, standing.rules.catch_up_tokens)
+        self._replays = Replays()
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
@@ -125,6 +127,7 @@ class Exchanging:
                 me=standing.me,
                 crossing=crossing is not None,
                 offering=any(now - offer.started_at < prompt for offer in offers),
+                engaged=self.book.is_engaged_with(link.peer),
                 free=self.book.free_fragments(),
                 under_way=len(self.book) - len(offers),
                 rules=standing.rules,
@@ -198,7 +201,10 @@ class Exchanging:
             return
         standing.counters.sent_bytes += done.sent_bytes
         standing.counters.received_bytes += done.received_bytes
-        self.book.put(exchange.confirming(done.sent_bytes, done.received_bytes, done.distance))
+        if lie := self._lie(done):
+            self.failed(lie, now)
+            return
+        self.book.put(exchange.confirming(done))
         standing.emit(Send(done.link, Acknowledge()))
 
     def acknowledged(self, link: LinkId, now: float) -> None:
@@ -233,6 +239,7 @@ class Exchanging:
                 distance=exchange.distance,
             )
         )
+        self._judge(exchange, now)
         self._turn(exchange, Meeting.MET)
 
     def applied(self, link: LinkId, now: float) -> None:
@@ -300,6 +307,29 @@ class Exchanging:
         return self._due > 0
 
     # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _lie(self, done: SwapDone) -> LinkFailed | None:
+        """Why these weights must not be mixed; None when they may."""
+        link, rules = done.link, self._standing.rules
+        if not rules.judges_distances:
+            return None
+        if are_strange(done.distance):
+            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=True)
+        if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
+            return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
+        return None
+
+    def _judge(self, exchange: Exchange, now: float) -> None:
+        """Remember how far apart we were; who was further off than our radius was clipped, and is left alone."""
+        standing, peer = self._standing, exchange.link.peer
+        if not standing.rules.judges_distances:
+            return
+        self._replays.mixed(peer, exchange.fingerprint)
+        standing.usual.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
+        if exchange.difference > exchange.mine.clip_radius:
+            standing.counters.clipped += 1
+            standing.members.blame(peer, now, Fault.FAR)
+            standing.note("clipped", peer, f"its weights were {100 * exchange.distance:.0f} % off ours")
 
     def _open_round(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
         if fragments:

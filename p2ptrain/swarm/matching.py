@@ -71,6 +71,7 @@ def answer(
     me: PeerId,
     crossing: bool,
     offering: bool,
+    engaged: bool,
     free: list[int],
     under_way: int,
     rules: SwarmRules,
@@ -82,6 +83,7 @@ def answer(
         offering: we have a fresh offer under way to somebody else. To accept now would break our word to one of the
             two, and where offers run in a circle, all words at once, for ever. An answer comes within a round trip;
             an offer that stays unanswered for longer does not make us busy.
+        engaged: an exchange with the sender is under way. A second one at once would only let it hold more of ours.
         free: our free fragments, those that waited longest first.
         under_way: exchanges we are engaged in.
     """
@@ -90,7 +92,7 @@ def answer(
     if offering and not crossing:
         return DeclineReason.BUSY
     both = [fragment for fragment in free if fragment in offer.fragments][: rules.most_per_exchange]
-    if not both or under_way >= MAX_EXCHANGES:
+    if engaged or not both or under_way >= MAX_EXCHANGES:
         return DeclineReason.BUSY
     return tuple(sorted(both))
 

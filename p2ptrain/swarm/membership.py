@@ -17,10 +17,12 @@ from typing import TypeVar
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.offences import Offences
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 
 FAILURE_PAUSE_S = (2.0, 120.0)  # first and longest pause after network failures in a row. Guess
 QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
+FAR_S = (30.0, 600.0)  # the same after weights that had to be clipped: two halves of a swarm that meet again. Guess
 
 
 Item = TypeVar("Item")
@@ -36,6 +38,7 @@ class Fault(Enum):
     UNANSWERED = "our call came to nothing"
     BROKEN = "it had our fragments or weights engaged, and let us wait for nothing"
     OFFENCE = "it broke the protocol"
+    FAR = "its weights lay further off than our radius"
 
 
 @dataclass(slots=True, eq=False)
@@ -51,9 +54,7 @@ class Known:
     unanswered: int = 0
     """Calls of ours in a row that came to nothing, ..."""
     broken: int = 0
-    """... exchanges and pulls in a row that it broke off, ..."""
-    offences: int = 0
-    """... and breaches of the protocol, ever."""
+    """... and exchanges and pulls in a row that it broke off. Offences are kept apart (``offences``)."""
     not_before: float = 0.0
     """Do not call it until then ..."""
     distrusted_until: float = 0.0
@@ -86,6 +87,7 @@ class Membership:
         self._paused: dict[PeerId, Known] = {}  # whom we may have to leave alone
         self._joining: set[PeerId] = set()  # who is here and cannot exchange yet
         self._furthest = 0.0  # no live peer has more progress
+        self._offences = Offences()
 
     def __len__(self) -> int:
         return len(self._known)
@@ -129,14 +131,18 @@ class Membership:
     def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
         """A conversation with this peer failed."""
         known = self._known.get(peer)
-        if known is None:
+        if fault in (Fault.OFFENCE, Fault.FAR):  # remembered of strangers, too
+            until = self._offences.add(peer, now, FAR_S if fault is Fault.FAR else QUARANTINE_S)
+            if known is None:
+                return
+        elif known is None:
             return
-        known.unanswered += fault is Fault.UNANSWERED
-        known.broken += fault is Fault.BROKEN
-        known.offences += fault is Fault.OFFENCE
-        times = {Fault.UNANSWERED: known.unanswered, Fault.BROKEN: known.broken, Fault.OFFENCE: known.offences}[fault]
-        first, longest = QUARANTINE_S if fault is Fault.OFFENCE else FAILURE_PAUSE_S
-        until = now + min(first * 2 ** min(times - 1, 16), longest)
+        else:
+            known.unanswered += fault is Fault.UNANSWERED
+            known.broken += fault is Fault.BROKEN
+            times = known.broken if fault is Fault.BROKEN else known.unanswered
+            first, longest = FAILURE_PAUSE_S
+            until = now + min(first * 2 ** min(times - 1, 16), longest)
         if fault is not Fault.UNANSWERED:
             known.distrusted_until = max(known.distrusted_until, until)
         self.pause(peer, until)
@@ -152,7 +158,7 @@ class Membership:
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         """It may not engage our fragments or weights."""
         known = self._known.get(peer)
-        return known is not None and known.distrusted_until > now
+        return (known.distrusted_until if known is not None else self._offences.until(peer)) > now
 
     def expire(self, now: float) -> list[PeerId]:
         """Forget peers that are no longer live and owe us nothing; name those who were live until now."""
@@ -227,6 +233,9 @@ class Membership:
         if len(self._known) >= MAX_KNOWN:
             self._forget_stalest()
         known = self._known[peer] = Known(peer, live_until=-NEVER)
+        if until := self._offences.until(peer):
+            known.not_before = known.distrusted_until = until
+            self._paused[peer] = known
         return known
 
     def _update(self, known: Known, state: PeerState, step: int, progress: float, live_until: float) -> None:

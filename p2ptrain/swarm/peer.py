@@ -49,7 +49,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.exchange import ExchangeState
 from p2ptrain.swarm.exchanging import Exchanging
 from p2ptrain.swarm.matching import implausible_progress
-from p2ptrain.swarm.membership import Membership, draw
+from p2ptrain.swarm.membership import Fault, Membership, draw
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
@@ -136,6 +136,10 @@ class Peer:
         """Who is here besides us."""
         return [known.peer for known in self._standing.members.live(now)]
 
+    def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
+        """Who else could give us weights, in random order, and their addresses."""
+        return self._catch_up.donors(now)
+
     def live_records(self, now: float) -> list[Presence]:
         """Their records, for the cache on disk."""
         return self._standing.members.records(now)
@@ -191,8 +195,7 @@ class Peer:
             case Donated():
                 self._catch_up.donated(event.link, event.sent_bytes)
             case LinkFailed():
-                if not self._catch_up.failed(event, now):
-                    self._exchanging.failed(event, now)
+                self._link_failed(event, now)
             case Woke():
                 self._wake_at = NEVER
             case LeaveRequested():
@@ -242,6 +245,15 @@ class Peer:
         ceiling = self._standing.rules.progress_ceiling
         if 0 <= progress <= ceiling:  # False for NaN
             self._standing.members.hear(peer, state, step, progress, now)
+
+    def _link_failed(self, event: LinkFailed, now: float) -> None:
+        standing = self._standing
+        if self._catch_up.failed(event, now):
+            return
+        if self._exchanging.book.get(event.link) is not None:
+            self._exchanging.failed(event, now)
+        elif event.their_fault and not standing.members.is_distrusted(event.link.peer, now):
+            standing.blame(event, Fault.OFFENCE, now)  # garbage in place of an opening message
 
     def _violation(self, link: LinkId, why: str, now: float) -> None:
         event = LinkFailed(link, why, their_fault=True)
@@ -323,6 +335,7 @@ class Peer:
         self._standing.step = event.step
         self._standing.progress = event.progress
         self._catch_up.adopted(event.link)
+        self._standing.usual.forget()
         self._caught_up_at = now
         if self._standing.state is PeerState.JOINING:  # not when the owner, or the run's end, came first
             self._begin(now)

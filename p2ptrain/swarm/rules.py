@@ -42,6 +42,9 @@ class SwarmRules:
     """Two peers' weights count by the tokens per second that each trains on, instead of equally."""
     catch_up_outer_steps: float = 8.0
     """A peer that never was in step and is further behind than this pulls weights instead of exchanging."""
+    begins_at_zero: bool = False
+    """The weights grow from nothing, as those of the simulator's quadratics do: how far apart two peers are says at
+    first how much longer one has trained, and nothing of a lie."""
     final_disagreement: float = 0.005
     """The final gossip ends when recent exchanges measured at most this distance."""
     final_gossip_s: float = 60.0
@@ -57,6 +60,11 @@ class SwarmRules:
     def exchanges(self) -> bool:
         """Whether peers of this run exchange anything."""
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
+
+    @property
+    def judges_distances(self) -> bool:
+        """Whether how far off a partner is says something of it: pseudo-gradients differ by all their length."""
+        return self.streams == 1 and not self.begins_at_zero
 
     @property
     def plans(self) -> bool:
@@ -138,6 +146,15 @@ MAX_EXCHANGES = 4
 
 MAX_DONATIONS = 1
 """Newcomers served at once. A guess; a donor's upload is shared by its exchanges."""
+
+GIVEN_TO_ONE = 6
+GIVING_WINDOW_S = 3600.0
+"""Times that one newcomer may begin to take our weights, and in how long: a whole model is the largest thing that a
+stranger may ask of us. A line so bad that six pulls break needs another donor. Guesses."""
+
+SUPPORTERS = 2
+"""So many others must claim about as much progress as a donor does, where so many are known. Two of eight may lie
+together."""
 
 FINAL_PACE_S = 0.25
 """Pause between two exchanges of the final gossip, so that finished peers leave the others some time to train."""

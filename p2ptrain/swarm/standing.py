@@ -11,6 +11,7 @@ from p2ptrain.swarm.events import Effect, LinkFailed, Note
 from p2ptrain.swarm.membership import Fault, Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import PASS_ON, SwarmRules
+from p2ptrain.swarm.trust import Usual
 
 
 @dataclass(slots=True)
@@ -36,6 +37,8 @@ class Counters:
     donations: int = 0
     offences: int = 0
     """Times a partner broke the protocol."""
+    clipped: int = 0
+    """Exchanges that measured more than our radius."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,7 @@ class Standing:
     """True once we have been in step with the swarm, until we drop out of it (``peer._is_out_of_step``)."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
+    usual: Usual = field(default_factory=Usual)
     counters: Counters = field(default_factory=Counters)
     effects: list[Effect] = field(default_factory=list)
     serial: int = 0

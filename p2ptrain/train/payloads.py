@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from blake3 import blake3
 from torch import Tensor
 
 from p2ptrain import codec as codecs
@@ -62,6 +63,13 @@ class Difference:
     """||theirs - mine|| / ||mine||."""
     mine: Encoded
     """What we sent."""
+    fingerprint: bytes = b""
+    """Of what they sent."""
+
+    @property
+    def norm(self) -> float:
+        """||mine||."""
+        return self.mine.norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +191,8 @@ class Payloads:
         norm = _norm(parts)
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
-        return Difference(mine.fragments, parts, norm / max(mine.norm, torch.finfo(torch.float32).tiny), mine)
+        distance = norm / max(mine.norm, torch.finfo(torch.float32).tiny)
+        return Difference(mine.fragments, parts, distance, mine, _fingerprint(theirs))
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
@@ -203,6 +212,11 @@ class Payloads:
         """Bytes of each fragment in fp32."""
         return [4 * length for length in self._lengths]
 
+    @property
+    def are_zero(self) -> bool:
+        """There are no weights yet: all are zero."""
+        return not any(bool(part.any()) for part in self.published.slow)
+
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raises RemoteError unless a donor's weights have our shapes, are finite, and are such as codecs take."""
         if [len(part) for part in parts] != self.weight_sizes():
@@ -221,6 +235,14 @@ class Payloads:
 
     def _matrices_of(self, number: int) -> Matrices:
         return self._matrices[number % len(self._lengths)]
+
+
+def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
+    """16 bytes that tell two payloads apart."""
+    digest = blake3()
+    for part in parts:
+        digest.update(part)
+    return digest.digest(length=16)
 
 
 def _norm(parts: Sequence[Tensor]) -> float:

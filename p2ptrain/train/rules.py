@@ -25,6 +25,9 @@ class Sizes(Protocol):
 
     def weight_sizes(self) -> list[int]: ...
 
+    @property
+    def are_zero(self) -> bool: ...
+
 
 @dataclass(frozen=True, slots=True)
 class LearnerRules:
@@ -108,6 +111,7 @@ def swarm_rules(
         topology=outer.topology,
         partners=outer.partners,
         work_weights=outer.weights == "work",
+        begins_at_zero=payloads.are_zero,
         catch_up_outer_steps=float(swarm.catch_up_outer_steps),
         final_disagreement=swarm.final_disagreement,
         final_gossip_s=swarm.final_gossip_s,

@@ -57,7 +57,7 @@ def record(
 
 
 def test_the_issue_is_covered() -> None:
-    assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 10)]
+    assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 11)]
     settings = {(each.setting.peers, each.setting.inner_steps) for each in EXPERIMENTS["R1"].cells}
     assert {(peers, inner_steps) for peers in (4, 8, 16) for inner_steps in (1, 10, 30, 100)} <= settings
     for contender in RIVALS:

@@ -254,6 +254,6 @@ def test_the_command_rehearses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_experiment_that_does_not_exist_is_named() -> None:
-    done = CliRunner().invoke(command.main, ["--only", "R10", "--list"])
+    done = CliRunner().invoke(command.main, ["--only", "R99", "--list"])
     assert done.exit_code == 2
-    assert "there is no experiment 'R10'" in done.output
+    assert "there is no experiment 'R99'" in done.output

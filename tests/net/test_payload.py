@@ -13,7 +13,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import Buffers, Pace, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.wire import FrameKind, PartEnd, encode_part_end
 
@@ -166,3 +166,44 @@ def test_kept_memory_is_bounded():
     buffers.give_back(parts)
     taken = [buffers.take(10) for _ in range(3)]
     assert [any(buffer is part for part in parts) for buffer in taken] == [True, True, False]
+
+
+def dripped(lengths: Sequence[int], pause_s: float) -> tuple[str, float]:
+    """How it ends, and when, if the sender lets so much time pass before each of its frames."""
+
+    async def main() -> tuple[str, float]:
+        near, far = await pair()
+        loop = asyncio.get_running_loop()
+
+        async def drip() -> None:
+            for number, length in enumerate(lengths):
+                part = bytes(length)
+                for start in range(0, length, CHUNK):
+                    await asyncio.sleep(pause_s)
+                    await near.send(FrameKind.CHUNK, part[start : start + CHUNK])
+                await near.send(*end(number, part))
+
+        begun, dripping = loop.time(), loop.create_task(drip())
+        try:
+            await receive_payload(far, lengths)
+            return "whole", loop.time() - begun
+        except NetworkError as error:
+            return str(error), loop.time() - begun
+        finally:
+            dripping.cancel()
+
+    return virtual_time.run(main())
+
+
+@pytest.mark.parametrize("lengths", [[100] * 500, [5 * CHUNK], [1000, 3 * CHUNK, 10]])
+def test_a_drip_that_keeps_every_frames_deadline_cannot_stretch_the_payloads(lengths):
+    how, seconds = dripped(lengths, pause_s=(64.0 if max(lengths) > CHUNK else 0.0) + 19.0)
+    assert how == "a sends slower than 4 kB/s"
+    assert seconds <= Pace().due_s(sum(lengths))
+
+
+@pytest.mark.parametrize("lengths", [[100] * 5, [5 * CHUNK], [3 * CHUNK, 2 * CHUNK]])
+def test_who_is_slow_but_not_that_slow_gets_through(lengths):
+    how, seconds = dripped(lengths, pause_s=CHUNK / 5000 if max(lengths) > CHUNK else 1.0)
+    assert how == "whole"
+    assert seconds > 4.9

@@ -42,6 +42,7 @@ def test_a_late_joiner_takes_the_weights_and_leaves_politely(company: Company) -
     step = company.anna.wait_for("progress")["step"]
     cleo = company.swarm.peer("cleo")
     assert cleo.wait_for("caught up")["peer"] in (company.anna.peer_id, company.bert.peer_id)
+    assert not cleo.events("unconfirmed")  # the other one was asked for its copy, and it was near
     cleo.wait_for("exchanged", 2)
     assert cleo.wait_for_more("progress")["step"] > step
     company.bootstrap.wait_to_say("cleo (")

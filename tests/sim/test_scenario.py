@@ -38,7 +38,7 @@ def test_there_are_examples() -> None:
         ("lerner.kind=bytes", "lerner: unknown section; did you mean learner?"),
         ("learner.kind=byte", "learner.kind: 'byte' is not known; did you mean bytes?"),
         ("peers.home.leaves=kiled", "found 'kiled'; did you mean killed?"),
-        ("peers.home.lie=brag", "peers[0].lie: input should be 'progress', 'garbage', 'silent' or 'stalling'"),
+        ("peers.home.lie=brag", "peers[0].lie: input should be 'progress', 'garbage', 'silent'"),
         ("peers.home.step_s=0", "peers[0].step_s: input should be greater than 0, found 0"),
         ("peers.home.step_s=inf", "peers[0].step_s: input should be a finite number, found inf"),
         ("peers.home.count=1.5", "peers[0].count: input should be a valid integer, found 1.5"),

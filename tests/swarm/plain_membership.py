@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.membership import FAILURE_PAUSE_S, QUARANTINE_S, Fault
+from p2ptrain.swarm.membership import FAILURE_PAUSE_S, FAR_S, QUARANTINE_S, Fault
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.offences import Offences
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S
 
 
@@ -29,11 +30,16 @@ class PlainMembership:
     def __init__(self, me: PeerId) -> None:
         self.me = me
         self.known: dict[PeerId, Entry] = {}
+        self.offences = Offences()
+
+    def entry(self, peer: PeerId, live_until: float) -> Entry:
+        until = self.offences.until(peer)
+        return self.known.setdefault(peer, Entry(peer, live_until, not_before=until, distrusted_until=until))
 
     def see(self, presence: Presence, live_until: float) -> bool:
         if presence.peer == self.me:
             return False
-        entry = self.known.setdefault(presence.peer, Entry(presence.peer, live_until))
+        entry = self.entry(presence.peer, live_until)
         before = entry.presence
         if before is not None and presence.issued_at <= before.issued_at:
             return False
@@ -42,7 +48,7 @@ class PlainMembership:
         return before is None
 
     def hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
-        entry = self.known.setdefault(peer, Entry(peer, now))
+        entry = self.entry(peer, now)
         entry.live_until = max(entry.live_until, now + HEARD_LIFETIME_S)
         entry.state, entry.progress = state, progress
 
@@ -51,12 +57,16 @@ class PlainMembership:
             entry.not_before = max(entry.not_before, until)
 
     def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
+        until = 0.0
+        if fault in (Fault.OFFENCE, Fault.FAR):
+            until = self.offences.add(peer, now, QUARANTINE_S if fault is Fault.OFFENCE else FAR_S)
         if (entry := self.known.get(peer)) is None:
             return
-        entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
-        entry.times[fault] += 1
-        first, longest = QUARANTINE_S if fault is Fault.OFFENCE else FAILURE_PAUSE_S
-        until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
+        if fault not in (Fault.OFFENCE, Fault.FAR):
+            entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
+            entry.times[fault] += 1
+            first, longest = FAILURE_PAUSE_S
+            until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
         entry.not_before = max(entry.not_before, until)
         if fault is not Fault.UNANSWERED:
             entry.distrusted_until = max(entry.distrusted_until, until)
@@ -67,7 +77,8 @@ class PlainMembership:
             entry.not_before = entry.distrusted_until = 0.0
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
-        return peer in self.known and self.known[peer].distrusted_until > now
+        known = self.known.get(peer)
+        return (self.offences.until(peer) if known is None else known.distrusted_until) > now
 
     def expire(self, now: float) -> list[PeerId]:
         gone = sorted(e.peer for e in self.known.values() if e.live_until <= now and e.not_before <= now)

@@ -90,6 +90,10 @@ class Table:
         self.records: dict[PeerId, Presence] = {}
         self.directory_answers = True
         self.holds_back: Callable[[PeerId, PeerId, object], bool] = lambda sender, receiver, what: False
+        self.apart: Callable[[PeerId, PeerId], tuple[float, float]] = lambda me, partner: (0.001, 0.0)
+        """What a swap measures: the distance, and the norm of our own weights."""
+        self.fingerprint: Callable[[PeerId, PeerId], bytes] = lambda me, partner: b""
+        """Of what the partner sent."""
         self._heap: list = []
         self._serial = 0
         self.seats: dict[PeerId, Seat] = {}
@@ -234,7 +238,8 @@ class Table:
     def _complete(self, peer: PeerId, link: LinkId) -> None:
         seat = self.seats[peer]
         if link in seat.arrived and link in seat.swaps and link in seat.ends:
-            self.handle(peer, SwapDone(link, 1000, 1000, distance=0.001))
+            distance, norm = self.apart(peer, link.peer)
+            self.handle(peer, SwapDone(link, 1000, 1000, distance, norm, self.fingerprint(peer, link.peer)))
 
     def _apply(self, peer: PeerId, commit: Commit) -> None:
         seat = self.seats[peer]

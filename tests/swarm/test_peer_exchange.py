@@ -247,6 +247,30 @@ def test_a_partner_that_never_delivers_engages_our_fragments_once_a_pause():
     assert accepted == 1
 
 
+def test_one_partner_engages_one_exchange_of_ours_however_often_it_calls():
+    rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
+    table = in_step("amber", "birch", rules=rules)
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    offer, engaged = Offer(RULES.run, RULES.protocol, (0, 1, 2, 3), terms), {}
+    for caller in ("drip", "drip", "drip", "cedar"):
+        link = LinkId(PeerId(caller), 100 + len(engaged), outbound=False)
+        effects = table["amber"].core.handle(Received(link, offer), table.now)
+        engaged[link] = any(isinstance(effect, Swap) for effect in effects)
+    assert list(engaged.values()) == [True, False, False, True]
+
+
+def test_garbage_in_place_of_an_opening_message_costs_trust_once_a_quarantine():
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    for serial in range(50):
+        core.handle(LinkFailed(LinkId(PeerId("liar"), serial, outbound=False), "garbage", their_fault=True), table.now)
+    assert core.counters.offences == 1
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    link = LinkId(PeerId("liar"), 77, outbound=False)
+    effects = core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
+    assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.DISTRUSTED]
+
+
 def test_an_offer_of_everything_engages_no_more_than_one_exchange_holds():
     rules = replace(RULES, fragment_bytes=(1000,) * 4, fragments_per_exchange=1)
     table = in_step("amber", "birch", rules=rules)

@@ -9,9 +9,12 @@ from table import RULES, RUN, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState, exchanging
+from p2ptrain.swarm.catchup import supported
 from p2ptrain.swarm.events import Adopted, Donate, LeaveRequested, LinkFailed, Received, Send, TrainingEnded
+from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
+from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S
 
 
 def under_way(steps: int = 30) -> Table:
@@ -351,3 +354,56 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
         assert {table[name].core.state for name in mates} == {PeerState.FINISHING}
     table.run(10.0)
     assert "the swarm agrees" in {table[name].finished for name in mates}
+
+
+@pytest.mark.parametrize(
+    ("claims", "believed"),
+    [
+        ([100, 101, 99, 102], [100, 101, 99, 102]),
+        ([100, 101, 99, 1000], [100, 101, 99]),  # one liar
+        ([100, 101, 99, 1000, 1001], [100, 101, 99]),  # two that lie together
+        ([100, 140, 180, 220], [100, 140, 180, 220]),  # a swarm that is spread out: each has two near
+        ([100, 101, 1000], [100, 101]),
+        ([100, 1000], [100, 1000]),  # no majority
+        ([100], [100]),
+        ([], []),
+    ],
+)
+def test_a_claim_counts_where_others_are_near(claims, believed):
+    ahead = [Known(PeerId(f"peer {place}"), 1e9, progress=float(claim)) for place, claim in enumerate(claims)]
+    assert [known.progress for known in supported(ahead, near=80.0)] == believed
+
+
+def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
+    table = Table("amber", "birch", "delta", *(liars := ("liar", "other liar")))
+    table.start("amber", "birch", "delta")
+    table.run(0.1)
+    for _ in range(30):
+        table.step("amber", "birch", "delta")
+        table.run(0.5)
+    for name in liars:  # they announce themselves, and nothing else
+        table.records[PeerId(name)] = presence(name, progress=1000.0, at=1.0 + table.now)
+    table.run(21.0)
+    for name in liars:
+        table.records[PeerId(name)] = presence(name, progress=1000.0, at=1.0 + table.now)
+    newcomer = table.seat("cedar")
+    table.start("cedar")
+    table.run(1.0)
+    assert newcomer.core.settled
+    assert newcomer.progress == pytest.approx(300.0, abs=20)
+    assert not any("catching up liar" in line or "catching up other" in line for line in table.trace)
+
+
+def test_who_takes_weights_again_and_again_is_declined_for_an_hour():
+    table = under_way()
+    core, given = table["amber"].core, []
+    for attempt in range(2 * GIVEN_TO_ONE):
+        link = LinkId(PeerId("greedy"), 500 + attempt, outbound=False)
+        effects = core.handle(Received(link, WeightsRequest(RUN, RULES.protocol, 0.0)), table.now)
+        given.append(any(isinstance(effect, Donate) for effect in effects))
+        core.handle(LinkFailed(link, "gone"), table.now)
+        table.now += 150.0  # its pause is over
+    assert given == [True] * GIVEN_TO_ONE + [False] * GIVEN_TO_ONE
+    link = LinkId(PeerId("greedy"), 900, outbound=False)
+    effects = core.handle(Received(link, WeightsRequest(RUN, RULES.protocol, 0.0)), table.now + GIVING_WINDOW_S)
+    assert any(isinstance(effect, Donate) for effect in effects)

@@ -1,0 +1,263 @@
+"""Taking a model from several donors at once: which piece to ask of whom, and whom to believe. Pure.
+
+::
+
+    piece      on                                        -> becomes     what is asked
+    ---------  ----------------------------------------  -----------   -------------------------------------------
+    MISSING    a donor is idle                           ASKED         Fetch
+    ASKED      half its deadline is over, one is idle    ASKED         Fetch, of a second donor: who is first counts
+    ASKED      all its donors are lost                   MISSING
+    ASKED      it is here, its digest right              HERE          Cancel of the other; Compare, of another donor
+    HERE       that donor's copy is near                 CONFIRMED
+    HERE       that donor's copy is far                  HERE          Compare, of a third: two against one
+    HERE       the third's copy is near                  CONFIRMED     (the second was odd: a strike)
+    HERE       all others' copies are far                MISSING       (the giver was odd: a strike)
+    HERE       there never was anybody else              CONFIRMED
+
+A digest proves transport only. What a piece is worth is known from another peer's copy of it: peers of one swarm are
+never the same, but near. Copies are compared by sketches of some hundred bytes (``train.sketch``), made after the piece
+is here. A donor with ``MOST_STRIKES`` is dropped, and what nobody else has confirmed of it is asked of others. A donor
+that is lost costs the pieces that it had not finished, and nothing else.
+
+The shell fetches and compares, and says how it went; ``Gathering`` holds no byte of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from p2ptrain.ids import PeerId
+
+MOST_DONORS = 3
+"""Asked at once. A guess: two for speed, and one more to tell which of two is odd."""
+
+NEAR = 0.5
+"""Two copies that differ by no more than this share of their length are of one swarm. Of equally fast peers .31
+was measured at the most (docs/SECURITY.md)."""
+
+MOST_STRIKES = 2
+"""A donor may be odd once: it may itself be new."""
+
+FIRST_RATE = 125_000.0
+"""Bytes per second of a donor that nothing was measured of: 1 Mbit/s, as in ``deadlines``."""
+
+PATIENCE = 4.0
+"""A piece may take so many times as long as its donor's last one did. A line may be shared by so many exchanges."""
+
+PIECE_BOUNDS_S = (5.0, 300.0)
+"""Of a piece's deadline. Guesses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Ask this donor for this piece of its pinned snapshot; it is lost if the piece is not here by then."""
+
+    donor: PeerId
+    piece: int
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Another donor was faster."""
+
+    donor: PeerId
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """Ask this donor for a sketch of its own copy of a piece that is here."""
+
+    donor: PeerId
+    piece: int
+
+
+Action = Fetch | Cancel | Compare
+
+
+@dataclass(slots=True)
+class _Piece:
+    """One piece's way."""
+
+    size_bytes: int
+    asked: dict[PeerId, Fetch] = field(default_factory=dict)
+    giver: PeerId | None = None
+    comparing: PeerId | None = None
+    far: set[PeerId] = field(default_factory=set)
+    """Whose copies are far from the one that is here."""
+    refused: set[PeerId] = field(default_factory=set)
+    """Whose copy was odd: not asked for this piece again."""
+    confirmed: bool = False
+
+
+@dataclass(slots=True)
+class _Donor:
+    """What we know of one that gives."""
+
+    rate: float = FIRST_RATE
+    fetching: int | None = None
+    since: float = 0.0
+
+
+class Gathering:
+    """All pieces of one model.
+
+    Args:
+        sizes: bytes of each piece.
+        donors: who may be asked, in the order of preference; the first few are, and the others take lost ones' places.
+        have: pieces that are here from an earlier attempt, and who gave them. They are compared like all others.
+    """
+
+    def __init__(
+        self, sizes: Sequence[int], donors: Sequence[PeerId], have: Mapping[int, PeerId] | None = None
+    ) -> None:
+        self._pieces = [_Piece(size) for size in sizes]
+        self._waiting = list(dict.fromkeys(donors))
+        self._had_others = len({*self._waiting, *(have or {}).values()}) > 1
+        self._donors: dict[PeerId, _Donor] = {}
+        self._strikes: dict[PeerId, int] = {}
+        self.dropped: set[PeerId] = set()
+        """Donors whose copies were odd too often."""
+        self.is_disputed = False
+        """Some copies were far from each other."""
+        for number, giver in (have or {}).items():
+            self._pieces[number].giver = giver
+
+    @property
+    def is_done(self) -> bool:
+        """All pieces are here, and believed."""
+        return all(piece.confirmed for piece in self._pieces)
+
+    @property
+    def is_stuck(self) -> bool:
+        """After ``act``: nobody is left who could give what is missing, or confirm what is here."""
+        return not self.is_done and not any(piece.asked or piece.comparing for piece in self._pieces)
+
+    @property
+    def here(self) -> dict[int, PeerId]:
+        """What to begin with next time: the pieces that are here, and who gave them."""
+        return {number: piece.giver for number, piece in enumerate(self._pieces) if piece.giver is not None}
+
+    def act(self, now: float) -> list[Action]:
+        """What to do now. Deadlines that have passed cost their donors."""
+        for fetch in [fetch for piece in self._pieces for fetch in piece.asked.values() if fetch.deadline <= now]:
+            self.lost(fetch.donor)
+        while self._waiting and len(self._donors) < MOST_DONORS:
+            self._donors[self._waiting.pop(0)] = _Donor()
+        actions: list[Action] = list(self._comparisons())
+        for donor, state in self._donors.items():
+            if state.fetching is None and (piece := self._wanted(donor, now)) is not None:
+                actions.append(self._fetch(donor, state, piece, now))
+        return actions
+
+    def fetched(self, donor: PeerId, number: int, now: float) -> list[Action]:
+        """A piece came whole, and its digest is the one that its donor signed. It counts if it is the first to come."""
+        piece, state = self._pieces[number], self._donors.get(donor)
+        if state is None or piece.asked.pop(donor, None) is None:
+            return []
+        state.rate, state.fetching = piece.size_bytes / max(now - state.since, 1e-3), None
+        if piece.giver is not None:
+            return self.act(now)
+        piece.giver = donor
+        slower = list(piece.asked)
+        piece.asked.clear()
+        for other in slower:
+            self._donors[other].fetching = None
+        return [*(Cancel(other, number) for other in slower), *self.act(now)]
+
+    def compared(self, donor: PeerId, number: int, distance: float, now: float) -> list[Action]:
+        """How far this donor's copy is from the one that is here: ||theirs - ours|| / ||ours||, NaN for no number."""
+        piece = self._pieces[number]
+        if piece.comparing != donor or piece.giver is None:
+            return []
+        piece.comparing = None
+        if distance <= NEAR:
+            piece.confirmed = True
+            for odd in list(piece.far):
+                self._strike(odd)
+        else:
+            self.is_disputed = True
+            piece.far.add(donor)
+            if len(piece.far) >= MOST_DONORS - 1:
+                self._refuse(piece)
+        return self.act(now)
+
+    def lost(self, donor: PeerId) -> None:
+        """It is gone, too slow, or broke the protocol. What it gave stays, if somebody confirms it."""
+        self._donors.pop(donor, None)
+        if donor in self._waiting:
+            self._waiting.remove(donor)
+        for piece in self._pieces:
+            piece.asked.pop(donor, None)
+            piece.comparing = None if piece.comparing == donor else piece.comparing
+
+    def next_deadline(self, now: float) -> float:
+        """When ``act`` has something to do, if nothing happens until then."""
+        fetches = [fetch for piece in self._pieces for fetch in piece.asked.values()]
+        halves = [half for fetch in fetches if (half := self._half(fetch)) > now]
+        return min([*halves, *(fetch.deadline for fetch in fetches)], default=float("inf"))
+
+    # --- helpers --------------------------------------------------------------------------------------------------
+
+    def _fetch(self, donor: PeerId, state: _Donor, number: int, now: float) -> Fetch:
+        shortest, longest = PIECE_BOUNDS_S
+        piece = self._pieces[number]
+        patience_s = min(max(PATIENCE * piece.size_bytes / state.rate, shortest), longest)
+        fetch = piece.asked[donor] = Fetch(donor, number, now + patience_s)
+        state.fetching, state.since = number, now
+        return fetch
+
+    def _wanted(self, donor: PeerId, now: float) -> int | None:
+        """The piece that this donor is to give: one that nobody was asked for; else one whose donor is slow."""
+        slow = None
+        for number, piece in enumerate(self._pieces):
+            if piece.giver is not None or donor in piece.refused:
+                continue
+            if not piece.asked:
+                return number
+            if slow is None and len(piece.asked) == 1 and self._half(*piece.asked.values()) <= now:
+                slow = number
+        return slow
+
+    def _half(self, fetch: Fetch) -> float:
+        """When half of its time is over."""
+        return (self._donors[fetch.donor].since + fetch.deadline) / 2
+
+    def _comparisons(self) -> list[Compare]:
+        """One at a time for each piece that is here."""
+        wanted = []
+        for number, piece in enumerate(self._pieces):
+            if piece.giver is None or piece.confirmed or piece.comparing is not None:
+                continue
+            judges = [donor for donor in self._donors if donor != piece.giver and donor not in piece.far]
+            if judges:
+                piece.comparing = judges[number % len(judges)]
+                wanted.append(Compare(piece.comparing, number))
+            elif not self._had_others:
+                piece.confirmed = True  # a swarm of two: there is nobody else to ask
+            elif piece.far:
+                self._refuse(piece)
+        return wanted
+
+    def _refuse(self, piece: _Piece) -> None:
+        """Nobody confirms it: ask others for it."""
+        giver, contradicted = piece.giver, len(piece.far)
+        assert giver is not None
+        piece.giver, piece.comparing, piece.far = None, None, set()
+        piece.refused.add(giver)
+        if contradicted > 1:  # else it is one's word against another's
+            self._strike(giver)
+
+    def _strike(self, donor: PeerId) -> None:
+        """Its copy was odd."""
+        self._strikes[donor] = self._strikes.get(donor, 0) + 1
+        if self._strikes[donor] < min(MOST_STRIKES, len(self._pieces)):
+            return
+        self.dropped.add(donor)
+        self.lost(donor)
+        for piece in self._pieces:
+            piece.far.discard(donor)
+            if piece.giver == donor and not piece.confirmed:
+                piece.giver, piece.comparing, piece.far = None, None, set()

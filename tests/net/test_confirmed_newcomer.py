@@ -1,0 +1,149 @@
+"""A newcomer's driver among donors: it adopts what another donor confirms, and what is contradicted by none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from random import Random
+
+import pytest
+import torch
+
+from p2ptrain import codec
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net.copies import Copies, Gatherer
+from p2ptrain.net.driver import Driver, Shore, at_once
+from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.net.payload import send_payload
+from p2ptrain.net.virtual_time import run as run_in_virtual_time
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.ports import Link
+from p2ptrain.sim import QuadraticTask
+from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
+from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.train.rules import LearnerRules
+from p2ptrain.wire import FrameKind, decode_message, encode_message
+
+RUN = RunId("ab" * 32)
+ME, DONORS = PeerId("newcomer"), tuple(map(PeerId, ("donor a", "donor b", "donor c")))
+F, P = 4, 4096
+COMMON = torch.randn(P, generator=torch.Generator().manual_seed(1))
+
+
+def weights_of(peer: PeerId, lies: bool) -> torch.Tensor:
+    noise = torch.randn(P, generator=torch.Generator().manual_seed(len(peer) + ord(peer[-1])))
+    return -COMMON if lies else COMMON + 0.03 * noise
+
+
+class Swarm:
+    """Donors that give when they are asked, some of them liars, some of which break off after one fragment."""
+
+    def __init__(self, liars: Collection[PeerId], breaking: Collection[PeerId]) -> None:
+        self.links, self.copies = MemoryNetwork(0.01), MemoryNetwork(0.01)
+        self.asked: list[PeerId] = []
+        self._liars, self._breaking = liars, breaking
+
+    async def begin(self) -> None:
+        loop = asyncio.get_running_loop()
+        for peer in DONORS:
+            parts = tuple(weights_of(peer, peer in self._liars)[piece] for piece in slices(P, F))
+            payloads = Payloads([P // F] * F, codec.get("fp32"), None)
+            payloads.publish(Snapshot(100, parts, parts))
+            await self.copies.transport(peer).listen(Copies(payloads, at_once, loop.time).answer)
+            await self.links.transport(peer).listen(self._donor(peer, payloads))
+            await self.links.directory(0.0).announce(
+                Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), PeerState.TRAINING, 100, 400.0, "", 1.0, 3600.0)
+            )
+
+    def _donor(self, peer: PeerId, payloads: Payloads):
+        async def serve(link: Link) -> None:
+            _, body = await link.receive()
+            if not isinstance(decode_message(body), WeightsRequest):
+                decline = Decline(DeclineReason.BUSY, PeerState.TRAINING, 100, 400.0)
+                await link.send(FrameKind.MESSAGE, encode_message(decline))
+                return
+            self.asked.append(peer)
+            await link.send(FrameKind.MESSAGE, encode_message(WeightsReply(100, 400.0)))
+            parts = payloads.weights()
+            await send_payload(link, parts[:1] if peer in self._breaking else parts)
+            if peer not in self._breaking:
+                await asyncio.sleep(10.0)
+
+        return serve
+
+
+def joined(
+    liars: Collection[PeerId], breaking: Collection[PeerId] = (), seed: int = 0
+) -> tuple[Swarm, Learner, MemoryLog]:
+    """A newcomer that met these donors, ten minutes later."""
+    notebook = MemoryLog()
+    task = QuadraticTask(torch.ones(P), torch.zeros(P), learning_rate=0.01)
+    task.theta.copy_(torch.full((P,), 0.5))
+    learner = Learner(
+        task,
+        LearnerRules(inner_steps=4, tokens_per_peer=1e9, outer=OuterRule(0.7, 0.5)),
+        slices(P, F),
+        codec.get("fp32"),
+        notebook,
+    )
+    swarm = Swarm(liars, breaking)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        sizes = learner.payloads.weight_sizes()
+        rules = SwarmRules(RUN, tuple(sizes), sum(sizes), tokens_per_peer=1e9, tokens_per_outer_step=4.0)
+        gatherer = Gatherer(swarm.copies.transport(ME).open, sizes, at_once, notebook)
+        shore = Shore(
+            transport=swarm.links.transport(ME),
+            directory=swarm.links.directory(0.01),
+            notebook=notebook,
+            clock=loop.time,
+            sign=lambda e: Presence(ME, RUN, (), PeerState(e.state), 0, e.progress, "", loop.time(), 75.0),
+            live_until=lambda record: record.issued_at + record.lifetime_s,
+            begin_training=lambda: None,
+            work=at_once,
+            complete=gatherer.complete,
+        )
+        await swarm.begin()
+        driver = Driver(Peer(ME, rules, Random(seed)), learner, shore)
+        running = asyncio.create_task(driver.run())
+        for _ in range(600):
+            await asyncio.sleep(1.0)
+            for event in learner.settle():
+                driver.handle(event)
+        running.cancel()
+        await asyncio.wait([running])
+
+    run_in_virtual_time(main())
+    return swarm, learner, notebook
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_what_others_confirm_is_adopted_to_the_bit(seed: int) -> None:
+    swarm, learner, notebook = joined(set(), seed=seed)
+    assert torch.equal(learner.slow, weights_of(swarm.asked[0], lies=False))
+    assert len(swarm.asked) == 1
+    assert "caught up" in notebook.kinds()
+    assert learner.progress == 400.0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whoever_lies_the_newcomer_ends_with_honest_weights(seed: int) -> None:
+    liar = DONORS[seed % 3]
+    swarm, learner, notebook = joined({liar}, seed=seed)
+    assert any(torch.equal(learner.slow, weights_of(peer, lies=False)) for peer in set(DONORS) - {liar})
+    assert ("broke protocol" in notebook.kinds()) is (liar in swarm.asked)
+
+
+def test_of_a_donor_that_breaks_off_the_rest_comes_from_others() -> None:
+    swarm, learner, notebook = joined(set(), breaking=set(DONORS))
+    first, *rest = slices(P, F)
+    assert len(swarm.asked) == 1
+    assert torch.equal(learner.slow[first], weights_of(swarm.asked[0], lies=False)[first])
+    givers = set(DONORS) - {swarm.asked[0]}
+    for piece in rest:
+        assert any(torch.equal(learner.slow[piece], weights_of(peer, lies=False)[piece]) for peer in givers)
+    assert "caught up" in notebook.kinds()

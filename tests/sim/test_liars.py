@@ -1,0 +1,82 @@
+"""Lies that are told with weights: the honest learn nearly as well as without the liars."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+import torch
+
+from p2ptrain.codec import get
+from p2ptrain.sim.liars import Liar, falsified
+from p2ptrain.sim.report import Report
+from p2ptrain.sim.scenario_file import ScenarioError
+from p2ptrain.sim.simulate import simulate
+from p2ptrain.train.payloads import Payloads, Snapshot
+
+SMALL = (
+    "learner={kind = 'lm', hidden_size = 16, intermediate_size = 16, layers = 1, heads = 1, sequence_length = 16,"
+    " sequences_per_step = 1}"
+)
+CHANGES = (
+    SMALL,
+    "run.outer_steps=20",
+    "run.points=1",
+    "outer.fragments=1",
+    "outer.exchanges_per_step=2",
+    "outer.learning_rate=0.4",
+    "outer.momentum=0.8",
+    "swarm.final_gossip_s=0",
+)
+
+
+def trained(make, lie: str | None) -> Report:
+    liars = [] if lie is None else [{"name": "liars", "count": 2, "step_s": 1.0, "lie": lie}]
+    return simulate(make(*CHANGES, groups=liars))
+
+
+@pytest.fixture(scope="module")
+def clean() -> dict[str, float]:
+    """The loss of six honest peers, measured once."""
+    return {}
+
+
+@pytest.mark.parametrize("lie", ["scaled", "flipped", "random", "nan", "stale"])
+def test_two_of_eight_that_lie_cost_the_honest_next_to_nothing(make, clean, lie):
+    if not clean:
+        honest = trained(make, None)
+        assert honest.groups["home"].offences == 0
+        assert "clipped" not in honest.notes
+        clean["loss"] = honest.curve[-1].groups["home"]
+    report = trained(make, lie)
+    assert report.curve[-1].groups["home"] <= 1.03 * clean["loss"]
+    assert report.groups["home"].solo_share <= 0.1
+    assert report.groups["home"].offences >= 2
+
+
+def test_falsified_weights_are_what_they_are_called() -> None:
+    weights = torch.linspace(-1, 1, 1000)
+    liar = Liar("random", 0.0, Random(1), lambda payload, random: payload)
+    assert torch.equal(falsified(weights, "flipped", liar.random), -weights)
+    assert torch.equal(falsified(weights, "scaled", liar.random), 3 * weights)
+    noise = falsified(weights, "random", liar.random)
+    assert float(noise.norm()) == pytest.approx(float(weights.norm()), rel=1e-4)
+    assert abs(float(torch.dot(noise, weights) / weights.norm() ** 2)) < 0.2
+
+
+def test_a_liars_payload_is_well_formed_and_it_keeps_its_own_weights() -> None:
+    weights = torch.linspace(-1, 1, 256)
+    payloads = Payloads([256], get("fp32", 1024), None)
+    payloads.publish(Snapshot(1, (weights,), (weights,)))
+    liar = Liar("flipped", 0.0, Random(1), lambda payload, random: payload)
+    question = (0,), (), ()
+    true = payloads.encode(*question)
+    lie = liar.sends(true, payloads, question)
+    difference = payloads.difference(true, lie.parts)
+    assert difference.distance == pytest.approx(2.0)
+    assert payloads.published.parts[0] is weights
+
+
+def test_who_has_no_weights_cannot_lie_with_them(make) -> None:
+    with pytest.raises(ScenarioError, match=r"lie: flipped is said with weights"):
+        make(groups=[{"name": "liars", "count": 1, "step_s": 1.0, "lie": "flipped"}])

@@ -1,0 +1,215 @@
+"""Weights that lie too far off are clipped to what is usual, or refused; and who sends them is left alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from table import RULES, Table
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm import SwarmRules
+from p2ptrain.swarm.events import Swap
+from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.trust import (
+    FACTOR,
+    LEAST_EXCHANGES,
+    LEAST_PARTNERS,
+    LEAST_RADIUS,
+    MOST_PARTNERS,
+    MOST_REPLAYS,
+    PER_PARTNER,
+    PER_REPLAYER,
+    Replays,
+    Usual,
+    are_strange,
+    per_fragment,
+)
+
+PARTNERS = [PeerId(f"peer {number}") for number in range(7)]
+
+
+def grown(differences: list[float], weights: float = 1.0) -> Usual:
+    """Everybody was met as often as is remembered, and was this far off."""
+    usual = Usual()
+    for _ in range(PER_PARTNER):
+        for peer, difference in zip(PARTNERS, differences, strict=True):
+            usual.measured(peer, difference, weights)
+    return usual
+
+
+def test_a_radius_is_a_multiple_of_what_is_usual_among_partners() -> None:
+    assert grown([0.1] * 7).radius() == pytest.approx(FACTOR * 0.1)
+
+
+def test_two_liars_of_seven_partners_cannot_move_the_radius_past_what_honest_ones_measure() -> None:
+    honest = [0.05, 0.06, 0.07, 0.08, 0.09]
+    for lie in (1e-9, 1.1):
+        assert FACTOR * 0.05 <= grown([*honest, lie, lie]).radius() <= FACTOR * 0.09
+
+
+def test_one_partner_however_often_it_is_met_has_one_voice() -> None:
+    usual = grown([0.05] * 7)
+    for _ in range(100):
+        usual.measured(PARTNERS[0], 1.1, 1.0)
+    assert usual.radius() == pytest.approx(FACTOR * 0.05)
+
+
+def test_a_radius_does_not_shrink_with_agreement_below_a_share_of_the_weights() -> None:
+    assert grown([1e-6] * 7, weights=3.0).radius() == 3.0 * LEAST_RADIUS
+
+
+def test_before_enough_was_measured_only_strangers_are_kept_out() -> None:
+    usual = Usual()
+    assert usual.radius() == math.inf
+    for peer in PARTNERS[: LEAST_PARTNERS - 1]:
+        for _ in range(LEAST_EXCHANGES):
+            usual.measured(peer, 0.1, 2.0)
+    assert usual.radius() == math.inf
+    usual.measured(PARTNERS[-1], 0.1, 2.0)
+    assert usual.radius() == pytest.approx(max(FACTOR * 0.1, 2.0 * LEAST_RADIUS))
+    usual.forget()
+    assert usual.radius() == math.inf
+
+
+@pytest.mark.parametrize(
+    ("difference", "weights"), [(0.0, 1.0), (math.nan, 1.0), (math.inf, 1.0), (0.1, 0.0), (0.1, math.nan)]
+)
+def test_numbers_that_are_none_teach_nothing(difference: float, weights: float) -> None:
+    usual = grown([0.1] * 7)
+    before = usual.radius()
+    for _ in range(50):
+        usual.measured(PARTNERS[0], difference, weights)
+    assert usual.radius() == before
+
+
+def test_memory_is_bounded_and_those_met_last_are_remembered() -> None:
+    usual = Usual()
+    for number in range(1000):
+        usual.measured(PeerId(f"stranger {number}"), 0.1 if number < 900 else 0.2, 1.0)
+    assert len(usual._differences) == MOST_PARTNERS
+    assert usual.radius() == pytest.approx(FACTOR * 0.2)
+
+
+def test_negated_random_and_enormous_weights_are_strange_and_distant_ones_are_not() -> None:
+    assert all(are_strange(distance) for distance in (math.sqrt(2), 2.0, 1e9, math.inf, math.nan))
+    assert not any(are_strange(distance) for distance in (0.0, 0.5, 1.0))
+    assert per_fragment(2.0, 4) == 1.0
+
+
+def test_what_was_mixed_twice_is_a_replay_and_what_is_new_is_not() -> None:
+    replays, amber, birch = Replays(), PARTNERS[0], PARTNERS[1]
+    for _ in range(MOST_REPLAYS):
+        assert not replays.is_one(amber, b"old")
+        replays.mixed(amber, b"old")
+    assert replays.is_one(amber, b"old")
+    assert not replays.is_one(amber, b"new")
+    assert not replays.is_one(birch, b"old")
+    for number in range(PER_REPLAYER - 1):
+        replays.mixed(amber, bytes([number]))
+    assert replays.is_one(amber, b"old")
+    for _ in range(5):
+        replays.mixed(amber, b"")  # of learners that have no bytes
+    assert not replays.is_one(amber, b"")
+
+
+def test_memory_of_replays_is_bounded() -> None:
+    replays = Replays()
+    for number in range(500):
+        replays.mixed(PARTNERS[0], number.to_bytes(2, "big"))
+        replays.mixed(PeerId(f"stranger {number}"), b"one")
+    assert len(replays._times) <= MOST_PARTNERS
+    assert all(len(times) <= PER_REPLAYER for times in replays._times.values())
+
+
+# --- in a conversation ------------------------------------------------------------------------------------------------
+
+HONEST, LIAR = ("amber", "birch", "cedar", "delta"), "liar"
+
+
+def swarm(distance: float, rules: SwarmRules = RULES) -> Table:
+    """Four honest peers, 5 % apart, and one that is as far off as this for whoever meets it."""
+    table = Table(*HONEST, LIAR, rules=rules)
+    table.apart = lambda me, partner: (distance if LIAR in (me, partner) else 0.05, 10.0)
+    table.start()
+    table.run(1.0)
+    return table
+
+
+def train(table: Table, steps: int) -> None:
+    for _ in range(steps):
+        table.step()
+        table.run(5.0)
+
+
+def terms_of(table: Table, name: str) -> list[tuple[Terms, Terms]]:
+    """What every swap of this peer is about to be agreed on, from now on."""
+    seat, seen = table[name], []
+    original = seat.core.handle
+
+    def handle(event: object, now: float) -> list:
+        effects = original(event, now)
+        seen.extend((effect.mine, effect.theirs) for effect in effects if isinstance(effect, Swap))
+        return effects
+
+    seat.core.handle = handle
+    return seen
+
+
+def test_honest_peers_agree_on_a_radius_and_nobody_is_clipped() -> None:
+    table = swarm(0.05)
+    train(table, 12)
+    seen = terms_of(table, "amber")
+    train(table, 3)
+    radii = [min(mine.clip_radius, theirs.clip_radius) for mine, theirs in seen]
+    assert radii == [pytest.approx(FACTOR * 0.05 * 10.0)] * len(radii)
+    assert radii
+    assert all(table[name].core.counters.clipped == 0 for name in HONEST)
+    assert not any("clipped" in line for line in table.trace)
+
+
+def test_who_is_further_off_than_the_radius_is_clipped_named_and_left_alone() -> None:
+    table = swarm(1.1)
+    train(table, 12)
+    clipped = sum(table[name].core.counters.clipped for name in HONEST)
+    assert clipped >= 1
+    assert any("clipped liar its weights were 110 % off ours" in line for line in table.trace)
+    before = clipped
+    train(table, 60)  # 300 s: without a pause there would be dozens
+    assert sum(table[name].core.counters.clipped for name in HONEST) - before <= 4 * 4  # one a pause, and it doubles
+    assert all(table[name].core.counters.exchanges_ok >= 40 for name in HONEST)
+
+
+def test_who_has_nothing_in_common_with_us_moves_nobody_and_offends() -> None:
+    table = swarm(2.0)
+    train(table, 12)
+    assert table[LIAR].core.counters.exchanges_ok == 0
+    assert any("broke protocol liar its weights have nothing in common with ours" in line for line in table.trace)
+    assert all(table[name].core.counters.exchanges_ok >= 5 for name in HONEST)
+    assert all(table[name].core.counters.half_commits == 0 for name in HONEST)
+
+
+def test_what_pseudo_gradients_measure_is_not_judged() -> None:
+    rules = SwarmRules(RULES.run, (1000, 1000), 4000, 1000.0, 10.0, streams=2, final_gossip_s=20.0)
+    table = swarm(2.0, rules)
+    seen = terms_of(table, "amber")
+    train(table, 12)
+    assert table[LIAR].core.counters.exchanges_ok > 0
+    assert all(mine.clip_radius == math.inf for mine, _ in seen)
+
+
+def test_who_sends_the_same_weights_again_and_again_is_found_out() -> None:
+    table = swarm(0.05)
+    table.fingerprint = lambda me, partner: b"replayed" if partner == LIAR else b""
+    train(table, 30)
+    assert any("broke protocol liar it sends the same weights again and again" in line for line in table.trace)
+    assert table[LIAR].core.counters.exchanges_ok <= MOST_REPLAYS * len(HONEST)
+
+
+def test_who_agrees_with_us_may_say_the_same_for_ever() -> None:
+    table = swarm(0.05)
+    table.apart = lambda me, partner: (0.001, 10.0)
+    table.fingerprint = lambda me, partner: b"the same"
+    train(table, 30)
+    assert not any("broke protocol" in line for line in table.trace)
+    assert table[LIAR].core.counters.exchanges_ok > MOST_REPLAYS * len(HONEST)
