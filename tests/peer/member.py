@@ -56,6 +56,7 @@ class Member:
             weights_bytes=4 * parameters,
             tokens_per_peer=tokens,
             tokens_per_outer_step=float(H),
+            begins_at_zero=True,
             between=(0,) if RECIPES[recipe].blocks else (),
             free=() if RECIPES[recipe].blocks else None,
         )
