@@ -29,6 +29,7 @@ NUMERIC_SOURCES = (
     "p2ptrain/data/*.py",
     "p2ptrain/data/corpora/*",
     "p2ptrain/train/guard.py",
+    "p2ptrain/train/inbox.py",
     "p2ptrain/train/inner.py",
     "p2ptrain/train/learner.py",
     "p2ptrain/train/model.py",
@@ -36,6 +37,7 @@ NUMERIC_SOURCES = (
     "p2ptrain/train/outer_phase.py",
     "p2ptrain/train/payloads.py",
     "p2ptrain/train/rules.py",
+    "p2ptrain/train/weights.py",
     "bench/evidence/headline.py",
 )
 """Files, as patterns from the repository's root, that decide what a simulated run yields."""

@@ -24,7 +24,8 @@ from p2ptrain.sim.notes import NoteCounts
 from p2ptrain.sim.scenario import BytesLearner, LanguageModelLearner, QuadraticLearner, Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.train.learner import Encoded, Learner
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Encoded
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 
 

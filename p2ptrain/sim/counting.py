@@ -32,7 +32,7 @@ class Blank:
 
 @dataclass(frozen=True, slots=True)
 class BlankPayload:
-    """``train.learner.Encoded`` without content."""
+    """``train.payloads.Encoded`` without content."""
 
     fragments: tuple[int, ...]
     parts: tuple[Blank, ...]
@@ -41,7 +41,7 @@ class BlankPayload:
 
 @dataclass(frozen=True, slots=True)
 class BlankDifference:
-    """``train.learner.Difference`` without content."""
+    """``train.payloads.Difference`` without content."""
 
     distance: float
     norm: float = 0.0

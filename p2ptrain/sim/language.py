@@ -21,7 +21,8 @@ from p2ptrain.sim.text import Text, shares
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.inner import Reader
-from p2ptrain.train.learner import Encoded, Learner
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Encoded
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 
 

@@ -6,8 +6,9 @@ In the order in which a peer uses them:
 2. ``flat_model`` builds the manifest's model with its seeded initial weights, all of them views of one vector theta;
 3. ``place`` finds the autocast type and how many sequences fit the device at once;
 4. ``LanguageModelTask`` trains theta in place, one AdamW step at a time, on the sequences that the peer's id names;
-5. ``learner`` folds what H such steps did into the slow weights and takes in what exchanges bring (DiLoCo's outer step,
-   arXiv 2311.08105, with gossip in place of the all-reduce); ``loop`` runs it on the trainer thread;
+5. ``learner``, with its ``inbox`` and its ``weights``, folds what H such steps did into the slow weights and takes in
+   what exchanges bring (DiLoCo's outer step, arXiv 2311.08105, with gossip in place of the all-reduce); ``loop`` runs
+   it on the trainer thread;
 6. ``validation_loss`` and ``generate_text`` show what the model has learned.
 
 Importing this package imports torch, and transformers only when a model is built.

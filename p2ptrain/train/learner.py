@@ -1,11 +1,12 @@
-"""One learner: the inner task, the slow and the fast weights, and what exchanges bring to both.
+"""One learner: where its inner phase and its run stand, and when its weights move.
 
 Two threads meet here and share no lock. The trainer thread calls ``advance`` and ``settle``, and is the only one that
 writes. Any thread uses ``payloads``, which reads the snapshot that was published last, and calls ``deliver``,
-``proceed`` and ``adopt``: what the network has for the trainer goes through a queue and is applied between two inner
-steps. So the trainer waits for the network only where its recipe says so.
+``proceed`` and ``adopt``: what the network has for the trainer goes through a queue (``train.inbox``) and is applied
+between two inner steps. So the trainer waits for the network only where its recipe says so. How weights move, and what
+partners get of them, is ``train.weights``.
 
-Legend: P parameters (padded), F elements of one fragment.
+Legend: P parameters (padded).
 """
 
 from __future__ import annotations
@@ -13,33 +14,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from queue import Empty
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, Matrices, is_decodable, needs_feedback
+from p2ptrain.codec import Codec, Matrices, needs_feedback
 from p2ptrain.ids import LinkId
-from p2ptrain.outer import (
-    OuterState,
-    displaced,
-    displacement,
-    initial_state,
-    l2_norm,
-    late_momentum,
-    late_pseudo_gradient,
-    pseudo_gradient,
-    share,
-)
+from p2ptrain.outer import displaced, displacement, l2_norm, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, InnerTask, Notebook
-from p2ptrain.swarm import PeerState, Terms
+from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
 from p2ptrain.train.guard import PhaseGuard
+from p2ptrain.train.inbox import Adoption, Displacement, Inbox, Proceed
 from p2ptrain.train.outer_phase import OuterPhase
-from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
+from p2ptrain.train.payloads import Difference, Payloads
 from p2ptrain.train.rules import LearnerRules
+from p2ptrain.train.weights import Weights
 
 REWARM_STEPS = 20
 """Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
@@ -50,29 +41,6 @@ correction."""
 SHOWINGS = 4
 """So many times in a phase, its end included, partners get newer weights where the recipe mixes the fast ones, and once
 more wherever an exchange falls due. Each is a copy of the model to the CPU; docs/LOG.md has what their age costs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Displacement:
-    link: LinkId
-    difference: Difference
-    share: float
-    follow: float
-    clip_radius: float
-    progress: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Proceed:
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Adoption:
-    link: LinkId
-    step: int
-    progress: float
-    weights: tuple[Tensor, ...]  # [F] fp32 each
 
 
 class Learner:
@@ -111,17 +79,10 @@ class Learner:
         self.blocked_s = 0.0
         """Seconds the trainer spent on exchanges: on what they brought, and on showing fast weights."""
         self._rules = rules
-        self._slices = tuple(fragments)
-        mixes_gradients = rules.recipe.mix("pseudo_gradient") is not None
-        lengths = [piece.stop - piece.start for piece in self._slices]
         self._shows_fast = rules.recipe.mix("fast") is not None
-        self.payloads = Payloads(
-            lengths,
-            codec,
-            (gradient_codec or codec) if mixes_gradients else None,
-            matrices,
-            "fast" if self._shows_fast else "slow",
-        )
+        of_gradients = (gradient_codec or codec) if rules.recipe.mix("pseudo_gradient") is not None else None
+        lengths = [piece.stop - piece.start for piece in fragments]
+        self.payloads = Payloads(lengths, codec, of_gradients, matrices, "fast" if self._shows_fast else "slow")
         self._notebook = notebook
         self._clock = clock
         self._inner = 0
@@ -129,15 +90,10 @@ class Learner:
         self._phase_tokens = 0
         self._due = rules.due
         self._guard = PhaseGuard()
-        self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
-        self._left_out: list[Tensor] = []
-        """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
-        if mixes_gradients and needs_feedback(gradient_codec or codec):
-            self._left_out = [torch.zeros_like(state.slow) for state in self._states]
-        self._phase: OuterPhase | None = None
-        """The outer step under way, while the recipe waits for partners."""
-        self.payloads.publish(self._snapshot())
-        self._inbox: SimpleQueue[_Displacement | _Proceed | _Adoption | None] = SimpleQueue()  # None only wakes
+        feeds_back = of_gradients is not None and needs_feedback(of_gradients)
+        self._weights = Weights(task, fragments, self.payloads, feeds_back)
+        self._weights.publish(self.step)
+        self._inbox = Inbox(rules.recipe.follow)
 
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
@@ -167,66 +123,60 @@ class Learner:
         events: list[Event] = []
         started = self._clock()
         try:
-            ready = self._inbox.get(timeout=wait_s) if wait_s > 0 else self._inbox.get_nowait()
+            ready = self._inbox.take(wait_s)
             started = started if self.is_waiting else self._clock()
             while True:
                 match ready:
-                    case _Displacement():
+                    case Displacement():
                         events.append(self._apply(ready))
-                    case _Proceed():
+                    case Proceed():
                         events.extend(self._proceed(ready))
-                    case _Adoption():
+                    case Adoption():
                         events.extend(self._adopt(ready))
                 self.blocked_s += self._clock() - started
                 started = self._clock()
-                ready = self._inbox.get_nowait()
+                ready = self._inbox.take()
         except Empty:
             return events
 
     def wake(self) -> None:
         """End a waiting ``settle``. From any thread, and from a signal handler."""
-        self._inbox.put(None)
+        self._inbox.wake()
 
     @property
     def slow(self) -> Tensor:
         """[P] the slow weights, a copy."""
-        return torch.cat([state.slow for state in self._states])
+        return self._weights.slow
 
     @property
     def is_waiting(self) -> bool:
         """The inner phase is over, and the recipe wants its partners' shares before the next one begins."""
-        return self._phase is not None
+        return self._weights.phase is not None
 
     def _end_phase(self) -> list[Event]:
         self.loss = self._losses / self._inner
         self._inner, self._losses = 0, 0.0
-        recipe, rule = self._rules.recipe, self._rules.outer
-        thetas = [self.task.theta[piece].cpu() for piece in self._slices]
+        recipe, thetas = self._rules.recipe, self._weights.fast
         faulty = recipe.outer != "hand_over" and self._is_faulty(thetas)
-        phase = OuterPhase.begin(recipe, rule, self._states, thetas, faulty)
+        phase = OuterPhase.begin(recipe, self._rules.outer, self._weights.states, thetas, faulty)
         if not recipe.blocks:
             return self._restart(phase)
-        self._phase = phase
-        self.payloads.publish(self._snapshot(phase))
+        self._weights.phase = phase
+        self._weights.publish(self.step, phase)
         return [PhaseDone(self.step + 1, self.progress)]
 
-    def _proceed(self, ready: _Proceed) -> list[Event]:
-        phase = self._phase
-        if phase is None or ready.step != self.step + 1:
-            return []
-        self._phase = None
-        return self._restart(phase)
+    def _proceed(self, ready: Proceed) -> list[Event]:
+        phase = self._weights.phase
+        return [] if phase is None or ready.step != self.step + 1 else self._restart(phase)
 
     def _restart(self, phase: OuterPhase) -> list[Event]:
         """Conclude the outer step: the next inner phase begins at the slow weights."""
-        self._states = phase.conclude()
-        if self.payloads.knows_nothing:
-            moved = [after.slow - before.slow for before, after in zip(phase.before, self._states, strict=True)]
-            self.payloads.foresee(moved)
+        self._weights.conclude(phase)
         self.step += 1
         if self._rules.recipe.outer != "hand_over" or self._rules.recipe.exchanges:
-            self._set_theta()
-        self.payloads.publish(self._snapshot(phase))
+            self._weights.reset_fast()
+            self._guard.begin()
+        self._weights.publish(self.step, phase)
         events: list[Event] = [OuterStepDone(self.step, self.progress, self._phase_tokens)]
         self._phase_tokens = 0
         if self.progress >= self._rules.tokens_per_peer:
@@ -242,157 +192,84 @@ class Learner:
     def _show(self) -> None:
         """Let partners have the fast weights as they are now, unless this inner phase has gone wrong."""
         started = self._clock()
-        fast = tuple(_copy(self.task.theta[piece]) for piece in self._slices)
-        if self._guard.fault_so_far(self._distance(fast)) is None:
-            if self.payloads.knows_nothing:
-                self.payloads.foresee([one - state.slow for one, state in zip(fast, self._states, strict=True)])
-            self.payloads.publish(Snapshot(self.step, fast, self.payloads.published.slow))
+        fast = self._weights.copy_fast()
+        if self._guard.fault_so_far(self._weights.distance(fast)) is None:
+            self._weights.publish_fast(self.step, fast)
         self.blocked_s += self._clock() - started
-
-    def _distance(self, thetas: Sequence[Tensor]) -> float:
-        """L2 norm of the pseudo-gradient of a phase that ended at these weights, a fragment each, on the CPU."""
-        norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
-        return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
         """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
-        fault = self._guard.fault(self._distance(thetas))
+        fault = self._guard.fault(self._weights.distance(thetas))
         if fault is not None:
             self._notebook.note("discarded", step=self.step + 1, why=fault)
         return fault is not None
 
-    def _set_theta(self) -> None:
-        for state, piece in zip(self._states, self._slices, strict=True):
-            self.task.theta[piece].copy_(state.slow)
-        self._guard.begin()
-
-    def _apply(self, ready: _Displacement) -> Applied:
+    def _apply(self, ready: Displacement) -> Applied:
+        weights, recipe = self._weights, self._rules.recipe
         for piece, part in zip(ready.difference.fragments, ready.difference.parts, strict=True):
             stream, fragment = self.payloads.place(piece)
             if stream == "pseudo_gradient":
-                self._remember_left_out(fragment, ready.difference.mine, piece)
+                weights.remember_left_out(fragment, ready.difference.mine, piece)
             displacement_ = displacement(part, ready.share, ready.clip_radius)
-            if self._phase is not None and stream in self._rules.recipe.blocking:
-                self._phase.take(stream, fragment, displacement_)
+            if weights.phase is not None and stream in recipe.blocking:
+                weights.phase.take(stream, fragment, displacement_)
             elif stream == "slow":
-                self._move(fragment, displaced(self._state(fragment), displacement_), displacement_)
+                weights.move(fragment, displaced(weights.state(fragment), displacement_), displacement_)
             elif stream == "fast":
                 self._move_fast(fragment, displacement_, ready.follow)
             elif ready.difference.mine.step != self.step:
                 continue  # of a step that is over: it comes too late
-            elif self._rules.recipe.weights_mix is not None:
-                self._keep(fragment, late_momentum(self._state(fragment), displacement_))
+            elif recipe.weights_mix is not None:
+                weights.keep(fragment, late_momentum(weights.state(fragment), displacement_))
             else:
-                self._move(fragment, *late_pseudo_gradient(self._state(fragment), displacement_, self._rules.outer))
+                late = late_pseudo_gradient(weights.state(fragment), displacement_, self._rules.outer)
+                weights.move(fragment, *late)
         self.progress += ready.progress
         return Applied(ready.link, self.progress)
 
-    def _state(self, fragment: int) -> OuterState:
-        return self._states[fragment] if self._phase is None else self._phase.states[fragment]
-
-    def _keep(self, fragment: int, state: OuterState) -> None:
-        states = list(self._states) if self._phase is None else self._phase.states
-        states[fragment] = state
-        if self._phase is None:
-            self._states = tuple(states)
-
-    def _move(self, fragment: int, state: OuterState, displacement_: Tensor) -> None:
-        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
-        self._keep(fragment, state)
-        self._displace_theta(fragment, displacement_)
-        self._publish_fragment(fragment, state.slow)
-
     def _move_fast(self, fragment: int, displacement_: Tensor, follow: float) -> None:
-        """Displace a fragment's fast weights, its slow weights by this share of it; publish its new snapshot.
+        """Displace a fragment's fast weights, and its slow weights by this share of it.
 
         After the end there is no phase left that could bring the rest: theta is x, and moves as x does on both sides.
         """
         moved = displacement_ if follow == 1.0 else displacement_ * follow
-        self._keep(fragment, displaced(self._state(fragment), moved))
         taken = moved if self.ended else displacement_
-        self._displace_theta(fragment, taken)
+        self._weights.move_fast(fragment, taken, moved)
         self._guard.added(l2_norm(taken - moved))
-        self._publish_fragment(fragment, self.payloads.published.parts[fragment] + taken)
 
-    def _displace_theta(self, fragment: int, displacement_: Tensor) -> None:
-        theta = self.task.theta[self._slices[fragment]]
-        theta.add_(displacement_.to(theta.device))
-
-    def _publish_fragment(self, fragment: int, shown: Tensor) -> None:
-        published = self.payloads.published
-        parts = (*published.parts[:fragment], shown, *published.parts[fragment + 1 :])
-        slow = (*published.slow[:fragment], self._state(fragment).slow, *published.slow[fragment + 1 :])
-        self.payloads.publish(Snapshot(published.step, parts, slow))
-
-    def _adopt(self, ready: _Adoption) -> list[Event]:
+    def _adopt(self, ready: Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
-        self._states = tuple(initial_state(weights) for weights in ready.weights)
-        self._phase = None
-        self._left_out = [torch.zeros_like(part) for part in self._left_out]
+        self._weights.replace(ready.weights)
         self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
         self.ended = self.progress >= self._rules.tokens_per_peer
-        self._set_theta()
-        self.payloads.publish(self._snapshot())
+        self._weights.publish(self.step)
         self.task.reset(REWARM_STEPS)
-        events: list[Event] = []
-        while not self._inbox.empty():
-            stale = self._inbox.get_nowait()
-            if isinstance(stale, _Displacement):
-                events.append(Applied(stale.link, self.progress))
+        events: list[Event] = [Applied(link, self.progress) for link in self._inbox.drop()]
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
-
-    def _snapshot(self, phase: OuterPhase | None = None) -> Snapshot:
-        """What partners may have between phases: the weights and, if the recipe mixes them, the last pseudo-gradients.
-
-        Where the codec of these leaves much out, what it left out before comes with them.
-        """
-        slow = tuple(state.slow for state in (self._states if phase is None else phase.states))
-        if phase is not None:
-            gradients = phase.snapshots("pseudo_gradient")
-        else:
-            gradients = tuple(torch.zeros_like(part) for part in slow) if self.payloads.streams == 2 else ()
-        if gradients and self._left_out:
-            gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
-        return Snapshot(self.step, slow + gradients, slow)
-
-    def _remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
-        """Error feedback: a partner has our message, so only what it left out is still to be sent."""
-        codec, place, published = self.payloads.codec(number), mine.fragments.index(number), self.payloads.published
-        if self._left_out and is_decodable(codec) and mine.step == published.step:
-            said = codec.decode(mine.parts[place], mine.terms[place])
-            self._left_out[fragment] = published.parts[number] - said
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
         """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
-        clip_radius = min(mine.clip_radius, theirs.clip_radius)
-        portion = share(mine.weight, theirs.weight, max(mine.partners, theirs.partners))
-        # Who has finished has no pseudo-gradient to come, and both must move x by the same share.
-        finished = PeerState.FINISHING in (mine.state, theirs.state)
-        follow = 1.0 if finished else self._rules.recipe.follow
-        self._inbox.put(_Displacement(link, difference, portion, follow, clip_radius, progress))
+        self._inbox.deliver(link, difference, mine, theirs, progress)
 
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step go on, with what was delivered before."""
-        self._inbox.put(_Proceed(step))
+        self._inbox.proceed(step)
 
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
         """Queue a donor's weights, as ``payloads.check_weights`` passed them, for the trainer to replace its own."""
-        self._inbox.put(_Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
+        self._inbox.adopt(link, step, progress, parts)
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a resumed peer goes on from: tensors, and readable numbers."""
         tensors = {
-            "slow": self.slow,
-            "momentum": torch.cat([state.momentum for state in self._states]),
-            "theta": self.task.theta.detach().cpu().clone(),
-            **({"left_out": torch.cat(self._left_out)} if self._left_out else {}),
+            **self._weights.state_dict(),
             **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
         }
         numbers = {
@@ -409,13 +286,7 @@ class Learner:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
         """Inverse of ``state_dict``. Raises KeyError or ValueError where it does not fit."""
-        slow, momentum, theta = tensors["slow"], tensors["momentum"], tensors["theta"]
-        if not slow.shape == momentum.shape == theta.shape == self.task.theta.shape:
-            raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self.task.theta.shape)}")
-        self._states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
-        if self._left_out:
-            self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
-        self.task.theta.copy_(theta)
+        self._weights.load_state_dict(tensors)
         self.task.load_state_dict(
             {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}
         )
@@ -423,12 +294,6 @@ class Learner:
         self._phase_tokens = numbers["phase_tokens"]
         self._inner, self._losses, self.ended = numbers["inner_step"], numbers["inner_losses"], numbers["ended"]
         self._guard.load_state_dict(numbers)
-        self.payloads.publish(self._snapshot())
+        self._weights.publish(self.step)
         if self._shows_fast:
             self._show()
-
-
-def _copy(theta: Tensor) -> Tensor:
-    """On the CPU; training leaves it alone."""
-    copy = torch.empty_like(theta, device="cpu")
-    return copy.copy_(theta.detach())

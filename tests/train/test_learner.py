@@ -143,13 +143,14 @@ def test_t3_who_ended_and_who_still_trains_keep_their_mean():
 def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mean():
     one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
     advance(6, one, other)
-    exchange(one, other)
-    late = [one._inbox.get_nowait()]  # it comes to the trainer after its last outer step
+    ours, theirs = one.payloads.encode((0, 1)), other.payloads.encode((0, 1))
+    late = one.payloads.difference(ours, theirs.parts)  # it comes to the trainer after its last outer step
+    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, 0.0)
     for _ in range(2):
         one.advance()
     assert one.ended
     mean = (slow(one) + slow(other)) / 2
-    one._inbox.put(late[0])
+    one.deliver(LINK, late, TERMS, TERMS, 0.0)
     settled(one, other)
     assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
     assert torch.equal(slow(one), one.task.theta)

@@ -1,0 +1,195 @@
+"""One peer's weights, slow and fast, in fragments, and what partners may have of them.
+
+The trainer thread alone calls what is here. Slow weights are immutable tensors that are replaced; fast ones are the
+inner task's vector theta, written to in place. ``Payloads`` holds what was published last, for any thread to read.
+
+Legend: P parameters (padded), F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from p2ptrain.codec import is_decodable
+from p2ptrain.outer import OuterState, displaced, initial_state, l2_norm, pseudo_gradient
+from p2ptrain.ports import InnerTask
+from p2ptrain.train.outer_phase import OuterPhase
+from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
+
+
+class Weights:
+    """Slow weights x with their momentum, and fast weights theta.
+
+    Args:
+        task: its ``theta`` [P] becomes the initial slow weights.
+        fragments: slices of [0, P), one a fragment.
+        payloads: where partners get theirs from.
+        feeds_back: what messages of pseudo-gradients leave out comes with the next ones (``codec.needs_feedback``).
+    """
+
+    def __init__(self, task: InnerTask, fragments: Sequence[slice], payloads: Payloads, feeds_back: bool) -> None:
+        self.phase: OuterPhase | None = None
+        """The outer step under way, while the recipe waits for partners: what moves x moves it in there."""
+        self._task = task
+        self._slices = tuple(fragments)
+        self._payloads = payloads
+        self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
+        self._left_out = [torch.zeros_like(state.slow) for state in self._states] if feeds_back else []
+        """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
+
+    @property
+    def states(self) -> tuple[OuterState, ...]:
+        """A fragment each, as the last outer step left them and exchanges have moved them since."""
+        return self._states
+
+    @property
+    def slow(self) -> Tensor:
+        """[P] a copy."""
+        return torch.cat([state.slow for state in self._states])
+
+    @property
+    def fast(self) -> list[Tensor]:
+        """[F] each on the CPU: views of theta, where that lies there too."""
+        return [self._task.theta[piece].cpu() for piece in self._slices]
+
+    def state(self, fragment: int) -> OuterState:
+        """Of one fragment, as far as an outer step under way has come."""
+        return self._states[fragment] if self.phase is None else self.phase.states[fragment]
+
+    def distance(self, thetas: Sequence[Tensor]) -> float:
+        """L2 norm of the pseudo-gradient of a phase that ended at these weights, a fragment each, on the CPU."""
+        norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
+        return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
+
+    # --- outer steps --------------------------------------------------------------------------------------------------
+
+    def conclude(self, phase: OuterPhase) -> None:
+        """Take what an outer step made of the slow weights; the fast ones stay where they are."""
+        self.phase = None
+        self._states = phase.conclude()
+        if self._payloads.knows_nothing:
+            moved = [after.slow - before.slow for before, after in zip(phase.before, self._states, strict=True)]
+            self._payloads.foresee(moved)
+
+    def reset_fast(self) -> None:
+        """The next inner phase begins at the slow weights."""
+        for state, piece in zip(self._states, self._slices, strict=True):
+            self._task.theta[piece].copy_(state.slow)
+
+    def replace(self, slow: Sequence[Tensor]) -> None:
+        """Begin anew at a donor's weights, [F] each; all that was known of the old ones is dropped."""
+        self._states = tuple(initial_state(weights) for weights in slow)
+        self.phase = None
+        self._left_out = [torch.zeros_like(part) for part in self._left_out]
+        self.reset_fast()
+
+    # --- displacements ------------------------------------------------------------------------------------------------
+
+    def keep(self, fragment: int, state: OuterState) -> None:
+        """Replace a fragment's state, where nothing changes that partners see."""
+        states = list(self._states) if self.phase is None else self.phase.states
+        states[fragment] = state
+        if self.phase is None:
+            self._states = tuple(states)
+
+    def move(
+        self,
+        fragment: int,
+        state: OuterState,
+        moved: Tensor,  # [F]: what that state's slow weights have moved by
+    ) -> None:
+        """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
+        self.keep(fragment, state)
+        self._add_to_theta(fragment, moved)
+        self._publish_fragment(fragment, state.slow)
+
+    def move_fast(
+        self,
+        fragment: int,
+        taken: Tensor,  # [F]: what theta moves by
+        moved: Tensor,  # [F]: what x moves by
+    ) -> None:
+        """Displace a fragment's fast weights, and its slow weights by another vector; publish its new snapshot."""
+        self.keep(fragment, displaced(self.state(fragment), moved))
+        self._add_to_theta(fragment, taken)
+        self._publish_fragment(fragment, self._payloads.published.parts[fragment] + taken)
+
+    def _add_to_theta(self, fragment: int, displacement: Tensor) -> None:
+        theta = self._task.theta[self._slices[fragment]]
+        theta.add_(displacement.to(theta.device))
+
+    # --- what partners may have ---------------------------------------------------------------------------------------
+
+    def publish(self, step: int, phase: OuterPhase | None = None) -> None:
+        """Between phases: the slow weights and, if the recipe mixes them, the last pseudo-gradients.
+
+        Where the codec of these leaves much out, what it left out before comes with them.
+
+        Args:
+            step: outer steps that lie behind.
+            phase: the outer step whose weights and pseudo-gradients these are; None: none was made yet.
+        """
+        slow = tuple(state.slow for state in (self._states if phase is None else phase.states))
+        if phase is not None:
+            gradients = phase.snapshots("pseudo_gradient")
+        else:
+            gradients = tuple(torch.zeros_like(part) for part in slow) if self._payloads.streams == 2 else ()
+        if gradients and self._left_out:
+            gradients = tuple(g + left for g, left in zip(gradients, self._left_out, strict=True))
+        self._payloads.publish(Snapshot(step, slow + gradients, slow))
+
+    def copy_fast(self) -> tuple[Tensor, ...]:
+        """[F] each on the CPU: the fast weights as they are now; training leaves these alone."""
+        return tuple(_copy(self._task.theta[piece]) for piece in self._slices)
+
+    def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
+        """In the middle of a phase: these copies of the fast weights, beside the slow ones of before."""
+        if self._payloads.knows_nothing:
+            self._payloads.foresee([one - state.slow for one, state in zip(fast, self._states, strict=True)])
+        self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow))
+
+    def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
+        """Error feedback: a partner has our message, so only what it left out is still to be sent."""
+        codec, place, published = self._payloads.codec(number), mine.fragments.index(number), self._payloads.published
+        if self._left_out and is_decodable(codec) and mine.step == published.step:
+            said = codec.decode(mine.parts[place], mine.terms[place])
+            self._left_out[fragment] = published.parts[number] - said
+
+    def _publish_fragment(self, fragment: int, shown: Tensor) -> None:
+        published = self._payloads.published
+        parts = (*published.parts[:fragment], shown, *published.parts[fragment + 1 :])
+        slow = (*published.slow[:fragment], self.state(fragment).slow, *published.slow[fragment + 1 :])
+        self._payloads.publish(Snapshot(published.step, parts, slow))
+
+    # --- checkpoints --------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """[P] each: everything that a resumed peer goes on from."""
+        return {
+            "slow": self.slow,
+            "momentum": torch.cat([state.momentum for state in self._states]),
+            "theta": self._task.theta.detach().cpu().clone(),
+            **({"left_out": torch.cat(self._left_out)} if self._left_out else {}),
+        }
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Inverse of ``state_dict``. Raises KeyError or ValueError where it does not fit."""
+        slow, momentum, theta = tensors["slow"], tensors["momentum"], tensors["theta"]
+        if not slow.shape == momentum.shape == theta.shape == self._task.theta.shape:
+            raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self._task.theta.shape)}")
+        self._states = tuple(OuterState(slow[piece].clone(), momentum[piece].clone()) for piece in self._slices)
+        if self._left_out:
+            self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
+        self._task.theta.copy_(theta)
+
+
+def _copy(theta: Tensor) -> Tensor:
+    """On the CPU; training leaves it alone."""
+    copy = torch.empty_like(theta, device="cpu")
+    return copy.copy_(theta.detach())
+
+
+__all__ = ["Weights"]
