@@ -1,0 +1,223 @@
+"""A link between two simulated peers: its messages, one swap, or a whole model.
+
+A message sent at t arrives at t + latency. A payload arrives when its last byte has passed both access lines, and one
+latency later; a swap is complete on one side when the other side's payload has arrived and its own was sent. What
+happens to a peer goes through its ``later``: a frozen one notices nothing until it thaws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence, Sized
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from p2ptrain.errors import RemoteError
+from p2ptrain.ids import LinkId
+from p2ptrain.sim.sizes import message_bytes, payload_bytes
+from p2ptrain.sim.transfers import Transfer
+from p2ptrain.swarm.events import Donated, LinkFailed, PeersSeen, Pulled, Received, Swap, SwapDone
+from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
+
+if TYPE_CHECKING:
+    from p2ptrain.sim.peer import SimulatedPeer
+
+
+@dataclass(slots=True, eq=False)
+class LinkEnd:
+    """One side's end of a link. Made open; ``close`` and ``fail`` end it."""
+
+    owner: SimulatedPeer
+    link: LinkId
+    latency_s: float
+    """Until what we send arrives."""
+    other: LinkEnd | None = None
+    is_open: bool = True
+    breaks: float | None = None
+    """The share of its payload at which the swap breaks; decided by whoever swaps first."""
+    swap: Swap | None = None
+    wishes: Sequence[Any] = ()
+    their_wishes: Sequence[Any] = ()
+    """What both sides tell before they encode, if the codec wants that; ``wished`` when ours are out."""
+    wished: bool = False
+    transfer: Transfer | None = None
+    """Our payload or weights, while they are on their way."""
+    sent: bool = False
+    encoded: Any = None
+    arrived: Any = None
+    """A payload, as the learner made it; as ``difference`` is."""
+    difference: Any = None
+    pulled: tuple[WeightsReply, list[Sized]] | None = None
+
+    # --- messages -----------------------------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """To the other end, where there is one."""
+        if self.other is None:
+            return
+        if self.owner.liar is not None:
+            message = self.owner.liar.says(message)
+        size = message_bytes(message)
+        self.owner.traffic.control_up += size
+        self.other.owner.later(self.latency_s, self.other._receive, message, size)
+
+    def _receive(self, message: Message, size: int) -> None:
+        owner = self.owner
+        owner.traffic.control_down += size
+        if not self.is_open or (owner.liar is not None and not owner.liar.hears(message)):
+            return
+        if isinstance(message, Offer | Accept | WeightsReply) and message.known:
+            owner.handle(PeersSeen(owner.network.live(message.known), from_lookup=False))
+        owner.handle(Received(self.link, message, size))
+
+    # --- its end ------------------------------------------------------------------------------------------------------
+
+    def close(self, why: str) -> None:
+        """We end it; the other side notices one latency later."""
+        self.owner.ends.pop(self.link, None)
+        other = self._let_go()
+        if other is not None and other.is_open:
+            other.owner.later(self.latency_s, other.fail, why)
+
+    def fail(self, why: str, their_fault: bool = False) -> None:
+        """It ended by itself, or by the other side; our core hears of it."""
+        if self.is_open:
+            self.owner.ends.pop(self.link, None)
+            self._let_go()
+            self.owner.handle(LinkFailed(self.link, why, their_fault))
+
+    def _let_go(self) -> LinkEnd | None:
+        """This end is over; what it knew of the other end. The two hold each other no more, and can be forgotten."""
+        self._stop_transfer()
+        self.is_open = False
+        other, self.other = self.other, None
+        return other
+
+    # --- swaps --------------------------------------------------------------------------------------------------------
+
+    def begin(self, swap: Swap) -> None:
+        """Both cores agreed on it: wishes first where the codec has any, then the payload."""
+        assert self.other is not None
+        owner = self.owner
+        if self.swap is None and self.other.swap is None:
+            self.breaks = self.other.breaks = owner.network.conditions.breaks_swap(owner.peer, self.link.peer)
+        self.swap = swap
+        if sizes := owner.learner.payloads.wish_sizes(swap.fragments):
+            self.wishes = owner.learner.payloads.wishes(swap.fragments)
+            self._start_transfer(payload_bytes(sizes), self._wishes_sent)
+        else:
+            self._send_payload()
+
+    def _wishes_sent(self) -> None:
+        assert self.other is not None
+        self.other.owner.later(self.latency_s, self.other._take_wishes, self.wishes)
+        self.wished = True
+        if self.their_wishes:
+            self.owner.later(0.0, self._send_payload)
+
+    def _take_wishes(self, wishes: Sequence[Any]) -> None:
+        self.their_wishes = wishes
+        self._send_payload()
+
+    def _send_payload(self) -> None:
+        """As soon as both sides know what they agree on."""
+        if not self.is_open or self.swap is None or self.encoded is not None:
+            return
+        if self.wishes and not (self.wished and self.their_wishes):
+            return
+        assert self.other is not None
+        payloads, liar = self.owner.learner.payloads, self.owner.liar
+        question = self.swap.fragments, self.wishes, self.their_wishes
+        payload = self.encoded = payloads.encode(*question)
+        if liar is not None:
+            lie = liar.sends(payload, payloads, question)
+            if lie is None:
+                return
+            payload = lie
+        size = payload_bytes([len(part) for part in payload.parts])
+        if self.breaks is not None and self.other.encoded is None:  # the first payload is the one that breaks
+            self._start_transfer(size * self.breaks, self._break)
+        else:
+            self._start_transfer(size, self._payload_sent, payload)
+
+    def _break(self) -> None:
+        self.owner.later(self.latency_s, self._lose)
+
+    def _lose(self) -> None:
+        """The connection breaks: both sides notice."""
+        if self.other is not None:
+            self.other.owner.happen(self.other.fail, ("connection lost",))
+        self.fail("connection lost")
+
+    def _payload_sent(self, payload: Any) -> None:
+        assert self.other is not None
+        self.other.owner.later(self.latency_s, self.other._take_payload, payload)
+        self.sent = True
+        if self.arrived is not None:
+            self.owner.later(0.0, self._complete_swap)
+
+    def _take_payload(self, payload: Any) -> None:
+        self.arrived = payload
+        self._complete_swap()
+
+    def _complete_swap(self) -> None:
+        both_through = self.sent and self.encoded is not None and self.arrived is not None
+        if not self.is_open or not both_through or self.difference is not None:
+            return
+        try:
+            self.difference = self.owner.learner.payloads.difference(self.encoded, self.arrived.parts)
+        except RemoteError as error:
+            self.fail(str(error), their_fault=True)
+            return
+        agreeing = sum(map(len, self.wishes))
+        sent_bytes, received_bytes = agreeing + self.encoded.size_bytes, agreeing + self.arrived.size_bytes
+        measured = self.difference.distance, self.difference.norm, self.difference.fingerprint
+        self.owner.handle(SwapDone(self.link, sent_bytes, received_bytes, *measured))
+
+    # --- whole models -------------------------------------------------------------------------------------------------
+
+    def donate(self) -> None:
+        """Send all our weights."""
+        parts = self.owner.learner.payloads.weights()
+        if self.owner.liar is not None:
+            parts = self.owner.liar.gives(parts)
+        self._start_transfer(payload_bytes([len(part) for part in parts]), self._weights_sent, parts)
+
+    def _weights_sent(self, parts: Sequence[Sized]) -> None:
+        assert self.other is not None
+        self.other.owner.later(self.latency_s, self.other._take_weights, parts)
+        self.owner.later(0.0, self.owner.handle, Donated(self.link, sum(map(len, parts))))
+
+    def _take_weights(self, parts: Sequence[Sized]) -> None:
+        if self.is_open and self.pulled is not None:
+            self.pulled[1].extend(parts)
+            self.owner.handle(Pulled(self.link, sum(map(len, parts))))
+
+    # --- transfers ----------------------------------------------------------------------------------------------------
+
+    def _start_transfer(self, size: float, action: Callable[..., None], *arguments: Any) -> None:
+        assert self.other is not None
+        up, down = self.owner.up, self.other.owner.down
+        self.transfer = self.owner.network.transfers.start(up, down, size, self._transferred, size, action, arguments)
+
+    def _transferred(self, size: float, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self.transfer = None
+        self._count(size)
+        action(*arguments)
+
+    def _stop_transfer(self) -> None:
+        if self.transfer is not None:
+            self._count(self.owner.network.transfers.stop(self.transfer))
+            self.transfer = None
+
+    def _count(self, size: float) -> None:
+        assert self.other is not None
+        ours, theirs = self.owner.traffic, self.other.owner.traffic
+        if self.swap is not None:
+            ours.payload_up += size
+            theirs.payload_down += size
+        else:
+            ours.weights_up += size
+            theirs.weights_down += size
+
+
+__all__ = ["LinkEnd"]
