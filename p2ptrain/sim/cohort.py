@@ -20,8 +20,9 @@ from p2ptrain.sim.counting import Blank, BlankPayload, CountingLearner, Counting
 from p2ptrain.sim.judgement import Judgement, disagreement, slow_weights
 from p2ptrain.sim.language import LanguageCohort
 from p2ptrain.sim.learners import QuadraticTask
+from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 from p2ptrain.sim.notes import NoteCounts
-from p2ptrain.sim.scenario import BytesLearner, LanguageModelLearner, QuadraticLearner, Scenario
+from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.train.learner import Learner

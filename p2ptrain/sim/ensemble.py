@@ -26,10 +26,11 @@ from p2ptrain.sim import cohort as cohorts
 from p2ptrain.sim.averages import Averages
 from p2ptrain.sim.judgement import Judgement, disagreement
 from p2ptrain.sim.language import judged, make_pool
+from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lockstep import Lockstep, LockstepRules
 from p2ptrain.sim.pace import RankPace
 from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, Figures, Point, Report
-from p2ptrain.sim.scenario import LanguageModelLearner, Scenario
+from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.rules import codecs_of, matrices_of

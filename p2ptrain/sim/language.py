@@ -15,8 +15,9 @@ from p2ptrain.manifest.model import GroupedConfig, Llama
 from p2ptrain.outer import slices
 from p2ptrain.ports import Notebook
 from p2ptrain.sim.judgement import Judgement, disagreement, slow_weights
+from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lm import LanguageModelPool
-from p2ptrain.sim.scenario import LanguageModelLearner, Scenario
+from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.text import Text, shares
 from p2ptrain.sim.trainer import SimulatedLearner, Trainer
 from p2ptrain.swarm import SwarmRules

@@ -1,7 +1,7 @@
 """A scenario: who takes part, on which lines, what they learn, and what happens to them. One TOML file.
 
-``[outer]`` and ``[codec]`` are the manifest's own sections, so that what was simulated can be run. Every number without
-a source here is a guess.
+``[learner]`` is ``sim.learning``'s. ``[outer]`` and ``[codec]`` are the manifest's own sections, so that what was
+simulated can be run. Every number without a source here is a guess.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pydantic import Field, model_validator
 
 from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, Codec, Outer, Swarm
 from p2ptrain.manifest.section import Section
-from p2ptrain.manifest.sources import BYTE_VOCABULARY
 from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 
 MAX_PEERS = 100_000
 """More is a typing mistake: 10,000 take 1.5 GB."""
@@ -64,108 +64,6 @@ first payload that it made, for ever."""
 
 NEED_WEIGHTS = ("nan", "stale", *get_args(Forgery))
 """Lies that only a learner with weights can tell."""
-
-
-class BytesLearner(Section):
-    """No weights at all: steps, tokens and bytes are counted, losses are not."""
-
-    kind: Literal["bytes"]
-    """bytes."""
-
-    parameters: int = Field(default=135_000_000, ge=1, le=10**13)
-    """Size of the model that is not there."""
-
-    tokens_per_step: int = Field(default=1, ge=1, le=2**24)
-    """Tokens of one inner step."""
-
-    disagreement: float = Field(default=0.01, ge=0, le=1)
-    """What every exchange measures; above swarm.final_disagreement the final gossip ends by its time limit."""
-
-
-class QuadraticLearner(Section):
-    """Noisy gradient descent on a diagonal quadratic; each peer's optimum lies a little off the common one."""
-
-    kind: Literal["quadratic"]
-    """quadratic."""
-
-    parameters: int = Field(default=4096, ge=1, le=10**8)
-    """Dimensions."""
-
-    tokens_per_step: int = Field(default=1, ge=1, le=2**24)
-    """What an inner step counts in progress."""
-
-    learning_rate: float = Field(default=0.1, gt=0)
-    """Of the inner SGD; at most 2 over the largest curvature."""
-
-    smallest_curvature: float = Field(default=0.05, gt=0)
-    """Curvatures lie evenly, on a logarithmic scale, from this ..."""
-
-    largest_curvature: float = Field(default=1.0, gt=0)
-    """... to this."""
-
-    noise: float = Field(default=0.1, ge=0)
-    """Standard deviation of each gradient element's noise."""
-
-    spread: float = Field(default=0.1, ge=0)
-    """Standard deviation of a peer's optimum around the common one, an element: how unlike the peers' data are."""
-
-
-class LanguageModelLearner(Section):
-    """A real small Llama on the shipped text, read as bytes; on it the simulator learns what the real peer would."""
-
-    kind: Literal["lm"]
-    """lm."""
-
-    hidden_size: int = Field(default=64, ge=16, le=4096, multiple_of=16)
-    """Width of the residual stream."""
-
-    intermediate_size: int = Field(default=192, ge=16, le=16_384)
-    """Width inside the feed-forward blocks."""
-
-    layers: int = Field(default=2, ge=1, le=64)
-    """Transformer blocks."""
-
-    heads: int = Field(default=2, ge=1, le=64)
-    """Attention heads a block."""
-
-    sequence_length: int = Field(default=64, ge=8, le=4096)
-    """Bytes a sequence."""
-
-    sequences_per_step: int = Field(default=4, ge=1, le=65_536)
-    """Sequences an inner step."""
-
-    data: Literal["iid", "shards"] = "iid"
-    """iid (every peer reads all of the text in its own order) or shards (each reads its own part of it alone)."""
-
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    """Of the inner steps."""
-
-    learning_rate: float = Field(default=3e-3, gt=0, le=1)
-    """Peak of the inner learning rate."""
-
-    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
-    """As in a manifest."""
-
-    warmup_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Of the run, in which the learning rate rises."""
-
-    final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
-    """Learning rate at the end as a fraction of the peak."""
-
-    curve_sequences: int = Field(default=128, ge=1)
-    """Held-out sequences that a point of the curve is measured on; the last one on all."""
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Of one inner step."""
-        return self.sequence_length * self.sequences_per_step
-
-    @property
-    def parameters(self) -> int:
-        """Weights of the model: embedding, blocks and norms."""
-        attention, feed_forward = 4 * self.hidden_size, 3 * self.intermediate_size
-        block = self.hidden_size * (attention + feed_forward + 2)
-        return BYTE_VOCABULARY * self.hidden_size + self.layers * block + self.hidden_size
 
 
 class Freeze(Section):
@@ -253,7 +151,7 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Self:
-        faults = [*_run_faults(self), *_learner_faults(self), *_outer_faults(self), *_peer_faults(self)]
+        faults = [*_run_faults(self), *self.learner.faults(), *_outer_faults(self), *_peer_faults(self)]
         faults += _rank_faults(self)
         if faults:
             raise ValueError("\n".join(faults))
@@ -296,24 +194,6 @@ def _run_faults(scenario: Scenario) -> list[str]:
             f"run.tokens_per_peer: {run.tokens_per_peer} ends the run before its first outer step, which takes "
             f"{scenario.tokens_per_outer_step} tokens"
         ]
-    return []
-
-
-def _learner_faults(scenario: Scenario) -> list[str]:
-    learner = scenario.learner
-    if isinstance(learner, LanguageModelLearner) and learner.hidden_size % (2 * learner.heads):
-        return [f"learner.heads: {learner.heads} heads of even width do not make up hidden_size, {learner.hidden_size}"]
-    if isinstance(learner, QuadraticLearner):
-        if learner.smallest_curvature > learner.largest_curvature:
-            return [
-                f"learner.smallest_curvature: {learner.smallest_curvature} exceeds learner.largest_curvature, "
-                f"{learner.largest_curvature}"
-            ]
-        if learner.learning_rate * learner.largest_curvature >= 2:
-            return [
-                f"learner.learning_rate: {learner.learning_rate} diverges; with learner.largest_curvature "
-                f"{learner.largest_curvature} it must be below {2 / learner.largest_curvature:g}"
-            ]
     return []
 
 

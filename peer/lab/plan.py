@@ -78,7 +78,7 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
 def manifest_of(scenario: RealScenario) -> Manifest:
     """The run that trains what the scenario's learner ``lm`` trains. Raises ManifestError where it is none."""
     from p2ptrain.sim.language import description, training
-    from p2ptrain.sim.scenario import LanguageModelLearner
+    from p2ptrain.sim.learning import LanguageModelLearner
 
     learner = scenario.learner
     assert isinstance(learner, LanguageModelLearner)  # check() saw to it

@@ -14,8 +14,9 @@ from p2ptrain.ids import RunId
 from p2ptrain.outer import FlatLayout, slices
 from p2ptrain.sim.ensemble import EnsembleSimulation, Lossy
 from p2ptrain.sim.language import LanguageCohort, description, make_pool
+from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.pace import RankPace
-from p2ptrain.sim.scenario import LanguageModelLearner, Scenario
+from p2ptrain.sim.scenario import Scenario
 from p2ptrain.train.model import build_module
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.rules import codecs_of, matrices_of

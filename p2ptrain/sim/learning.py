@@ -1,0 +1,143 @@
+"""What the peers of a scenario learn: its ``[learner]``, of one of three kinds.
+
+Bytes learns nothing and counts; quadratic has weights and a loss, and no data; lm is a small language model.
+``sim.cohort`` makes the learners of each kind. Every number without a source here is a guess.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from p2ptrain.manifest.section import Section
+from p2ptrain.manifest.sources import BYTE_VOCABULARY
+
+
+class BytesLearner(Section):
+    """No weights at all: steps, tokens and bytes are counted, losses are not."""
+
+    kind: Literal["bytes"]
+    """bytes."""
+
+    parameters: int = Field(default=135_000_000, ge=1, le=10**13)
+    """Size of the model that is not there."""
+
+    tokens_per_step: int = Field(default=1, ge=1, le=2**24)
+    """Tokens of one inner step."""
+
+    disagreement: float = Field(default=0.01, ge=0, le=1)
+    """What every exchange measures; above swarm.final_disagreement the final gossip ends by its time limit."""
+
+    def faults(self) -> list[str]:
+        """What contradicts itself: nothing here can."""
+        return []
+
+
+class QuadraticLearner(Section):
+    """Noisy gradient descent on a diagonal quadratic; each peer's optimum lies a little off the common one."""
+
+    kind: Literal["quadratic"]
+    """quadratic."""
+
+    parameters: int = Field(default=4096, ge=1, le=10**8)
+    """Dimensions."""
+
+    tokens_per_step: int = Field(default=1, ge=1, le=2**24)
+    """What an inner step counts in progress."""
+
+    learning_rate: float = Field(default=0.1, gt=0)
+    """Of the inner SGD; at most 2 over the largest curvature."""
+
+    smallest_curvature: float = Field(default=0.05, gt=0)
+    """Curvatures lie evenly, on a logarithmic scale, from this ..."""
+
+    largest_curvature: float = Field(default=1.0, gt=0)
+    """... to this."""
+
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of each gradient element's noise."""
+
+    spread: float = Field(default=0.1, ge=0)
+    """Standard deviation of a peer's optimum around the common one, an element: how unlike the peers' data are."""
+
+    def faults(self) -> list[str]:
+        """What contradicts itself, a line each."""
+        if self.smallest_curvature > self.largest_curvature:
+            return [
+                f"learner.smallest_curvature: {self.smallest_curvature} exceeds learner.largest_curvature, "
+                f"{self.largest_curvature}"
+            ]
+        if self.learning_rate * self.largest_curvature >= 2:
+            return [
+                f"learner.learning_rate: {self.learning_rate} diverges; with learner.largest_curvature "
+                f"{self.largest_curvature} it must be below {2 / self.largest_curvature:g}"
+            ]
+        return []
+
+
+class LanguageModelLearner(Section):
+    """A real small Llama on the shipped text, read as bytes; on it the simulator learns what the real peer would."""
+
+    kind: Literal["lm"]
+    """lm."""
+
+    hidden_size: int = Field(default=64, ge=16, le=4096, multiple_of=16)
+    """Width of the residual stream."""
+
+    intermediate_size: int = Field(default=192, ge=16, le=16_384)
+    """Width inside the feed-forward blocks."""
+
+    layers: int = Field(default=2, ge=1, le=64)
+    """Transformer blocks."""
+
+    heads: int = Field(default=2, ge=1, le=64)
+    """Attention heads a block."""
+
+    sequence_length: int = Field(default=64, ge=8, le=4096)
+    """Bytes a sequence."""
+
+    sequences_per_step: int = Field(default=4, ge=1, le=65_536)
+    """Sequences an inner step."""
+
+    data: Literal["iid", "shards"] = "iid"
+    """iid (every peer reads all of the text in its own order) or shards (each reads its own part of it alone)."""
+
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    """Of the inner steps."""
+
+    learning_rate: float = Field(default=3e-3, gt=0, le=1)
+    """Peak of the inner learning rate."""
+
+    schedule: Literal["cosine", "constant", "wsd"] = "cosine"
+    """As in a manifest."""
+
+    warmup_fraction: float = Field(default=0.05, ge=0, lt=1)
+    """Of the run, in which the learning rate rises."""
+
+    final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
+    """Learning rate at the end as a fraction of the peak."""
+
+    curve_sequences: int = Field(default=128, ge=1)
+    """Held-out sequences that a point of the curve is measured on; the last one on all."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Of one inner step."""
+        return self.sequence_length * self.sequences_per_step
+
+    @property
+    def parameters(self) -> int:
+        """Weights of the model: embedding, blocks and norms."""
+        attention, feed_forward = 4 * self.hidden_size, 3 * self.intermediate_size
+        block = self.hidden_size * (attention + feed_forward + 2)
+        return BYTE_VOCABULARY * self.hidden_size + self.layers * block + self.hidden_size
+
+    def faults(self) -> list[str]:
+        """What contradicts itself, a line each."""
+        if self.hidden_size % (2 * self.heads):
+            return [f"learner.heads: {self.heads} heads of even width do not make up hidden_size, {self.hidden_size}"]
+        return []
+
+
+__all__ = ["BytesLearner", "LanguageModelLearner", "QuadraticLearner"]
