@@ -18,6 +18,9 @@ exchange       one exchange as a table of states, and the book of all
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
 pieces         which piece of a model to ask of which donor, and whom to believe (pure)
+discovery      how one peer finds others and is found
+final_gossip   exchanges after the trainer's end, until the swarm agrees
+conversation   which of these a message or a failed link belongs to
 peer           ``Peer.handle(event, now) -> effects``: the door
 buckets        which keys of the directory hold whom; for the shells, the core asks no more than Announce and Lookup
 =============  ======================================================================================

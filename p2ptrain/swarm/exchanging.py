@@ -63,9 +63,13 @@ class Exchanging:
         """The trainer waits for the exchanges that this outer step planned."""
         self._open_round(step, self._standing.rules.between, True, now)
 
-    def training_ended(self) -> None:
-        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there."""
+    def training_ended(self, now: float) -> None:
+        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there. What was
+        measured before says nothing of it.
+        """
         self.book.limit(range(self._standing.rules.fragments))
+        self.last_commit_at = now
+        self.distances = []
 
     def make_due(self, now: float) -> None:
         """One exchange is due without an outer step: the final gossip."""
