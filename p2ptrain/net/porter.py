@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from p2ptrain.net.driver import OPENING_DEADLINE_S
+from p2ptrain.net.session import OPENING_DEADLINE_S
 from p2ptrain.ports import Link
 from p2ptrain.swarm import DeclineReason, PeerState
 from p2ptrain.swarm.messages import Decline, Offer, WeightsRequest
