@@ -13,8 +13,9 @@ trust          how far a partner's weights may lie from ours, learnt from exchan
 matching       whether to exchange, and how much it moves (pure decisions)
 partners       whom to call, on which terms, and when again
 topology       who mixes with whom where a recipe plans it (pure)
-rounds         the exchanges that both sides planned for one outer step
 exchange       one exchange as a table of states, and the book of all
+rounds         the exchanges that both sides planned for one outer step
+judging        whose weights are not mixed, and who is left alone for them
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
 pieces         which piece of a model to ask of which donor, and whom to believe (pure)
