@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, assert_never
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
 from p2ptrain.swarm.messages import Acknowledge, Message, WeightsReply
 from p2ptrain.train.payloads import Difference, Payloads
-from p2ptrain.wire import FrameKind, decode_message, encode_message
+from p2ptrain.wire import decode_message, encode_message
 
 T = TypeVar("T")
 
