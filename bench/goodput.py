@@ -25,13 +25,13 @@ from pathlib import Path
 import uvloop
 from hivemind.p2p import PeerID
 
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.ports import Link
-from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind
 
 RUN = RunId("be" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]

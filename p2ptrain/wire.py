@@ -1,17 +1,4 @@
-"""The wire format: every byte that peers send each other, and every check on what arrives. Pure; no socket, no clock.
-
-A stream is a sequence of frames. A frame is a fixed header and a body; all integers are big-endian::
-
-    u8 magic (0xA0 + protocol version) | u8 kind | u32 length of the body | body
-
-    kind  name              body                                                        largest
-    1     MESSAGE           one swarm message, msgpack                                  64 KiB
-    2     CHUNK             a slice of a payload part; all are full but a part's last   256 KiB
-    3     PART              end of a part: u32 number, u64 length, 32 bytes BLAKE3       44 B
-    4     MANIFEST_REQUEST  the RunId, ASCII                                            64 B
-    5     MANIFEST          the signed manifest's bytes                                 64 KiB
-    6     BADGE             what lets its sender take part (``p2ptrain.admission``)     640 B
-    7     REFUSAL           why it is not let in, ASCII                                 64 B
+"""The wire format of messages and presence records, and every check on what arrives. Pure; no socket, no clock.
 
 A message is the msgpack array ``[tag, [field, field, …]]``, the fields in the order of their dataclass in
 ``p2ptrain.swarm.messages``; a nested record is an array of its fields too. No maps, no extension types, no optional
@@ -25,16 +12,15 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-import struct
 from collections.abc import Callable
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 import msgpack
 
 from p2ptrain.errors import RemoteError
-from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.framing import MAX_IDENTIFIER_CHARS, MAX_MESSAGE_BYTES
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
@@ -49,20 +35,14 @@ from p2ptrain.swarm.messages import (
     WeightsRequest,
 )
 
-# --- Caps: guesses with room to spare, except the chunk: 256 KiB is the knee of p2pd's goodput (our measurement).
+# --- Caps: guesses with room to spare.
 
-MAX_MESSAGE_BYTES = 64 << 10
-MAX_CHUNK_BYTES = 256 << 10
-MAX_MANIFEST_BYTES = 64 << 10
-MAX_BADGE_BYTES = 640
-"""With four witnesses a badge has 545. It travels with each conversation and each presence record."""
 MAX_PRESENCE_BYTES = 1000
 """A DHT value stays under 1 KB."""
 MAX_KNOWN = 16
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARS = 256
 MAX_NICKNAME_CHARS = 32
-MAX_IDENTIFIER_CHARS = 64
 MAX_FRAGMENTS = 4096
 MAX_FRAGMENT_INDEX = 2**16 - 1
 MAX_PARTNERS = 1024
@@ -71,75 +51,6 @@ MAX_COUNT = 2**53
 MAX_WEIGHT = 1e6
 MAX_LIFETIME_S = 3600.0
 SIGNATURE_BYTES = 64
-DIGEST_BYTES = 32
-
-# --- Frames -----------------------------------------------------------------------------------------------------
-
-MAGIC = 0xA0 + PROTOCOL_VERSION
-_HEADER = struct.Struct(">BBI")
-HEADER_BYTES = _HEADER.size
-_PART_END = struct.Struct(f">IQ{DIGEST_BYTES}s")
-
-
-class FrameKind(IntEnum):
-    """What a frame's body is."""
-
-    MESSAGE = 1
-    CHUNK = 2
-    PART = 3
-    MANIFEST_REQUEST = 4
-    MANIFEST = 5
-    BADGE = 6
-    REFUSAL = 7
-
-
-_MAX_BODY_BYTES: dict[int, int] = {
-    FrameKind.MESSAGE: MAX_MESSAGE_BYTES,
-    FrameKind.CHUNK: MAX_CHUNK_BYTES,
-    FrameKind.PART: _PART_END.size,
-    FrameKind.MANIFEST_REQUEST: MAX_IDENTIFIER_CHARS,
-    FrameKind.MANIFEST: MAX_MANIFEST_BYTES,
-    FrameKind.BADGE: MAX_BADGE_BYTES,
-    FrameKind.REFUSAL: MAX_IDENTIFIER_CHARS,
-}
-
-
-def encode_header(kind: int, length: int) -> bytes:
-    """The six bytes before a body of ``length`` bytes. ValueError (a bug of ours) when the kind does not allow it."""
-    if not 0 <= length <= _MAX_BODY_BYTES.get(kind, -1):
-        raise ValueError(f"no frame of kind {kind} with {length} bytes exists")
-    return _HEADER.pack(MAGIC, kind, length)
-
-
-def decode_header(header: bytes) -> tuple[int, int]:
-    """A header's kind and body length; RemoteError when it is none of ours."""
-    if len(header) != HEADER_BYTES:
-        raise RemoteError(f"a frame header of {len(header)} bytes instead of {HEADER_BYTES}")
-    magic, kind, length = _HEADER.unpack(header)
-    if magic != MAGIC:
-        raise RemoteError(f"a frame begins with 0x{magic:02x} instead of 0x{MAGIC:02x}")
-    if length > _MAX_BODY_BYTES.get(kind, -1):
-        raise RemoteError(f"a frame of kind {kind} with {length} bytes")
-    return kind, length
-
-
-class PartEnd(NamedTuple):
-    """The body of a PART frame: what the chunks before it must add up to."""
-
-    part: int
-    length: int
-    digest: bytes
-
-
-def encode_part_end(end: PartEnd) -> bytes:
-    return _PART_END.pack(*end)
-
-
-def decode_part_end(body: bytes) -> PartEnd:
-    if len(body) != _PART_END.size:
-        raise RemoteError(f"a part ends with {len(body)} bytes instead of {_PART_END.size}")
-    return PartEnd(*_PART_END.unpack(body))
-
 
 # --- Shapes: how one field is packed, and the only way it may come back -----------------------------------------
 

@@ -15,10 +15,11 @@ import pytest
 
 from p2ptrain import errors
 from p2ptrain.admission import Refusal
+from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION
 from p2ptrain.net.links import EXCHANGE_PROTOCOL
 from p2ptrain.swarm import DeclineReason
-from p2ptrain.wire import _MAX_BODY_BYTES, _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES, FrameKind
+from p2ptrain.wire import _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES
 from peer import lines
 
 ROOT = Path(__file__).parent.parent
@@ -177,7 +178,7 @@ def test_the_wire_format_is_told_as_it_is() -> None:
     protocol = (DOCS / "PROTOCOL.md").read_text(encoding="utf-8")
     for kind in FrameKind:
         assert re.search(
-            rf"^\| {kind.value} \| `{kind.name}` \|.*\| {_MAX_BODY_BYTES[kind]:,} \|", protocol, re.MULTILINE
+            rf"^\| {kind.value} \| `{kind.name}` \|.*\| {MAX_BODY_BYTES[kind]:,} \|", protocol, re.MULTILINE
         )
     for tag, (message, _) in _MESSAGES.items():
         assert re.search(rf"^\| {tag} \| `{message.__name__}` \|", protocol, re.MULTILINE)

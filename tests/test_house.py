@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 LAYERS = (
     {"p2ptrain", "ids", "errors", "files", "launcher"},
     {"outer", "codec", "swarm"},
-    {"manifest", "recipes", "wire", "ports", "telemetry", "statements", "admission", "receipts"},
+    {"manifest", "recipes", "framing", "wire", "ports", "telemetry", "statements", "admission", "receipts"},
     {"train", "data", "checkpoint"},
     {"net", "sim"},
     {"cli", "peer", "bootstrap"},
@@ -35,6 +35,7 @@ FORBIDDEN_PACKAGES = {
     "statements": HEAVY | {"asyncio", "socket", "time"},
     "receipts": HEAVY | {"asyncio", "socket", "time"},
     "recipes": HEAVY,
+    "framing": HEAVY | {"asyncio", "socket", "time"},
     "wire": HEAVY,
     "cli": HEAVY | {"peer", "bootstrap"},
     "outer": {"hivemind", "transformers", "asyncio"},

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import struct
 from dataclasses import replace
 
 import msgpack
@@ -103,7 +102,7 @@ def test_a_presence_comes_back_as_it_was(presence):
 @few
 @given(some.binary(max_size=300))
 def test_any_bytes_are_a_message_or_a_remote_error(body):
-    for decode in (wire.decode_message, wire.decode_presence, wire.decode_header, wire.decode_part_end):
+    for decode in (wire.decode_message, wire.decode_presence):
         with contextlib.suppress(RemoteError):
             decode(body)
 
@@ -250,25 +249,8 @@ def test_the_signed_bytes_cover_every_field_but_the_signature():
     assert len(changes) + 1 == len(Presence.__dataclass_fields__)
 
 
-@pytest.mark.parametrize(("kind", "largest"), [(1, 1 << 16), (2, 1 << 18), (3, 44), (4, 64), (5, 1 << 16)])
-def test_frames_have_their_caps(kind, largest):
-    assert wire.decode_header(wire.encode_header(kind, largest)) == (kind, largest)
-    with pytest.raises(ValueError, match="no frame"):
-        wire.encode_header(kind, largest + 1)
-    with pytest.raises(RemoteError):
-        wire.decode_header(struct.pack(">BBI", wire.MAGIC, kind, largest + 1))
-
-
-@pytest.mark.parametrize("header", [b"", b"\xa1\x01", struct.pack(">BBI", 0xA0, 1, 1), struct.pack(">BBI", 0xA1, 0, 0)])
-def test_other_headers_are_refused(header):
-    with pytest.raises(RemoteError):
-        wire.decode_header(header)
-
-
 def test_the_wire_format_is_frozen():
     """A change of these bytes is another protocol version."""
-    assert wire.encode_header(2, 262144).hex() == "a40200040000"
-    assert wire.encode_part_end(wire.PartEnd(1, 2, b"\7" * 32)).hex() == "00000001" + "0000000000000002" + "07" * 32
     assert wire.encode_message(Acknowledge()).hex() == "920490"
     terms = (
         "9801cb4000000000000000cb3ff0000000000000cb7ff0000000000000c3a8" + b"training".hex() + "01" + "cb" + "00" * 8

@@ -23,6 +23,7 @@ NUMERIC_SOURCES = (
     "p2ptrain/codec/*.py",
     "p2ptrain/swarm/*.py",
     "p2ptrain/sim/*.py",
+    "p2ptrain/framing.py",
     "p2ptrain/recipes.py",
     "p2ptrain/wire.py",
     "p2ptrain/manifest/*.py",

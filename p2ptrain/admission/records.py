@@ -23,6 +23,7 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain.errors import JoinLinkError, RemoteError
+from p2ptrain.framing import MAX_BADGE_BYTES
 from p2ptrain.ids import PeerId, RunId, key_of
 from p2ptrain.statements import (
     KEY_BYTES,
@@ -35,7 +36,6 @@ from p2ptrain.statements import (
     signature,
     unpacked,
 )
-from p2ptrain.wire import MAX_BADGE_BYTES
 
 MAX_WITNESSES = 4
 """Bootstraps of one run; each adds 54 bytes to every badge. A guess."""

@@ -2,6 +2,7 @@
 
 ================  ======================================================================================================
 driver            performs the protocol core's effects and feeds back events; knows links only as ``ports.Link``
+session           one conversation over one link
 porter            declines politely while the peer is away
 payload           bulk data over any link: chunks, lengths, digests
 memory            links, transport and directory in memory; virtual_time: the clock that tests run them on

@@ -20,13 +20,13 @@ from typing import Any
 
 from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, Register, Ticket
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.statements import Sign, packed, unpacked
-from p2ptrain.wire import FrameKind
 
 logger = logging.getLogger(__name__)
 

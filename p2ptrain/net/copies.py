@@ -16,6 +16,7 @@ import msgpack
 import torch
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.links import Limits
 from p2ptrain.net.payload import receive_payload, send_payload
@@ -24,7 +25,6 @@ from p2ptrain.ports import Clock, Link, Notebook
 from p2ptrain.swarm.pieces import Action, Cancel, Compare, Fetch, Gathering
 from p2ptrain.train.payloads import Payloads
 from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
-from p2ptrain.wire import FrameKind
 
 COPIES_PROTOCOL = "/p2ptrain/copies/1"
 

@@ -27,7 +27,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from p2ptrain import files, statements, wire
+from p2ptrain import files, framing, statements, wire
 from p2ptrain.admission import Gate
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
@@ -49,7 +49,7 @@ MAX_STORED_PEERS = 2048
 would near the 4 MiB that break unary calls. In a swarm that has settled a node sees some hundreds."""
 CLOCK_SKEW_S = 300.0
 """How far ahead of ours an issuer's clock may be. A guess."""
-MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + wire.MAX_BADGE_BYTES + 8
+MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
 """A presence record and a badge, and what msgpack puts around them."""
 MAX_CACHED = 64
 

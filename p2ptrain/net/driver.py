@@ -1,9 +1,8 @@
 """The asyncio shell: performs the protocol core's effects over links, a directory and a learner.
 
-It decides nothing. One ``Session`` a link is the only task that touches that link; it takes instructions in order and
-reads from the link exactly where the protocol says that something must come. The driver works the same over libp2p and
-over the in-memory transport, with a worker pool or without: ``tests/net/test_flagship.py`` holds it bitwise to the
-simulator.
+It decides nothing. Each link has a task of its own, which follows its ``Session``. The driver works the same over
+libp2p and over the in-memory transport, with a worker pool or without: ``tests/net/test_flagship.py`` holds it bitwise
+to the simulator.
 
 Who closes what: ``run`` owns all sessions and timers in one task group and ends them before it returns. Links are
 closed by their session, always. NetworkError and RemoteError end a session and reach the core as ``LinkFailed``;
@@ -16,13 +15,14 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import Buffers
+from p2ptrain.net.session import Completion, Session, Tools
 from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Peer, Presence
 from p2ptrain.swarm.events import (
@@ -32,7 +32,6 @@ from p2ptrain.swarm.events import (
     Close,
     Commit,
     Donate,
-    Donated,
     Effect,
     Event,
     Finished,
@@ -44,27 +43,18 @@ from p2ptrain.swarm.events import (
     PeersSeen,
     Proceed,
     Pull,
-    Pulled,
     Received,
     Send,
     Started,
     Swap,
-    SwapDone,
     WakeAt,
     Woke,
 )
-from p2ptrain.swarm.messages import Accept, Acknowledge, Message, Offer, WeightsReply
-from p2ptrain.train.learner import Difference, Learner
-from p2ptrain.wire import FrameKind, decode_message, encode_message
+from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
+from p2ptrain.train.learner import Learner
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-
-OPENING_DEADLINE_S = 15.0
-"""How long an inbound link may take to say what it is for, and any one control message to be written."""
-
-
-Completion = Callable[[PeerId, Sequence[bytearray], Mapping[PeerId, Sequence[str]]], Awaitable[list[bytearray]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,22 +81,6 @@ async def at_once(function: Callable[..., T], *arguments: Any) -> T:
     return function(*arguments)
 
 
-Instruction = Send | Swap | Pull | Donate | Close
-
-
-@dataclass(slots=True)
-class Session:
-    """One link's task: its instructions, and what it holds between swap and commit."""
-
-    link: LinkId
-    instructions: asyncio.Queue[Instruction] = field(default_factory=asyncio.Queue)
-    task: asyncio.Task[None] | None = None
-    interruptible: bool = False
-    """It waits for the partner: a Close cancels it instead of queueing behind what it does."""
-    swapped: tuple[Swap, Difference] | None = None
-    pulled: tuple[WeightsReply, list[bytearray]] | None = None
-
-
 class Driver:
     """Runs one peer's protocol core until it is finished."""
 
@@ -117,7 +91,15 @@ class Driver:
         self._learner = learner
         self._shore = shore
         self._sessions: dict[LinkId, Session] = {}
-        self._buffers = Buffers()
+        self._tools = Tools(
+            payloads=learner.payloads,
+            buffers=Buffers(),
+            work=shore.work,
+            complete=shore.complete,
+            donors=self._donors,
+            heard=self._heard,
+            done=self.handle,
+        )
         self._events: asyncio.Queue[tuple[Event, float]] = asyncio.Queue()
         self._posted: SimpleQueue[Event] = SimpleQueue()
         self._inbound_serial = 0
@@ -175,7 +157,7 @@ class Driver:
     def _perform(self, effect: Effect) -> None:
         match effect:
             case Open():
-                session = Session(effect.link)
+                session = Session(effect.link, self._tools)
                 self._sessions[effect.link] = session
                 session.task = self._spawn(self._outbound(session, effect))
             case Send() | Swap() | Pull() | Donate():
@@ -214,9 +196,7 @@ class Driver:
             session.interruptible = True
             link = await self._shore.transport.open(effect.link.peer, effect.addresses)
             try:
-                await self._send(link, effect.message)
-                await self._receive(session, link)
-                await self._follow(session, link)
+                await session.open(link, effect.message)
             finally:
                 await link.close()
 
@@ -225,15 +205,12 @@ class Driver:
     async def _inbound(self, link: Link) -> None:
         """Called by the transport, in a task of its own, for every link that a peer opens."""
         self._inbound_serial += 1
-        session = Session(LinkId(link.peer, self._inbound_serial, outbound=False), task=asyncio.current_task())
-        self._sessions[session.link] = session
+        name = LinkId(link.peer, self._inbound_serial, outbound=False)
+        session = self._sessions[name] = Session(name, self._tools, task=asyncio.current_task())
 
         async def converse() -> None:
             try:
-                async with asyncio.timeout(OPENING_DEADLINE_S):
-                    message, size_bytes = await self._read(link)
-                self._received(session, message, size_bytes)
-                await self._follow(session, link)
+                await session.answer(link)
             finally:
                 await link.close()
 
@@ -265,87 +242,14 @@ class Driver:
         if self._finished is not None and not self._finished.done():
             self._finished.set_exception(error)
 
-    async def _follow(self, session: Session, link: Link) -> None:
-        """Take the core's instructions in order until it closes the link."""
-        while True:
-            session.interruptible = False
-            instruction = await session.instructions.get()
-            session.interruptible = not isinstance(instruction, Send)
-            match instruction:
-                case Send():
-                    await self._send(link, instruction.message)
-                    if isinstance(instruction.message, Acknowledge):
-                        await self._receive(session, link)
-                case Swap():
-                    await self._swap(session, link, instruction)
-                case Pull():
-                    await self._pull(session, link, instruction)
-                case Donate():
-                    parts = await self._shore.work(self._learner.payloads.weights)
-                    await send_payload(link, parts)
-                    self.handle(Donated(session.link, sum(map(len, parts))))
-                case Close():
-                    return
-                case _:
-                    assert_never(instruction)
-
-    async def _send(self, link: Link, message: Message) -> None:
-        async with asyncio.timeout(OPENING_DEADLINE_S):
-            await link.send(FrameKind.MESSAGE, encode_message(message))
-
-    async def _receive(self, session: Session, link: Link) -> None:
-        session.interruptible = True
-        message, size_bytes = await self._read(link)
-        self._received(session, message, size_bytes)
-
-    async def _read(self, link: Link) -> tuple[Message, int]:
-        kind, body = await link.receive()
-        if kind != FrameKind.MESSAGE:
-            raise RemoteError(f"a frame of kind {kind} where a message belongs")
-        return decode_message(body), len(body)
-
-    def _received(self, session: Session, message: Message, size_bytes: int) -> None:
-        if session.link in self._sessions:
+    def _heard(self, link: LinkId, message: Message, size_bytes: int) -> None:
+        if link in self._sessions:
             if isinstance(message, Offer | Accept | WeightsReply):
                 self._see(list(message.known), from_lookup=False)
-            self.handle(Received(session.link, message, size_bytes))
+            self.handle(Received(link, message, size_bytes))
 
-    async def _swap(self, session: Session, link: Link, swap: Swap) -> None:
-        payloads = self._learner.payloads
-        sizes, lengths = (
-            payloads.wish_sizes(swap.fragments),
-            payloads.encoded_sizes(swap.fragments),
-        )
-        wishes: Sequence[bytes] = ()
-        their_wishes: Sequence[bytearray] = ()
-        try:
-            if sizes:  # a codec that wants to know how far apart both are
-                wishes = await self._shore.work(payloads.wishes, swap.fragments)
-                _, their_wishes = await _both(send_payload(link, wishes), receive_payload(link, sizes))
-            mine = await self._shore.work(payloads.encode, swap.fragments, wishes, their_wishes)
-        except ValueError as error:  # our own weights have become such that no codec takes them
-            raise NetworkError(f"our own weights cannot be sent: {error}") from error
-        _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self._buffers))
-        difference = await self._shore.work(payloads.difference, mine, theirs)
-        self._buffers.give_back(theirs)
-        session.swapped = (swap, difference)
-        agreeing = sum(sizes)
-        sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
-        measured = difference.distance, difference.norm, difference.fingerprint
-        self.handle(SwapDone(session.link, sent_bytes, received_bytes, *measured))
-
-    async def _pull(self, session: Session, link: Link, pull: Pull) -> None:
-        complete, parts = self._shore.complete, list[bytearray]()
-        try:
-            await receive_payload(link, self._learner.payloads.weight_sizes(), kept=parts)
-        except NetworkError:
-            if complete is None or not parts:
-                raise
-        if complete is not None:
-            parts = await complete(link.peer, parts, self._core.donors(self._shore.clock()))
-        await self._shore.work(self._learner.payloads.check_weights, parts)
-        session.pulled = (pull.reply, parts)
-        self.handle(Pulled(session.link, sum(map(len, parts))))
+    def _donors(self) -> Mapping[PeerId, Sequence[str]]:
+        return self._core.donors(self._shore.clock())
 
     def _commit(self, effect: Commit) -> None:
         session = self._sessions[effect.link]
@@ -410,18 +314,3 @@ class Driver:
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         assert self._tasks is not None
         return self._tasks.create_task(work)
-
-
-async def _both(sending: Awaitable[None], receiving: Awaitable[T]) -> tuple[None, T]:
-    """Run both directions at once; the first error ends both."""
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            sent = tasks.create_task(_coroutine(sending))
-            received = tasks.create_task(_coroutine(receiving))
-    except* (NetworkError, RemoteError) as errors:
-        raise errors.exceptions[0] from None
-    return sent.result(), received.result()
-
-
-async def _coroutine(work: Awaitable[T]) -> T:
-    return await work

@@ -19,11 +19,11 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate, Refusal, remedy
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.payload import DirectLink
 from p2ptrain.ports import Clock, Link, Notebook, Transport
-from p2ptrain.wire import FrameKind
 
 BADGE_DEADLINE_S = 15.0
 """How long an inbound link may take to show a badge; as long as the message after it may take."""

@@ -20,8 +20,9 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from p2ptrain import wire
+from p2ptrain import framing
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.control import FarEnd, read_opener
@@ -29,7 +30,6 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
-from p2ptrain.wire import FrameKind
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ class StreamLink:
         self._closed = False
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
-        header, line = wire.encode_header(kind, len(body)), self._rates.up
+        header, line = framing.encode_header(kind, len(body)), self._rates.up
         line.book(len(header))
         if kind != FrameKind.CHUNK:
             line.book(len(body))
@@ -113,9 +113,9 @@ class StreamLink:
             return kind, length
 
     async def _receive_header(self, deadline: asyncio.Timeout) -> tuple[int, int]:
-        kind, length = wire.decode_header(await self._stream.read_exactly(wire.HEADER_BYTES))
+        kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
-        self._rates.down.book(wire.HEADER_BYTES)
+        self._rates.down.book(framing.HEADER_BYTES)
         return kind, length
 
     async def _receive_body(self, kind: int, body: memoryview, deadline: asyncio.Timeout) -> None:

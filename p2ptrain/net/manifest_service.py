@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.ports import Link, Transport
-from p2ptrain.wire import MAX_MANIFEST_BYTES, FrameKind
 
 MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
 

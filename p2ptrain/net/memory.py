@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
-from p2ptrain import wire
+from p2ptrain import framing
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.ports import Clock, Link
@@ -112,7 +112,7 @@ class MemoryLink:
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         frame = _Frame(kind, bytes(body))
-        wire.decode_header(wire.encode_header(kind, len(frame.body)))
+        framing.decode_header(framing.encode_header(kind, len(frame.body)))
         if self._closed or self._incoming.ended:
             raise NetworkError(self._incoming.ended or "we closed the link")
         self._outgoing.put(frame)

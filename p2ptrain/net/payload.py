@@ -15,11 +15,11 @@ from typing import Protocol, runtime_checkable
 
 from blake3 import blake3
 
-from p2ptrain import wire
+from p2ptrain import framing
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind, PartEnd
 from p2ptrain.ids import short
 from p2ptrain.ports import Link
-from p2ptrain.wire import FrameKind, PartEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +44,11 @@ async def send_payload(link: Link, parts: Sequence[bytes | bytearray | memoryvie
     for index, part in enumerate(parts):
         view = memoryview(part).cast("B")
         digest = blake3()
-        for start in range(0, len(view), wire.MAX_CHUNK_BYTES):
-            chunk = view[start : start + wire.MAX_CHUNK_BYTES]
+        for start in range(0, len(view), framing.MAX_CHUNK_BYTES):
+            chunk = view[start : start + framing.MAX_CHUNK_BYTES]
             digest.update(chunk)
             await link.send(FrameKind.CHUNK, chunk)
-        await link.send(FrameKind.PART, wire.encode_part_end(PartEnd(index, len(view), digest.digest())))
+        await link.send(FrameKind.PART, framing.encode_part_end(PartEnd(index, len(view), digest.digest())))
 
 
 async def receive_payload(
@@ -129,8 +129,8 @@ async def _receive_part(link: Link, index: int, part: bytearray, meter: _Meter) 
     receive_into = link.receive_into if isinstance(link, DirectLink) else partial(_receive_copy, link)
     digest = blake3()
     with memoryview(part) as view:
-        for start in range(0, len(part), wire.MAX_CHUNK_BYTES):
-            chunk = view[start : start + wire.MAX_CHUNK_BYTES]
+        for start in range(0, len(part), framing.MAX_CHUNK_BYTES):
+            chunk = view[start : start + framing.MAX_CHUNK_BYTES]
             meter.expect(start + len(chunk))
             kind, length = await receive_into(chunk)
             if kind != FrameKind.CHUNK or length != len(chunk):
@@ -140,7 +140,7 @@ async def _receive_part(link: Link, index: int, part: bytearray, meter: _Meter) 
     kind, body = await link.receive()
     if kind != FrameKind.PART:
         raise RemoteError(f"part {index}: its end was due after {len(part)} bytes, not a frame of kind {kind}")
-    if wire.decode_part_end(body) != PartEnd(index, len(part), digest.digest()):
+    if framing.decode_part_end(body) != PartEnd(index, len(part), digest.digest()):
         raise RemoteError(f"part {index}: its end does not agree with the {len(part)} bytes before it")
     return part
 

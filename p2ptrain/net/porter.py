@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from p2ptrain.net.driver import OPENING_DEADLINE_S
+from p2ptrain.framing import FrameKind
+from p2ptrain.net.session import OPENING_DEADLINE_S
 from p2ptrain.ports import Link
 from p2ptrain.swarm import DeclineReason, PeerState
 from p2ptrain.swarm.messages import Decline, Offer, WeightsRequest
-from p2ptrain.wire import FrameKind, decode_message, encode_message
+from p2ptrain.wire import decode_message, encode_message
 
 
 async def turn_away(link: Link, step: int, progress: float) -> None:

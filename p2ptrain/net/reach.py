@@ -18,6 +18,7 @@ from enum import StrEnum
 import msgpack
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.allowance import Allowance, origin
@@ -25,7 +26,6 @@ from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import probe
 from p2ptrain.ports import Link, Transport
-from p2ptrain.wire import FrameKind
 
 REACH_PROTOCOL = "/p2ptrain/reach/1"
 

@@ -14,13 +14,13 @@ import time
 from dataclasses import dataclass, field
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import RunId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
 from p2ptrain.statements import Sign, packed, unpacked
-from p2ptrain.wire import FrameKind
 
 RECEIPT_PROTOCOL = "/p2ptrain/receipts/1"
 

@@ -1,7 +1,7 @@
 """How many bytes things are on the wire, without building them.
 
-Exact: a control message is its frame (``p2ptrain.wire``), a payload its parts with chunk headers and digests. Left out
-is what lies below our frames: libp2p's multiplexer, Noise, TCP and IP, together a few per cent.
+Exact: a control message is its frame (``p2ptrain.framing``), a payload its parts with chunk headers and digests. Left
+out is what lies below our frames: libp2p's multiplexer, Noise, TCP and IP, together a few per cent.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from dataclasses import replace
 from functools import lru_cache
 
 from p2ptrain import wire
+from p2ptrain.framing import DIGEST_BYTES, HEADER_BYTES, MAX_CHUNK_BYTES, PartEnd, encode_part_end
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, Message, Offer, Presence, WeightsReply
 
-_PART_END_BYTES = wire.HEADER_BYTES + len(wire.encode_part_end(wire.PartEnd(0, 0, bytes(wire.DIGEST_BYTES))))
+_PART_END_BYTES = HEADER_BYTES + len(encode_part_end(PartEnd(0, 0, bytes(DIGEST_BYTES))))
 
 _measured: dict[tuple[object, ...], int] = {}
 """Bytes of a frame without its passed-on peers, by everything in the message that has a width."""
@@ -45,7 +46,7 @@ def message_bytes(message: Message) -> int:
     if size is None:
         if isinstance(message, Offer | Accept | Decline | WeightsReply):
             message = replace(message, known=())
-        size = _measured[shape] = wire.HEADER_BYTES + len(wire.encode_message(message))
+        size = _measured[shape] = HEADER_BYTES + len(wire.encode_message(message))
     for presence in known:
         size += presence_bytes(presence)
     return size
@@ -66,7 +67,7 @@ def presence_bytes(presence: Presence) -> int:
 
 def payload_bytes(parts: Sequence[int]) -> int:
     """A payload whose parts have these sizes: chunks with their headers, and each part's end."""
-    return sum(size + wire.HEADER_BYTES * -(-size // wire.MAX_CHUNK_BYTES) + _PART_END_BYTES for size in parts)
+    return sum(size + HEADER_BYTES * -(-size // MAX_CHUNK_BYTES) + _PART_END_BYTES for size in parts)
 
 
 @lru_cache(maxsize=4096)

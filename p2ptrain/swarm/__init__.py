@@ -13,11 +13,15 @@ trust          how far a partner's weights may lie from ours, learnt from exchan
 matching       whether to exchange, and how much it moves (pure decisions)
 partners       whom to call, on which terms, and when again
 topology       who mixes with whom where a recipe plans it (pure)
-rounds         the exchanges that both sides planned for one outer step
 exchange       one exchange as a table of states, and the book of all
+rounds         the exchanges that both sides planned for one outer step
+judging        whose weights are not mixed, and who is left alone for them
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
 pieces         which piece of a model to ask of which donor, and whom to believe (pure)
+discovery      how one peer finds others and is found
+final_gossip   exchanges after the trainer's end, until the swarm agrees
+conversation   which of these a message or a failed link belongs to
 peer           ``Peer.handle(event, now) -> effects``: the door
 buckets        which keys of the directory hold whom; for the shells, the core asks no more than Announce and Lookup
 =============  ======================================================================================

@@ -5,19 +5,14 @@ from __future__ import annotations
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
-from p2ptrain.swarm.matching import (
-    ProgressBudget,
-    answer,
-    progress_displacement,
-    refusal,
-)
+from p2ptrain.swarm.judging import Judge
+from p2ptrain.swarm.matching import ProgressBudget, answer, progress_displacement, refusal
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
 from p2ptrain.swarm.rounds import Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES
 from p2ptrain.swarm.standing import Standing
-from p2ptrain.swarm.trust import Replays, are_strange, per_fragment
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
 """How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
@@ -33,8 +28,8 @@ class Exchanging:
         self._standing = standing
         self.book = ExchangeBook(standing.rules.free_fragments)
         self.rounds = Rounds(standing)
+        self._judge = Judge(standing)
         self._budget = ProgressBudget(standing.rules.catch_up_tokens, standing.rules.catch_up_tokens)
-        self._replays = Replays()
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
@@ -63,9 +58,13 @@ class Exchanging:
         """The trainer waits for the exchanges that this outer step planned."""
         self._open_round(step, self._standing.rules.between, True, now)
 
-    def training_ended(self) -> None:
-        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there."""
+    def training_ended(self, now: float) -> None:
+        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there. What was
+        measured before says nothing of it.
+        """
         self.book.limit(range(self._standing.rules.fragments))
+        self.last_commit_at = now
+        self.distances = []
 
     def make_due(self, now: float) -> None:
         """One exchange is due without an outer step: the final gossip."""
@@ -184,11 +183,11 @@ class Exchanging:
         standing.counters.offers_declined += 1
         standing.deadlines.replied(now - exchange.started_at)
         if exchange.round and decline.reason in ROUTINE:
-            self._turn(exchange, Meeting.AWAITED)
+            self.rounds.ended(exchange, Meeting.AWAITED)
             return
         standing.note("skipped", link.peer, decline.reason.value)
         if exchange.round:
-            self._turn(exchange, Meeting.DONE)
+            self.rounds.ended(exchange, Meeting.DONE)
             return
         standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
         self.seek(now)
@@ -201,7 +200,7 @@ class Exchanging:
             return
         standing.counters.sent_bytes += done.sent_bytes
         standing.counters.received_bytes += done.received_bytes
-        if lie := self._lie(done):
+        if lie := self._judge.lie(done):
             self.failed(lie, now)
             return
         self.book.put(exchange.confirming(done))
@@ -239,8 +238,8 @@ class Exchanging:
                 distance=exchange.distance,
             )
         )
-        self._judge(exchange, now)
-        self._turn(exchange, Meeting.MET)
+        self._judge.mixed(exchange, now)
+        self.rounds.ended(exchange, Meeting.MET)
 
     def applied(self, link: LinkId, now: float) -> None:
         """The displacement is in the weights: its fragments are free again."""
@@ -266,7 +265,7 @@ class Exchanging:
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
         standing.blame(event, fault, now)
-        self._turn(exchange, Meeting.DONE)
+        self.rounds.ended(exchange, Meeting.DONE)
         self.seek(now)
 
     def expire(self, now: float) -> None:
@@ -306,41 +305,12 @@ class Exchanging:
     def is_due(self) -> bool:
         return self._due > 0
 
-    # --- helpers --------------------------------------------------------------------------------------------------
-
-    def _lie(self, done: SwapDone) -> LinkFailed | None:
-        """Why these weights must not be mixed; None when they may."""
-        link, rules = done.link, self._standing.rules
-        if not rules.judges_distances:
-            return None
-        if are_strange(done.distance):
-            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=True)
-        if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
-            return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
-        return None
-
-    def _judge(self, exchange: Exchange, now: float) -> None:
-        """Remember how far apart we were; who was further off than our radius was clipped, and is left alone."""
-        standing, peer = self._standing, exchange.link.peer
-        if not standing.rules.judges_distances:
-            return
-        self._replays.mixed(peer, exchange.fingerprint)
-        standing.usual.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
-        if exchange.difference > exchange.mine.clip_radius:
-            standing.counters.clipped += 1
-            standing.members.blame(peer, now, Fault.FAR)
-            standing.note("clipped", peer, f"its weights were {100 * exchange.distance:.0f} % off ours")
+    # --- how an exchange begins -------------------------------------------------------------------------------------
 
     def _open_round(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
         if fragments:
             self.rounds.open(step, fragments, awaited, now)
             self.call_planned(now)
-
-    def _turn(self, exchange: Exchange, to: Meeting) -> None:
-        """A planned exchange came to an end; perhaps it was the last that the trainer waits for."""
-        if exchange.round:
-            self.rounds.turn(exchange.round, exchange.fragments, exchange.link.peer, to)
-            self.rounds.proceed_if_over()
 
     def _offer(self, partner: Known, fragments: tuple[int, ...], mine: Terms, round_: int, now: float) -> None:
         standing = self._standing

@@ -25,6 +25,7 @@ from enum import Enum, auto
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.events import Proceed
+from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS
 from p2ptrain.swarm.standing import Standing
@@ -111,6 +112,12 @@ class Rounds:
         found = self.of(step, fragments)
         if found is not None and peer in found.meetings:
             found.meetings[peer] = to
+
+    def ended(self, exchange: Exchange, to: Meeting) -> None:
+        """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
+        if exchange.round:
+            self.turn(exchange.round, exchange.fragments, exchange.link.peer, to)
+            self.proceed_if_over()
 
     def expire(self, now: float) -> None:
         """Stop waiting for partners that did not come. Who was called has a deadline of its own."""

@@ -7,7 +7,7 @@ from random import Random
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
-from p2ptrain.swarm.events import Effect, LinkFailed, Note
+from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
 from p2ptrain.swarm.membership import Fault, Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import PASS_ON, SwarmRules
@@ -56,7 +56,7 @@ class Standing:
     seconds_per_outer_step: float = 0.0
     """Of our own training; 0 until one is done."""
     settled: bool = False
-    """True once we have been in step with the swarm, until we drop out of it (``peer._is_out_of_step``)."""
+    """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
     usual: Usual = field(default_factory=Usual)
@@ -69,6 +69,14 @@ class Standing:
 
     def note(self, kind: str, peer: PeerId | None = None, why: str = "") -> None:
         self.emit(Note(kind=kind, peer=peer, why=why))
+
+    def forget_stillborn(self) -> None:
+        """What was opened only now and is closed again is not opened at all: nobody need hear of it."""
+        opened = {effect.link for effect in self.effects if isinstance(effect, Open)}
+        stillborn = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
+        self.effects = [
+            effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in stillborn)
+        ]
 
     def blame(self, event: LinkFailed, fault: Fault, now: float) -> None:
         """Remember a conversation that failed against its peer, and say so."""

@@ -8,7 +8,7 @@ import pytest
 from people import DAY, GUEST, NOW, STRANGER, badge, rulings, ticket
 
 from p2ptrain.admission import Badge, Refusal, Rulings, refusal, remedy
-from p2ptrain.wire import MAX_IDENTIFIER_CHARS
+from p2ptrain.framing import MAX_IDENTIFIER_CHARS
 
 NONE = Rulings()
 REVOKED = rulings(revoked=(ticket().invite.id,))

@@ -14,9 +14,9 @@ from people import AUTHOR, DAY, GUEST, NOW, OTHER_RUN, PUBLIC, RUN, STRANGER, WI
 from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Invite, Rulings, Ticket
 from p2ptrain.admission.records import MAX_RULINGS, MAX_WITNESSES
 from p2ptrain.errors import JoinLinkError, RemoteError
+from p2ptrain.framing import MAX_BADGE_BYTES
 from p2ptrain.manifest import JoinLink
 from p2ptrain.statements import packed, unpacked
-from p2ptrain.wire import MAX_BADGE_BYTES
 
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
 

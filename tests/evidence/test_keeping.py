@@ -39,7 +39,12 @@ def test_explanations_change_no_digest_and_code_does() -> None:
 def test_the_digest_is_over_the_code_that_decides() -> None:
     found = sources(NUMERIC_SOURCES)
     assert {"p2ptrain/outer/step.py", "p2ptrain/swarm/peer.py", "p2ptrain/train/learner.py"} <= set(found)
-    assert {"p2ptrain/wire.py", "p2ptrain/manifest/sources.py", "p2ptrain/train/optimizer.py"} <= set(found)
+    assert {
+        "p2ptrain/framing.py",
+        "p2ptrain/wire.py",
+        "p2ptrain/manifest/sources.py",
+        "p2ptrain/train/optimizer.py",
+    } <= set(found)
     assert found["p2ptrain/data/corpora/shakespeare.txt.xz"].startswith("BYTES = "), "text, by its bytes"
     assert len(numeric_digest()) == len(cost_digest()) == 16
     assert numeric_digest() != cost_digest()

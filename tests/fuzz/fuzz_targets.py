@@ -24,9 +24,10 @@ from hivemind.dht.routing import DHTID
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils import MSGPackSerializer
 
-from p2ptrain import codec, wire
+from p2ptrain import codec, framing, wire
 from p2ptrain.admission import Badge, Rulings, Ticket
 from p2ptrain.errors import JoinLinkError, ManifestError, NetworkError, RemoteError
+from p2ptrain.framing import FrameKind, PartEnd
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.manifest import presets
 from p2ptrain.manifest.document import parse_toml, render_toml
@@ -47,7 +48,6 @@ from p2ptrain.swarm.messages import (
     WeightsReply,
     WeightsRequest,
 )
-from p2ptrain.wire import FrameKind, PartEnd
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -117,14 +117,14 @@ def certificate() -> bytes:
 
 def header(data: bytes) -> None:
     with contextlib.suppress(RemoteError):
-        kind, length = wire.decode_header(data)
-        assert wire.encode_header(kind, length) == data
-        assert length <= wire.MAX_CHUNK_BYTES
+        kind, length = framing.decode_header(data)
+        assert framing.encode_header(kind, length) == data
+        assert length <= framing.MAX_CHUNK_BYTES
 
 
 def part_end(data: bytes) -> None:
     with contextlib.suppress(RemoteError):
-        assert wire.encode_part_end(wire.decode_part_end(data)) == data
+        assert framing.encode_part_end(framing.decode_part_end(data)) == data
 
 
 def message(data: bytes) -> None:
@@ -150,10 +150,10 @@ class BytesLink:
         self._rest = data
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
-        wire.encode_header(kind, len(body))
+        framing.encode_header(kind, len(body))
 
     async def receive(self) -> tuple[int, bytes]:
-        kind, length = wire.decode_header(self._take(wire.HEADER_BYTES))
+        kind, length = framing.decode_header(self._take(framing.HEADER_BYTES))
         return kind, self._take(length)
 
     async def close(self) -> None:
@@ -167,7 +167,7 @@ class BytesLink:
 
 
 def frames(*bodies: tuple[int, bytes]) -> bytes:
-    return b"".join(wire.encode_header(kind, len(body)) + body for kind, body in bodies)
+    return b"".join(framing.encode_header(kind, len(body)) + body for kind, body in bodies)
 
 
 def run(conversation: Awaitable[Any]) -> None:
@@ -356,10 +356,10 @@ def _wish() -> bytes:
 def targets() -> dict[str, Target]:
     """By name."""
     addresses = ("/ip4/203.0.113.7/tcp/31337", f"/dns4/a.example/tcp/80/p2p/{PEER}/p2p-circuit/p2p/{PEER}")
-    digest = wire.encode_part_end(PartEnd(0, 1, payload.blake3(b"x").digest()))
+    digest = framing.encode_part_end(PartEnd(0, 1, payload.blake3(b"x").digest()))
     answer = [addresses[0], reach.Dialed.NO.value, "nobody answers", 1.7e9]
     return {
-        "header": Target(header, (wire.encode_header(FrameKind.MESSAGE, 9),)),
+        "header": Target(header, (framing.encode_header(FrameKind.MESSAGE, 9),)),
         "part_end": Target(part_end, (digest,)),
         "message": Target(message, tuple(map(wire.encode_message, MESSAGES))),
         "presence": Target(presence, (wire.encode_presence(PRESENCE),)),

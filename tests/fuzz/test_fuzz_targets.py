@@ -9,7 +9,7 @@ from fuzz_targets import targets
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from p2ptrain import wire
+from p2ptrain import framing
 
 TARGETS = targets()
 FOUND = Path(__file__).parent / "found"
@@ -58,7 +58,7 @@ def test_any_bytes(name: str, raw: bytes) -> None:
 
 @pytest.mark.parametrize(("decoder", "name"), [("decode_part_end", "part_end"), ("decode_header", "header")])
 def test_a_decoder_that_reads_wrongly_is_caught(decoder: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = getattr(wire, decoder)
-    monkeypatch.setattr(wire, decoder, lambda data: (2, *right(data)[1:]))
+    right = getattr(framing, decoder)
+    monkeypatch.setattr(framing, decoder, lambda data: (2, *right(data)[1:]))
     with pytest.raises((AssertionError, ValueError)):
         TARGETS[name].check(TARGETS[name].seeds[0])

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from p2ptrain import codec
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.copies import Copies, Gatherer
 from p2ptrain.net.driver import Driver, Shore, at_once
@@ -25,7 +26,7 @@ from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.rules import LearnerRules
-from p2ptrain.wire import FrameKind, decode_message, encode_message
+from p2ptrain.wire import decode_message, encode_message
 
 RUN = RunId("ab" * 32)
 ME, DONORS = PeerId("newcomer"), tuple(map(PeerId, ("donor a", "donor b", "donor c")))

@@ -11,6 +11,7 @@ import torch
 
 from p2ptrain.codec import get
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.copies import EACH, Copies, Gatherer
@@ -19,7 +20,6 @@ from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.ports import Link
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.payloads import Payloads, Snapshot
-from p2ptrain.wire import FrameKind
 
 ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
 F, N = 4, 5000

@@ -17,6 +17,7 @@ import torch
 
 from p2ptrain import codec
 from p2ptrain.errors import NetworkError
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.net.driver import Driver, Shore, at_once
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
@@ -30,7 +31,7 @@ from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason,
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
-from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind, decode_message, encode_message
+from p2ptrain.wire import decode_message, encode_message
 
 RUN = RunId("ab" * 32)
 AMBER, BIRCH, CEDAR = PeerId("amber"), PeerId("birch"), PeerId("cedar")

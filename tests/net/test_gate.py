@@ -12,6 +12,7 @@ from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, ba
 
 from p2ptrain.admission import Badge, Gate, Refusal, Register
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import Desk, ask_rulings, come_in
 from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport
@@ -20,7 +21,6 @@ from p2ptrain.net.payload import DirectLink, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.wire import FrameKind
 
 MEMBER = WITNESS
 """It holds a badge too."""

@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.ports import Directory, Link, Transport
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.wire import FrameKind
 
 A, B = PeerId("a"), PeerId("b")
 

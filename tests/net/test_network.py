@@ -18,6 +18,7 @@ import pytest
 import uvloop
 
 from p2ptrain.errors import NetworkError, RemoteError, UserError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator, presence_key
@@ -30,7 +31,7 @@ from p2ptrain.net.socket_folder import sweep
 from p2ptrain.ports import Link
 from p2ptrain.swarm.buckets import Bucket
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.wire import FrameKind, encode_presence
+from p2ptrain.wire import encode_presence
 
 pytestmark = pytest.mark.net
 

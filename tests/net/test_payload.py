@@ -8,17 +8,17 @@ from blake3 import blake3
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain import wire
+from p2ptrain import framing
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind, PartEnd, encode_part_end
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import Buffers, Pace, receive_payload, send_payload
 from p2ptrain.ports import Link
-from p2ptrain.wire import FrameKind, PartEnd, encode_part_end
 
 A, B = PeerId("a"), PeerId("b")
-CHUNK = wire.MAX_CHUNK_BYTES
+CHUNK = framing.MAX_CHUNK_BYTES
 
 
 async def pair() -> tuple[Link, MemoryLink]:

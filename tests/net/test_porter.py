@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork
@@ -14,7 +15,7 @@ from p2ptrain.net.porter import turn_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.messages import Acknowledge, Decline, Message, WeightsRequest
-from p2ptrain.wire import FrameKind, decode_message, encode_message
+from p2ptrain.wire import decode_message, encode_message
 
 AWAY, CALLER = PeerId("away"), PeerId("caller")
 OFFER = Offer("ab" * 32, PROTOCOL_VERSION, (0,), Terms(1, 4.0, 1.0, float("inf"), True, PeerState.TRAINING))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain.errors import NetworkError
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.control import FarEnd
@@ -18,7 +19,6 @@ from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, Line, Rates
 from p2ptrain.swarm.rules import MAX_DONATIONS, MAX_EXCHANGES
-from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind
 
 
 class Watch:

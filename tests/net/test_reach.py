@@ -8,12 +8,12 @@ import msgpack
 import pytest
 
 from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.net.reach import Allowances, Dialed, Sight, answer, ask_to_look
 from p2ptrain.ports import Link
-from p2ptrain.wire import FrameKind
 
 ASKER, ANSWERER, THIRD = (
     PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG"),

@@ -14,6 +14,7 @@ import pytest
 import uvloop
 
 from p2ptrain.errors import NetworkError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import address, hop
 from p2ptrain.net.identity import Identity
@@ -27,7 +28,6 @@ from p2ptrain.net.shelter import Shelter
 from p2ptrain.net.streams import Stream
 from p2ptrain.ports import Link
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.wire import FrameKind
 
 pytestmark = pytest.mark.net
 

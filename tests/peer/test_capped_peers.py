@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from member import H, Member, more_exchanges
 
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
 from p2ptrain.net.rates import LOWEST_RATE, Rates
@@ -19,7 +20,6 @@ from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.ports import Link
 from p2ptrain.swarm.deadlines import FIRST_RATE, MAX_PATIENCE
 from p2ptrain.swarm.events import LeaveRequested
-from p2ptrain.wire import FrameKind
 
 PARAMETERS = 1 << 18
 """1 MiB a payload: 8 s at 1 Mbit/s, 34 s at the lowest cap."""

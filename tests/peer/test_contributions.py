@@ -12,6 +12,7 @@ import pytest
 from people import GUEST, NOW, RUN, STRANGER, WITNESS, Somebody
 
 from p2ptrain.cli import run_command
+from p2ptrain.framing import FrameKind
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork
@@ -20,7 +21,6 @@ from p2ptrain.ports import Link
 from p2ptrain.receipts import Objection, Receipt, total
 from p2ptrain.statements import packed
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.wire import FrameKind
 from peer import ledger as ledger_module
 from peer.cli import contributions
 from peer.contributions import PERIOD_S, Contributions, HearingNotebook, Standing

@@ -17,6 +17,7 @@ from people import GUEST, STRANGER, WITNESS, Somebody
 
 from p2ptrain.admission import Gate, Refusal, Register, Rulings, office
 from p2ptrain.errors import AdmissionError, JoinLinkError, NetworkError
+from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
@@ -25,7 +26,6 @@ from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.ports import Link, Transport
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.wire import FrameKind
 from peer.entrance import Entrance
 from peer.home import Home
 

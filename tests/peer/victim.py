@@ -10,10 +10,10 @@ import signal
 from collections.abc import Sequence
 
 from p2ptrain.cli import run_command
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.net import driver
 from p2ptrain.net.payload import send_payload
 from p2ptrain.ports import Link
-from p2ptrain.wire import MAX_CHUNK_BYTES, FrameKind
 from peer.cli import peer
 
 LIVES = 3

@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain import wire
+from p2ptrain import framing, wire
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.payload import send_payload
 from p2ptrain.sim.sizes import message_bytes, payload_bytes, presence_bytes
@@ -64,7 +64,7 @@ messages = st.one_of(
 
 @given(messages)
 def test_messages_are_as_long_as_their_frames(message):
-    assert message_bytes(message) == wire.HEADER_BYTES + len(wire.encode_message(message))
+    assert message_bytes(message) == framing.HEADER_BYTES + len(wire.encode_message(message))
 
 
 @given(presences)
@@ -80,16 +80,16 @@ class Scales:
         self.bytes = 0
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
-        self.bytes += wire.HEADER_BYTES + len(body)
+        self.bytes += framing.HEADER_BYTES + len(body)
 
 
 def test_payloads_are_as_long_as_what_is_sent():
     lengths = [
         1,
-        wire.MAX_CHUNK_BYTES - 1,
-        wire.MAX_CHUNK_BYTES,
-        wire.MAX_CHUNK_BYTES + 1,
-        3 * wire.MAX_CHUNK_BYTES + 7,
+        framing.MAX_CHUNK_BYTES - 1,
+        framing.MAX_CHUNK_BYTES,
+        framing.MAX_CHUNK_BYTES + 1,
+        3 * framing.MAX_CHUNK_BYTES + 7,
     ]
     scales = Scales()
     asyncio.run(send_payload(scales, [bytes(length) for length in lengths]))

@@ -1,0 +1,44 @@
+"""Judging partners by their weights: what is not mixed, what is learnt from what was, and who is left alone for it.
+
+The bounds and their reasons are in ``p2ptrain.swarm.trust``; here they meet one peer's exchanges. Recipes whose
+distances say nothing of a partner (``SwarmRules.judges_distances``) judge nobody.
+"""
+
+from __future__ import annotations
+
+from p2ptrain.swarm.events import LinkFailed, SwapDone
+from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.membership import Fault
+from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.trust import Replays, are_strange, per_fragment
+
+
+class Judge:
+    """What one peer makes of its partners' weights."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._replays = Replays()
+
+    def lie(self, done: SwapDone) -> LinkFailed | None:
+        """Why these weights must not be mixed; None when they may."""
+        link, rules = done.link, self._standing.rules
+        if not rules.judges_distances:
+            return None
+        if are_strange(done.distance):
+            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=True)
+        if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
+            return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
+        return None
+
+    def mixed(self, exchange: Exchange, now: float) -> None:
+        """Remember how far apart we were; who was further off than our radius was clipped, and is left alone."""
+        standing, peer = self._standing, exchange.link.peer
+        if not standing.rules.judges_distances:
+            return
+        self._replays.mixed(peer, exchange.fingerprint)
+        standing.usual.measured(peer, exchange.difference, per_fragment(exchange.norm, len(exchange.fragments)))
+        if exchange.difference > exchange.mine.clip_radius:
+            standing.counters.clipped += 1
+            standing.members.blame(peer, now, Fault.FAR)
+            standing.note("clipped", peer, f"its weights were {100 * exchange.distance:.0f} % off ours")
