@@ -16,7 +16,6 @@ import psutil
 import pytest
 
 MARK = "P2PTRAIN_TEST_SESSION"
-TESTS = Path(__file__).parent
 GRACE_S = 15.0
 """For processes that were told to leave, or whose parent just died."""
 
@@ -26,14 +25,12 @@ os.environ[MARK] = uuid.uuid4().hex
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers (``pytest -n``) tests with real processes begin at once, and two workers have all of them:
-    they mostly wait for each other, but three at a time would try each other's patience on two cores."""
+    """With several workers (``pytest -n``) tests with real processes begin at once, and one worker has all of them."""
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("net") is None)
         for item in items:
             if item.get_closest_marker("net") is not None:
-                is_of_peer = "peer" in item.path.relative_to(TESTS).parts
-                item.add_marker(pytest.mark.xdist_group("net of peers" if is_of_peer else "net of others"))
+                item.add_marker(pytest.mark.xdist_group("net"))
 
 
 @pytest.fixture(scope="session", autouse=True)
