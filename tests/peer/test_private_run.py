@@ -60,6 +60,7 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         assert "banned this peer" in turned_away(swarm.peer("bert", link=None))
 
 
+@pytest.mark.lab
 def test_a_list_grows_while_the_run_goes_on() -> None:
     with Swarm(**ENDLESS, admission__policy="allowlist") as swarm:
         run = swarm.root / "run"

@@ -30,7 +30,16 @@ def weights(program: Program, directory: str) -> torch.Tensor:
     return found.tensors["slow"]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "gasloc",
+        "diloco",
+        # Of a minute each, and of the same code as these: make lab runs them.
+        pytest.param("noloco", marks=pytest.mark.lab),
+        pytest.param("factored_gossip", marks=pytest.mark.lab),
+    ],
+)
 def test_peers_that_wait_for_each_other_train_to_the_end(recipe: str) -> None:
     with Swarm(outer__recipe=recipe, **(PLANNED | RECIPES[recipe])) as swarm:
         bootstrap = swarm.bootstrap()

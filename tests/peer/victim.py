@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from p2ptrain.cli import run_command
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.net import driver
+from p2ptrain.net import session
 from p2ptrain.net.payload import send_payload
 from p2ptrain.ports import Link
 from peer.cli import peer
@@ -31,5 +31,5 @@ async def send_half(link: Link, parts: Sequence[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    driver.send_payload = send_half
+    session.send_payload = send_half
     run_command(peer, name="victim")
