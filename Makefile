@@ -29,7 +29,8 @@ lab: $(STAMP)
 
 test: $(STAMP)
 	.ci/net
-	$(BIN)/pytest -n 2 --dist loadgroup
+	$(BIN)/pytest -n 2 -m "not net and not lab"
+	$(BIN)/pytest -m "net and not lab"
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -24,15 +24,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ[MARK] = uuid.uuid4().hex
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With several workers (``pytest -n``) tests with real processes begin at once, and one worker has all of them."""
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: item.get_closest_marker("net") is None)
-        for item in items:
-            if item.get_closest_marker("net") is not None:
-                item.add_marker(pytest.mark.xdist_group("net"))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def _nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """No process of ours, and no socket folder that anyone would not sweep away, outlives the tests."""
