@@ -48,6 +48,7 @@ WITHOUT_NUMBERS = (
     "p2ptrain/sim/command.py",
     "p2ptrain/sim/drawing.py",
     "p2ptrain/sim/reality.py",
+    "p2ptrain/sim/serving.py",
     "p2ptrain/sim/tables.py",
     "p2ptrain/swarm/pieces.py",
 )

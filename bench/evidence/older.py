@@ -37,7 +37,7 @@ def older(commit: str, code: str, workers: int, simulate: str, device: str) -> I
     """
     with TemporaryDirectory(prefix="p2ptrain-older-") as folder:
         root = Path(folder) / "tree"
-        _unpack(commit, root)
+        _unpack(commit.removesuffix("-dirty"), root)  # whatever was changed there: the digest decides
         if (found := _digest(root)) != code:
             raise OlderCodeError(f"commit {commit} has the numeric digest {found or 'none'}, not {code}")
         with Pool(workers, simulate, device, root) as pool:

@@ -1,9 +1,9 @@
 """Which cell comes next, in what state each is, and what all of them will cost. Pure but for the store it reads.
 
 Breadth first: the tuning of whoever takes part in R1's two decisive settings, then these with one seed for all, then
-their other seeds, then the centres of the other experiments, then R1 along its axes and
-the smaller questions, then everything else; within a tier one seed of everything
-before the next seed of anything. Whenever the run is stopped, the tables are as complete as they could be.
+their other seeds, then the centres of the other experiments, then these experiments whole, then R1 along its axes, then
+everything else; within a tier one seed of everything before the next seed of anything. Whenever the run is stopped, the
+tables are as complete as they could be.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ R5 = Experiment(
     ),
     cells=(
         *block("R5", FIRST, (CENTRAL,), tier=2, quick=FIRST),
-        *block("R5", [each for each in ALL if each not in FIRST], (CENTRAL,), tier=5),
+        *block("R5", [each for each in ALL if each not in FIRST], (CENTRAL,), tier=3),
     ),
     figures=(
         "loss",

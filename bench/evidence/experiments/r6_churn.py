@@ -32,8 +32,8 @@ R6 = Experiment(
     ),
     cells=(
         *block("R6", METHODS, FAILING[2:], tier=2, quick=(DILOCO, SWARM_2)),
-        *block("R6", METHODS, FAILING[:2], tier=5),
-        *block("R6", OPEN, (MOVING,), tier=5),
+        *block("R6", METHODS, FAILING[:2], tier=4),
+        *block("R6", OPEN, (MOVING,), tier=4),
     ),
     figures=("loss", "averaged_loss", "disagreement", "simulated_s", "exchanges_failed", "solo_share"),
     tables=(

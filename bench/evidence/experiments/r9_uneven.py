@@ -52,7 +52,7 @@ R9 = Experiment(
     ),
     cells=(
         *block("R9", METHODS, (SETTINGS[1],), tier=2, quick=(LOCAL, SWARM_2)),
-        *block("R9", METHODS, (SETTINGS[0], SETTINGS[2]), tier=5),
+        *block("R9", METHODS, (SETTINGS[0], SETTINGS[2]), tier=4),
     ),
     derive=_against_alone,
     figures=("fast_delay", "fast_never", "loss", "disagreement"),
