@@ -102,6 +102,7 @@ child = subprocess.Popen(host.inside(sys.executable, "-c", "print('up', flush=Tr
                          stdout=subprocess.PIPE)
 child.stdout.readline()
 os.kill(child.pid, signal.SIGSTOP)
+os.waitpid(child.pid, os.WUNTRACED)  # until it has stopped: the signal alone only asks for that
 print("ready", flush=True)
 time.sleep(float(os.environ["NAP"]))
 """
