@@ -1,5 +1,8 @@
 """Noteworthy things, once: the terminal, the JSONL log and the tests all read the same notes.
 
+``enduring_output`` keeps a process alive whose output nobody takes any more: a log on a full disk, a pipe whose reader
+ended, a terminal that was closed.
+
 A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home, bounded:
 past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begun. A full disk costs lines, never
 training.
@@ -7,13 +10,16 @@ training.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TextIO, cast
 
 MAX_LOG_BYTES = 64 << 20
 """At most two files of this size: weeks of exchanges at one a second."""
@@ -78,3 +84,45 @@ class EventLog:
         except OSError as error:
             self.write_error = str(error)
             self._file = None
+
+
+class Enduring:
+    """A text stream from which what cannot be written is lost, and nothing else: no write to it raises OSError."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+@contextlib.contextmanager
+def enduring_output() -> Iterator[None]:
+    """Around a process's long life: its standard output and error may come to their ends before it does."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (cast(TextIO, Enduring(stream)) for stream in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in before:
+            _drop_what_is_left(stream)
+
+
+def _drop_what_is_left(stream: TextIO) -> None:
+    """Lest the interpreter fails on it when it ends (Python's documentation, signal, "Note on SIGPIPE")."""
+    try:
+        stream.flush()
+    except OSError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)

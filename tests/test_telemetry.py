@@ -1,0 +1,79 @@
+"""The event log and a process's output on disks that are full and pipes that nobody reads."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from p2ptrain.telemetry import Enduring, EventLog, enduring_output
+
+
+class Broken(io.StringIO):
+    """A stream whose disk is full."""
+
+    def write(self, text: str) -> int:
+        raise OSError(28, "No space left on device")
+
+    def flush(self) -> None:
+        raise OSError(28, "No space left on device")
+
+
+def test_what_cannot_be_written_is_lost_and_nothing_else() -> None:
+    stream = Enduring(Broken())
+    assert stream.write("words") == 5
+    stream.flush()
+    assert stream.isatty() is False
+    whole = io.StringIO()
+    Enduring(whole).write("words")
+    assert whole.getvalue() == "words"
+
+
+def test_only_the_outside_is_endured() -> None:
+    with pytest.raises(TypeError):
+        Enduring(io.StringIO()).write(b"bytes")  # type: ignore[arg-type]  # on purpose
+
+
+def test_streams_are_as_before_afterwards() -> None:
+    before = sys.stdout, sys.stderr
+    with enduring_output():
+        assert isinstance(sys.stdout, Enduring)
+    assert (sys.stdout, sys.stderr) == before
+
+
+LIVING_ON = """
+import sys
+from p2ptrain.telemetry import enduring_output
+with enduring_output():
+    for number in range(1000):
+        print("a line that nobody takes" * 10, flush=number % 2 == 0)
+sys.exit(7)
+"""
+
+
+def test_a_process_outlives_a_full_disk_and_a_closed_pipe() -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run([sys.executable, "-c", LIVING_ON], stdout=full, stderr=full, check=False)
+    assert done.returncode == 7
+    with subprocess.Popen([sys.executable, "-c", LIVING_ON], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.wait() == 7
+
+
+def test_a_log_on_a_full_disk_still_tells_its_listeners(tmp_path: Path) -> None:
+    log = EventLog(Path("/dev/full"))
+    heard: list[str] = []
+    log.listen(lambda kind, fields: heard.append(kind))
+    log.note("saved", path="here")
+    assert heard == ["saved"]
+    assert log.write_error is not None
+    log.close()
+    whole = EventLog(tmp_path / "events.jsonl", wall=lambda: 12.0)
+    whole.note("saved", path="here")
+    whole.close()
+    assert json.loads((tmp_path / "events.jsonl").read_text()) == {"time": 12.0, "kind": "saved", "path": "here"}
