@@ -157,12 +157,15 @@ async def _read(link: Link) -> tuple[Message, int]:
 
 async def _both(sending: Awaitable[None], receiving: Awaitable[T]) -> tuple[None, T]:
     """Run both directions at once; the first error ends both."""
+    failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             sent = tasks.create_task(_coroutine(sending))
             received = tasks.create_task(_coroutine(receiving))
     except* (NetworkError, RemoteError) as errors:
-        raise errors.exceptions[0] from None
+        failure = errors.exceptions[0]
+    if failure is not None:  # raised in there, Python before 3.11.4 would wrap it in a group, which nobody expects
+        raise failure
     return sent.result(), received.result()
 
 
