@@ -21,6 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
@@ -44,6 +45,9 @@ ASKED_AT_ONCE = 4
 """Nodes that are asked for a place in one round: where nobody answers, each costs 10 s. A guess."""
 REFUSED_S = (30.0, 1800.0)
 """How long a node that gave no place is not asked again: doubling between the two. Guesses."""
+MOST_CLOCK_OFF_S = 30.0
+"""Beyond it the owner is told. Records live for 75 s from their issuer's time on (``swarm.rules``), and must still be
+worth something when a lookup finds them half of that later; an answer about the time may be 10 s old."""
 MAX_REFUSED = 512
 MAX_OWN = 4
 """Addresses of our own in a record that also has circuits: a record has room for eight, of these lengths."""
@@ -121,6 +125,12 @@ def announced(
     return tuple(dict.fromkeys([*seen, *own]))
 
 
+def clock_off(sights: Iterable[Sight], now: float) -> float | None:
+    """So many seconds our clock, which says ``now``, is fast by the others' median; None: nobody was asked."""
+    clocks = [each.clock for each in sights]
+    return now - median(clocks) if clocks else None
+
+
 class Shelter:
     """See the module.
 
@@ -153,6 +163,7 @@ class Shelter:
         """Who gave no place: until when it is not asked, and how long that is."""
         self._judged_at = -math.inf
         self._has_told_of_none = False
+        self._clock_is_wrong = False
         self.reachable: bool | None = None
         """Whether others can dial us; None: not known yet."""
 
@@ -191,6 +202,7 @@ class Shelter:
         if self._port:
             answers = await asyncio.gather(*map(self._ask, self._candidates()[:WITNESSES]))
             sights = [each for each in answers if each is not None]
+            self._mind_the_clock(sights)
         found = verdict(sights) if self._port else False
         if found is None:
             return
@@ -207,6 +219,14 @@ class Shelter:
         else:
             why = next((each.why for each in sights if each.dialed is Dialed.NO), "it listens nowhere")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
+
+    def _mind_the_clock(self, sights: Sequence[Sight]) -> None:
+        """Tell the owner when it is far off, and when it is right again."""
+        off = clock_off(sights, time.time())
+        if off is None or (abs(off) > MOST_CLOCK_OFF_S) == self._clock_is_wrong:
+            return
+        self._clock_is_wrong = not self._clock_is_wrong
+        self._notebook.note("wrong clock" if self._clock_is_wrong else "right clock", off_s=off, nodes=len(sights))
 
     async def _ask(self, witness: Candidate) -> Sight | None:
         try:

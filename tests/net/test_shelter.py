@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from random import Random
+from typing import cast
 
 import pytest
 
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address
 from p2ptrain.net.allowance import Allowance, origin
+from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import MAX_OWN, Candidate, announced, best_place, candidates, verdict
+from p2ptrain.net.shelter import MAX_OWN, Candidate, Shelter, announced, best_place, candidates, clock_off, verdict
+from p2ptrain.telemetry import MemoryLog
 
 ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
     PeerId,
@@ -45,6 +48,27 @@ def sight(dialed: Dialed, place: str = PUBLIC) -> Sight:
 )
 def test_a_majority_of_those_who_speak_for_the_internet_decides(sights: list[Sight], found: bool | None) -> None:
     assert verdict(sights) is found
+
+
+def told(clock: float) -> Sight:
+    return Sight(PUBLIC, Dialed.DECLINED, "", clock)
+
+
+def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
+    assert clock_off([], 1000.0) is None
+    assert clock_off([told(1000.0), told(990.0), told(-9e9)], 1000.0) == 10.0  # one of three may lie
+
+
+def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 5000.0)
+    log = MemoryLog()
+    shelter = Shelter(cast(Node, None), log)
+    for clocks in ([5020.0], [], [8600.0, 8600.0], [8600.0], [5000.0], [5000.0]):
+        shelter._mind_the_clock([told(each) for each in clocks])
+    assert list(log.notes) == [
+        ("wrong clock", {"off_s": -3600.0, "nodes": 2}),
+        ("right clock", {"off_s": 0.0, "nodes": 1}),
+    ]
 
 
 def test_relays_come_first_and_whoever_is_behind_one_does_not_come() -> None:
