@@ -21,6 +21,7 @@ import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import uvloop
@@ -28,8 +29,9 @@ from filelock import FileLock, Timeout
 
 from bootstrap import words
 from bootstrap.doorman import Doorman, doorman_of
+from bootstrap.swarm_view import SwarmView
 from p2ptrain import files
-from p2ptrain.errors import HomeError, NetworkError, UserError
+from p2ptrain.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
@@ -39,6 +41,9 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import Relay, RelayLimits
+from p2ptrain.page.server import PageServer
+from p2ptrain.page.server import Place as PagePlace
+from p2ptrain.telemetry import enduring_output
 
 LOOKUP_EVERY_S = 3.0
 """How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
@@ -48,6 +53,9 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before p2pd is started again: doubling between the two. Guesses."""
 CALM_S = 300.0
 """A p2pd that ran so long starts with the first pause again. A guess."""
+
+MOST_NAMED = 8
+"""Addresses in the link that we print, others' included: half of what a link may have."""
 
 Say = Callable[[str, str], None]
 """Show one line: its tag and its text."""
@@ -67,12 +75,22 @@ class Place:
     """A swarm on this machine alone."""
     relay: bool = True
     """Carry, within limits, what passes between peers whom nobody can dial."""
+    beside: JoinLink | None = None
+    """Another bootstrap's: both are entries to one swarm, and our link names both."""
+    page: PagePlace | None = None
+    """Where to show the swarm; None: nowhere."""
 
 
 def run(place: Place, say: Say) -> None:
     """Serve the run until a signal. Raises UserError for everything its owner can mend."""
     signed = load_run(place.run)
-    with _locked(place.home):
+    if place.beside is not None and place.beside.run_id != signed.run_id:
+        raise JoinLinkError(
+            f"The link of the other bootstrap is of run {short(place.beside.run_id)}, and {place.run} holds run"
+            f" {short(signed.run_id)}.",
+            "Give both the same signed run: copy its directory, without run.key.",
+        )
+    with _locked(place.home), enduring_output():
         identity = Identity.load_or_create(place.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_stay_up(place, signed, identity, say))
@@ -81,26 +99,40 @@ def run(place: Place, say: Say) -> None:
 async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say: Say) -> None:
     """A node for as long as nobody asks us to stop, however often p2pd dies."""
     stop = _stop_event(say)
+    view = SwarmView(signed)
     cache = PeerCache(place.home / "peers.json")
     doorman = doorman_of(place.run, place.home, signed, identity, say)
     say("bootstrap", f"run {signed.manifest.run.name}, {short(signed.run_id)}; we are {identity.peer_id}")
-    node = await _start(place, place.listen, signed, identity, cache)  # the owner's mistakes show here, and end us
+    page = contextlib.ExitStack()
+    if place.page is not None:
+        server = page.enter_context(PageServer(place.page, view.document))
+        view.on_event(server.tell)
+        say("page", server.url)
+    try:
+        node = await _start(place, place.listen, signed, identity, cache)  # the owner's mistakes show here, and end us
+    except BaseException:
+        page.close()
+        raise
     try:
         addresses = words.link_addresses(node.addresses, place.announce, place.local)
-        link = JoinLink(signed.run_id, tuple(with_peer(each, identity.peer_id) for each in addresses))
+        own = [with_peer(each, identity.peer_id) for each in addresses]
+        link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
         _write_link(place.home / "join-link.txt", link)
-        for line in words.join_lines(link, place.local):
+        lines = words.join_lines(link, place.local)
+        for line in lines:
             say("join", line)
+        view.join(lines[0])
         listen = settled(place.listen, await node.daemon.own_addresses())
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():
             began = asyncio.get_running_loop().time()
-            await _attend(node, signed, cache, say, stop, place.relay, doorman)
+            await _attend(node, signed, cache, say, stop, place, doorman, view)
             await node.close()
             if asyncio.get_running_loop().time() - began > CALM_S:
                 pause_s = FIRST_PAUSE_S
             while not stop.is_set():
                 say("bootstrap", f"p2pd ended; starting it again in {pause_s:.0f} s")
+                view.failed("the network daemon of the bootstrap ended and is started again")
                 await _first_of(stop.wait(), asyncio.sleep(pause_s))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 try:
@@ -112,6 +144,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
                 break
     finally:
         await node.close()
+        page.close()
     say("bootstrap", "stopped")
 
 
@@ -123,9 +156,15 @@ async def _start(
         signed.run_id,
         listen=listen,
         announce=place.announce,
+        bootstraps=_beside(place),
         known=cache.load(signed.run_id),
         local=place.local,
     )
+
+
+def _beside(place: Place) -> tuple[str, ...]:
+    """Addresses of other bootstraps."""
+    return () if place.beside is None else place.beside.addresses
 
 
 async def _attend(
@@ -134,8 +173,9 @@ async def _attend(
     cache: PeerCache,
     say: Say,
     stop: asyncio.Event,
-    relays: bool,
+    place: Place,
     doorman: Doorman | None,
+    view: SwarmView,
 ) -> None:
     """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
     async with contextlib.AsyncExitStack() as stack:
@@ -144,15 +184,17 @@ async def _attend(
             stack.push_async_callback((await serve_reach(node)).close)
             if doorman is not None:
                 stack.push_async_callback((await doorman.serve(node)).close)
-            if relays:
+            if place.relay:
                 stack.push_async_callback((await Relay.start(node, RelayLimits())).close)
         except NetworkError:  # p2pd is gone already
             return
-        watch = _watch(node, signed.manifest.run.tokens_per_peer, cache, say)
-        await _first_of(stop.wait(), node.died(), watch, *([doorman.watch(node)] if doorman is not None else []))
+        tasks = [_watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]
+        tasks += [] if doorman is None else [doorman.watch(node)]
+        tasks += [] if place.page is None else [view.ask(node, Random())]
+        await _first_of(stop.wait(), node.died(), *tasks)
 
 
-async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -> None:
+async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, view: SwarmView) -> None:
     """Tell of peers that come and go, and remember where they are. Survives NetworkError.
 
     In a swarm so large that a lookup finds a sample of it, who came or went cannot be told, only how many there are.
@@ -169,6 +211,7 @@ async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say) -
         except NetworkError:  # nobody answers just now: what was known is as good as anything
             continue
         sees_all = node.directory.sees_all
+        view.meet(now.values(), None if sees_all else node.directory.size)
         lines = words.news(before, now, tokens_per_peer) if saw_all and sees_all else []
         is_due = loop.time() - told_at > STATUS_EVERY_S
         if lines or is_due:

@@ -7,6 +7,9 @@ from pathlib import Path
 
 import click
 
+from p2ptrain.manifest import JoinLink
+from p2ptrain.page.server import Place as PagePlace
+
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
@@ -28,18 +31,33 @@ LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 @click.option(
     "--relay/--no-relay", default=True, show_default=True, help="Carry the traffic of peers whom nobody can dial."
 )
+@click.option("--beside", metavar="LINK", help="Another bootstrap's join link: be one swarm with it.")
+@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
+@click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
 def bootstrap(
-    run: Path, listen: tuple[str, ...], announce: tuple[str, ...], home: Path | None, local: bool, relay: bool
+    run: Path,
+    listen: tuple[str, ...],
+    announce: tuple[str, ...],
+    home: Path | None,
+    local: bool,
+    relay: bool,
+    beside: str | None,
+    page: str | None,
+    page_token: str | None,
 ) -> None:
     """Be the entry point of the signed run in the directory RUN, until Ctrl+C.
 
-    Prints the command that others join with, then a line whenever a peer comes or goes.
+    Prints the command that others join with, then a line whenever a peer comes or goes. With --beside the command
+    names both bootstraps, and one of them is enough to join.
     """
+    other = None if beside is None else JoinLink.parse(beside)
     logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     from bootstrap import app
 
     default = LOCAL_LISTEN if local else PUBLIC_LISTEN
-    app.run(app.Place(run, home or run / "bootstrap", listen or (default,), announce, local, relay), _say)
+    shown = None if page is None else PagePlace.parse(page, page_token or "")
+    where = app.Place(run, home or run / "bootstrap", listen or (default,), announce, local, relay, other, shown)
+    app.run(where, _say)
 
 
 def _say(tag: str, text: str) -> None:

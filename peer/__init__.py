@@ -16,7 +16,9 @@ entrance    how it gets into a run that does not take everybody
 ledger      receipts of what it did on disk; ``contributions`` has partners sign them
 attendance  whether it is in the swarm just now, alone or resting
 owner       the owner's hand: settings, the month's traffic, ``p2ptrain status``, ``pause``, ``resume``, ``finish``
+paths       whether links go directly or through a relay
 record      what is written down: progress notes, checkpoints, summary.json
+state       one view of this peer for whoever looks; ``showing`` lets them: its page, its figures for bootstraps
 lines       notes as lines for people
 screen      a progress bar on a terminal, tagged lines elsewhere
 model       a home's model without a swarm: export, generate

@@ -28,8 +28,9 @@ from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.telemetry import EventLog
+from p2ptrain.telemetry import EventLog, enduring_output
 from p2ptrain.train import choose_device
+from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.attendance import Attendance, Reins
 from peer.building import Options, Session, build
@@ -44,16 +45,26 @@ from peer.owner.settings import Settings, SettingsFile
 from peer.paths import PathNotebook, Paths
 from peer.record import Record
 from peer.screen import Screen
+from peer.showing import Showing
+from peer.state import State
 from peer.stopping import Stopping
 
 CODEC_THREADS = 2
 """Encoding and decoding; torch releases the GIL there. Two, so that a large exchange does not hold up a small one."""
 
 
-def run_peer(options: Options) -> None:
-    """Live as a peer until the run ends or the owner stops it. Raises UserError."""
+Disguise = Callable[[Shore, Learner, float], Shore]
+"""What an honest peer would stand on, its learner, and the run's end in tokens per peer, to what it stands on."""
+
+
+def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progress: shore) -> None:
+    """Live as a peer until the run ends or the owner stops it. Raises UserError.
+
+    Args:
+        disguise: for the laboratory, whose peers may lie; others leave it out.
+    """
     home = _home(options)
-    with home.locked(), contextlib.closing(EventLog(home.events)) as log, Screen() as screen:
+    with home.locked(), enduring_output(), contextlib.closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
         settings = file.load()
         options = _completed(options, settings)
@@ -67,17 +78,21 @@ def run_peer(options: Options) -> None:
             signed = home.load_manifest(options.link.run_id if options.link else None)
             is_alone = signed is not None and not _exchanges(signed)
             link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
+            showing = Showing(State(identity.peer_id, options.nickname), hand, options.page, options.share)
+            log.listen(showing.state.hear)
+            showing.open(stack, log)
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)
             entrance = None if link is None else _enter(link, options, home, signed, log)
             session = build(options, device, home, identity, signed, log)
+            showing.know(signed, home, session.record, options.local)
             stopping.let_finish(session.record.learner.wake)
             try:
                 if link is None or entrance is None:
                     _run_alone(session, signals, hand)
                 else:
-                    _run_in_swarm(session, signals, hand, link, signed, entrance)
+                    _run_in_swarm(session, signals, hand, link, signed, entrance, showing, disguise)
             except Exception:  # whatever it was, hours of training outlive it
                 session.record.try_to_save()
                 raise
@@ -212,7 +227,14 @@ def _contributions(session: Session, signed: SignedManifest, identity: Identity)
 
 
 def _run_in_swarm(
-    session: Session, signals: Signals, hand: Hand, line: Line, signed: SignedManifest, entrance: Entrance
+    session: Session,
+    signals: Signals,
+    hand: Hand,
+    line: Line,
+    signed: SignedManifest,
+    entrance: Entrance,
+    showing: Showing,
+    disguise: Disguise,
 ) -> None:
     record = session.record
     learner = record.learner
@@ -246,6 +268,7 @@ def _run_in_swarm(
             work=work,
             complete=gatherer.complete,
         )
+        shore = disguise(shore, learner, float(record.tokens_per_peer))
         attendance = Attendance(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
 
@@ -261,14 +284,15 @@ def _run_in_swarm(
             await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, entrance.guarded(copies.answer))
             keeping = asyncio.create_task(connection.keep_cache(records))
             try:
-                async with entrance.tending(), contributions.gathering(asking):
+                seen = showing.tending(connection, attendance, line.paths)
+                async with entrance.tending(), contributions.gathering(asking), seen:
                     return await attendance.live()
             finally:
                 keeping.cancel()
                 connection.save_cache(records())
 
         record.begin()
-        hand.take(Held(record, attendance, reins))
+        hand.take(Held(record, attendance, reins, lambda: entrance.standing))
         ended: Future[str] = line.thread.submit(live())
         ended.add_done_callback(end)
         train(learner, signals, attendance.post, replace(_hooks(record), turned=attendance.turned))

@@ -10,20 +10,24 @@ from random import Random
 import torch
 
 from p2ptrain import checkpoint
-from p2ptrain.data import open_corpus
+from p2ptrain.data import Tokenizer, open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
+from p2ptrain.page.server import Place
 from p2ptrain.ports import Notebook
 from p2ptrain.swarm import Peer
 from p2ptrain.telemetry import EventLog
-from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
+from p2ptrain.train import LanguageModelTask, Reader, Sampling, flat_model, generate_text, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.fit import check_memory, explained
 from peer.home import Home, cache_directory
 from peer.record import Record
+
+SAMPLE_TOKENS = 120
+"""Of the text that the page shows. A guess: two lines of bytes, a third of a second of the demo model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,10 @@ class Options:
     """The whole swarm is on this machine: listen on loopback and announce that."""
     relay: bool = False
     """Carry, within limits, what passes between peers whom nobody can dial."""
+    page: Place | None = None
+    """Where to show this peer; None: nowhere."""
+    share: bool = False
+    """A bootstrap may show this peer's figures, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +114,14 @@ def build(
         tokens_per_peer=manifest.run.tokens_per_peer,
         notebook=log,
         first_loss=first_loss,
+        sampler=_sampler(task, corpus.tokenizer),
     )
     return Session(new_core, record, log)
+
+
+def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]:
+    """The model's own text, from nothing; in the trainer's thread."""
+    return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling())
 
 
 def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:

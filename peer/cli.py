@@ -12,6 +12,7 @@ import click
 
 from p2ptrain.errors import HomeError
 from p2ptrain.manifest import JoinLink
+from p2ptrain.page.server import Place
 from peer.options import FiniteRange
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ TOKENIZER = click.option(
 @click.option("--nickname", default="", help="Shown to people; at most 32 characters.")
 @click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
 @click.option("--relay", is_flag=True, help="Carry the traffic of peers whom nobody can dial, within limits.")
+@click.option("--page", metavar="[HOST:]PORT", help="Show this peer in a browser, at this port of this computer.")
+@click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
+@click.option("--share", is_flag=True, help="Let bootstraps show this peer's figures. [settings.toml]")
 def peer(
     link: str | None,
     home: Path | None,
@@ -48,6 +52,9 @@ def peer(
     nickname: str,
     local: bool,
     relay: bool,
+    page: str | None,
+    page_token: str | None,
+    share: bool,
 ) -> None:
     """Join the run that LINK names and train until it ends.
 
@@ -57,7 +64,8 @@ def peer(
     from peer.app import run_peer
     from peer.building import Options
 
-    run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay))
+    place = None if page is None else Place.parse(page, page_token or "")
+    run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
 
 
 @click.command(short_help="Print a join link; invite peers to a run of yours.")

@@ -52,8 +52,8 @@ class Entrance:
         self._signed = signed
         self._me = me
         self._notebook = notebook
-        self._said: Refusal | None = None
-        self.gate = _gate(home, signed)
+        self._why: Refusal | None = None
+        self.gate = gate_of(home, signed)
 
     def transport(self, over: Transport | None = None) -> Transport:
         """What members speak over: the connection's exchanges, or another protocol that gives weights away."""
@@ -74,6 +74,14 @@ class Entrance:
             return None
         return live_until(presence)
 
+    @property
+    def standing(self) -> str:
+        """Whether this run lets us in, in a few words; empty where it takes everybody. From any thread."""
+        if self.gate is None:
+            return ""
+        why = self._why
+        return f"let in ({self.gate.policy})" if why is None else f"NOT let in: {why}. {remedy(why, self._me)}"
+
     async def enter(self, link: JoinLink | None) -> None:
         """Get a badge where we need one and hold an invite; learn the newest rulings where we are not let in.
 
@@ -87,9 +95,9 @@ class Entrance:
         self._connection.stand_at(gate)
         await self._connection.serve(ADMISSION_PROTOCOL, LIMITS, Desk(gate).answer)
         pause, longest = PAUSE_S
-        while gate.refusal(self._me, gate.badge, time.time()) is not None:
+        while self._look(gate) is not None:
             answered = await self._ask_rulings(gate)
-            why = gate.refusal(self._me, gate.badge, time.time())
+            why = self._look(gate)
             if why in _CURED_BY_INVITE and ticket is not None:
                 try:
                     why = await self._come_in(gate, ticket)
@@ -162,13 +170,18 @@ class Entrance:
             self._notebook.note("not saved", what="the run's rulings", why=error.problem)
         counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
         self._notebook.note("rulings", serial=rulings.serial, **counts)
-        why = self.gate.refusal(self._me, self.gate.badge, time.time())
-        if why is not None and why is not self._said:
+        before, why = self._why, self._look(self.gate)
+        if why is not None and why is not before:
             self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
-        self._said = why
+
+    def _look(self, gate: Gate) -> Refusal | None:
+        """Why we are not let in, now; kept for ``standing``."""
+        self._why = gate.refusal(self._me, gate.badge, time.time())
+        return self._why
 
 
-def _gate(home: Home, signed: SignedManifest) -> Gate | None:
+def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
+    """What the peer of a home knows of who may take part; None where the run is open. Raises HomeError."""
     policy = signed.manifest.admission.policy
     if policy == "open":
         return None

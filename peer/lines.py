@@ -29,7 +29,9 @@ def size(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.8 s``, ``12 ms``."""
+    """``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``."""
+    if seconds >= 120:
+        return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
 
 
@@ -108,11 +110,19 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "no relay": lambda f: (
         f"[peers] no relay has a place for us; exchanges that we begin with reachable peers work. Or {_forward(f)}"
     ),
+    "wrong clock": lambda f: (
+        f"[peers] this machine's clock is {duration(abs(f['off_s']))} {'fast' if f['off_s'] > 0 else 'slow'} by the "
+        f"median of {f['nodes']} other{'s' if f['nodes'] != 1 else ''}: records with such times do not count, so few "
+        "or none exchange with us. Set it (on Linux: timedatectl set-ntp true); no restart is needed"
+    ),
+    "right clock": lambda f: "[peers] this machine's clock is right again",
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] passed over the checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (
         f"[train] training on {f['device']}, {f['parameters']:,} parameters, held-out loss {f['loss']:.3f}"
     ),
+    "held out": lambda f: f"[train] held-out loss {f['loss']:.3f}",
+    "page": lambda f: f"[page] {f['url']}",
     "trained": lambda f: f"[train] the run's end is reached: held-out loss {f['loss']:.3f}; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "saved": lambda f: f"[save] {f['path']}",

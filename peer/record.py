@@ -22,6 +22,13 @@ PROGRESS_PERIOD_S = 2.0
 SAVE_PERIOD_S = 120.0
 """Work lost to a power cut, at most. A guess; saving the demo model takes 20 ms."""
 
+LOOK_PERIOD_S = 20.0
+"""Between two looks at the held-out loss while somebody watches. A guess."""
+LOOK_SHARE = 50
+"""A look may cost so much less than what is trained meanwhile: 2 %."""
+LOOK_TOKENS = 16_384
+"""Read for it: its standard error is then .02 nats for bytes, twice that of the losses that are reported."""
+
 HELD_OUT_TOKENS = 65_536
 """Read for one held-out loss: its standard error is then about .01 nats for bytes. A guess; 1 s for the demo model."""
 
@@ -44,6 +51,10 @@ class Record:
     """How many others are here."""
     counters: Callable[[], Counters] = Counters
     """What the protocol core counted."""
+    sampler: Callable[[], str] | None = None
+    """What the model writes just now."""
+    is_watched: Callable[[], bool] = lambda: False
+    """Somebody may look at how the held-out loss falls."""
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
@@ -55,6 +66,7 @@ class Record:
     _ended_at: float | None = None
     _next_progress: float = 0.0
     _next_save: float = 0.0
+    _next_look: float = 0.0
     _held_at: float = 0.0
     _held_s: float = 0.0
     """Seconds of this session in which the trainer rested."""
@@ -69,6 +81,7 @@ class Record:
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
         self._next_save = self._started_at + SAVE_PERIOD_S
+        self._next_look = self._started_at + LOOK_PERIOD_S
         self.notebook.note(
             "started",
             device=str(self.task.theta.device),
@@ -114,6 +127,18 @@ class Record:
     def outer_step_done(self) -> None:
         if time.monotonic() >= self._next_save:
             self.try_to_save()
+        if time.monotonic() >= self._next_look and self.is_watched():
+            self._look()
+
+    def _look(self) -> None:
+        """What a watcher wants to know and training does not: the held-out loss, and a text."""
+        began, learner = time.monotonic(), self.learner
+        loss = self._held_out_loss(LOOK_TOKENS)
+        self.notebook.note("held out", loss=loss, step=learner.step, progress=learner.progress)
+        if self.sampler is not None:
+            self.notebook.note("sample", step=learner.step, text=self.sampler())
+        now = time.monotonic()
+        self._next_look = now + max(LOOK_PERIOD_S, LOOK_SHARE * (now - began))
 
     def training_ended(self) -> None:
         """At the run's end, before the final gossip: what the inner and outer optimizers made."""
@@ -178,6 +203,7 @@ class Record:
             "tokens_per_s": self.tokens_per_s,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
+            "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
         }
 
     def summary(self) -> dict[str, Any]:
@@ -213,5 +239,5 @@ class Record:
             "coverage": self.task.coverage,
         }
 
-    def _held_out_loss(self) -> float:
-        return validation_loss(self.task.model.module, self.corpus, HELD_OUT_TOKENS, self.placement.autocast)
+    def _held_out_loss(self, tokens: int = HELD_OUT_TOKENS) -> float:
+        return validation_loss(self.task.model.module, self.corpus, tokens, self.placement.autocast)

@@ -16,6 +16,7 @@ node              one place in the network: the daemon, the DHT in this process,
 links             ``ports.Link`` and ``ports.Transport`` over streams of the daemon
 directory         ``ports.Directory`` over the DHT, the validator that every node runs, and the peer cache on disk
 manifest_service  any node hands out the run's signed manifest
+figures_service   a peer tells its own figures to who shows the swarm, if its owner agreed
 ================  ======================================================================================================
 
 hivemind, whose import costs seconds and brings torch along, is met only in ``daemon``, ``node`` and ``directory``. That

@@ -27,6 +27,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option(
     "--device", default="cpu", show_default=True, help="Where learner lm computes: cpu, cuda or cuda:<number>."
 )
+@click.option("--serve", metavar="[HOST:]PORT", help="Show it in a browser while it runs, and after, until Ctrl+C.")
 def simulate(
     scenario: Path,
     report: Path | None,
@@ -34,18 +35,22 @@ def simulate(
     against: Path | None,
     changes: tuple[str, ...],
     device: str,
+    serve: str | None,
 ) -> None:
     """Simulate the swarm of SCENARIO, a TOML file, and print what became of it.
 
     The same protocol and arithmetic as in real peers, on simulated computers and lines. docs/SIMULATOR.md explains
-    scenarios and reports. With --report, Ctrl+C keeps what was done, and the same command goes on from there.
+    scenarios and reports. With --report, Ctrl+C keeps what was done, and the same command goes on from there; what is
+    watched (--serve) begins anew.
     """
     import torch
     from rich.console import Console
     from rich.progress import Progress
 
+    from p2ptrain.page.server import Place
     from p2ptrain.sim import drawing, reality
     from p2ptrain.sim import report as reports
+    from p2ptrain.sim.serving import simulate_and_show
     from p2ptrain.sim.simulate import StoppedError
     from p2ptrain.sim.simulate import simulate as run
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
@@ -64,18 +69,30 @@ def simulate(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
-    kept = report.with_name(f"{report.name}.part") if report is not None else None
+    place = None if serve is None else Place.parse(serve)
+    kept = report.with_name(f"{report.name}.part") if report is not None and place is None else None
     try:
         with _stopping() as asked, Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
             task = bar.add_task(scenario.name, total=1.0)
-            done = run(
-                told,
-                title=scenario.stem,
-                device=chosen,
-                progress=lambda share: bar.update(task, completed=share),
-                resume=kept,
-                is_stopped=lambda: bool(asked),
-            )
+            if place is not None:
+                done = simulate_and_show(
+                    told,
+                    place,
+                    title=scenario.stem,
+                    device=chosen,
+                    say=console.print,
+                    progress=lambda share: bar.update(task, completed=share),
+                    is_stopped=lambda: bool(asked),
+                )
+            else:
+                done = run(
+                    told,
+                    title=scenario.stem,
+                    device=chosen,
+                    progress=lambda share: bar.update(task, completed=share),
+                    resume=kept,
+                    is_stopped=lambda: bool(asked),
+                )
     except StoppedError:
         if kept is not None:
             console.print(f"stopped; the same command goes on from {kept}")

@@ -9,21 +9,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
 from p2ptrain.errors import ScenarioError
 from p2ptrain.manifest.section import Section
-from p2ptrain.sim.scenario import Group, GroupName, Scenario
+from p2ptrain.sim.scenario import Group, GroupName, Lie, Scenario
 from p2ptrain.sim.scenario_file import parsed, read
 
 BOOTSTRAP = "bootstrap"
 """What partitions call the bootstrap; no group may be called so."""
 
 
+Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies"]
+"""disk_full: nothing more can be written where its home is. read_only: nothing there can be changed. no_descriptors:
+neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
+
+WireLie = Literal["frames", "shapes", "enormous", "endless", "drip", "flood", "forged_record"]
+"""Lies that a simulation has no bytes for. frames: random bytes where a frame belongs. shapes: payloads of another
+length. enormous: weights of 1e30. endless: a payload that goes on. drip: a byte now and then. flood: it calls everybody
+without a pause, and says nothing. forged_record: it announces another peer at its own address."""
+
+
+class Trouble(Section):
+    """Something of a computer that breaks."""
+
+    what: Breakage
+    """disk_full, read_only, no_descriptors or daemon_dies."""
+
+    at_s: float = Field(ge=0)
+    """When."""
+
+    for_s: float | None = Field(default=None, gt=0)
+    """For how long; to the end if left out. A daemon that died stays dead: its peer may start another."""
+
+
 class RealGroup(Group):
     """Peers that are alike, on real lines."""
+
+    lie: Lie | WireLie | None = None  # type: ignore[assignment]  # wider, and never assigned: sections are frozen
+    """A simulated peer's lies (``sim.scenario.Lie``), and those that need real bytes."""
+
+    troubles: list[Trouble] = Field(default_factory=list, max_length=100)
+    """What breaks on each of their computers."""
+
+    clock_off_s: float = Field(default=0.0, ge=-1e9, le=1e9)
+    """So much their clocks are fast, or slow where it is negative."""
 
     router: bool = False
     """Whether each is behind a home router of its own: it masquerades, and lets nothing new in."""
@@ -49,7 +81,10 @@ class Partition(Section):
 
 
 class Bootstrap(Section):
-    """The run's entry point."""
+    """The run's entry point, or points."""
+
+    count: int = Field(default=1, ge=1, le=4)
+    """How many there are; the join link names all. What follows happens to the first."""
 
     dies_at_s: float | None = Field(default=None, gt=0)
     """When it is killed; without it it stays to the end."""
@@ -71,17 +106,25 @@ class Limit(Section):
         return (self.at_least is None or figure >= self.at_least) and (self.at_most is None or figure <= self.at_most)
 
 
+class Undisturbed(Section):
+    """What to compare with: the same scenario with other peers, and nothing that happens to network or bootstrap."""
+
+    peers: list[RealGroup] = Field(min_length=1, max_length=1000)
+    """In place of the scenario's."""
+
+
 class RealScenario(Scenario):
     """A scenario that real peers may act out."""
 
     peers: list[RealGroup] = Field(min_length=1, max_length=1000)  # type: ignore[assignment]  # frozen: nobody appends
     partitions: list[Partition] = Field(default_factory=list, max_length=100)
     bootstrap: Bootstrap = Bootstrap()
+    undisturbed: Undisturbed | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _reality_agrees(self) -> Self:
-        faults = [*_partition_faults(self), *_limit_faults(self)]
+        faults = [*_partition_faults(self), *_trouble_faults(self), *_limit_faults(self)]
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
             faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
         faults += [
@@ -102,6 +145,17 @@ class RealScenario(Scenario):
             if getattr(group, field)
         ]
         faults += [
+            f"peers[{place}].{field}: only p2ptrain testnet has that"
+            for place, group in enumerate(self.peers)
+            for field in ("troubles", "clock_off_s")
+            if getattr(group, field)
+        ]
+        faults += [
+            f"peers[{place}].lie: {group.lie} is said in bytes, and only p2ptrain testnet has them"
+            for place, group in enumerate(self.peers)
+            if group.lie in get_args(WireLie)
+        ]
+        faults += [
             f"peers[{place}].returns: only p2ptrain testnet has resumed"
             for place, group in enumerate(self.peers)
             if group.returns == "resumed"
@@ -112,11 +166,18 @@ class RealScenario(Scenario):
             faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
         if faults:
             raise ScenarioError("\n".join(faults), "Run it with p2ptrain testnet --scenario, or leave these out.")
-        data = self.model_dump(exclude={"partitions", "bootstrap", "limits"})
+        data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"})
         for group in data["peers"]:
             for field in set(RealGroup.model_fields) - set(Group.model_fields):
                 del group[field]
         return Scenario.model_validate(data)
+
+    def calm(self) -> RealScenario | None:
+        """What it is to be compared with; None where that is not asked for. Raises ScenarioError."""
+        if self.undisturbed is None:
+            return None
+        data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"})
+        return parse({**data, "peers": self.undisturbed.model_dump()["peers"]})
 
 
 def _partition_faults(scenario: RealScenario) -> list[str]:
@@ -131,6 +192,15 @@ def _partition_faults(scenario: RealScenario) -> list[str]:
         if len(named) != len(set(named)) or not all(partition.sides):
             faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on one side at most")
     return faults
+
+
+def _trouble_faults(scenario: RealScenario) -> list[str]:
+    return [
+        f"peers[{place}].troubles[{number}].for_s: a daemon that died stays dead; leave it out"
+        for place, group in enumerate(scenario.peers)
+        for number, trouble in enumerate(group.troubles)
+        if trouble.what == "daemon_dies" and trouble.for_s is not None
+    ]
 
 
 def _limit_faults(scenario: RealScenario) -> list[str]:

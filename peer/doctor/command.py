@@ -19,7 +19,7 @@ from peer.home import Home, default_home
 
 DEFAULT_PORT = 31337
 """As the bootstrap's: forwarded once, it serves both."""
-NETWORK_CHECKS = ("link", "clock", "router", "reach", "rates")
+NETWORK_CHECKS = ("link", "admission", "clock", "router", "reach", "rates")
 REPORT = "If that does not help, please report it with these words."
 
 
@@ -55,7 +55,7 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
         left = [check for check in NETWORK_CHECKS if check not in {each.check for each in found}]
         found += [skipped(check, "takes others to tell: give a join LINK") for check in left]
     else:
-        network, manifest = _network(parsed, wanted if is_free else 0, local)
+        network, manifest = _network(parsed, Home(place), wanted if is_free else 0, local)
         found += network
     found += _checked("memory", lambda: machine.memory(manifest, device))
     found += _checked("disk", lambda: machine.disk(place, manifest))
@@ -79,14 +79,14 @@ def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Fi
     return None, []
 
 
-def _network(link: JoinLink, port: int, local: bool) -> tuple[list[Finding], Manifest | None]:
+def _network(link: JoinLink, home: Home, port: int, local: bool) -> tuple[list[Finding], Manifest | None]:
     """What others say of us."""
     manifest: list[Manifest | None] = [None]
 
     def examined() -> list[Finding]:
         from peer.doctor.network import examine
 
-        result = examine(link, port, local)
+        result = examine(link, home, port, local)
         manifest[0] = result.manifest
         return result.findings
 

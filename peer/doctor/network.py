@@ -19,7 +19,9 @@ from p2ptrain.errors import NetworkError, RemoteError, UserError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
 from p2ptrain.net import address
+from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import fetch_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import look, measure
@@ -28,6 +30,8 @@ from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.doctor.sockets import sent_from
 from peer.doctor.verdicts import Observation
+from peer.entrance import gate_of
+from peer.home import Home
 
 COMPANY_S = 5.0
 """For meeting live peers once an address of the link has answered. A guess."""
@@ -47,42 +51,48 @@ class Examination:
     manifest: Manifest | None = None
 
 
-def examine(link: JoinLink, port: int, local: bool) -> Examination:
-    """Some seconds with the swarm. Raises UserError where this machine cannot even begin."""
+def examine(link: JoinLink, home: Home, port: int, local: bool) -> Examination:
+    """Some seconds with the swarm, for the peer that lives in ``home`` or will.
+
+    Raises UserError where this machine cannot even begin.
+    """
     with (
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
-        return runner.run(_examine(link, port, local, Path(folder)))
+        return runner.run(_examine(link, home, port, local, Path(folder)))
 
 
-async def _examine(link: JoinLink, port: int, local: bool, folder: Path) -> Examination:
+async def _examine(link: JoinLink, home: Home, port: int, local: bool, folder: Path) -> Examination:
     identity = Identity.load_or_create(folder / "identity.key")
     host = "127.0.0.1" if local else "0.0.0.0"
     listen = [address.multiaddress(host, port)] if port else []
     node = await Node.start(identity, link.run_id, listen=listen, bootstraps=link.addresses, local=local)
     try:
-        return await _look_around(node, link, port)
+        return await _look_around(node, link, home, port)
     finally:
         await node.close()
 
 
-async def _look_around(node: Node, link: JoinLink, port: int) -> Examination:
+async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Examination:
     result = Examination()
     targets: NodeAddresses = {}
     for each in link.addresses:
         place, peer = address.split_peer(each)
         assert peer is not None  # JoinLink saw to it
         targets.setdefault(peer, []).append(place)
+    signed: SignedManifest | None = None
     answers = await asyncio.gather(*(_fetched(node, peer, places, link) for peer, places in targets.items()))
     for (peer, places), answer in zip(targets.items(), answers, strict=True):
         where = ", ".join(map(address.host_port, places))
         if isinstance(answer, SignedManifest):
-            result.manifest = answer.manifest
+            result.manifest, signed = answer.manifest, answer
             result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
             result.findings.append(_unanswered(peer, where, plain(answer), others=any(map(_is_signed, answers))))
     answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
+    if signed is not None:
+        result.findings.append(await _admission(node, answered, link, home, signed))
     targets = answered | (await _peers(node, set(targets)) if answered else {})
     seen = [each for each in await asyncio.gather(*(_seen(node, *each, port) for each in targets.items())) if each]
     own = [address.host_of(each) for each in node.addresses]
@@ -120,6 +130,19 @@ async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLi
     except (NetworkError, RemoteError) as error:
         return str(error)
     return signed
+
+
+async def _admission(node: Node, targets: NodeAddresses, link: JoinLink, home: Home, signed: SignedManifest) -> Finding:
+    """Whether the run lets the peer of this home in, by the newest rulings; no invite is used up."""
+    gate = gate_of(home, signed)
+    if gate is None:
+        return verdicts.admission("open", None, None, link.invite)
+    for peer, places in targets.items():
+        with contextlib.suppress(NetworkError, RemoteError):
+            await ask_rulings(P2PTransport(node, ADMISSION_PROTOCOL, LIMITS), peer, places, gate)
+    me = Identity.load_or_create(home.identity).peer_id if home.identity.exists() else None
+    why = None if me is None else gate.refusal(me, gate.badge, time.time())
+    return verdicts.admission(gate.policy, me, why, link.invite)
 
 
 async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:

@@ -6,16 +6,17 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from p2ptrain.admission import Refusal, remedy
+from p2ptrain.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import verdict
+from p2ptrain.net.shelter import MOST_CLOCK_OFF_S, verdict
 from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.lines import size
 
 CLOCK_NOTE_S = 5.0
 """A guess: more than any network's delay."""
-CLOCK_BAD_S = 30.0
-"""Presence records last 75 s, and must still be worth something when a lookup finds them half of that later."""
+NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
 SLOW_BYTES_S = 64_000.0
 """A guess: half a Mbit/s. A model of 15 million parameters takes four minutes at it, each way."""
 
@@ -31,6 +32,29 @@ class Observation:
     """The port that our connection to it left from; 0: unknown."""
 
 
+def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) -> Finding:
+    """Whether the run lets this peer in.
+
+    Args:
+        me: the peer that lives here; None: it will be made when it joins.
+        why: the run does not let it in; None: it does, or nobody lives here yet.
+        invite: of the join link; empty: it has none.
+    """
+    if policy == "open":
+        return ok("admission", "the run is open: whoever has its link may take part")
+    if me is not None and why is None:
+        return ok("admission", f"the run lets {short(me)} in ({policy})")
+    if policy == "invite" and invite and why is not Refusal.BANNED:
+        return ok("admission", "the run takes invited peers, and the link has an invite; joining tells if it is good")
+    if me is None and policy == "allowlist":
+        words = "the run takes peers that its author has listed, and this one has no name yet"
+        return note("admission", words, "Join once by the link: it tells you the peer id that the author must admit.")
+    if me is None:
+        return bad("admission", "the run takes invited peers, and the link has no invite", NO_INVITE)
+    assert why is not None  # told above
+    return bad("admission", f"the run does not let {short(me)} in: {why}", remedy(why, me))
+
+
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
     """How far our clock is ahead of one that was read between our two times; the least that explains them."""
     lowest, highest = asked_at - theirs, answered_at - theirs
@@ -44,7 +68,7 @@ def clock(seen: Sequence[Observation]) -> Finding:
     off = statistics.median(each.clock_ahead_s for each in seen)
     words = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} {_nodes(len(seen))}"
     fix = "Set the clock: timedatectl set-ntp true (Linux), or: sudo sntp -sS time.apple.com (macOS)."
-    if abs(off) >= CLOCK_BAD_S:
+    if abs(off) >= MOST_CLOCK_OFF_S:
         return bad("clock", f"{words}; others take our records for old or forged", fix)
     if abs(off) >= CLOCK_NOTE_S:
         return note("clock", words, fix)

@@ -50,6 +50,8 @@ class Held:
     attendance: Attendance | None
     """None: a recipe that exchanges nothing."""
     reins: Reins
+    admission: Callable[[], str] = str
+    """Whether the run lets this peer in; empty where it takes everybody."""
 
 
 class Hand:
@@ -230,18 +232,34 @@ class Hand:
         self._notebook.note("finishing")
         return "finishing"
 
+    # --- for whoever shows the peer; from any thread ------------------------------------------------------------------
+
+    @property
+    def shares(self) -> bool:
+        """The owner agreed to others showing this peer's figures."""
+        return self._settings.share_figures
+
+    def standing(self) -> tuple[str, str]:
+        """One word for what the peer does, and why."""
+        held, leaving = self._held, self._signals.stop.is_set() or self._signals.last.is_set()
+        record, attendance = (None, None) if held is None else (held.record, held.attendance)
+        state, reason = status.state_of(record, attendance, self._verdict.wish.name, leaving)
+        return state, reason if leaving else self._verdict.why or reason
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received since the start."""
+        return self._rates.up.total_bytes, self._rates.down.total_bytes
+
     def _status(self) -> dict[str, Any]:
         now, held = self._now(), self._held
-        sent_rate, received_rate = self._measured()
+        sent_rate, received_rate = self.measured()
         month = self._traffic.month(now)
-        wish = self._verdict.wish
         return status.figures(
             home=self._home,
             record=None if held is None else held.record,
             attendance=None if held is None else held.attendance,
-            wish=wish.name,
-            why=self._verdict.why,
-            leaving=self._signals.stop.is_set() or self._signals.last.is_set(),
+            admission="" if held is None else held.admission(),
+            standing=self.standing(),
             settings=self._settings,
             fault=self._fault,
             month=month,
@@ -249,7 +267,7 @@ class Hand:
             heard=[(self._clock() - at, text) for at, text in list(self._heard)],
         )
 
-    def _measured(self) -> tuple[float, float]:
+    def measured(self) -> tuple[float, float]:
         """Bytes per second sent and received lately."""
         if len(self._samples) < 2:
             return 0.0, 0.0

@@ -44,6 +44,7 @@ class Settings:
     nickname: str = ""
     device: str = "auto"
     threads: int = 0
+    share_figures: bool = False
 
     @property
     def upload_rate(self) -> float:
@@ -150,6 +151,13 @@ OPTIONS = (
         f"a whole number from 0 to {MAX_THREADS:,}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_THREADS,
     ),
+    Option(
+        "share_figures",
+        "Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,\n"
+        "traffic, with whom it exchanged. Nickname and progress are public in any case. --share goes first.",
+        "true or false",
+        lambda value: isinstance(value, bool),
+    ),
 )
 
 
@@ -165,9 +173,16 @@ def template() -> str:
         lines += ["", *(f"# {line}" for line in option.meaning.split("\n"))]
         lines.append(f"# Allowed: {option.allowed}.")
         value = getattr(defaults, option.name)
-        shown = f'"{value}"' if isinstance(value, str) else f"{value:g}"
+        shown = _shown(value)
         lines.append(f"{option.name} = {shown}")
     return "\n".join(lines) + "\n"
+
+
+def _shown(value: str | float | bool) -> str:
+    """As TOML has it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f'"{value}"' if isinstance(value, str) else f"{value:g}"
 
 
 def parse(text: str) -> Settings:

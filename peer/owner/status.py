@@ -53,9 +53,8 @@ def figures(
     home: Home,
     record: Record | None,
     attendance: Attendance | None,
-    wish: str,
-    why: str,
-    leaving: bool,
+    admission: str,
+    standing: tuple[str, str],
     settings: Settings,
     fault: str,
     month: Month,
@@ -65,18 +64,19 @@ def figures(
     """Everything, in plain values.
 
     Args:
-        why: what the owner's wish follows from; empty where none is unusual.
+        admission: whether the run lets this peer in; empty where it takes everybody.
+        standing: one word for what the peer does, and why.
         fault: of the settings file, as it is now.
         rates: bytes per second sent and received lately.
         heard: the last lines and their ages in seconds.
     """
-    state, reason = state_of(record, attendance, wish, leaving)
     return {
-        "state": state,
-        "why": reason if leaving else why or reason,
+        "state": standing[0],
+        "why": standing[1],
         "pid": os.getpid(),
         "home": str(home.path),
         "training": None if record is None else record.figures(),
+        "admission": admission,
         "peers": 0 if attendance is None else attendance.live_peers,
         "rates": {"sent_bytes_per_s": round(rates[0]), "received_bytes_per_s": round(rates[1])},
         "month": {
@@ -131,6 +131,8 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
                 f"{training['exchanges_failed']} failed",
             ),
         ]
+    if status["admission"]:
+        rows.append(("admission", status["admission"]))
     up, down = status["rates"]["sent_bytes_per_s"], status["rates"]["received_bytes_per_s"]
     allowed = f" of {size(month['allowed_bytes'])}" if month["allowed_bytes"] is not None else ", no limit"
     rows += [

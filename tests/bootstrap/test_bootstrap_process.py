@@ -71,11 +71,12 @@ def signed_run(directory: Path) -> Path:
 
 
 def started(run: Path, *arguments: str) -> Running:
-    log = run.parent / f"{run.name}.log"
+    log = run.parent / f"{run.name}-{len(list(run.parent.glob('*.log')))}.log"
     with log.open("wb") as output:
         command = [sys.executable, "-m", "bootstrap", str(run), *arguments]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=os.environ)
-    return Running(process, log, run / "bootstrap")
+    home = Path(arguments[arguments.index("--home") + 1]) if "--home" in arguments else run / "bootstrap"
+    return Running(process, log, home)
 
 
 def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -133,6 +134,48 @@ def test_it_serves_the_manifest_and_tells_of_peers(bootstrap: Running, tmp_path:
 
 def presence(identity: Identity, run: RunId, node: Node, state: PeerState, step: int) -> Presence:
     return Presence(identity.peer_id, run, node.addresses, state, step, 1000.0, "fox", time.time(), 60.0)
+
+
+def test_a_second_one_beside_it_names_both_and_meets_its_peers(bootstrap: Running, tmp_path: Path) -> None:
+    link = bootstrap.link
+    second = started(bootstrap.home.parent, "--local", "--home", str(tmp_path), "--beside", str(link))
+    try:
+        second.until("[join]")
+        own, *others = JoinLink.parse((tmp_path / "join-link.txt").read_text()).addresses
+        assert own not in link.addresses
+        assert tuple(others) == link.addresses
+        identity = Identity.load_or_create(tmp_path / "peer.key")
+
+        async def announce() -> None:
+            """By the first alone."""
+            node = await Node.start(
+                identity, link.run_id, listen=["/ip4/127.0.0.1/tcp/0"], bootstraps=link.addresses, local=True
+            )
+            try:
+                async with asyncio.timeout(PATIENCE_S):
+                    while not node.has_company:
+                        await asyncio.sleep(0.05)
+                    directory = DhtDirectory(node.dht, link.run_id)
+                    await directory.announce(
+                        identity.sign(presence(identity, link.run_id, node, PeerState.TRAINING, 1))
+                    )
+                    await asyncio.to_thread(second.until, f"fox ({identity.peer_id[-6:]}) came")
+            finally:
+                await node.close()
+
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(announce())
+    finally:
+        second.process.kill()
+        second.process.wait()
+
+
+def test_a_bootstrap_of_another_run_is_no_company(bootstrap: Running, tmp_path: Path) -> None:
+    run = signed_run(tmp_path / "run")
+    place = app.Place(run, tmp_path / "home", ("/ip4/127.0.0.1/tcp/0",), (), True, beside=bootstrap.link)
+    with pytest.raises(UserError) as caught:
+        app.run(place, lambda tag, text: None)
+    assert "The link of the other bootstrap is of run" in caught.value.problem
 
 
 def test_its_home_is_its_own(bootstrap: Running) -> None:

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from p2ptrain.admission import Refusal
+from p2ptrain.ids import PeerId
 from p2ptrain.net.reach import Dialed, Sight
 from peer.doctor import verdicts
 from peer.doctor.findings import State, bad, document, exit_status, lines, note, ok, skipped
@@ -104,3 +106,27 @@ def test_the_port_that_a_connection_left_from() -> None:
     assert local_port(TABLE, "113.203.114.7", 31338) == 0
     assert local_port(TABLE + TABLE[TABLE.index("   2:") :], "113.203.114.7", 31337) == 0  # which of the two?
     assert local_port("nonsense", "2001:db8::1", 1) == 0
+
+
+ME = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
+
+
+@pytest.mark.parametrize(
+    ("policy", "me", "why", "invite", "state", "words"),
+    [
+        ("open", None, None, "", State.OK, "whoever has its link"),
+        ("invite", ME, None, "", State.OK, "lets nLb6sG in (invite)"),
+        ("allowlist", ME, None, "", State.OK, "lets nLb6sG in (allowlist)"),
+        ("invite", None, None, "abc", State.OK, "has an invite"),
+        ("invite", ME, Refusal.NO_INVITE, "abc", State.OK, "has an invite"),
+        ("invite", None, None, "", State.BAD, "no invite"),
+        ("invite", ME, Refusal.BANNED, "abc", State.BAD, "has banned this peer"),
+        ("allowlist", ME, Refusal.NOT_LISTED, "", State.BAD, "not on the run's list"),
+        ("allowlist", None, None, "", State.NOTE, "no name yet"),
+    ],
+)
+def test_whether_the_run_lets_us_in(policy, me, why, invite, state, words) -> None:
+    found = verdicts.admission(policy, me, why, invite)
+    assert found.state is state
+    assert words in found.found
+    assert bool(found.fix) is (state is not State.OK)

@@ -75,6 +75,7 @@ class Desk:
         self.date = datetime(2026, 11, 30, 12, 0)
         self.seconds = 1000.0
         self.woken = 0
+        self.admission = ""
         self.attendance, self.record = FakeAttendance(), FakeRecord()
         self.hand = self.new_hand()
 
@@ -95,7 +96,8 @@ class Desk:
 
     def take(self, alone: bool = False) -> None:
         attendance = None if alone else cast(Attendance, self.attendance)
-        self.hand.take(Held(cast(Record, self.record), attendance, Reins(self.signals, self.wake)))
+        reins = Reins(self.signals, self.wake)
+        self.hand.take(Held(cast(Record, self.record), attendance, reins, lambda: self.admission))
         self.hand.look()
 
     def edit(self, text: str) -> None:
@@ -293,6 +295,13 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     ):
         assert part in text
     assert "\x1b" not in text
+
+
+def test_whether_a_private_run_lets_us_in_is_shown(desk: Desk) -> None:
+    desk.take()
+    assert "admission" not in status.screen(desk.status())
+    desk.admission = "let in (invite)"
+    assert "admission let in (invite)" in status.screen(desk.status())
 
 
 def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:

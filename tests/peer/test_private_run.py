@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 
 import pytest
@@ -19,6 +21,12 @@ def turned_away(program: Program) -> str:
     """A peer that must end by itself with one clear line; what it said."""
     assert program.end() == 2, program.output[-3000:]
     return program.output
+
+
+def said(*words: str) -> str:
+    """By a command."""
+    command = [sys.executable, "-m", "p2ptrain.cli", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
 
 
 def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
@@ -48,6 +56,8 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         bert.wait_for("put out")
         anna.wait_for("turned away", peer=bert.peer_id)
         assert "banned" in bert.wait_for("not admitted", peer=anna.peer_id)["why"]
+        assert "NOT let in: the run's author has banned this peer" in said("status", str(bert.home))
+        assert "let in (invite)" in said("status", str(anna.home))
         known = len(anna.events("exchanged"))
         bert.wait_for_more("progress", 3)
         assert len(anna.events("exchanged")) == known
@@ -67,8 +77,11 @@ def test_a_list_grows_while_the_run_goes_on() -> None:
         bootstrap = swarm.bootstrap()
         anna = swarm.peer("anna")
         assert f"p2ptrain admit RUN {anna.peer_id}" in turned_away(anna)
+        doctor = "doctor", swarm.link, "--home", str(anna.home), "--local"
+        assert "BAD     admission" in said(*doctor)
         office.admit(run, [anna.peer_id], time.time())
         bootstrap.wait_to_say("1 admitted")
+        assert "ok      admission" in said(*doctor)
         anna = swarm.peer("anna")
         anna.wait_for("started")
         bert = swarm.peer("bert")

@@ -15,6 +15,8 @@ from p2ptrain.sim.scenario_file import changed
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
 PARTED = 'partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["bootstrap"]]}]'
 
+BROKEN = 'peers.home.troubles=[{what = "daemon_dies", at_s = 1}]'
+
 
 @pytest.fixture
 def plain() -> dict[str, Any]:
@@ -35,6 +37,8 @@ def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> Non
         ("peers.home.router=true", "peers[0].router: only p2ptrain testnet --stage namespaces has that"),
         ("peers.home.packet_loss=0.01", "peers[0].packet_loss: only p2ptrain testnet --stage namespaces has that"),
         ("peers.home.returns=resumed", "peers[0].returns: only p2ptrain testnet has resumed"),
+        ("peers.home.clock_off_s=9", "peers[0].clock_off_s: only p2ptrain testnet has that"),
+        (BROKEN, "peers[0].troubles: only p2ptrain testnet has that"),
         (PARTED, "partitions: only p2ptrain testnet --stage namespaces has them"),
         ("bootstrap.dies_at_s=3", "bootstrap: the simulator has none; only p2ptrain testnet has"),
     ],
@@ -55,6 +59,10 @@ def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
     [
         ("peers.home.name=bootstrap", "peers[0].name: bootstrap is the bootstrap's name"),
         ("bootstrap.returns_after_s=3", "bootstrap.returns_after_s: it does not die; give dies_at_s"),
+        (
+            BROKEN.replace("1}", "1, for_s = 2}"),
+            "peers[0].troubles[0].for_s: a daemon that died stays dead; leave it out",
+        ),
         ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
         (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
         (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
@@ -73,3 +81,21 @@ def test_limits_are_inclusive() -> None:
     assert Limit(at_least=1, at_most=2).holds(2)
     assert not Limit(at_least=1).holds(0.9)
     assert not Limit(at_most=2).holds(2.1)
+
+
+def test_what_a_scenario_is_compared_with_has_its_own_peers_and_nothing_happens(plain: dict[str, Any]) -> None:
+    assert reality.parse(plain).calm() is None
+    undisturbed = {"peers": [{"name": "calm", "count": 3, "step_s": 1.0}]}
+    data = changed({**plain, "undisturbed": undisturbed}, [PARTED, "bootstrap.dies_at_s=3", BROKEN])
+    calm = reality.parse(data).calm()
+    assert calm is not None
+    assert [group.name for group in calm.peers] == ["calm"]
+    assert (calm.partitions, calm.bootstrap.dies_at_s, calm.limits, calm.undisturbed) == ([], None, {}, None)
+    assert calm.outer == reality.parse(plain).outer
+
+
+def test_a_lie_that_needs_bytes_is_not_simulated(plain: dict[str, Any]) -> None:
+    crowd = [{"count": 3, "step_s": 1.0}, {"count": 1, "step_s": 1.0, "lie": "drip"}]
+    with pytest.raises(ScenarioError) as caught:
+        reality.parse({**plain, "peers": crowd}).simulated()
+    assert caught.value.problem == "peers[1].lie: drip is said in bytes, and only p2ptrain testnet has them"

@@ -1,0 +1,119 @@
+"""A peer's own figures, for whoever shows a swarm: one question, one answer, beside the exchanges.
+
+::
+
+    ["figures", serial]        ["figures", [[name, value], …], news since that serial]  or  ["kept"]
+
+    news: ["exchange", serial, at, partner, seconds, bytes, distance, path]
+          ["failure", serial, at, line]
+          ["checkpoint", serial, at, step]
+
+Only peers whose owners agreed answer with figures; others say that they keep them. A protocol of its own and best
+effort: nothing else depends on it, and what it says is a peer's word, shown to people and used for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ids import PeerId, short
+from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.links import Limits
+from p2ptrain.ports import Clock, Link, Transport
+from p2ptrain.statements import packed, unpacked
+
+FIGURES_PROTOCOL = "/p2ptrain/figures/1"
+
+LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
+"""A guess: an answer has a few kilobytes."""
+DEADLINE_S = 10.0
+"""For a question and its answer, the dial included. A guess."""
+MAX_ANSWER_BYTES = 32 << 10
+MOST_FIELDS = 64
+"""Of a row; more than anybody knows."""
+MOST_TOLD = 64
+"""News in one answer: a minute of a fast peer."""
+
+Telling = Callable[[int], tuple[dict[str, Any], list[list[Any]]]]
+"""From a serial number: our row, and the news since, the oldest first."""
+
+
+@dataclass(slots=True)
+class Teller:
+    """Answers those who ask.
+
+    Args:
+        telling: our figures; None: the owner keeps them.
+    """
+
+    telling: Callable[[], Telling | None]
+    clock: Clock = time.monotonic
+    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=20, window_s=60.0))
+    """A watcher asks every 5 s. Guesses."""
+
+    async def answer(self, link: Link) -> None:
+        """Answer one question, over any link. Raises NetworkError and RemoteError."""
+        match await _receive(link, 64):
+            case ["figures", int(serial)]:
+                pass
+            case _:
+                raise RemoteError("a question about figures was due, not something else")
+        if not self._allowance.take(link.peer, self.clock()):
+            raise NetworkError(f"{short(link.peer)} asked for figures too often")
+        telling = self.telling()
+        if telling is None:
+            await _send(link, ["kept"])
+        else:
+            row, news = telling(serial)
+            known = [[name, value] for name, value in row.items() if value is not None]
+            await _send(link, ["figures", known, news[-MOST_TOLD:]])
+        await link.close()
+
+
+async def ask_figures(
+    transport: Transport, peer: PeerId, addresses: Sequence[str], serial: int
+) -> tuple[dict[str, Any], list[Any]] | None:
+    """A peer's row and its news since, unchecked; None where it keeps them. Raises NetworkError, RemoteError."""
+    try:
+        async with asyncio.timeout(DEADLINE_S):
+            return await _ask(transport, peer, addresses, serial)
+    except TimeoutError:
+        raise NetworkError(f"{short(peer)} does not tell its figures") from None
+
+
+async def _ask(
+    transport: Transport, peer: PeerId, addresses: Sequence[str], serial: int
+) -> tuple[dict[str, Any], list[Any]] | None:
+    link = await transport.open(peer, addresses)
+    try:
+        await _send(link, ["figures", serial])
+        match await _receive(link, MAX_ANSWER_BYTES):
+            case ["figures", list(row), list(news)] if all(map(_is_pair, row[:MOST_FIELDS])):
+                return dict(row[:MOST_FIELDS]), news[:MOST_TOLD]
+            case ["kept"]:
+                return None
+            case _:
+                raise RemoteError("figures were due, not something else")
+    finally:
+        await link.close()
+
+
+def _is_pair(field: object) -> bool:
+    return isinstance(field, list) and len(field) == 2 and isinstance(field[0], str)
+
+
+async def _send(link: Link, words: list[Any]) -> None:
+    await link.send(FrameKind.MESSAGE, packed(words))
+
+
+async def _receive(link: Link, most_bytes: int) -> list[Any]:
+    kind, body = await link.receive()
+    if kind != FrameKind.MESSAGE:
+        raise RemoteError(f"words about figures were due, not a frame of kind {kind}")
+    return unpacked(body, most_bytes)

@@ -1,0 +1,41 @@
+"""What can be watched: a view of a peer, a swarm or a simulation, as a web page, as JSON and for Prometheus.
+
+==========  =================================================================
+view        ``View``: the one document, bounded (pure)
+metrics     the same for Prometheus (extra ``page``)
+server      ``PageServer``: HTTP, read-only (extra ``page``)
+static      the page itself, with uPlot (MIT); it asks nobody else for anything
+==========  =================================================================
+
+Importing this package imports neither aiohttp nor prometheus-client.
+"""
+
+from p2ptrain.page.view import (
+    CheckpointRow,
+    ExchangeRow,
+    FailureRow,
+    PeerRow,
+    RunFacts,
+    SampleText,
+    View,
+    number,
+    paragraph,
+    plain,
+    row_of,
+    words,
+)
+
+__all__ = [
+    "CheckpointRow",
+    "ExchangeRow",
+    "FailureRow",
+    "PeerRow",
+    "RunFacts",
+    "SampleText",
+    "View",
+    "number",
+    "paragraph",
+    "plain",
+    "row_of",
+    "words",
+]

@@ -1,0 +1,294 @@
+"""A view over HTTP, read-only: the page, ``/status`` as JSON, ``/metrics`` for Prometheus, ``/events`` as a stream.
+
+It lives in a thread with a loop of its own, so that whoever watches holds up nobody who trains or exchanges. What it
+serves is made by ``snapshot``, at most once in ``FRESH_S``, however many watch.
+
+Who may watch: everybody who can open 127.0.0.1, which is where it listens unless told otherwise. Anywhere else a token
+is needed, in the address (``?token=…``, which sets a cookie) or as ``Authorization: Bearer …``. On a loopback the
+``Host`` must be one of the loopback's names, so that no website can read it through a visitor's browser (DNS
+rebinding). Nothing can be changed by any request.
+
+Who closes what: ``PageServer`` is a context manager; leaving it ends the thread, the listener and every stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import secrets
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from types import TracebackType
+from typing import Any, Self
+
+from p2ptrain.errors import UserError
+
+FRESH_S = 0.5
+"""How old an answer may be. A guess: faster than a person reads."""
+BEAT_S = 15.0
+"""Between two signs of life on a stream, so that a proxy does not cut it. A guess; proxies wait 30 to 60 s."""
+MOST_STREAMS = 64
+"""Readers of ``/events`` at a time; more are told to come back."""
+QUEUE = 256
+"""Events that wait for a slow reader; then it loses the oldest."""
+START_S = 10.0
+STOP_S = 3.0
+LOOPBACK = "127.0.0.1"
+COOKIE = "p2ptrain-token"
+SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "page")
+"""Of the page, in the order in which it loads them."""
+ASSETS = {
+    "": ("index.html", "text/html"),
+    "page.css": ("page.css", "text/css"),
+    **{f"{name}.js": (f"{name}.js", "text/javascript") for name in SCRIPTS},
+    "uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
+    "uPlot.min.css": ("uPlot.min.css", "text/css"),
+}
+"""Paths, files of ``static``, and their kinds. Nothing else is ever read from the disk."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
+    " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+"""uPlot sets widths by style attributes; text from strangers is only ever set as text."""
+
+Snapshot = Callable[[], dict[str, Any]]
+"""The document; from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to listen."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    """0: any free one."""
+    token: str = ""
+    """Empty: one is drawn where one is needed."""
+
+    @classmethod
+    def parse(cls, text: str, token: str = "") -> Self:
+        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. Raises UserError."""
+        host, _, port = text.rpartition(":")
+        if not port.isdigit() or int(port) > 65535:
+            raise UserError(
+                f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
+            )
+        return cls(host.strip("[]") or LOOPBACK, int(port), token)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+
+@dataclass(slots=True)
+class PageServer:
+    """See the module."""
+
+    place: Place
+    snapshot: Snapshot
+    url: str = ""
+    """To open; with the token where one is needed."""
+    _token: str = ""
+    _loop: asyncio.AbstractEventLoop | None = None
+    _thread: threading.Thread | None = None
+    _streams: set[asyncio.Queue[str]] = field(default_factory=set)
+    _stop: asyncio.Event | None = None
+    _made_at: float = float("-inf")
+    _made: bytes = b""
+    _document: dict[str, Any] = field(default_factory=dict)
+
+    def __enter__(self) -> Self:
+        """Raises UserError where it cannot listen, or where the extra is not installed."""
+        check_installed()
+        if not self.place.is_loopback:
+            self._token = self.place.token or secrets.token_urlsafe(18)
+        listener = _listener(self.place)
+        host, port = listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{port}/" + (f"?token={self._token}" if self._token else "")
+        begun = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(listener, begun), name="page", daemon=True)
+        self._thread.start()
+        begun.wait(START_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended already
+                self._loop.call_soon_threadsafe(self._stop.set)
+        if self._thread is not None:
+            self._thread.join(STOP_S + 2.0)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """To everybody who reads ``/events``; from any thread."""
+        loop = self._loop
+        if loop is not None and self._streams:
+            line = json.dumps(event, allow_nan=False, default=str)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(self._spread, line)
+
+    def _spread(self, line: str) -> None:
+        for queue in self._streams:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(line)
+
+    # --- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self, listener: socket.socket, begun: threading.Event) -> None:
+        asyncio.run(self._serve(listener, begun))
+
+    async def _serve(self, listener: socket.socket, begun: threading.Event) -> None:
+        from aiohttp import web
+
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        application = web.Application(middlewares=[self._guard()], client_max_size=1024)
+        for path in ASSETS:
+            application.router.add_get(f"/{path}", self._asset)
+        application.router.add_get("/status", self._status)
+        application.router.add_get("/metrics", self._metrics)
+        application.router.add_get("/events", self._events)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_S)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        begun.set()
+        try:
+            await self._stop.wait()
+        finally:
+            await runner.cleanup()
+
+    def _guard(self) -> Any:
+        from aiohttp import web
+
+        @web.middleware
+        async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
+            if not self._token and not _is_loopback_name(request.host):
+                return web.Response(status=403, text="This page is for this computer alone.\n", headers=HEADERS)
+            if self._token and not self._knows(request):
+                text = "A token is needed: open the whole address that was printed.\n"
+                return web.Response(status=401, text=text, headers=HEADERS)
+            response = await handler(request)
+            if not response.prepared:
+                response.headers.update(HEADERS)
+                if "token" in request.query:
+                    response.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict")
+            return response
+
+        return guard
+
+    def _knows(self, request: Any) -> bool:
+        shown = (
+            request.query.get("token", ""),
+            request.cookies.get(COOKIE, ""),
+            request.headers.get("Authorization", "").removeprefix("Bearer "),
+        )
+        # Headers may hold bytes that are no text, which aiohttp hands on as surrogates.
+        return any(hmac.compare_digest(each.encode(errors="replace"), self._token.encode()) for each in shown)
+
+    async def _asset(self, request: Any) -> Any:
+        from aiohttp import web
+
+        name, kind = ASSETS[request.path.lstrip("/")]
+        data = (files("p2ptrain.page") / "static" / name).read_bytes()
+        return web.Response(body=data, content_type=kind, charset="utf-8")
+
+    async def _status(self, request: Any) -> Any:
+        from aiohttp import web
+
+        self._refresh()
+        return web.Response(body=self._made, content_type="application/json", charset="utf-8")
+
+    async def _metrics(self, request: Any) -> Any:
+        from aiohttp import web
+
+        from p2ptrain.page.metrics import CONTENT_TYPE, exposition
+
+        self._refresh()
+        return web.Response(body=exposition(self._document), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _events(self, request: Any) -> Any:
+        from aiohttp import web
+
+        if len(self._streams) >= MOST_STREAMS:
+            return web.Response(status=503, text="Too many watch already.\n", headers={"Retry-After": "30"})
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        with contextlib.suppress(ConnectionError):
+            async with self._stream() as queue:
+                await response.write(b": here\n\n")
+                await self._follow(response, queue)
+        return response
+
+    async def _follow(self, response: Any, queue: asyncio.Queue[str]) -> None:
+        assert self._stop is not None
+        stopping = asyncio.ensure_future(self._stop.wait())
+        try:
+            while not stopping.done():
+                line = asyncio.ensure_future(queue.get())
+                await asyncio.wait({line, stopping}, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
+                if line.done():
+                    await response.write(f"data: {line.result()}\n\n".encode())
+                else:
+                    line.cancel()
+                    await response.write(b": still here\n\n")
+        finally:
+            stopping.cancel()
+
+    @contextlib.asynccontextmanager
+    async def _stream(self) -> AsyncIterator[asyncio.Queue[str]]:
+        queue: asyncio.Queue[str] = asyncio.Queue(QUEUE)
+        self._streams.add(queue)
+        try:
+            yield queue
+        finally:
+            self._streams.discard(queue)
+
+    def _refresh(self) -> None:
+        if time.monotonic() - self._made_at >= FRESH_S:
+            self._document = self.snapshot()
+            self._made = json.dumps(self._document, allow_nan=False, separators=(",", ":")).encode()
+            self._made_at = time.monotonic()
+
+
+def check_installed() -> None:
+    """Raises UserError where the extra is missing."""
+    try:
+        import aiohttp
+        import prometheus_client
+    except ImportError as error:
+        raise UserError(
+            f"The page needs {error.name}, which is not installed.", "Type: pip install 'p2ptrain[page]'."
+        ) from None
+    del aiohttp, prometheus_client
+
+
+def _listener(place: Place) -> socket.socket:
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"The page cannot be served at {place.host}:{place.port}: {error.strerror or error}.",
+            "Choose another port, or 0 for any free one.",
+        ) from error
+    return listener
+
+
+def _is_loopback_name(host: str) -> bool:
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
+    return name.strip("[]") in ("127.0.0.1", "::1", "localhost")

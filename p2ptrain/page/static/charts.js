@@ -1,0 +1,182 @@
+"use strict";
+// Lines over tokens or time, drawn by uPlot. A chart is made anew when its lines or its axis change, and only given new
+// data otherwise.
+{
+  /** Points along the axis that all lines share: finer than a screen shows apart. */
+  const CELLS = 600;
+  /** More marks than these run together into a thick line. */
+  const MOST_MARKS = 48;
+  const NEAR_PX = 30;
+  const FONT = "11px system-ui, sans-serif";
+
+  /** @typedef {{name: string, ink: string, dash?: number[], width: number, alpha?: number, marks?: boolean,
+   *             points: number[][], y: number}} Line ``y``: which column of its points */
+
+  /** Puts lines, each with points of its own, onto one axis of cells: uPlot wants one axis for all. */
+  function aligned(lines, x) {
+    let [low, high] = [Infinity, -Infinity];
+    for (const line of lines) {
+      for (const point of line.points) {
+        low = Math.min(low, point[x]);
+        high = Math.max(high, point[x]);
+      }
+    }
+    if (low > high) return [[], ...lines.map(() => [])];
+    const step = (high - low) / (CELLS - 1) || 1;
+    const axis = Array.from({ length: high > low ? CELLS : 1 }, (_, index) => low + index * step);
+    const columns = lines.map((line) => {
+      const cells = new Array(axis.length).fill(null);
+      for (const point of line.points) cells[Math.round((point[x] - low) / step)] = point[line.y];
+      return cells;
+    });
+    return [axis, ...columns];
+  }
+
+  const known = (cells) => cells.reduce((total, value) => total + (value === null ? 0 : 1), 0);
+
+  function series(line) {
+    const stroke = () => ui.ink(line.ink);
+    const show = (plot, index) => Boolean(line.marks) && known(plot.data[index]) <= MOST_MARKS;
+    return {
+      label: line.name,
+      stroke,
+      width: line.width,
+      dash: line.dash?.length ? line.dash : undefined,
+      alpha: line.alpha ?? 1,
+      spanGaps: true,
+      points: { show, size: 5, width: 1, fill: stroke, stroke },
+    };
+  }
+
+  /** A word beside the pointer: which line, and how much there. */
+  function hint(values) {
+    const box = ui.el("div", "hint");
+    let focused = null;
+    const place = (plot) => {
+      const index = focused === null ? null : plot.cursor.idxs[focused];
+      const value = index === null || index === undefined ? null : plot.data[focused][index];
+      box.hidden = !ui.isNumber(value);
+      if (box.hidden) return;
+      const where = values.x(plot.data[0][index]);
+      ui.set(box, `${plot.series[focused].label}: ${values.y(value)} at ${where}`);
+      const left = Math.min(plot.cursor.left + 12, plot.over.clientWidth - box.offsetWidth - 4);
+      box.style.transform = `translate(${Math.max(0, left)}px, ${Math.max(0, plot.cursor.top - 30)}px)`;
+    };
+    return {
+      hooks: {
+        init: (plot) => {
+          box.hidden = true;
+          plot.over.append(box);
+        },
+        setSeries: (plot, index, options) => {
+          if (options.focus !== undefined) focused = index;
+          place(plot);
+        },
+        setCursor: place,
+      },
+    };
+  }
+
+  class Chart {
+    /** @type {uPlot | null} */
+    #plot = null;
+    #made = "";
+    #zoomed = false;
+
+    /**
+     * @param {HTMLElement} box where it is drawn; its height is CSS's
+     * @param {{y: (value: number) => string, fromZero: boolean}} style
+     */
+    constructor(box, style) {
+      this.box = box;
+      this.style = style;
+      new ResizeObserver(() => this.#plot?.setSize(this.#size())).observe(box);
+      addEventListener("themechange", () => this.#plot?.redraw(false));
+    }
+
+    /**
+     * @param {Line[]} lines
+     * @param {{column: number, kind: "tokens" | "clock" | "elapsed"}} x which column of the points, and what it means
+     */
+    show(lines, x) {
+      const drawn = lines.filter((line) => line.points.length);
+      this.box.classList.toggle("empty", !drawn.length);
+      const wanted = JSON.stringify([x.kind, drawn.map((line) => [line.name, line.ink, line.dash, line.width])]);
+      const data = aligned(drawn, x.column);
+      if (wanted !== this.#made || !this.#plot) {
+        this.#made = wanted;
+        this.#zoomed = false;
+        this.#plot?.destroy();
+        this.#plot = drawn.length ? new uPlot(this.#options(drawn, x), data, this.box) : null;
+        if (this.#plot) this.#watchZoom(this.#plot);
+      } else {
+        this.#plot.setData(data, !this.#zoomed);
+        if (this.#zoomed) this.#plot.redraw();
+      }
+    }
+
+    /** Whoever has zoomed in (by dragging) is left there; a double click leads out. */
+    #watchZoom(plot) {
+      plot.hooks.setSelect = [() => (this.#zoomed = plot.select.width > 0)];
+      plot.over.addEventListener("dblclick", () => (this.#zoomed = false));
+    }
+
+    #size() {
+      return { width: Math.max(this.box.clientWidth, 120), height: Math.max(this.box.clientHeight, 100) };
+    }
+
+    #options(lines, x) {
+      const grid = { stroke: () => ui.ink("--line"), width: 1 };
+      const axis = { stroke: () => ui.ink("--muted"), font: FONT, grid, ticks: { show: false } };
+      const tell = x.kind === "clock" ? clock : x.kind === "tokens" ? tokens : ui.duration;
+      const values = (format) => (_, splits) => splits.map(format);
+      return {
+        ...this.#size(),
+        legend: { show: false },
+        padding: [10, 10, 0, 0],
+        cursor: {
+          drag: { x: true, y: false },
+          focus: { prox: NEAR_PX },
+          hover: { skip: [undefined, null], prox: NEAR_PX },
+          points: { size: 7 },
+        },
+        focus: { alpha: 0.25 },
+        scales: { x: { time: x.kind === "clock" }, y: { range: (_, low, high) => room(low, high, this.style.fromZero) } },
+        axes: [
+          { ...axis, size: 28, space: 70, values: x.kind === "clock" ? clockTicks : values(shortly(x.kind)) },
+          { ...axis, size: 58, values: values(this.style.y) },
+        ],
+        series: [{}, ...lines.map(series)],
+        plugins: [hint({ x: tell, y: this.style.y })],
+      };
+    }
+  }
+
+  /** A little air, and never a scale without height. */
+  function room(low, high, fromZero) {
+    if (!ui.isNumber(low) || !ui.isNumber(high)) return [0, 1];
+    const air = (high - low || Math.abs(high) || 1) * 0.06;
+    return [fromZero ? 0 : low - air, high + air];
+  }
+
+  const tokens = (value) => `${ui.scaled(Math.round(value))} tokens`;
+  const shortly = (kind) => (value) => (kind === "tokens" ? ui.scaled(value) : ui.duration(value));
+
+  const DAY_S = 86400;
+  const DAY = new Intl.DateTimeFormat("en", { day: "numeric", month: "short" });
+  const MINUTE = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", hourCycle: "h23" });
+  const SECOND = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
+  const clock = (seconds) => SECOND.format(seconds * 1000);
+
+  /** The time of day; the day where a new one has begun. */
+  function clockTicks(_, splits, axis, space, step) {
+    const days = splits.map((seconds) => DAY.format(seconds * 1000));
+    return splits.map((seconds, index) => {
+      const newDay = index > 0 && days[index] !== days[index - 1];
+      if (step >= DAY_S || newDay) return days[index];
+      return (step < 60 ? SECOND : MINUTE).format(seconds * 1000);
+    });
+  }
+
+  Object.assign(ui, { Chart });
+}

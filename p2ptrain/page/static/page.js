@@ -1,0 +1,334 @@
+"use strict";
+// The page: puts the document (docs/PAGE.md) where people see it, and hands the rest to the charts, the table and the
+// picture. Whatever comes from the document is set as text.
+{
+  const { at, set } = ui;
+
+  /** Lines of a legend that are read rather than counted; the table has them all. */
+  const MOST_LEGEND = 12;
+  const LATEST = 5;
+  /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
+  const READ_MS = 400;
+  /** How old a document may be when it arrives: the stream is ahead of it. */
+  const DOCUMENT_MS = 1000;
+  const COPIED_MS = 4000;
+  const TOKENS = 0;
+  const TIME = 1;
+  const LOSS = 2;
+
+  const WHAT = {
+    bootstrap: () => "The bootstrap's view of the swarm",
+    peer: (me) => (me ? `What ${ui.nameOf(me)} sees of the swarm` : "A peer's view of the swarm"),
+    simulation: () => "A simulation of a swarm; its time is simulated too",
+  };
+
+  const lossChart = new ui.Chart(at("loss-chart"), { y: (value) => value.toFixed(2), fromZero: false });
+  const disagreementChart = new ui.Chart(at("disagreement-chart"), { y: ui.percent, fromZero: true });
+  const trafficChart = new ui.Chart(at("traffic-chart"), { y: ui.rate, fromZero: true });
+  const gossip = new ui.Gossip(at("gossip"));
+  const people = new ui.People(at("people"));
+
+  /** @type {object | null} the newest document */
+  let shown = null;
+  /** @type {Map<string, object>} peers' rows by id */
+  let rows = new Map();
+  let against = TOKENS;
+  let away = false;
+  let lastSeen = "";
+  /** @type {object[]} newest first */
+  let latest = [];
+  let latestTimer = 0;
+  let heardAt = -Infinity;
+  /** The highest serial of each kind of event so far; null: not known, so that nothing counts as new. */
+  let seen = { exchange: null, failure: null };
+
+  /** The bootstrap is no peer, and tells of itself without an id. */
+  const who = (id) => (id || shown?.kind !== "bootstrap" ? ui.nameOf(rows.get(id), id) : "bootstrap");
+  const timeKind = () => (shown.kind === "simulation" ? "elapsed" : "clock");
+  /** By the document's clock, which is not this computer's. */
+  const since = (then) => ui.ago(ui.isNumber(then) && ui.isNumber(shown.at) ? shown.at - then : null);
+  const here = () => [...rows.values()].filter((row) => row.state !== "gone");
+  const values = (name) => here().map((row) => row[name]);
+
+  /** As many children as rows: kept ones are refilled, which costs less than new ones and keeps selections. */
+  function fill(parent, items, make, refill) {
+    while (parent.children.length > items.length) parent.lastElementChild.remove();
+    while (parent.children.length < items.length) parent.append(make());
+    items.forEach((item, index) => refill(parent.children[index], item));
+  }
+
+  // --- the head ----------------------------------------------------------------------------------------------------
+
+  function showHead(found) {
+    const run = found.run ?? {};
+    const name = ui.line(run.name) || "p2ptrain";
+    set(at("run-name"), name);
+    set(at("what"), (WHAT[found.kind] ?? WHAT.bootstrap)(rows.get(found.me)));
+    set(at("state"), ui.line(found.state) || ui.NONE);
+    set(at("why"), ui.line(found.why));
+    showProgress(found.figures ?? {}, run.tokens_per_peer);
+    showJoin(ui.line(found.join));
+    set(at("facts"), facts(run).join(" · "));
+    document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;
+  }
+
+  function showProgress({ fraction, tokens }, end) {
+    set(at("fraction"), ui.percent(fraction));
+    const done = ui.isNumber(fraction) && end ? `${ui.scaled(Math.round(fraction * end))} of ` : "";
+    const share = end ? `${done}${ui.scaled(end)} tokens per peer` : "";
+    const all = ui.isNumber(tokens) ? `${ui.scaled(Math.round(tokens))} in all` : "";
+    set(at("progress-tokens"), [share, all].filter(Boolean).join(", "));
+    at("progress").value = ui.isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0;
+  }
+
+  function facts(run) {
+    const found = [];
+    if (run.parameters) found.push(`${ui.scaled(run.parameters)} parameters`);
+    if (run.recipe) found.push(`recipe ${ui.line(run.recipe)}`);
+    if (run.codec) found.push(`codec ${ui.line(run.codec)}`);
+    if (run.id) found.push(`run ${ui.line(run.id).slice(0, 12)}`);
+    return found;
+  }
+
+  function showJoin(command) {
+    at("join").hidden = !command;
+    if (at("join-command").value !== command) at("join-command").value = command;
+  }
+
+  /** Browsers lend the clipboard to https and this computer alone: elsewhere the command is selected instead. */
+  async function copyJoin() {
+    const field = at("join-command");
+    try {
+      await navigator.clipboard.writeText(field.value);
+      set(at("join-told"), "Copied.");
+    } catch {
+      field.focus();
+      field.select();
+      set(at("join-told"), "Selected: copy it with your keyboard or menu.");
+    }
+    setTimeout(() => set(at("join-told"), ""), COPIED_MS);
+  }
+
+  // --- figures -----------------------------------------------------------------------------------------------------
+
+  const heldOut = (found) => found.figures?.held_out ?? ui.median(values("held_out"));
+
+  function showFigures(found) {
+    const figures = found.figures ?? {};
+    const loss = heldOut(found);
+    set(at("held-out"), ui.loss(loss));
+    set(at("held-out-note"), ui.isNumber(loss) ? `guess among ${ui.scaled(Math.exp(loss))}` : "");
+    showPeersHere(found);
+    set(at("speed"), ui.scaled(figures.tokens_per_s ?? ui.sum(values("tokens_per_s"))));
+    const waited = figures.blocked_share;
+    set(at("speed-note"), ui.isNumber(waited) ? `waits ${ui.percent(waited)} of the time` : "");
+    showExchangeFigures(figures);
+    set(at("disagreement"), ui.percent(figures.disagreement ?? ui.median(values("disagreement"))));
+    const [, up, down] = found.traffic?.at(-1) ?? [null, ui.sum(values("up")), ui.sum(values("down"))];
+    set(at("up"), ui.rate(up));
+    set(at("down"), ui.rate(down));
+    set(at("up-note"), ui.isNumber(figures.sent_bytes) ? `${ui.bytes(figures.sent_bytes)} in all` : "");
+    set(at("down-note"), ui.isNumber(figures.received_bytes) ? `${ui.bytes(figures.received_bytes)} in all` : "");
+  }
+
+  function showPeersHere(found) {
+    set(at("peers"), ui.count(found.total_peers));
+    const relayed = here().filter((row) => row.path === "relayed").length;
+    const gone = rows.size - here().length;
+    const notes = [relayed && `${relayed} relayed`, gone && `${gone} gone`].filter(Boolean);
+    set(at("peers-note"), notes.join(", "));
+    const sampled = found.total_peers > here().length;
+    set(at("people-note"), sampled ? `${here().length} of ${ui.count(found.total_peers)} are shown` : "");
+    at("people-nothing").hidden = rows.size > 0;
+  }
+
+  function showExchangeFigures(figures) {
+    const made = figures.exchanges ?? ui.sum(values("exchanges"));
+    const failed = figures.failed ?? ui.sum(values("failed"));
+    set(at("exchanges"), ui.count(made));
+    const share = ui.isNumber(made) && made + failed > 0 ? ` (${ui.percent(failed / (made + failed))})` : "";
+    set(at("exchanges-note"), ui.isNumber(failed) ? `${ui.count(failed)} failed${share}` : "");
+  }
+
+  // --- charts ------------------------------------------------------------------------------------------------------
+
+  function showCharts(found) {
+    const curves = found.curves ?? [];
+    const column = against;
+    lossChart.show(lossLines(curves), { column, kind: against === TOKENS ? "tokens" : timeKind() });
+    showLegend(curves);
+    const ends = curves.map((curve) => curve.held_out?.at(-1)?.[LOSS]).filter(ui.isNumber);
+    const told = ends.length ? `, held out now ${ui.loss(Math.min(...ends))} to ${ui.loss(Math.max(...ends))}` : "";
+    at("loss-chart").setAttribute("aria-label", `Loss of ${curves.length} peers${told}`);
+    const apart = { name: "disagreement", ink: "--accent", width: 1.75, points: found.disagreement ?? [], y: 2 };
+    disagreementChart.show([apart], { column: TIME, kind: timeKind() });
+    const points = found.traffic ?? [];
+    const sent = { name: "sent", ink: "--accent", width: 1.5, points, y: 1 };
+    const received = { name: "received", ink: "--second", width: 1.5, dash: [5, 3], points, y: 2 };
+    trafficChart.show([sent, received], { column: 0, kind: timeKind() });
+  }
+
+  /** Training first, so that the held-out lines lie on top. */
+  function lossLines(curves) {
+    const lines = (pick, style) =>
+      curves.map((curve) => {
+        const name = `${curveName(curve)}, ${style.kind}`;
+        return { name, ...ui.look(curve.peer), ...style, points: curve[pick] ?? [], y: LOSS };
+      });
+    return [
+      ...lines("train", { kind: "training", width: 1, alpha: 0.5 }),
+      ...lines("held_out", { kind: "held out", width: 2.25, marks: true }),
+    ];
+  }
+
+  const curveName = (curve) => ui.line(curve.name) || who(curve.peer);
+
+  function showLegend(curves) {
+    const list = at("legend");
+    const few = curves.slice(0, MOST_LEGEND);
+    const more = curves.length - few.length;
+    const wanted = JSON.stringify([few.map((curve) => [curve.peer, curveName(curve)]), more]);
+    if (list.dataset.of === wanted) return;
+    list.dataset.of = wanted;
+    const items = few.map((curve) => ui.el("li", "", ui.swatch(curve.peer), ui.isolated(curveName(curve), "name")));
+    if (more > 0) items.push(ui.el("li", "muted", `and ${more} more: see the table`));
+    list.replaceChildren(...items);
+  }
+
+  function drawAgainst(column) {
+    against = column;
+    at("by-tokens").setAttribute("aria-pressed", String(column === TOKENS));
+    at("by-time").setAttribute("aria-pressed", String(column === TIME));
+    if (shown) showCharts(shown);
+  }
+
+  // --- what happens ------------------------------------------------------------------------------------------------
+
+  /** Whether an event is news: the document and the stream both tell of it. */
+  function isNews(kind, event) {
+    if (seen[kind] !== null && event.n <= seen[kind]) return false;
+    seen[kind] = event.n;
+    return true;
+  }
+
+  /** Serials may begin anew, and what was missed is no news any more. */
+  function forget() {
+    seen = { exchange: null, failure: null };
+    latest = [];
+  }
+
+  function hearEvent(event) {
+    if (!isNews(event.kind, event)) return;
+    if (event.kind === "exchange") {
+      gossip.exchange(event);
+      latest = [event, ...latest].slice(0, LATEST);
+      heardAt = performance.now();
+      latestTimer ||= setTimeout(showLatest, READ_MS);
+    } else if (event.kind === "failure") {
+      gossip.failure(event);
+    }
+  }
+
+  function catchUp(found) {
+    for (const [kind, events] of [["exchange", found.exchanges ?? []], ["failure", found.failures ?? []]]) {
+      if (seen[kind] === null) seen[kind] = events.at(-1)?.n ?? 0;
+      else events.forEach((event) => hearEvent({ ...event, kind }));
+    }
+    if (performance.now() - heardAt > DOCUMENT_MS) latest = (found.exchanges ?? []).slice(-LATEST).reverse();
+    showLatest();
+  }
+
+  function showLatest() {
+    clearTimeout(latestTimer);
+    latestTimer = 0;
+    const make = () =>
+      ui.el("tr", "", ui.el("td", "", ui.isolated(""), " ↔ ", ui.isolated("")), ...numbers(3).map((name) => ui.el("td", name)));
+    fill(at("latest"), latest, make, (row, event) => {
+      const [a, b] = row.cells[0].children;
+      set(a, who(event.a));
+      set(b, who(event.b));
+      set(row.cells[1], ui.bytes(event.bytes || null));
+      set(row.cells[2], ui.duration(event.seconds || null));
+      set(row.cells[3], ui.isNumber(event.distance) ? `${ui.percent(event.distance)} apart` : ui.NONE);
+    });
+  }
+
+  const numbers = (most) => new Array(most).fill("number");
+
+  // --- lists -------------------------------------------------------------------------------------------------------
+
+  /** Newest first, each with how long ago, who, and a line. */
+  function showLines(name, events, lineOf) {
+    at(name).hidden = !events.length;
+    at(`${name}-nothing`).hidden = events.length > 0;
+    const make = () => ui.el("li", "", ui.el("span", "muted when"), ui.isolated("", "name"), ui.isolated("", "line"));
+    fill(at(name), [...events].reverse(), make, (item, event) => {
+      const [when, peer, text] = item.children;
+      set(when, since(event.at));
+      set(peer, who(event.peer));
+      set(text, lineOf(event));
+    });
+  }
+
+  function showSample(sample) {
+    at("sample").hidden = !sample;
+    at("sample-nothing").hidden = Boolean(sample);
+    const note = sample ? `${who(sample.peer)}, step ${ui.count(sample.step)}, ${since(sample.at)}` : "";
+    set(at("sample-note"), note);
+    set(at("sample-prompt"), ui.prose(sample?.prompt));
+    set(at("sample-text"), ui.prose(sample?.text));
+  }
+
+  // --- all of it ---------------------------------------------------------------------------------------------------
+
+  function show(found) {
+    lastSeen = new Date().toLocaleString();
+    if (away) forget();
+    away = false;
+    at("away").hidden = true;
+    document.documentElement.classList.remove("stale");
+    shown = found;
+    const peers = found.peers ?? [];
+    rows = new Map(peers.map((row) => [row.id, row]));
+    people.show(peers, found.me);
+    gossip.place(peers, found.me);
+    showHead(found);
+    showFigures(found);
+    showCharts(found);
+    catchUp(found);
+    showLines("failures", found.failures ?? [], (event) => ui.line(event.line));
+    showLines("checkpoints", found.checkpoints ?? [], (event) => `step ${ui.count(event.step)}`);
+    showSample(found.sample);
+    document.documentElement.dataset.shown = String(found.at);
+  }
+
+  function showAway(why) {
+    away = true;
+    document.documentElement.classList.add("stale");
+    const tail = why.endsWith(";") ? ` last seen ${lastSeen || "never"}.` : "";
+    set(at("away-text"), why + tail);
+    at("away").hidden = false;
+  }
+
+  /** A word of explanation closes as people expect it to: by Escape, and when something else is clicked. */
+  function closeWhats(except) {
+    for (const each of document.querySelectorAll("details.what[open]")) if (each !== except) each.open = false;
+  }
+
+  addEventListener("click", (event) => closeWhats(event.target.closest?.("details.what")));
+  addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
+    document.activeElement?.closest("details.what")?.querySelector("summary").focus();
+    closeWhats(null);
+  });
+  at("join-copy").addEventListener("click", copyJoin);
+  at("by-tokens").addEventListener("click", () => drawAgainst(TOKENS));
+  at("by-time").addEventListener("click", () => drawAgainst(TIME));
+  const live = new ui.Live({
+    document: show,
+    event: hearEvent,
+    gap: forget,
+    away: showAway,
+  });
+  live.start();
+}

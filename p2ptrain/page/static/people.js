@@ -1,0 +1,150 @@
+"use strict";
+// Who is here: a table with a row for each peer, which on a phone are cards. Rows are kept and moved, never rebuilt, so
+// that what somebody selects or reads stays where it is.
+{
+  const numeric = (name) => (row) => (ui.isNumber(row[name]) ? row[name] : null);
+  const textual = (name) => (row) => ui.line(row[name]).toLowerCase() || null;
+
+  /**
+   * @typedef {object} Column
+   * @property {string} title
+   * @property {(row: object) => string} text
+   * @property {(row: object) => string | number | null} key what it is sorted by; null goes last
+   * @property {boolean} [falls] whether the first click puts the largest first
+   */
+
+  /** @type {Column[]} the first is the header of its row */
+  const COLUMNS = [
+    { title: "Peer", text: ui.nameOf, key: (row) => ui.nameOf(row).toLowerCase() },
+    { title: "State", text: (row) => ui.line(row.state) || ui.NONE, key: textual("state") },
+    { title: "Device", text: (row) => ui.line(row.device) || ui.NONE, key: textual("device") },
+    { title: "Tokens/s", text: (row) => ui.scaled(row.tokens_per_s), key: numeric("tokens_per_s"), falls: true },
+    { title: "Loss", text: (row) => ui.loss(row.loss), key: numeric("loss") },
+    { title: "Held-out", text: (row) => ui.loss(row.held_out), key: numeric("held_out") },
+    { title: "Exchanges", text: exchanges, key: numeric("exchanges"), falls: true },
+    { title: "Path", text: (row) => ui.line(row.path) || ui.NONE, key: textual("path") },
+    { title: "Last seen", text: (row) => ui.ago(row.age_s), key: numeric("age_s") },
+  ];
+  const FIRST_NUMBER = 3;
+  const STATES = new Set(["joining", "training", "finishing", "leaving", "gone"]);
+
+  function exchanges(row) {
+    const failed = row.failed ? ` (${ui.count(row.failed)} failed)` : "";
+    return ui.count(row.exchanges) + failed;
+  }
+
+  class People {
+    /** @type {Map<string, HTMLTableRowElement>} by peer id */
+    #rows = new Map();
+    /** @type {{column: Column, falls: boolean} | null} null: oneself, then by name */
+    #sorting = null;
+    #shown = [];
+    #me = "";
+
+    /** @param {HTMLTableElement} table */
+    constructor(table) {
+      this.table = table;
+      this.body = table.tBodies[0];
+      this.titles = COLUMNS.map((column, index) => this.#title(column, index));
+      table.tHead.rows[0].append(...this.titles);
+    }
+
+    #title(column, index) {
+      const button = ui.el("button", "", column.title);
+      button.type = "button";
+      button.addEventListener("click", () => this.#sortBy(column));
+      const cell = ui.el("th", isNumeric(index) ? "number" : "", button);
+      cell.scope = "col";
+      cell.setAttribute("role", "columnheader");
+      return cell;
+    }
+
+    /** First its natural way, then the other way round, then as it was. */
+    #sortBy(column) {
+      const natural = Boolean(column.falls);
+      if (this.#sorting?.column !== column) this.#sorting = { column, falls: natural };
+      else if (this.#sorting.falls === natural) this.#sorting = { column, falls: !natural };
+      else this.#sorting = null;
+      this.titles.forEach((cell, index) => {
+        if (COLUMNS[index] !== this.#sorting?.column) cell.removeAttribute("aria-sort");
+        else cell.setAttribute("aria-sort", this.#sorting.falls ? "descending" : "ascending");
+      });
+      this.#arrange();
+    }
+
+    /** @param {object[]} rows @param {string} me */
+    show(rows, me) {
+      this.#shown = rows;
+      this.#me = me;
+      const there = new Set(rows.map((row) => row.id));
+      for (const [id, row] of this.#rows) {
+        if (!there.has(id)) {
+          row.remove();
+          this.#rows.delete(id);
+        }
+      }
+      for (const row of rows) this.#fill(row);
+      this.#arrange();
+    }
+
+    #fill(row) {
+      if (!this.#rows.has(row.id)) this.#rows.set(row.id, this.#make(row.id));
+      const shown = this.#rows.get(row.id);
+      const state = ui.line(row.state);
+      shown.dataset.state = STATES.has(state) ? state : "other";
+      shown.classList.toggle("me", row.id === this.#me);
+      COLUMNS.forEach((column, index) => {
+        const cell = shown.cells[index];
+        ui.set(index === 0 ? cell.querySelector(".name") : cell.firstChild, column.text(row));
+      });
+    }
+
+    #make(id) {
+      const made = ui.el("tr");
+      made.dataset.peer = id;
+      made.setAttribute("role", "row");
+      COLUMNS.forEach((column, index) => {
+        const cell = ui.el(index === 0 ? "th" : "td", isNumeric(index) ? "number" : "");
+        cell.setAttribute("role", index === 0 ? "rowheader" : "cell");
+        cell.dataset.title = column.title;
+        if (index === 0) {
+          cell.scope = "row";
+          cell.append(ui.swatch(id), ui.isolated("", "name"), ui.el("code", "short", ui.short(id)));
+        } else {
+          cell.append(ui.isolated(""));
+        }
+        made.append(cell);
+      });
+      return made;
+    }
+
+    #arrange() {
+      const order = [...this.#shown].sort((a, b) => this.#compare(a, b));
+      order.forEach((row, index) => {
+        const shown = this.#rows.get(row.id);
+        if (this.body.rows[index] !== shown) this.body.insertBefore(shown, this.body.rows[index] ?? null);
+      });
+    }
+
+    /** Whoever is gone stands last, whatever it is sorted by. */
+    #compare(a, b) {
+      const gone = (row) => Number(row.state === "gone");
+      if (gone(a) !== gone(b)) return gone(a) - gone(b);
+      if (this.#sorting) {
+        const { column, falls } = this.#sorting;
+        const [left, right] = [column.key(a), column.key(b)];
+        if ((left === null) !== (right === null)) return left === null ? 1 : -1;
+        if (left !== right) return (left < right ? -1 : 1) * (falls ? -1 : 1);
+      } else if ((a.id === this.#me) !== (b.id === this.#me)) {
+        return a.id === this.#me ? -1 : 1;
+      }
+      return ui.nameOf(a).localeCompare(ui.nameOf(b)) || (a.id < b.id ? -1 : 1);
+    }
+  }
+
+  function isNumeric(index) {
+    return index >= FIRST_NUMBER && COLUMNS[index].title !== "Path";
+  }
+
+  Object.assign(ui, { People });
+}

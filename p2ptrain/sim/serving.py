@@ -1,0 +1,193 @@
+"""A simulation that can be watched while it runs: the page of ``p2ptrain.page``, fed from its slices.
+
+Nothing of the simulation depends on who watches: what is shown is read between two slices, and what peers note is
+passed on as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.ids import PeerId
+from p2ptrain.page import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain, words
+from p2ptrain.page.server import PageServer, Place
+from p2ptrain.ports import Notebook
+from p2ptrain.sim.population import Member
+from p2ptrain.sim.report import Report
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.simulate import StoppedError, begin
+from p2ptrain.sim.simulation import Progress, Simulation, Stopped
+
+LOOK_S = 0.5
+"""Between two looks, in real time: as fresh as the page is (``page.server``)."""
+MOST_EVENTS = 25
+"""Exchanges that are told of between two looks; of more nobody sees each."""
+MEAN = ""
+"""The curve of everybody's average, which is nobody's."""
+
+
+class SimulationView:
+    """What there is to see of a simulation. ``look`` in its thread, ``document`` in any."""
+
+    def __init__(self, simulation: Simulation, title: str) -> None:
+        scenario = simulation.scenario
+        self._simulation = simulation
+        self._view = View("simulation", state="simulating", why="time is the simulation's, not yours")
+        self._view.run = RunFacts(
+            name=title,
+            parameters=scenario.learner.parameters,
+            tokens_per_peer=scenario.tokens_per_peer,
+            recipe=scenario.outer.recipe,
+            codec=scenario.codec.name,
+        )
+        self._lock = threading.Lock()
+        self._seen = 0
+        self._points = 0
+        self._next_look = 0.0
+        self._events_left = MOST_EVENTS
+        self.tell: Callable[[dict[str, Any]], None] = lambda event: None
+
+    def look(self, again: bool = True) -> None:
+        """Take in what happened since the last look; not too often, unless it is the last one (``again`` is False)."""
+        if again and time.monotonic() < self._next_look:
+            return
+        self._next_look, self._events_left = time.monotonic() + LOOK_S, MOST_EVENTS
+        members, now = self._simulation.population.members, self._simulation.world.now
+        for member in members[self._seen :]:
+            member.peer.notebook = _Ear(member.peer.peer, member.peer.notebook, self)
+        self._seen = len(members)
+        with self._lock:
+            here = [each for each in members if not each.has_left]
+            self._view.place((_row(each) for each in here), len(here), now)
+            for each in here:
+                if (curve := self._view.curve(each.peer.peer, each.seat.name)) is not None:
+                    learner = each.peer.learner
+                    curve.train.add(learner.progress, now, learner.loss)
+            self._follow_the_observer()
+            self._sum_up(here, now)
+            if not again:
+                self._view.state, self._view.why = "over", "the simulation has ended; Ctrl+C closes this page"
+
+    def document(self) -> dict[str, Any]:
+        """What ``/status`` hands out."""
+        with self._lock:
+            return self._view.document(self._simulation.world.now)
+
+    def heard(self, who: PeerId, kind: str, peer: str, why: str) -> None:
+        """One of the peers noted something; in the simulation's thread."""
+        now = self._simulation.world.now
+        if kind not in ("exchanged", "failed", "broke protocol"):
+            return
+        with self._lock:
+            row: Any
+            if kind == "exchanged":
+                row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=0.0, bytes=0)
+                self._view.exchanges.append(row)
+            else:
+                row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {why}"))
+                self._view.failures.append(row)
+        if self._events_left:
+            self._events_left -= 1
+            self.tell({"kind": "exchange" if kind == "exchanged" else "failure", **plain(row)})
+
+    def _follow_the_observer(self) -> None:
+        points = self._simulation.observer.points
+        for point in points[self._points :]:
+            if point.validation_of_mean is not None and (curve := self._view.curve(MEAN, "average")) is not None:
+                curve.held_out.add(point.tokens, point.time_s, point.validation_of_mean)
+            if point.disagreement is not None:
+                self._view.disagreement.add(point.tokens, point.time_s, point.disagreement)
+        self._points = len(points)
+
+    def _sum_up(self, here: list[Member], now: float) -> None:
+        simulation, last = self._simulation, self._simulation.observer.points[-1:]
+        counters = [each.peer.core.counters for each in here]
+        figures: dict[str, float | None] = {
+            "fraction": min(simulation.observer.outer_steps / simulation.observer.expected, 1.0),
+            "tokens": float(sum(each.peer.learner.tokens for each in here)),
+            "tokens_per_s": sum(each.peer.learner.tokens for each in here) / max(now, 1e-9),
+            "exchanges": float(sum(each.exchanges_ok for each in counters)),
+            "failed": float(sum(each.exchanges_failed for each in counters)),
+            "loss": last[0].loss if last else None,
+            "held_out": last[0].validation_of_mean if last else None,
+            "disagreement": last[0].disagreement if last else None,
+            "sent_bytes": float(sum(each.sent_bytes for each in counters)),
+            "received_bytes": float(sum(each.received_bytes for each in counters)),
+        }
+        self._view.figures = {name: value for name, value in figures.items() if value is not None}
+
+
+class _Ear:
+    """A peer's notebook, and whose it is."""
+
+    def __init__(self, who: PeerId, notebook: Notebook, view: SimulationView) -> None:
+        self._who = who
+        self._notebook = notebook
+        self._view = view
+
+    def note(self, kind: str, **fields: Any) -> None:
+        self._notebook.note(kind, **fields)
+        self._view.heard(self._who, kind, str(fields.get("peer") or ""), str(fields.get("why") or ""))
+
+
+def _row(member: Member) -> PeerRow:
+    peer, learner, counters = member.peer, member.peer.learner, member.peer.core.counters
+    loss = float(learner.loss)
+    return PeerRow(
+        id=peer.peer,
+        nickname=member.seat.name,
+        state=peer.core.state.value,
+        step=learner.step,
+        progress=learner.progress,
+        device=f"simulated, {member.seat.settings.step_s:g} s a step",
+        tokens=learner.tokens,
+        loss=loss if isfinite(loss) else None,
+        exchanges=counters.exchanges_ok,
+        failed=counters.exchanges_failed,
+    )
+
+
+def simulate_and_show(
+    scenario: Scenario,
+    place: Place,
+    *,
+    title: str,
+    device: str,
+    say: Callable[[str], None],
+    progress: Progress,
+    is_stopped: Stopped,
+) -> Report:
+    """Simulate a scenario to its end, shown at ``place``, and go on showing it until it is stopped.
+
+    Raises:
+        StoppedError: it was stopped before its end.
+        ScenarioError: there is no gossip to watch.
+        UserError: the page cannot be served there.
+    """
+    simulation = begin(scenario, device)
+    if not isinstance(simulation, Simulation):
+        raise ScenarioError(
+            f"--serve: recipe {scenario.outer.recipe} averages over everybody; there is no gossip to watch.",
+            "Leave --serve out, or take a recipe that exchanges from peer to peer.",
+        )
+    view = SimulationView(simulation, title)
+
+    def looked(share: float) -> None:
+        progress(share)
+        view.look()
+
+    with PageServer(place, view.document) as server:
+        say(f"watch it at {server.url}")
+        view.tell = server.tell
+        if not simulation.run(looked, is_stopped):
+            raise StoppedError
+        view.look(again=False)
+        say("the simulation has ended; Ctrl+C closes the page")
+        while not is_stopped():  # a signal only sets what is_stopped reads: nothing there wakes us
+            time.sleep(0.1)
+    return simulation.report(title)

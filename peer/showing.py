@@ -1,0 +1,91 @@
+"""Letting others see: this peer's page, and its figures for bootstraps that show the swarm.
+
+Who closes what: the page ends with the stack it was opened on, the tasks with ``tending``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, Teller, Telling
+from p2ptrain.page.server import PageServer, Place
+from p2ptrain.ports import Notebook
+from peer.attendance import Attendance
+from peer.home import Home
+from peer.network import Connection
+from peer.owner.hand import Hand
+from peer.paths import Paths
+from peer.record import Record
+from peer.state import Sources, State
+
+MEET_S = 2.0
+"""Between two looks at who is here. A guess: as often as the page asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Showing:
+    """See the module.
+
+    Args:
+        place: where to show this peer; None: nowhere.
+        always: figures are shared whatever the settings say.
+    """
+
+    state: State
+    hand: Hand
+    place: Place | None
+    always: bool
+
+    @property
+    def is_shared(self) -> bool:
+        return self.always or self.hand.shares
+
+    def is_watched(self) -> bool:
+        """Somebody may look."""
+        return self.place is not None or self.is_shared
+
+    def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
+        """The page, if there is to be one. Raises UserError where it cannot be served."""
+        if self.place is not None:
+            server = stack.enter_context(PageServer(self.place, self.state.document))
+            self.state.on_event(server.tell)
+            notebook.note("page", url=server.url)
+
+    def know(self, signed: SignedManifest, home: Home, record: Record, local: bool) -> None:
+        """There is a run, and somebody who trains."""
+        self.state.run(signed, record.task.model.layout.parameter_count, _join(signed, home, local))
+        self.state.take(Sources(record.figures, self.hand.standing, self.hand.measured, self.hand.traffic))
+        record.is_watched = self.is_watched
+
+    @contextlib.asynccontextmanager
+    async def tending(self, connection: Connection, attendance: Attendance, paths: Paths) -> AsyncIterator[None]:
+        """In the network's loop: answer those who ask for figures, and keep the list of who is here."""
+
+        def telling() -> Telling | None:
+            return self.state.telling if self.is_shared else None
+
+        async def meet() -> None:
+            while True:
+                records = attendance.live_records(time.monotonic())
+                self.state.meet(records, lambda peer: paths.relay(peer) is not None)
+                await asyncio.sleep(MEET_S)
+
+        await connection.serve(FIGURES_PROTOCOL, LIMITS, Teller(telling).answer)
+        meeting = asyncio.create_task(meet())
+        try:
+            yield
+        finally:
+            meeting.cancel()
+
+
+def _join(signed: SignedManifest, home: Home, local: bool) -> str:
+    """The command by which others join; empty where a link alone lets nobody in."""
+    addresses = home.load_addresses().link_addresses()
+    if signed.manifest.admission.policy != "open" or not addresses:
+        return ""
+    return f"p2ptrain peer '{JoinLink(signed.run_id, addresses)}'{' --local' if local else ''}"

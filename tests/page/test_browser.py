@@ -1,0 +1,597 @@
+"""The page in a real browser: what people see, and what strangers cannot do to it."""
+
+from __future__ import annotations
+
+import random
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from selenium import webdriver
+from selenium.common.exceptions import NoAlertPresentException, StaleElementReferenceException, TimeoutException
+from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
+from selenium.webdriver.common.keys import Keys
+from selenium.webdriver.remote.webelement import WebElement
+from selenium.webdriver.support.ui import WebDriverWait
+
+from p2ptrain.page.server import ASSETS, Place
+from p2ptrain.page.view import ExchangeRow, FailureRow, SampleText, View
+
+if TYPE_CHECKING:
+    from tests.page.conftest import Shown
+
+pytestmark = pytest.mark.net
+
+PATIENCE_S = 30.0
+"""For what takes a second on a machine that does nothing else."""
+LOOK_S = 0.05
+MOST_LIVE = 120
+"""MOST_EDGES of gossip.js."""
+MOST_NODES_PER_PEER = 30
+"""A row has nine cells, each with an element for its text."""
+DASH = "\u2013"
+HOSTILE = "<img src=x onerror=alert(1)>"
+TURNING = "\u202egnihtemos\u200b\u2066\u3164"
+FLAGS = ("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-dev-shm-usage")
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[webdriver.Chrome]:
+    """One browser for all tests here: its start takes seconds. Nothing is ever downloaded for it."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("the page is looked at with chromium and chromedriver, which are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("unhandledPromptBehavior", "ignore")
+    found = webdriver.Chrome(options=options, service=Service(executable_path=driver))
+    try:
+        yield found
+    finally:
+        found.quit()
+
+
+class Page:
+    """The page as it stands in the browser."""
+
+    def __init__(self, browser: webdriver.Chrome, shown: Shown) -> None:
+        self.browser = browser
+        self.shown = shown
+
+    def open(self) -> None:
+        """Load it, and wait for the first document."""
+        self.browser.get(self.shown.url)
+        self.until(lambda: self.shows)
+
+    def until(self, holds: Callable[[], object]) -> None:
+        """Wait for a condition, not for a time."""
+
+        def looked(_: object) -> object:
+            try:
+                return holds()
+            except StaleElementReferenceException:
+                return False
+
+        WebDriverWait(self.browser, PATIENCE_S, LOOK_S).until(looked)
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    @property
+    def shows(self) -> str:
+        """``at`` of the document that it has shown to its last line; empty before the first one."""
+        return str(self.run("return document.documentElement.dataset.shown ?? ''"))
+
+    def next_document(self) -> None:
+        """Publish what the view holds, and wait until it was shown; which is sooner where the page is made to ask."""
+        self.shown.publish()
+        self.until(lambda: self.run("dispatchEvent(new Event('online'))") or self.shows == f"{self.shown.at:.0f}")
+
+    def text(self, name: str) -> str:
+        return str(self.run("return document.getElementById(arguments[0]).textContent", name))
+
+    def gossip(self, figure: str) -> int:
+        """``lit`` (so far), ``live`` (now), ``peers``."""
+        return int(self.run("return document.getElementById('gossip').dataset[arguments[0]]", figure))
+
+    def row(self, peer: str) -> WebElement:
+        return self.browser.find_element("css selector", f'#people tr[data-peer="{peer}"]')
+
+    def count(self, selector: str) -> int:
+        return int(self.run("return document.querySelectorAll(arguments[0]).length", selector))
+
+    def complaints(self) -> list[str]:
+        """What the browser has logged since the last look."""
+        found: list[dict[str, Any]] = self.browser.execute("getLog", {"type": "browser"})["value"]
+        return [each["message"] for each in found]
+
+    def device(self, width: int, height: int) -> None:
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+
+    def prefer(self, **features: str) -> None:
+        """What the system wants: ``color_scheme="dark"``, ``reduced_motion="reduce"``."""
+        wanted = [{"name": f"prefers-{name.replace('_', '-')}", "value": value} for name, value in features.items()]
+        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": wanted})
+
+
+@pytest.fixture
+def page(chromium: webdriver.Chrome, shown: Shown) -> Iterator[Page]:
+    """The page over a swarm of eight, 1,280 pixels wide, light. It is left blank, so that nothing asks on."""
+    found = Page(chromium, shown)
+    found.device(1280, 900)
+    found.prefer(color_scheme="light")
+    found.open()
+    found.complaints()
+    yield found
+    chromium.get("about:blank")
+
+
+def alerted(page: Page) -> bool:
+    """Whether a script of somebody else's has run."""
+    try:
+        page.browser.switch_to.alert.dismiss()
+    except NoAlertPresentException:
+        return False
+    return True
+
+
+# --- it works --------------------------------------------------------------------------------------------------------
+
+
+def test_it_loads_without_a_complaint_and_asks_nobody_else(page: Page) -> None:
+    """No error in the console (the content security policy's complaints are there too), and one origin."""
+    page.open()
+    assert page.complaints() == []
+    asked = page.run("return performance.getEntriesByType('resource').map((each) => each.name)")
+    origin = page.shown.url.rstrip("/")
+    assert {each for each in asked if not each.startswith((origin + "/", "data:"))} == set()
+    served = {each.removeprefix(origin + "/") for each in asked}
+    assert set(ASSETS) - {""} <= served, "an asset that the page does not load"
+
+
+def test_the_figures_are_those_of_the_document(page: Page) -> None:
+    """Rounded, with units."""
+    expected = {
+        "run-name": "tiny-stories",
+        "what": "What Amber sees of the swarm",
+        "state": "training",
+        "fraction": "46 %",
+        "held-out": "1.987",
+        "peers": "8",
+        "exchanges": "972",
+        "disagreement": "2.1 %",
+        "up-note": "175 MB in all",
+    }
+    assert {name: page.text(name).replace("\u00a0", " ") for name in expected} == expected
+    assert "1.987" in page.browser.title
+
+
+def test_numbers_move(page: Page) -> None:
+    """What changes in the view changes on the page, by itself."""
+    page.shown.view.figures["held_out"] = 5.7
+    page.shown.view.state, page.shown.view.why = "finishing", "everything is learned"
+    page.shown.publish()
+    page.until(lambda: page.text("held-out") == "5.700")
+    assert page.text("held-out-note") == "guess among 299"
+    assert (page.text("state"), page.text("why")) == ("finishing", "everything is learned")
+
+
+def test_charts_are_drawn_and_can_change_their_axis(page: Page) -> None:
+    """Three charts; against time the loss is drawn anew, and the button says so to whoever cannot see it."""
+    assert page.count(".plot canvas") == 3
+    page.run("document.querySelector('#loss-chart canvas').id = 'before'")
+    page.browser.find_element("id", "by-time").click()
+    page.until(lambda: page.count("#before") == 0)
+    assert page.count("#loss-chart canvas") == 1
+    assert page.browser.find_element("id", "by-time").get_attribute("aria-pressed") == "true"
+    assert page.browser.find_element("id", "by-tokens").get_attribute("aria-pressed") == "false"
+
+
+def test_a_chart_is_given_new_data_and_not_drawn_anew(page: Page) -> None:
+    """A chart that somebody has zoomed into would be lost."""
+    page.run("document.querySelector('#loss-chart canvas').id = 'before'")
+    for curve in page.shown.view.curves.values():
+        curve.train.add(600_000.0, page.shown.at + 60, 1.8)
+    page.next_document()
+    assert page.count("#before") == 1
+
+
+def test_the_line_under_the_pointer_is_named(page: Page) -> None:
+    """Whose it is, and how much there."""
+    chart = page.browser.find_element("css selector", "#loss-chart .u-over")
+    hint = page.browser.find_element("css selector", "#loss-chart .hint")
+    half = chart.size["height"] // 2
+    for down in range(half - 40, -half, -6):
+        ActionChains(page.browser, duration=0).move_to_element_with_offset(chart, 0, down).perform()
+        if hint.is_displayed():
+            break
+    told = str(hint.get_property("textContent"))
+    assert re.fullmatch(r"(Amber|\w.*), (training|held out): \d\.\d\d at \d.* tokens", told), told
+
+
+def test_a_simulation_has_its_own_time(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
+    """Seconds since its beginning, everybody's average among the curves, and no bytes where none are known."""
+    view = View("simulation")
+    average = view.curve("", "average")
+    assert average is not None
+    for step in range(50):
+        average.held_out.add(1000.0 * step, 60.0 * step, 5.0 - 0.05 * step)
+    view.exchanges.append(ExchangeRow(view.next_serial(), 2940.0, "aaaaaaaa", "bbbbbbbb", 0.0, 0))
+    page.shown.view, page.shown.at = view, 3000.0
+    page.next_document()
+    assert page.text("what").startswith("A simulation")
+    assert page.text("legend") == "average"
+    cells = page.run("return [...document.querySelectorAll('#latest td')].map((each) => each.textContent)")
+    assert cells == ["aaaaaa ↔ bbbbbb", DASH, DASH, DASH]
+    page.browser.find_element("id", "by-time").click()
+    assert page.count("#loss-chart canvas") == 1
+
+
+FORMATS = {
+    "bytes": {0: "0 B", 999: "999 B", 999.6: "1.00 kB", 359_600: "360 kB", 1e6: "1.00 MB", 2.5e12: "2.50 TB"},
+    "rate": {1234.0: "1.23 kB/s"},
+    "percent": {0: "0 %", 0.0004: "0.04 %", 0.0168: "1.7 %", 0.46: "46 %", 1: "100 %"},
+    "duration": {
+        0: "0 ms",
+        0.0004: "0.4 ms",
+        0.02: "20 ms",
+        0.9996: "1.0 s",
+        9.97: "10 s",
+        150: "3 min",
+        7200: "2.0 h",
+    },
+    "ago": {-3: "just now", 1.4: "just now", 30: "30 s ago", 90: "2 min ago", 7200: "2.0 h ago", 2e5: "2.3 d ago"},
+    "count": {0: "0", 972: "972", 123_456: "123,456", 1.2e6: "1.20 M"},
+    "loss": {1.98765: "1.988"},
+}
+
+
+@pytest.mark.parametrize("function", FORMATS)
+def test_numbers_read_well(page: Page, function: str) -> None:
+    """Few digits, units that fit, and a dash for what is no number."""
+    for value, text in FORMATS[function].items():
+        assert page.run(f"return ui.{function}(arguments[0])", value).replace("\u00a0", " ") == text
+    for nothing in ("null", "undefined", "NaN", "Infinity", "'3'"):
+        assert page.run(f"return ui.{function}({nothing})") == DASH
+
+
+# --- what happens ----------------------------------------------------------------------------------------------------
+
+
+def test_an_exchange_lights_an_edge_that_fades(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
+    """One edge for one exchange, though the stream and the document both tell of it; then it is dark again."""
+    before = page.gossip("lit")
+    row = exchange(page.shown.view, page.shown.at, 1, 2, random.Random(1))
+    page.shown.happen(row)
+    page.until(lambda: page.gossip("lit") == before + 1)
+    page.until(lambda: page.gossip("live") == 0)
+    page.next_document()
+    assert page.gossip("lit") == before + 1
+    first = page.browser.find_element("css selector", "#latest tr")
+    assert first.text.startswith("Birch ↔ Copper-Owl")
+
+
+def test_a_failure_lights_up_and_is_told_with_its_reason(page: Page) -> None:
+    """In the picture, and as a line among those that did not work."""
+    before = page.gossip("lit")
+    peer = list(page.shown.view.peers)[2]
+    row = FailureRow(page.shown.view.next_serial(), page.shown.at, peer, "no exchange with Elm: it is asleep")
+    page.shown.view.failures.append(row)
+    page.shown.happen(row)
+    page.until(lambda: page.gossip("lit") == before + 1)
+    page.until(lambda: "it is asleep" in page.text("failures"))
+
+
+def test_what_happened_before_it_came_does_not_light_up(page: Page) -> None:
+    """Forty exchanges lie in the document; none of them is news."""
+    page.next_document()
+    assert page.gossip("lit") == 0
+
+
+def test_without_motion_edges_still_light_up(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
+    """Whoever asked their system for less motion sees the same, standing still."""
+    page.prefer(reduced_motion="reduce")
+    page.open()
+    page.shown.happen(exchange(page.shown.view, page.shown.at, 1, 2, random.Random(1)))
+    page.until(lambda: page.gossip("live") == 1)
+    page.until(lambda: page.gossip("live") == 0)
+
+
+def test_a_peer_that_has_gone_is_shown_as_gone(page: Page) -> None:
+    """By a word and by looks, last in the table; the count falls."""
+    rows = list(page.shown.view.peers.values())
+    page.shown.view.place(rows[:3] + rows[4:])
+    page.shown.publish()
+    page.until(lambda: page.row(rows[3].id).get_attribute("data-state") == "gone")
+    assert "gone" in page.row(rows[3].id).text
+    assert page.run("return document.querySelector('#people tbody tr:last-child').dataset.peer") == rows[3].id
+    assert page.text("peers") == "7"
+    assert "1 gone" in page.text("peers-note")
+
+
+def test_the_table_is_sorted_by_what_is_clicked(page: Page) -> None:
+    """By speed: the fastest first, then the slowest first, then oneself first again; aria-sort says which."""
+
+    def first() -> str:
+        return str(page.run("return document.querySelector('#people tbody tr').dataset.peer"))
+
+    by_speed = sorted(page.shown.view.peers.values(), key=lambda row: row.tokens_per_s or 0.0)
+    title = page.browser.find_element("xpath", "//th[.='Tokens/s']")
+    for expected, sort in ((by_speed[-1].id, "descending"), (by_speed[0].id, "ascending"), (page.shown.view.me, None)):
+        title.find_element("tag name", "button").click()
+        assert (first(), title.get_attribute("aria-sort")) == (expected, sort)
+
+
+# --- strangers -------------------------------------------------------------------------------------------------------
+
+
+def test_strangers_text_is_text(page: Page) -> None:
+    """Wherever a stranger's words stand: no element comes of them, no script runs, and nothing is asked for."""
+    view, images = page.shown.view, page.count("img, iframe, object, embed, body script")
+    peers = list(view.peers.values())
+    rows = [replace(row, nickname=HOSTILE, device=HOSTILE, state=HOSTILE, path=HOSTILE) for row in peers[1:]]
+    view.place([replace(peers[0], nickname=HOSTILE), *rows])
+    view.state = view.why = view.join = HOSTILE
+    view.run = replace(view.run, name=HOSTILE, recipe=HOSTILE, codec=HOSTILE, id=HOSTILE)
+    view.sample = SampleText(page.shown.at, peers[1].id, 1, HOSTILE, HOSTILE)
+    for curve in view.curves.values():
+        curve.name = HOSTILE
+    view.failures.append(FailureRow(view.next_serial(), page.shown.at, peers[1].id, HOSTILE))
+    page.next_document()
+    assert page.text("run-name") == page.text("state") == page.text("why") == page.text("sample-text") == HOSTILE
+    assert page.row(peers[1].id).find_element("css selector", ".name").get_property("textContent") == HOSTILE
+    assert HOSTILE in page.text("failures")
+    assert HOSTILE in page.text("legend")
+    assert page.count("img, iframe, object, embed, body script") == images
+    assert not alerted(page)
+    assert page.complaints() == []
+
+
+def test_a_name_cannot_turn_its_surroundings_round(page: Page) -> None:
+    """What reverses the reading direction or cannot be seen is left out; a name of nothing else is an id."""
+    peers = list(page.shown.view.peers.values())
+    rows = [replace(peers[0], nickname=TURNING), replace(peers[1], nickname="\u200b\u2067\u3164"), *peers[2:]]
+    page.shown.view.place(rows)
+    page.next_document()
+    names = [page.row(row.id).find_element("css selector", ".name").get_property("textContent") for row in rows[:2]]
+    assert names == ["gnihtemos", peers[1].id[-6:]]
+    assert page.row(peers[0].id).find_element("css selector", "bdi.name").value_of_css_property("unicode-bidi") in (
+        "isolate",
+        "isolate-override",
+    )
+
+
+# --- the server goes and comes back ----------------------------------------------------------------------------------
+
+
+def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
+    """A bar with when it was last seen; then, on the same port, a new process: the bar goes, and edges light again."""
+    port = page.shown.port
+    page.shown.end()
+    page.until(lambda: "has ended or cannot be reached; last seen " in page.text("away"))
+    assert page.browser.find_element("id", "away").is_displayed()
+    assert page.text("held-out") == "1.987", "what was seen last stays to be read"
+    page.shown.view.figures["held_out"] = 1.5
+    page.shown.publish()
+    page.shown.serve(Place(port=port))
+    page.until(lambda: not page.browser.find_element("id", "away").is_displayed())
+    assert page.text("held-out") == "1.500"
+    before = page.gossip("lit")
+    page.shown.happen(exchange(page.shown.view, page.shown.at, 1, 2, random.Random(1)))
+    page.until(lambda: page.gossip("lit") > before)
+
+
+def test_serials_that_begin_anew_are_news(page: Page, make_view: Callable[..., View]) -> None:
+    """A process that was restarted counts from one: its first exchanges light up all the same."""
+    port = page.shown.port
+    page.shown.end()
+    page.until(lambda: page.browser.find_element("id", "away").is_displayed())
+    fresh = make_view(8)
+    fresh.exchanges.clear()
+    fresh.failures.clear()
+    fresh._serial = 0
+    page.shown.view = fresh
+    page.shown.publish()
+    page.shown.serve(Place(port=port))
+    page.until(lambda: not page.browser.find_element("id", "away").is_displayed())
+    page.next_document()
+    before = page.gossip("lit")
+    row = FailureRow(fresh.next_serial(), page.shown.at, fresh.me, "first")
+    fresh.failures.append(row)
+    page.shown.happen(row)
+    page.until(lambda: page.gossip("lit") == before + 1)
+
+
+def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
+    """The process was restarted where a token is needed: asking on is in vain, opening its address is not."""
+    port = page.shown.port
+    page.shown.end()
+    page.shown.serve(Place("0.0.0.0", port, "a-token-for-tests"))
+    page.until(lambda: "token is no longer known" in page.text("away"))
+
+
+def test_a_page_that_nobody_sees_holds_no_stream(page: Page) -> None:
+    """Both the browser and the server have few of them; once it is seen again it listens again."""
+    turn = """
+        Object.defineProperty(document, "hidden", { value: arguments[0], configurable: true });
+        document.dispatchEvent(new Event("visibilitychange"));
+    """
+    streams = page.shown.server._streams
+    page.until(lambda: len(streams) == 1)
+    page.run(turn, True)
+
+    def is_let_go() -> bool:
+        page.shown.server.tell({"kind": "unknown"})  # a server notices when it writes
+        return not streams
+
+    page.until(is_let_go)
+    page.run(turn, False)
+    page.until(lambda: len(streams) == 1)
+
+
+def test_a_newer_document_is_refused(page: Page) -> None:
+    """A page that cannot read it says so, instead of showing half of it."""
+    page.shown.replace({**page.shown.view.document(page.shown.at), "schema": 2})
+    page.until(lambda: "newer than the page" in page.text("away"))
+
+
+# --- much and nothing ------------------------------------------------------------------------------------------------
+
+
+def test_two_hundred_peers_and_two_thousand_exchanges(
+    page: Page, make_view: Callable[..., View], exchange: Callable[..., ExchangeRow]
+) -> None:
+    """It still answers; the edges that are alight and the nodes of the page are bounded."""
+    page.shown.view = make_view(200)
+    page.next_document()
+    assert page.gossip("peers") == 200
+    assert page.count("#people tbody tr") == 200
+    seed = random.Random(1)
+    for _ in range(40):
+        rows = [
+            exchange(page.shown.view, page.shown.at, seed.randrange(200), seed.randrange(200), seed) for _ in range(50)
+        ]
+        page.shown.happen(*rows)
+        assert page.gossip("live") <= MOST_LIVE
+    page.until(lambda: page.gossip("lit") > MOST_LIVE)
+    nodes = page.count("*")
+    page.next_document()
+    assert page.gossip("live") <= MOST_LIVE
+    assert page.count("*") == nodes, "the page grows while it is looked at"
+    assert nodes < 200 * MOST_NODES_PER_PEER
+    assert page.complaints() == []
+
+
+def bare(value: Any) -> Any:
+    """A document of which nothing is known: null wherever a value may be, lists and objects as they were."""
+    if isinstance(value, dict):
+        return {name: each if name in ("id", "peer", "a", "b", "n") else bare(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [bare(each) for each in value] if value and isinstance(value[0], dict) else []
+    return None
+
+
+@pytest.mark.parametrize("how", ["nothing in it", "null everywhere", "nothing at all"])
+def test_what_is_not_known_is_a_dash(page: Page, make_view: Callable[..., View], how: str) -> None:
+    """Never NaN, undefined, null or Infinity, and no error, however little there is."""
+    empty = View("bootstrap").document(page.shown.at)
+    full = make_view(8).document(page.shown.at)
+    documents = {
+        "nothing in it": empty,
+        "null everywhere": {**bare(full), "schema": 1, "kind": "peer"},
+        "nothing at all": {"schema": 1},
+    }
+    page.shown.replace({**documents[how], "at": None})
+    page.until(lambda: page.shows == "null")
+    for name in ("peers", "speed", "exchanges", "disagreement", "up", "down", "fraction", "state"):
+        assert page.text(name) == ("0" if name == "peers" and how == "nothing in it" else DASH), name
+    text = page.browser.find_element("tag name", "body").text
+    assert not {word for word in ("NaN", "undefined", "null", "Infinity", "[object") if word in text}
+    assert page.complaints() == []
+
+
+# --- how it looks ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [360, 390, 600, 768, 1024])
+def test_the_page_never_scrolls_sideways(page: Page, make_view: Callable[..., View], width: int) -> None:
+    """On a phone and between phones and screens, with long words in every place."""
+    page.shown.view = make_view(40)
+    long = "m" * 32
+    rows = [replace(row, nickname=long, device=long) for row in page.shown.view.peers.values()]
+    page.shown.view.place(rows)
+    page.shown.view.run = replace(page.shown.view.run, name="n" * 80)
+    page.shown.view.why = "w" * 240
+    for curve in page.shown.view.curves.values():
+        curve.name = long
+    page.shown.view.failures.append(FailureRow(10**6, page.shown.at, rows[0].id, "l" * 240))
+    page.device(width, 740)
+    page.next_document()
+    assert page.run("return document.documentElement.scrollWidth") <= width
+    assert page.run("return document.querySelector('#loss-chart canvas').getBoundingClientRect().right") <= width
+
+
+def test_light_and_dark(page: Page) -> None:
+    """The system's choice, until the button makes another, which is remembered over a reload."""
+
+    def background() -> str:
+        return str(page.run("return getComputedStyle(document.body).backgroundColor"))
+
+    light = background()
+    page.prefer(color_scheme="dark")
+    page.until(lambda: background() != light)
+    dark = background()
+    button = page.browser.find_element("id", "theme")
+    button.click()
+    assert background() == light
+    assert button.get_attribute("aria-label") == "Switch to dark colours"
+    page.open()
+    assert background() == light
+    page.browser.find_element("id", "theme").click()
+    assert background() == dark
+
+
+def test_an_explanation_opens_and_closes_by_keyboard(page: Page) -> None:
+    """Enter opens it, Escape closes it and leaves the focus where it was; one at a time is open."""
+    first, second = page.browser.find_elements("css selector", ".figures summary")[:2]
+    first.send_keys(Keys.ENTER)
+    page.until(lambda: page.count("details[open]") == 1)
+    second.send_keys(Keys.ENTER)
+    page.until(lambda: second.find_element("xpath", "..").get_attribute("open") is not None)
+    assert page.count("details[open]") == 1
+    second.send_keys(Keys.ESCAPE)
+    page.until(lambda: page.count("details[open]") == 0)
+    assert page.browser.switch_to.active_element == second
+
+
+def test_every_figure_is_explained_and_every_control_has_a_name(page: Page) -> None:
+    """An explanation in each tile and each card; names for whoever hears the page instead of seeing it."""
+    assert page.count(".figures dt") == page.count(".figures dt details > p") == 7
+    assert page.count(".card") == page.count(".card .head details > p")
+    assert page.count("summary:not([aria-label]), canvas[role=img]:not([aria-label])") == 0
+    for each in page.browser.find_elements("css selector", "button, summary, section, canvas#gossip, progress, input"):
+        assert each.accessible_name, each.get_attribute("outerHTML")
+    assert page.count("header, main, footer") == 3
+    assert page.count("h1") == 1
+
+
+def test_the_join_command_is_copied(page: Page) -> None:
+    """By the clipboard, where browsers lend it."""
+    page.run(
+        "Object.defineProperty(navigator, 'clipboard', { value: { writeText: (text) => (window.copied = text) } })"
+    )
+    page.browser.find_element("id", "join-copy").click()
+    page.until(lambda: page.text("join-told") == "Copied.")
+    assert page.run("return window.copied") == page.shown.view.join
+
+
+def test_the_join_command_is_selected_where_nothing_can_be_copied(page: Page) -> None:
+    """And the page says what to do."""
+    field = page.browser.find_element("id", "join-command")
+    assert field.get_attribute("value") == page.shown.view.join
+    page.run("Object.defineProperty(navigator, 'clipboard', { value: undefined })")  # as over plain http
+    page.browser.find_element("id", "join-copy").click()
+    page.until(lambda: "Selected" in page.text("join-told"))
+    assert page.run("return getSelection().toString()") == page.shown.view.join
+
+
+def test_without_a_join_command_there_is_no_place_for_it(page: Page) -> None:
+    """Where a link alone lets nobody in."""
+    page.shown.view.join = ""
+    page.next_document()
+    assert not page.browser.find_element("id", "join").is_displayed()
+
+
+def test_the_wait_can_fail(page: Page) -> None:
+    """``until`` gives up: none of these tests passes by waiting for ever."""
+    with pytest.raises(TimeoutException):
+        WebDriverWait(page.browser, 0.2, LOOK_S).until(lambda _: False)

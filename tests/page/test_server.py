@@ -1,0 +1,324 @@
+"""The server over real HTTP on the loopback: who may read, that nothing can be written, and that it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from p2ptrain.errors import UserError
+from p2ptrain.page.metrics import names
+from p2ptrain.page.server import ASSETS, COOKIE, MOST_STREAMS, PageServer, Place
+from p2ptrain.page.view import ExchangeRow
+
+if TYPE_CHECKING:
+    from tests.page.conftest import Shown
+
+PATIENCE_S = 20.0
+"""For an answer that comes at once unless something is broken."""
+TOKEN = "a-token-for-tests"
+
+
+class Answer:
+    """One answer, read to its end."""
+
+    def __init__(self, response: http.client.HTTPResponse) -> None:
+        self.status = response.status
+        self.headers = response.headers
+        self.body = response.read()
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.body)
+        return found
+
+
+def ask(port: int, path: str, *, method: str = "GET", **headers: str) -> Answer:
+    """A request by itself. Underscores in a header's name stand for dashes."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+        return Answer(connection.getresponse())
+    finally:
+        connection.close()
+
+
+@contextlib.contextmanager
+def listening(port: int) -> Iterator[http.client.HTTPResponse]:
+    """A reader of /events, past its first sign of life (and so known to the server)."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/events")
+        response = connection.getresponse()
+        if response.status == 200:
+            assert response.readline() == b": here\n"
+        yield response
+    finally:
+        connection.close()
+
+
+def events(response: http.client.HTTPResponse, most: int) -> list[dict[str, Any]]:
+    """The next events of a stream."""
+    found: list[dict[str, Any]] = []
+    while len(found) < most:
+        line = response.readline()
+        assert line, "the stream has ended"
+        if line.startswith(b"data: "):
+            found.append(json.loads(line.removeprefix(b"data: ")))
+    return found
+
+
+@pytest.fixture
+def guarded(shown: Shown) -> Shown:
+    """The same page where a token is needed."""
+    shown.end()
+    shown.serve(Place("0.0.0.0", 0, TOKEN))
+    return shown
+
+
+# --- what there is ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ASSETS)
+def test_the_page_is_served(shown: Shown, path: str) -> None:
+    """Each file with its kind, and with headers that keep browsers from guessing, framing and fetching elsewhere."""
+    answer = ask(shown.port, f"/{path}")
+    assert answer.status == 200
+    assert answer.headers.get_content_type() == ASSETS[path][1]
+    assert answer.body
+    assert answer.headers["X-Content-Type-Options"] == "nosniff"
+    assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
+    assert "frame-ancestors 'none'" in answer.headers["Content-Security-Policy"]
+
+
+def test_the_status_is_the_document(shown: Shown) -> None:
+    """What the snapshot made, and never from a cache."""
+    answer = ask(shown.port, "/status")
+    assert answer.headers.get_content_type() == "application/json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    assert answer.document["run"]["name"] == "tiny-stories"
+    assert len(answer.document["peers"]) == 8
+
+
+def test_however_many_ask_the_document_is_made_now_and_then() -> None:
+    """A hundred questions at once are a few snapshots: who watches holds up nobody."""
+    made = []
+
+    def snapshot() -> dict[str, Any]:
+        made.append(threading.current_thread().name)
+        return {"schema": 1}
+
+    with PageServer(Place(), snapshot) as server:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        answers = [ask(port, "/status").status for _ in range(100)]
+    assert answers == [200] * 100
+    assert len(made) < 50
+    assert set(made) == {"page"}
+
+
+def test_metrics_are_what_prometheus_reads(shown: Shown) -> None:
+    """It parses, all names are promised ones, and a peer that has gone is not in it."""
+    rows = list(shown.view.peers.values())
+    shown.view.place(rows[:-1])
+    shown.publish()
+    text = ask(shown.port, "/metrics").body.decode()
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    samples = {sample.name for family in families.values() for sample in family.samples}
+    assert samples <= names()
+    assert families["p2ptrain_peers"].samples[0].value == 7
+    peers = {sample.labels["peer"] for sample in families["p2ptrain_peer_training_loss_nats"].samples}
+    assert peers == {row.id[-6:] for row in rows[:-1]}
+
+
+def test_a_nickname_cannot_forge_metrics(shown: Shown) -> None:
+    """Quotes and line ends in a label stay within it."""
+    first = next(iter(shown.view.peers))
+    name = 'Eve"} 1\nforged_total 9\n\\'
+    shown.view.peers[first] = replace(shown.view.peers[first], nickname=name)
+    shown.publish()
+    families = list(text_string_to_metric_families(ask(shown.port, "/metrics").body.decode()))
+    assert "forged" not in {family.name for family in families}
+    assert name in {sample.labels.get("nickname") for family in families for sample in family.samples}
+
+
+# --- what there is not -----------------------------------------------------------------------------------------------
+
+ELSEWHERE = (
+    "/nothing",
+    "/index.html",
+    "/static/page.js",
+    "/../server.py",
+    "/%2e%2e/server.py",
+    "/page.js/",
+    "//status",
+)
+
+
+@pytest.mark.parametrize("path", ELSEWHERE)
+def test_unknown_paths_are_not_found(shown: Shown, path: str) -> None:
+    """Nothing is read from the disk but the page's own files, under their own names."""
+    assert ask(shown.port, path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/events"])
+def test_nothing_can_be_written(shown: Shown, method: str, path: str) -> None:
+    """Every method but reading is refused."""
+    assert ask(shown.port, path, method=method).status == 405
+
+
+# --- who may read ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.0.0.1:80", "localhost:8080", "[::1]:8080", "[::1]"])
+def test_the_loopback_has_these_names(shown: Shown, host: str) -> None:
+    """By any of its names, with a port or without."""
+    assert ask(shown.port, "/status", Host=host).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil", ""])
+def test_a_website_cannot_read_the_loopback(shown: Shown, host: str) -> None:
+    """A name that somebody pointed at 127.0.0.1 (DNS rebinding) opens nothing."""
+    answer = ask(shown.port, "/status", Host=host)
+    assert answer.status == 403
+    assert b"tiny-stories" not in answer.body
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/events", "/page.js", "/nothing"])
+def test_without_the_token_nothing_is_told(guarded: Shown, path: str) -> None:
+    """Not even which paths there are."""
+    answer = ask(guarded.port, path)
+    assert answer.status == 401
+    assert b"tiny-stories" not in answer.body
+
+
+def test_the_token_opens_by_address_and_leaves_a_cookie(guarded: Shown) -> None:
+    """The printed address works, and what it leaves in the browser is enough from then on; scripts cannot read it."""
+    assert guarded.url.endswith(f"?token={TOKEN}")
+    answer = ask(guarded.port, f"/?token={TOKEN}")
+    assert answer.status == 200
+    cookie = answer.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert ask(guarded.port, "/status", Cookie=cookie.split(";")[0]).status == 200
+
+
+def test_the_token_opens_by_header(guarded: Shown) -> None:
+    """As programs send it."""
+    assert ask(guarded.port, "/metrics", Authorization=f"Bearer {TOKEN}").status == 200
+
+
+@pytest.mark.parametrize("wrong", ["", "another", TOKEN + "x", TOKEN[:-1], "é"])
+def test_another_token_opens_nothing(guarded: Shown, wrong: str) -> None:
+    """Wherever it is shown, and whatever characters it has."""
+    assert ask(guarded.port, "/status", Authorization=f"Bearer {wrong}").status == 401
+    assert ask(guarded.port, "/status", Cookie=f"{COOKIE}={wrong}").status == 401
+
+
+def test_a_token_is_drawn_where_one_is_needed() -> None:
+    """Nobody is open to the world by forgetting: two servers get two tokens."""
+    with PageServer(Place("0.0.0.0"), dict) as one, PageServer(Place("0.0.0.0"), dict) as other:
+        drawn = {each.url.partition("?token=")[2] for each in (one, other)}
+    assert len(drawn) == 2
+    assert all(len(token) >= 16 for token in drawn)
+
+
+# --- events ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_happens_is_streamed(shown: Shown, exchange: Callable[..., ExchangeRow]) -> None:
+    """Each reader gets each event, in order, with the fields of its row."""
+    with listening(shown.port) as one, listening(shown.port) as other:
+        rows = [exchange(shown.view, shown.at, 1, 2, random.Random(seed)) for seed in range(3)]
+        shown.happen(*rows)
+        for reader in (one, other):
+            found = events(reader, 3)
+            assert [each["n"] for each in found] == [row.n for row in rows]
+            assert {each["kind"] for each in found} == {"exchange"}
+            assert found[0]["bytes"] == rows[0].bytes
+
+
+def test_there_are_not_endlessly_many_readers(shown: Shown) -> None:
+    """One more than fits is told to come back, and has a place when another has left."""
+    with contextlib.ExitStack() as stack:
+        readers = [stack.enter_context(listening(shown.port)) for _ in range(MOST_STREAMS)]
+        assert all(reader.status == 200 for reader in readers)
+        refused = ask(shown.port, "/events")
+        assert refused.status == 503
+        assert int(refused.headers["Retry-After"]) > 0
+        assert ask(shown.port, "/status").status == 200
+
+
+def test_telling_nobody_is_nothing(shown: Shown) -> None:
+    """Events without a reader, and after the end, are dropped without a word."""
+    shown.server.tell({"kind": "exchange"})
+    shown.end()
+    shown.server.tell({"kind": "exchange"})
+
+
+# --- its life --------------------------------------------------------------------------------------------------------
+
+
+def test_its_end_ends_the_streams_and_the_thread(shown: Shown) -> None:
+    """Nobody who watches keeps it alive, and its port is free again."""
+    with listening(shown.port) as reader:
+        port = shown.port
+        shown.end()
+        assert b"data:" not in reader.read()  # to its proper end: a stream that is cut off raises IncompleteRead
+    assert "page" not in {thread.name for thread in threading.enumerate()}
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
+    """A line that names the place, and what to do."""
+    with pytest.raises(UserError, match=f"127.0.0.1:{shown.port}"), PageServer(Place(port=shown.port), dict):
+        pass
+
+
+def test_a_snapshot_that_fails_does_not_end_it() -> None:
+    """The next one may work."""
+    results = iter((KeyError("no figures yet"), {"schema": 1}))
+
+    def snapshot() -> dict[str, Any]:
+        result = next(results)
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+    with PageServer(Place(), snapshot) as server:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        assert ask(port, "/status").status == 500
+        assert ask(port, "/status").document == {"schema": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("8080", Place("127.0.0.1", 8080)),
+        ("0", Place()),
+        ("0.0.0.0:80", Place("0.0.0.0", 80)),
+        ("[::]:8080", Place("::", 8080)),
+        (":8080", Place("127.0.0.1", 8080)),
+    ],
+)
+def test_places_are_read(text: str, place: Place) -> None:
+    """A port, or an address and a port."""
+    assert Place.parse(text) == place
+
+
+@pytest.mark.parametrize("text", ["", "port", "127.0.0.1", "127.0.0.1:", "65536", "-1", "0.0.0.0:99999"])
+def test_what_is_no_place_is_refused(text: str) -> None:
+    """By a message that quotes it."""
+    with pytest.raises(UserError, match="no place to serve a page"):
+        Place.parse(text)

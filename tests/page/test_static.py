@@ -1,0 +1,103 @@
+"""The page's files, read: nothing comes from elsewhere, no text can run, and colours can be told from their ground."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import p2ptrain.page
+from p2ptrain.page.server import ASSETS, SCRIPTS
+
+STATIC = Path(p2ptrain.page.__file__).parent / "static"
+OURS = ("index.html", "page.css", *(f"{name}.js" for name in SCRIPTS))
+MOST_LINES = 350
+TEXT, SIGN = 4.5, 3.0
+"""Least contrasts of WCAG 2.2, level AA: of text, and of what is no text but must be seen."""
+THEMES = ("light", "dark")
+
+
+def read(name: str) -> str:
+    return (STATIC / name).read_text()
+
+
+def palette() -> dict[str, tuple[str, str]]:
+    """Each colour's name, and what it is in light and in dark."""
+    found = re.findall(r"--([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", read("page.css"))
+    return {name: (light, dark) for name, light, dark in found}
+
+
+def contrast(one: str, other: str) -> float:
+    """Of two colours, as WCAG 2.2 defines it."""
+
+    def luminance(colour: str) -> float:
+        parts = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_contrast_is_what_it_is_defined_to_be() -> None:
+    """Black on white is 21, and a colour on itself 1."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    assert contrast("#777777", "#777777") == 1.0
+
+
+@pytest.mark.parametrize("theme", THEMES)
+@pytest.mark.parametrize("ground", ["page", "card", "raised"])
+def test_text_can_be_read(theme: str, ground: str) -> None:
+    """On every ground that it stands on, in both themes."""
+    which, colours = THEMES.index(theme), palette()
+    found = {name: contrast(colours[name][which], colours[ground][which]) for name in ("ink", "muted", "accent", "bad")}
+    assert {name: value for name, value in found.items() if value < TEXT} == {}
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_text_on_colour_can_be_read(theme: str) -> None:
+    """The bar, and the button to copy."""
+    which, colours = THEMES.index(theme), palette()
+    assert contrast(colours["bad"][which], colours["bad-wash"][which]) >= TEXT
+    assert contrast(colours["card"][which], colours["accent"][which]) >= TEXT
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_signs_can_be_seen(theme: str) -> None:
+    """Peers' lines, the marks of a state, and the borders of what can be pressed."""
+    which, colours = THEMES.index(theme), palette()
+    signs = [name for name in colours if name.startswith("peer-")] + ["edge", "good", "second"]
+    found = {name: contrast(colours[name][which], colours["card"][which]) for name in signs}
+    assert len(signs) == 11
+    assert {name: value for name, value in found.items() if value < SIGN} == {}
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_nothing_is_asked_of_anybody_else(name: str) -> None:
+    """No address but the name of SVG, which nobody opens."""
+    addresses = set(re.findall(r"(?:https?:)?//[\w.-]+\.\w{2,}[^\s'\"]*", read(name)))
+    assert {each for each in addresses if each != "http://www.w3.org/2000/svg"} == set()
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_text_never_becomes_markup_or_code(name: str) -> None:
+    """None of the ways by which it could; no script or handler stands in the page itself."""
+    ways = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|srcdoc|DOMParser|\bon\w+="
+    assert re.findall(ways, read(name)) == []
+
+
+def test_the_page_loads_what_is_served() -> None:
+    """Every script in its order, and no file lies here that nobody serves."""
+    loaded = re.findall(r'<script (?:defer )?src="([\w.]+)"', read("index.html"))
+    assert [each.removesuffix(".js") for each in loaded if not each.startswith("uPlot")] == list(SCRIPTS)
+    files = {path.name for path in STATIC.iterdir()}
+    assert files == {name for name, _ in ASSETS.values()} | {"uPlot.LICENSE"}
+
+
+@pytest.mark.parametrize("name", [each for each in OURS if each.endswith(".js")])
+def test_scripts_are_strict_and_short(name: str) -> None:
+    """Whoever reads one can hold it in mind."""
+    text = read(name)
+    assert text.startswith('"use strict";\n')
+    assert len(text.splitlines()) <= MOST_LINES

@@ -1,0 +1,304 @@
+"""The document: bounded whatever comes in, strict JSON whatever went wrong, and strangers' words made harmless."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from p2ptrain.page.view import (
+    MOST_CHECKPOINTS,
+    MOST_CURVES,
+    MOST_EXCHANGES,
+    MOST_FAILURES,
+    MOST_GONE,
+    MOST_LINE,
+    MOST_NAME,
+    MOST_PEERS,
+    MOST_POINTS,
+    MOST_SAMPLE,
+    CheckpointRow,
+    ExchangeRow,
+    FailureRow,
+    PeerRow,
+    Series,
+    View,
+    number,
+    paragraph,
+    plain,
+    row_of,
+    words,
+)
+
+NOT_FINITE = (math.nan, math.inf, -math.inf)
+
+
+def strict(document: dict[str, Any]) -> dict[str, Any]:
+    """The document as a reader gets it. Raises ValueError where JSON has no word for a value."""
+    found: dict[str, Any] = json.loads(json.dumps(document, allow_nan=False))
+    return found
+
+
+# --- series ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("added", [1, MOST_POINTS, MOST_POINTS + 1, 10_000])
+def test_a_series_is_bounded_and_keeps_its_beginning(added: int) -> None:
+    """However many points come, at most MOST_POINTS stay, in order, the first among them."""
+    series = Series()
+    for step in range(added):
+        series.add(float(step), 2.0 * step)
+    assert len(series.points) <= MOST_POINTS
+    assert series.points[0] == (0.0, 0.0)
+    assert series.points == sorted(series.points)
+
+
+def test_a_series_is_thinned_evenly() -> None:
+    """Old points do not lie closer together than new ones: all gaps but the last are the same."""
+    series = Series(most=16)
+    for step in range(1000):
+        series.add(float(step))
+    gaps = {b[0] - a[0] for a, b in zip(series.points, series.points[1:], strict=False)}
+    assert len(gaps) == 1
+    assert 1000 - series.points[-1][0] <= 2 * gaps.pop()
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_a_point_that_is_no_number_is_none(value: float) -> None:
+    """One coordinate that is not finite, wherever, leaves the whole point out."""
+    series = Series()
+    series.add(1.0, value)
+    series.add(value, 1.0)
+    assert series.points == []
+
+
+# --- who is here -----------------------------------------------------------------------------------------------------
+
+
+def test_who_has_gone_stays_as_gone() -> None:
+    """A peer of whom no row comes keeps name, step and device, tells nothing any more, and is not counted."""
+    view = View("peer")
+    view.place([PeerRow("a", nickname="Amber", state="training", step=7, device="cpu", loss=2.0, tokens_per_s=9.0)])
+    view.place([PeerRow("b", state="training")])
+    gone = view.peers["a"]
+    assert (gone.state, gone.nickname, gone.step, gone.device) == ("gone", "Amber", 7, "cpu")
+    assert gone.loss is None
+    assert gone.tokens_per_s is None
+    assert view.total_peers == 1
+
+
+def test_who_comes_back_is_here() -> None:
+    """A row of a peer that was gone takes the place of the old one."""
+    view = View("peer")
+    view.place([PeerRow("a", state="training")])
+    view.place([])
+    view.place([PeerRow("a", state="joining")])
+    assert [row.state for row in view.peers.values()] == ["joining"]
+
+
+def test_those_who_are_here_displace_those_who_have_gone() -> None:
+    """There is room for MOST_PEERS; the gone get what is left of it."""
+    view = View("bootstrap")
+    view.place(PeerRow(f"old-{index}", state="training") for index in range(MOST_PEERS))
+    view.place(PeerRow(f"new-{index}", state="training") for index in range(MOST_PEERS - 1))
+    assert len(view.peers) == MOST_PEERS
+    assert sum(row.state == "gone" for row in view.peers.values()) == 1
+
+
+def test_more_peers_than_fit_are_counted() -> None:
+    """``total`` tells of those beyond the sample, and never of fewer than there are rows."""
+    view = View("bootstrap")
+    view.place((PeerRow(str(index)) for index in range(3 * MOST_PEERS)), total=3 * MOST_PEERS)
+    assert len(view.peers) == MOST_PEERS
+    assert view.total_peers == 3 * MOST_PEERS
+    view.place([PeerRow("a"), PeerRow("b")], total=1)
+    assert view.total_peers == 2
+
+
+def test_curves_are_bounded_and_named_in_words() -> None:
+    """MOST_CURVES peers have a curve; the next has none. A name is one printable, short line."""
+    view = View("peer")
+    made = [view.curve(str(index), f"peer\n{index}\u202e" + "x" * 99) for index in range(MOST_CURVES + 1)]
+    assert all(made[:-1])
+    assert made[-1] is None
+    assert view.curves["3"].name.startswith("peer 3 x")
+    assert len(view.curves["3"].name) == MOST_NAME
+
+
+def test_a_curve_leaves_with_its_peer_and_the_average_stays() -> None:
+    """No row, gone or not: no curve. The average has no peer, and outlives all."""
+    view = View("simulation")
+    view.place([PeerRow("a")])
+    assert view.curve("a") is not None
+    assert view.curve("b") is not None
+    assert view.curve("", "average") is not None
+    view.place([])
+    assert set(view.curves) == {"a", ""}
+
+
+# --- the document ----------------------------------------------------------------------------------------------------
+
+
+def test_the_document_is_bounded(make_view: Callable[..., View]) -> None:
+    """After far more of everything than fits, nothing is longer than it may be."""
+    view = make_view(MOST_PEERS * 2)
+    for step in range(5000):
+        view.exchanges.append(ExchangeRow(view.next_serial(), 0.0, "a", "b", 1.0, 1))
+        view.failures.append(FailureRow(view.next_serial(), 0.0, "a", "busy"))
+        view.checkpoints.append(CheckpointRow(view.next_serial(), 0.0, "a", step))
+        view.traffic.add(float(step), 1.0, 1.0)
+        view.disagreement.add(float(step), float(step), 0.1)
+    document = strict(view.document(0.0))
+    most = {
+        "peers": MOST_PEERS,
+        "curves": MOST_CURVES,
+        "exchanges": MOST_EXCHANGES,
+        "failures": MOST_FAILURES,
+        "checkpoints": MOST_CHECKPOINTS,
+    }
+    assert {name: len(document[name]) for name in most} == most
+    assert max(len(document["traffic"]), len(document["disagreement"])) <= MOST_POINTS
+    assert document["exchanges"][-1]["n"] > document["exchanges"][0]["n"]
+
+
+@pytest.mark.parametrize("value", NOT_FINITE)
+def test_the_document_is_strict_json(make_view: Callable[..., View], value: float) -> None:
+    """JSON has no nan and no infinity: in a row they become null, among the figures they are left out."""
+    view = make_view(2)
+    first = next(iter(view.peers))
+    numbers = ("loss", "held_out", "tokens_per_s", "disagreement", "up", "down", "progress", "age_s")
+    nonsense: dict[str, Any] = dict.fromkeys(numbers, value)
+    view.peers[first] = replace(view.peers[first], **nonsense)
+    view.exchanges.append(ExchangeRow(view.next_serial(), value, "a", "b", value, 1, value))
+    view.figures["held_out"] = value
+    document = strict(view.document(0.0))
+    assert all(document["peers"][0][name] is None for name in numbers)
+    assert document["exchanges"][-1]["seconds"] is None
+    assert "held_out" not in document["figures"]
+    assert document["figures"]["fraction"] > 0
+
+
+def test_an_empty_view_is_a_document() -> None:
+    """Before anything is known every list is there, and empty."""
+    document = strict(View("bootstrap").document(1.5))
+    assert document["at"] == 1.5
+    assert document["sample"] is None
+    lists = ("peers", "curves", "disagreement", "traffic", "exchanges", "failures", "checkpoints")
+    assert [document[name] for name in lists] == [[]] * len(lists)
+
+
+def test_serials_only_rise() -> None:
+    """Readers tell by them what is new."""
+    view = View("peer")
+    assert [view.next_serial() for _ in range(3)] == [1, 2, 3]
+
+
+# --- strangers' words and numbers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("plain", "plain"),
+        ("  two\n lines\t", "two lines"),
+        ("\x1b[31mred\x00", "[31mred"),
+        ("turned \u202e round", "turned round"),
+        ("zero\u200bwidth", "zero width"),
+        ("\ud800", ""),
+        ("<img src=x>", "<img src=x>"),
+        ("naïve 漢字", "naïve 漢字"),
+        (None, "None"),
+        ("", ""),
+    ],
+)
+def test_words_are_one_printable_line(text: object, line: str) -> None:
+    """Control, format and unpaired characters are gone; markup is text like any other."""
+    assert words(text) == line
+
+
+def test_words_and_paragraphs_are_cut() -> None:
+    """Whatever the length, also where most of it is dropped on the way."""
+    assert words("x" * 10**6) == "x" * MOST_LINE
+    assert words("x" * 99, 5) == "xxxxx"
+    assert words(" " * 10**6 + "x") == ""
+    assert len(paragraph("x\n" * MOST_SAMPLE)) == MOST_SAMPLE
+
+
+def test_a_paragraph_keeps_its_lines_and_nothing_unprintable() -> None:
+    """Line ends stay; what turns text around or cannot be seen becomes a space."""
+    assert paragraph("a\nb\u202ec\x00d") == "a\nb c d"
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        (0, 0.0),
+        (2.5, 2.5),
+        (10**18, 1e18),
+        (10**19, None),
+        (10**400, None),
+        (-1, None),
+        (math.nan, None),
+        (math.inf, None),
+        (True, None),
+        ("3", None),
+        (None, None),
+        ([1], None),
+    ],
+)
+def test_a_number_is_one_within_bounds(value: object, found: float | None) -> None:
+    """Everything else is None: no truth values, no strings, nothing that no float holds."""
+    assert number(value) == found
+
+
+def test_a_row_takes_what_a_peer_tells_of_itself() -> None:
+    """Figures and device come from the peer."""
+    base = PeerRow("a", nickname="Amber", state="training", step=3, path="relayed")
+    told = plain(PeerRow("a", device="cpu", loss=2.0, tokens=7, exchanges=4, tokens_per_s=9.5))
+    row = row_of("a", told, base)
+    assert (row.device, row.loss, row.tokens, row.exchanges, row.tokens_per_s) == ("cpu", 2.0, 7, 4, 9.5)
+
+
+def test_a_row_keeps_what_a_peer_cannot_decide() -> None:
+    """Who it is, where, and what its record says are not its figures to tell; how far it has come since is."""
+    base = PeerRow("a", nickname="Amber", state="training", step=3, progress=5.0, age_s=1.0, path="relayed")
+    told = {"id": "b", "nickname": "Eve", "state": "gone", "step": 99, "progress": 1e9, "age_s": 0, "path": "direct"}
+    assert row_of("a", told, base) == replace(base, step=99, progress=1e9)
+    assert row_of("a", {**told, "progress": 4.0}, base) == base
+
+
+@pytest.mark.parametrize("value", [math.nan, -1, 10**400, "fast", None, True, {}, []])
+def test_a_row_takes_no_nonsense(value: object) -> None:
+    """Any field may hold anything: what is no number within bounds, or no string, is not known."""
+    told = {each.name: value for each in fields(PeerRow)}
+    row = row_of("a", told, PeerRow("a"))
+    expected = PeerRow("a", device="fast") if value == "fast" else PeerRow("a")
+    assert row == expected
+    strict(plain(row))
+
+
+def test_of_those_who_go_the_last_stay_and_their_age_goes_on() -> None:
+    view = View("bootstrap")
+    for place in range(40):
+        view.place([PeerRow(f"p{place}", age_s=5.0), PeerRow("stays")], at=100.0 + place)
+    document = view.document(200.0)
+    gone = {row["id"]: row["age_s"] for row in document["peers"] if row["state"] == "gone"}
+    assert len(gone) == MOST_GONE
+    assert gone["p38"] == 200.0 - (138.0 - 5.0)
+    assert "p39" not in gone
+    assert document["total_peers"] == 2
+
+
+def test_curves_of_those_who_are_gone_make_room() -> None:
+    view = View("bootstrap")
+    names = [f"p{place}" for place in range(MOST_CURVES)]
+    view.place(map(PeerRow, names))
+    assert all(view.curve(name) is not None for name in names)
+    view.place(map(PeerRow, [*names[1:], "new"]))
+    assert view.curve("new") is not None
+    assert "p0" not in view.curves
+    assert view.curve("newer") is None

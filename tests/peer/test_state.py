@@ -1,0 +1,149 @@
+"""A peer's state for whoever looks: notes folded into a view, figures of the moment, and what it tells others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.swarm import PeerState, Presence
+from peer.lines import line
+from peer.state import FAILURES, Sources, State
+
+ME, OTHER = PeerId("12D3KooWme"), PeerId("12D3KooWother")
+FIGURES = {
+    "step": 3,
+    "progress": 300.0,
+    "fraction": 0.3,
+    "loss": 2.0,
+    "tokens": 310,
+    "tokens_per_s": 50.0,
+    "exchanges_ok": 2,
+    "exchanges_failed": 1,
+    "blocked_share": 0.01,
+}
+EXCHANGED = {"peer": OTHER, "seconds": 0.5, "sent_bytes": 10, "received_bytes": 20, "distance": 0.2}
+
+
+@pytest.fixture
+def state() -> State:
+    state = State(ME, "fox", wall=lambda: 1000.0)
+    state.take(Sources(lambda: FIGURES, lambda: ("training", ""), lambda: (5.0, 6.0), lambda: (100, 200)))
+    return state
+
+
+def test_before_there_is_a_trainer_it_says_that_it_joins() -> None:
+    document = State(ME, "fox").document()
+    assert document["state"] == "joining"
+    assert json.loads(json.dumps(document, allow_nan=False)) == document | {"peers": []}
+
+
+def test_exchanges_are_told_and_kept(state: State) -> None:
+    events: list[dict[str, Any]] = []
+    state.on_event(events.append)
+    state.hear("exchanged", EXCHANGED)
+    state.hear("exchanged", {**EXCHANGED, "relay": "somebody", "distance": 0.4})
+    state.hear("skipped", {"peer": OTHER, "why": "busy"})
+    assert [each["kind"] for each in events] == ["exchange", "exchange"]
+    assert events[0] | {"n": 0} == {
+        "kind": "exchange",
+        "n": 0,
+        "at": 1000.0,
+        "a": ME,
+        "b": OTHER,
+        "seconds": 0.5,
+        "bytes": 30,
+        "distance": 0.2,
+        "path": "direct",
+    }
+    assert events[1]["path"] == "relayed"
+    document = state.document()
+    assert [each["n"] for each in document["exchanges"]] == [1, 2]
+    assert document["figures"]["disagreement"] == pytest.approx(0.3)
+    assert document["disagreement"] == [(300.0, 1000.0, 0.2), (300.0, 1000.0, pytest.approx(0.3))]
+
+
+def test_failures_are_told_in_a_line(state: State) -> None:
+    events: list[dict[str, Any]] = []
+    state.on_event(events.append)
+    state.hear("failed", {"peer": OTHER, "why": "it \x1b[2J hung\nup"})
+    assert events[0]["kind"] == "failure"
+    [failure] = state.document()["failures"]
+    assert failure["line"].isprintable()
+    assert "hung" in failure["line"]
+
+
+def test_every_failure_has_a_line_for_people() -> None:
+    fields = dict.fromkeys(("why", "peer", "what", "remedy", "where", "path"), "x")
+    numbers = {"seconds": 1.0, "step": 1, "port": 1, "off_s": 1.0, "nodes": 1}
+    for kind in FAILURES:
+        shown = line(kind, {**fields, **numbers})
+        assert shown is not None or kind == "not announced", kind
+
+
+def test_curves_checkpoints_and_samples(state: State) -> None:
+    state.hear("started", {"device": "cpu", "parameters": 5, "loss": 5.5})
+    state.hear("progress", {"progress": 100.0, "loss": 4.0})
+    state.hear("progress", {"progress": 120.0})  # before the first outer step
+    state.hear("held out", {"progress": 100.0, "loss": 4.5, "step": 1})
+    state.hear("saved", {"path": "somewhere"})
+    state.hear("sample", {"step": 1, "text": "To be"})
+    document = state.document()
+    [curve] = document["curves"]
+    assert (curve["peer"], curve["name"]) == (ME, "fox")
+    assert curve["train"] == [(100.0, 1000.0, 4.0)]
+    assert curve["held_out"] == [(0.0, 1000.0, 5.5), (100.0, 1000.0, 4.5)]
+    assert document["figures"]["held_out"] == 4.5
+    assert document["checkpoints"] == [{"n": 1, "at": 1000.0, "peer": ME, "step": 3}]
+    assert document["sample"]["text"] == "To be"
+
+
+def test_who_is_here(state: State) -> None:
+    presence = Presence(
+        OTHER, RunId("5" * 64), ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, "hen\x1b", 990, 75
+    )
+    state.meet([presence], lambda peer: False)
+    own, other = state.document()["peers"]
+    assert (own["id"], own["path"], own["up"], own["tokens"]) == (ME, "here", 5.0, 310)
+    assert (other["nickname"], other["state"], other["step"], other["age_s"]) == ("hen", "training", 7, 10.0)
+    assert other["path"] == "direct"
+    assert other["loss"] is None
+    state.meet([], lambda peer: False)
+    assert [each["state"] for each in state.document()["peers"]] == ["training", "gone"]
+    assert state.document()["total_peers"] == 1
+    state.meet([presence], lambda peer: True)
+    assert state.document()["peers"][1]["path"] == "relayed"
+
+
+def test_what_it_tells_a_watcher(state: State) -> None:
+    state.hear("exchanged", EXCHANGED)
+    state.hear("exchanged", EXCHANGED)
+    row, exchanges = state.telling(1)
+    assert row["tokens"] == 310
+    assert exchanges == [["exchange", 2, 1000.0, OTHER, 0.5, 30, 0.2, "direct"]]
+    state.hear("failed", {"peer": OTHER, "why": "it hung"})
+    state.hear("saved", {"path": "x"})
+    state.hear("sample", {"step": 1, "text": "To be\nor\x1b not" * 100})
+    row, news = state.telling(2)
+    assert [each[:2] for each in news] == [["failure", 3], ["checkpoint", 4]]
+    assert len(row["sample"]) == 600
+    assert row["sample"].startswith("To be\nor  not")
+
+
+def test_figures_and_standing(state: State) -> None:
+    document = state.document()
+    assert document["state"] == "training"
+    assert document["figures"] == {
+        "tokens": 310,
+        "tokens_per_s": 50.0,
+        "fraction": 0.3,
+        "blocked_share": 0.01,
+        "exchanges": 2,
+        "failed": 1,
+        "loss": 2.0,
+        "sent_bytes": 100,
+        "received_bytes": 200,
+    }
+    assert document["traffic"] == [(1000.0, 5.0, 6.0)]

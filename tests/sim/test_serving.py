@@ -1,0 +1,87 @@
+"""A simulation that is watched ends as one that is not, and shows what happens in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import ScenarioError
+from p2ptrain.page.server import Place
+from p2ptrain.sim import scenario_file
+from p2ptrain.sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
+from p2ptrain.sim.simulate import StoppedError, begin, simulate
+from p2ptrain.sim.simulation import Simulation
+
+ROUGH = Path(__file__).parent.parent.parent / "bench" / "scenarios" / "rough_weather.toml"
+CHANGES = ["run.outer_steps=12"]
+
+
+def begun() -> Simulation:
+    simulation = begin(scenario_file.load(ROUGH, CHANGES))
+    assert isinstance(simulation, Simulation)
+    return simulation
+
+
+def test_what_is_watched_ends_as_what_is_not() -> None:
+    simulation = begun()
+    view = SimulationView(simulation, "rough")
+    events: list[dict[str, Any]] = []
+    view.tell = events.append
+
+    def look(share: float) -> None:
+        view._next_look = 0.0
+        view.look()
+
+    simulation._slice = 1
+    assert simulation.run(look)
+    view.look(again=False)
+    plain = simulate(scenario_file.load(ROUGH, CHANGES))
+    shown = simulation.report("")
+    assert shown.overall == plain.overall
+    assert shown.curve == plain.curve
+    assert shown.notes == plain.notes
+    document = view.document()
+    json.dumps(document, allow_nan=False)
+    assert document["state"] == "over"
+    assert document["figures"]["exchanges"] > 0
+    assert {each["kind"] for each in events} == {"exchange", "failure"}
+    assert {each["a"] for each in document["exchanges"]} <= {row["id"] for row in document["peers"]}
+    assert document["disagreement"]
+
+
+def test_of_many_events_some_are_told() -> None:
+    simulation = begun()
+    view = SimulationView(simulation, "rough")
+    events: list[dict[str, Any]] = []
+    view.tell = events.append
+    view.look()
+    for _ in range(10 * MOST_EVENTS):
+        view.heard(simulation.population.seats[0].name, "exchanged", "somebody", "")  # type: ignore[arg-type]  # any id
+    assert len(events) == MOST_EVENTS
+
+
+def test_an_average_over_everybody_has_no_gossip_to_watch() -> None:
+    changes = ["outer.recipe=ddp", "outer.exchanges_per_step=0", "outer.inner_steps=1", "outer.fragments=1"]
+    scenario = scenario_file.load(ROUGH, [*CHANGES, *changes, "peers=[{count = 4, step_s = 1.0}]"])
+    with pytest.raises(ScenarioError, match="no gossip to watch"):
+        shown(scenario, lambda: True)
+
+
+def shown(scenario: Any, is_stopped: Any) -> Any:
+    return simulate_and_show(
+        scenario,
+        Place(),
+        title="rough",
+        device="cpu",
+        say=lambda text: None,
+        progress=lambda share: None,
+        is_stopped=is_stopped,
+    )
+
+
+def test_it_can_be_stopped() -> None:
+    with pytest.raises(StoppedError):
+        shown(scenario_file.load(ROUGH, CHANGES), lambda: True)
