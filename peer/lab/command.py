@@ -23,8 +23,11 @@ from p2ptrain import files
 from p2ptrain.errors import DeviceError, HomeError, ScenarioError
 from p2ptrain.sim import reality
 from p2ptrain.sim.reality import RealScenario
+from peer.lab import closing
 from peer.lab import report as reports
 from peer.lab.cell import REFUSED, in_a_cell
+from peer.lab.clock import library
+from peer.lab.containers import build, check_engine, sweep_networks
 from peer.lab.freezing import marked
 from peer.lab.hosts import rehearse
 from peer.lab.namespaces import check_means
@@ -37,6 +40,8 @@ from peer.testnet.plan import Plan, claimed, lay_out
 
 EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"
+UNDISTURBED = "undisturbed"
+"""The folder of what a scenario is compared with."""
 STOP_DEADLINE_S = 30.0
 """For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
 
@@ -69,19 +74,49 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
     if stage == "namespaces":
         check_means()
         rehearse()
-    manifest = manifest_of(scenario)
+    if stage == "docker":
+        check_engine()
+    if any(group.clock_off_s for group in scenario.peers):
+        library()
+    calm = scenario.calm()
+    if calm is not None:
+        check(calm, written(calm), stage)
+    manifest_of(scenario)  # whatever is wrong with it is told before anything is removed
+    if stage == "docker":
+        out = out.absolute()  # a container begins in another folder
+        build()
+        sweep_networks()
     with claimed(out):
-        plan = lay_out(out, manifest, [part.name for part in script.parts], solo=False, seed=None)
-        mark = uuid.uuid4().hex
-        if stage == "local":
-            with _own_place(mark):
-                play(out, scenario, stage, threads)
-        else:
-            _play_in_a_cell(out, scenario, threads, mark)
-        verdict = _judged(path.stem, stage, scenario, script, plan, threads, mark)
+        figures, troubles = dict[str, Any](), list[str]()
+        if calm is not None:
+            _console().print(f"{path.stem}, undisturbed first, to compare with")
+            course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads)
+            troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
+            _console().print(f"{path.stem}, as it is written")
+        course, own = _acted(scenario, stage, out, threads)
+        if calm is not None:
+            course["troubles"] += troubles
+            figures["compared"] = reports.compared(own, figures["undisturbed"])
+        verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
         files.replace(out / "report.json", _json(verdict.document()))
+        if stage == "docker":
+            closing.conclude(out, script, course, verdict.faults, threads, _console())
         _show(verdict, out, _console())
     return 0 if verdict.passed else EXIT_FAILED
+
+
+def _acted(scenario: RealScenario, stage: StageName, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Act it out in an empty folder: its course and its figures."""
+    script = written(scenario)
+    out.mkdir(exist_ok=True)
+    plan = lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    mark = uuid.uuid4().hex
+    if stage == "namespaces":
+        _play_in_a_cell(out, scenario, threads, mark)
+    else:
+        with _own_place(mark):
+            play(out, scenario, stage, threads)
+    return _measured(scenario, script, plan, threads, mark)
 
 
 def _console() -> Console:
@@ -153,10 +188,10 @@ def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) 
         raise RuntimeError(f"the inside of the testnet ended with status {status}; its words are above")
 
 
-def _judged(
-    title: str, stage: StageName, scenario: RealScenario, script: Script, plan: Plan, threads: int, mark: str
-) -> Verdict:
-    """Read what everybody left, and what is left of them."""
+def _measured(
+    scenario: RealScenario, script: Script, plan: Plan, threads: int, mark: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The course, and figures from what everybody left and what is left of them."""
     document = course_of(plan.out)
     course, inside = document["course"], document["left"]
     left = [
@@ -174,7 +209,7 @@ def _judged(
         "left_sockets": inside["sockets"],
         "left_namespaces": sum(each in there for each in inside["namespaces"]),
     }
-    return reports.judged(title, stage, scenario, figures, course)
+    return course, figures
 
 
 def _names(script: Script, group: str) -> list[str]:
@@ -189,9 +224,9 @@ def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Left], t
 
     torch.set_num_threads(threads)
     weights = []
-    for trainer in plan.peers:
+    for trainer, its in zip(plan.peers, left, strict=True):
         lives = course["lives"].get(trainer.name)
-        if not lives or lives[-1]["ended_by_us"]:
+        if not lives or lives[-1]["ended_by_us"] or its.part.settings.lie is not None:
             continue
         with contextlib.suppress(HomeError):  # its exit status tells more
             weights.append(weights_of(trainer.home.checkpoints))

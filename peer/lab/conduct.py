@@ -8,17 +8,16 @@ is its maker's.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import os
-import signal
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 
 from p2ptrain.sim.reality import BOOTSTRAP
-from peer.lab.freezing import Nap, family
+from peer.lab.breakage import BREAKAGE, Breakages
+from peer.lab.clock import beside
+from peer.lab.pulse import Pulse, Sample
 from peer.lab.script import Act, Do, Script, told
-from peer.lab.stages import Stage
+from peer.lab.stages import Sleep, Stage
 from peer.testnet import processes
 from peer.testnet.conduct import SAVE_GRACE_S, SILENCE_S, TICK_S, join_link, said
 from peer.testnet.plan import Plan
@@ -75,6 +74,8 @@ class Course:
     """The scenario's seconds were over, and everybody was asked to leave."""
     wall_s: float
     """Since second 0; 0 where that never came."""
+    samples: dict[str, list[Sample]]
+    """Of the last process of each peer that was there from second 0 to the end."""
 
 
 @dataclass(slots=True)
@@ -87,8 +88,11 @@ class Conductor:
     threads: int
     watch: Watch
     lives: dict[str, list[Life]] = field(default_factory=dict)
-    bootstraps: list[Child] = field(default_factory=list)
-    naps: dict[str, Nap] = field(default_factory=dict)
+    bootstraps: dict[str, list[Child]] = field(default_factory=dict)
+    """By name, each one's processes."""
+    naps: dict[str, Sleep] = field(default_factory=dict)
+    breakages: Breakages = field(default_factory=Breakages)
+    pulse: Pulse = field(default_factory=Pulse)
     done: list[Done] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     starting: dict[str, float] = field(default_factory=dict)
@@ -117,50 +121,59 @@ class Conductor:
 
     def _do_to(self, child: Child, act: Act) -> None:
         """Something happens to somebody who is there."""
+        if act.do in BREAKAGE:
+            self.breakages.do(act, child.process.pid)
+            return
         host = self._host(act.who)
         if act.do is Do.FREEZE:
-            self.naps[act.who] = Nap(family(child.process.pid))
+            self.naps[act.who] = self.stage.nap(act.who, child.process.pid)
             self.stage.sleeps(host, True)
             return
         if act.do is Do.KILL:
-            _kill(child)
+            self.stage.kill(act.who, child.process.pid)
         if act.who in self.naps:  # who leaves asleep has no line left to cut; who is asked to leave must hear it
             self.naps.pop(act.who).end()
             self.stage.sleeps(host, False)
         if act.do is Do.STOP:
             child.terminate()
-        if act.do is not Do.THAW and act.who != BOOTSTRAP:
+        if act.do is not Do.THAW and act.who in self.lives:
             self.lives[act.who][-1].ended_by_us = act.do
 
     async def start(self, who: str) -> None:
         """A peer, or the bootstrap again."""
         if who == BOOTSTRAP:
-            await self.start_bootstrap()
+            await self.start_bootstrap(who)
             return
         trainer = next(each for each in self.plan.peers if each.name == who)
+        settings = next(part.settings for part in self.script.parts if part.name == who)
         arguments = [self.link, *self.stage.arguments, "--nickname", who, "--home", str(trainer.home.path)]
-        inside = self.stage.inside(self._host(who))
-        child = await processes.start(who, "peer", arguments, trainer.log, self.threads, inside)
+        module = "peer" if settings.lie is None else "peer.lab.hostile"
+        arguments[:0] = [] if settings.lie is None else [settings.lie]
+        inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
+        child = await processes.start(who, module, arguments, trainer.log, self.threads, inside)
+        await asyncio.to_thread(self.stage.started, who, settings)
         self.watch.views[who] = replace(self.watch.views[who], begun=False, last="starting")
         self.starting[who] = time.monotonic() + STARTING_S
         self.lives.setdefault(who, []).append(Life(child))
 
-    async def start_bootstrap(self) -> None:
-        home = self.plan.bootstrap
+    async def start_bootstrap(self, name: str, beside: str = "") -> Child:
+        """Or another, once it has died; ``beside`` is the link of those that are there before it."""
+        home = self.plan.bootstrap.with_name(name)
         arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
-        inside = self.stage.inside(BOOTSTRAP)
-        child = await processes.start(BOOTSTRAP, "bootstrap", arguments, home / "output.log", 1, inside)
-        self.bootstraps.append(child)
+        arguments += ["--beside", beside] if beside else []
+        inside = self.stage.inside(name, name)
+        child = await processes.start(name, "bootstrap", arguments, home / "output.log", 1, inside)
+        self.bootstraps.setdefault(name, []).append(child)
+        return child
 
     def _host(self, who: str) -> str:
         return next((part.host for part in self.script.parts if part.name == who), who)
 
     @property
     def running(self) -> dict[str, Child]:
-        """Who is there, the bootstrap too."""
+        """Who is there, bootstraps too."""
         found = {name: lives[-1].child for name, lives in self.lives.items()}
-        if self.bootstraps:
-            found[BOOTSTRAP] = self.bootstraps[-1]
+        found |= {name: children[-1] for name, children in self.bootstraps.items()}
         return {name: child for name, child in found.items() if not child.ended.done()}
 
     @property
@@ -179,6 +192,14 @@ class Conductor:
         return [life.child for lives in self.lives.values() for life in lives]
 
     @property
+    def all_bootstraps(self) -> list[Child]:
+        return [child for children in self.bootstraps.values() for child in children]
+
+    @property
+    def running_trainers(self) -> list[Child]:
+        return [child for name, child in self.running.items() if name not in self.bootstraps]
+
+    @property
     def somebody_finished(self) -> bool:
         """A peer has ended by itself and well."""
         return any(life.child.status == 0 and not life.ended_by_us for lives in self.lives.values() for life in lives)
@@ -191,18 +212,21 @@ class Conductor:
             for life in lives
             if life.child.status and not life.ended_by_us
         ]
-        killed = sum(done.who == BOOTSTRAP and done.do == Do.KILL for done in self.done)
-        ended = [child for child in self.bootstraps if child.ended.done()]
-        if len(ended) > killed:
-            found.append(f"the bootstrap ended with status {ended[-1].status}; {said(ended[-1])}")
+        for name, children in self.bootstraps.items():
+            killed = sum(done.who == name and done.do == Do.KILL for done in self.done)
+            ended = [child for child in children if child.ended.done()]
+            if len(ended) > killed:
+                found.append(f"the {name} ended with status {ended[-1].status}; {said(ended[-1])}")
         if silence_s > SILENCE_S:
             found.append(f"no peer has noted anything for {silence_s:.0f} s")
         return found
 
-    def wake_all(self) -> None:
+    def mend_all(self) -> None:
+        """Whoever sleeps wakes, and whatever is broken works again: now everybody may save."""
         for who in list(self.naps):
             self.naps.pop(who).end()
             self.stage.sleeps(self._host(who), False)
+        self.breakages.mend()
 
 
 async def conduct(
@@ -210,38 +234,50 @@ async def conduct(
 ) -> Course:
     """Act the script out. ``seconds``: after second 0, when everybody who is still there saves and leaves."""
     conductor = Conductor(plan, script, stage, threads, watch)
+    try:
+        return await _conducted(conductor, seconds)
+    finally:
+        conductor.breakages.close()
+
+
+async def _conducted(conductor: Conductor, seconds: float | None) -> Course:
+    watch = conductor.watch
     began: float | None = None
     cut_short = False
     try:
+        conductor.breakages.prepare(conductor.script.acts, {each.name: each.home.path for each in conductor.plan.peers})
         troubles = await _begin(conductor)
         if not troubles:
             began = time.monotonic()
             watch.say("everybody trains: second 0")
             troubles, cut_short = await _until_over(conductor, seconds)
-        conductor.wake_all()
+        conductor.mend_all()
         await processes.stop(conductor.trainers, SAVE_GRACE_S)  # before the bootstrap: they say goodbye to it
         watch.refresh()
         wall_s = 0.0 if began is None else time.monotonic() - began
-        await processes.stop(conductor.bootstraps, SAVE_GRACE_S)
+        await processes.stop(conductor.all_bootstraps, SAVE_GRACE_S)
     except BaseException:
-        conductor.wake_all()
-        await processes.stop([*conductor.trainers, *conductor.bootstraps], ABANDON_GRACE_S)
+        conductor.mend_all()
+        await processes.stop([*conductor.trainers, *conductor.all_bootstraps], ABANDON_GRACE_S)
         raise
     lives = {
         name: [Ended(life.child.ended.result(), life.ended_by_us) for life in lives]
         for name, lives in conductor.lives.items()
     }
-    return Course(lives, conductor.done, conductor.missed, troubles, cut_short, wall_s)
+    samples = {
+        name: conductor.pulse.samples.get(lives[-1].child.process.pid, []) for name, lives in conductor.lives.items()
+    }
+    return Course(lives, conductor.done, conductor.missed, troubles, cut_short, wall_s, samples)
 
 
 async def _begin(conductor: Conductor) -> list[str]:
     """The bootstrap and who is there from the beginning, until all of them train; returns what went wrong."""
-    await conductor.start_bootstrap()
-    [bootstrap] = conductor.bootstraps
-    link = await join_link(conductor.plan.bootstrap / "join-link.txt", bootstrap)
-    if link is None:
-        return [f"the bootstrap printed no join link; {said(bootstrap)}"]
-    conductor.link = link
+    for name in conductor.script.bootstraps:
+        bootstrap = await conductor.start_bootstrap(name, conductor.link)
+        link = await join_link(conductor.plan.bootstrap.with_name(name) / "join-link.txt", bootstrap)
+        if link is None:
+            return [f"the {name} printed no join link; {said(bootstrap)}"]
+        conductor.link = link
     watch, first = conductor.watch, conductor.script.first
     watch.say(f"the bootstrap is up; starting {', '.join(first)}")
     for who in first:
@@ -271,7 +307,7 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
             conductor.watch.say(f"{seconds:g} s are over; everybody saves and leaves")
             _miss(conductor, pending)
             return [], True
-        peers = [name for name in conductor.running if name != BOOTSTRAP]
+        peers = conductor.running_trainers
         somebody_comes = any(act.do is Do.START and act.who != BOOTSTRAP for act in pending)
         if not peers and (conductor.somebody_finished or not somebody_comes):
             _miss(conductor, pending)
@@ -286,11 +322,5 @@ async def _tick(conductor: Conductor) -> list[str]:
     """A moment later: what went wrong in it."""
     await asyncio.sleep(TICK_S)
     conductor.watch.refresh()
+    conductor.pulse.beat(time.monotonic(), [child.process.pid for child in conductor.running_trainers])
     return conductor.troubles(time.monotonic() - conductor.watch.heard_at)
-
-
-def _kill(child: Child) -> None:
-    """As when the power fails: the peer and its network daemon at once, without a word."""
-    for pid in family(child.process.pid):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

@@ -22,8 +22,9 @@ def check(scenario: RealScenario, script: Script, stage: StageName) -> None:
     faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
     for place, group in enumerate(scenario.peers):
         faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage)]
-    if stage == "local" and scenario.partitions:
-        faults.append("partitions: stage local has one loopback for all; take --stage namespaces")
+    if stage != "namespaces" and scenario.partitions:
+        why = "has one loopback for all" if stage == "local" else "has one network for all"
+        faults.append(f"partitions: stage {stage} {why}; take --stage namespaces")
     if faults:
         raise ScenarioError("\n".join(faults), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")
 
@@ -58,8 +59,6 @@ def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
 
 def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
     faults = []
-    if group.lie is not None:
-        faults.append(f"lie: real peers are honest, and none is {group.lie}; leave it out")
     if group.loss:
         faults.append("loss: no real exchange fails to order; take packet_loss")
     if stage == "local":
@@ -71,6 +70,24 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
         }
         faults += [
             f"{field}: stage local has no lines; take --stage namespaces" for field, value in wanted.items() if value
+        ]
+    if stage != "namespaces":
+        faults += [
+            f"troubles: stage {stage} has no disk to break ({trouble.what}); take --stage namespaces"
+            for trouble in group.troubles
+            if trouble.what in ("disk_full", "read_only")
+        ]
+    if stage == "docker":
+        beyond = {
+            "packet_loss": group.packet_loss,
+            "router": group.router,
+            "clock_off_s": group.clock_off_s,
+            "troubles": [each.what for each in group.troubles if each.what not in ("disk_full", "read_only")],
+        }
+        faults += [
+            f"{field}: stage docker cannot act that out; take --stage namespaces"
+            for field, value in beyond.items()
+            if value
         ]
     return faults
 

@@ -22,6 +22,7 @@ from p2ptrain.net.socket_folder import sweep
 from p2ptrain.sim.reality import RealScenario
 from peer.lab.cell import hear_sigterm
 from peer.lab.conduct import Course, conduct
+from peer.lab.containers import Containers
 from peer.lab.freezing import marked
 from peer.lab.script import Script, written
 from peer.lab.stages import Loopback, Namespaces, Stage, StageName
@@ -63,13 +64,13 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int)
             assert task is not None  # asyncio.run made it
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             hear_sigterm()
-            stage = _stage(stage_name, script, scenario)
+            stage = _stage(stage_name, script, scenario, out)
             try:
                 course = await conduct(plan, script, stage, scenario.run.seconds, threads, watch)
-                made = _namespaces()
+                made, there = _namespaces(), stage.left()
             finally:
                 stage.close()
-            return course, Leftovers(await _left_running(), sockets_left(Path(tempfile.gettempdir())), made)
+            return course, Leftovers(await _left_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
 
         try:
             course, left = asyncio.run(interruptible())
@@ -80,9 +81,11 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int)
     files.replace(out / "course.json", json.dumps(document, indent=1).encode())
 
 
-def _stage(name: StageName, script: Script, scenario: RealScenario) -> Stage:
+def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path) -> Stage:
     if name == "local":
         return Loopback()
+    if name == "docker":
+        return Containers(script, out, os.environ.get(MARK, ""))
     return Namespaces(script, scenario.partitions, scenario.run.seed)
 
 

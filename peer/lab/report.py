@@ -10,9 +10,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from p2ptrain.sim.reality import Limit, RealScenario
+from peer.lab.pulse import FIGURES as GROWTH
+from peer.lab.pulse import growth
 from peer.lab.script import Do, Part, told
 from peer.testnet.report import LEARNED
 
@@ -41,6 +44,13 @@ class Left:
     def count(self, kind: str) -> int:
         return sum(note.get("kind") == kind for note in self.notes)
 
+    def last_distance(self) -> float | None:
+        """Median of ||theirs - ours|| / ||ours|| over its last exchanges; None without any."""
+        found = [
+            float(note["distance"]) for note in self.notes if note.get("kind") == "exchanged" and "distance" in note
+        ]
+        return median(found[-LAST:]) if found else None
+
     def exchanges(self) -> list[tuple[float, float, str]]:
         """Of each: when it began and ended (seconds since 1970), and with whom."""
         return [
@@ -50,13 +60,21 @@ class Left:
         ]
 
 
+LAST = 10
+"""Exchanges whose distances are looked at, at the end: of the order of the outer steps within which a swarm that was
+disturbed must be as it was."""
+
+
 def read_left(part: Part, peer_id: str, home: Path) -> Left:
-    """What lies in a home; a peer that never came left nothing."""
+    """What lies in a home, its times as of a clock that is right; a peer that never came left nothing."""
     try:
         lines = (home / "events.jsonl").read_bytes().splitlines()
     except OSError:
         lines = []
     notes = [note for line in lines if isinstance(note := _parsed(line), dict)]
+    for note in notes:
+        if isinstance(note.get("time"), int | float):
+            note["time"] -= part.settings.clock_off_s
     summary = None
     try:
         found = json.loads((home / "summary.json").read_bytes())
@@ -108,7 +126,13 @@ def figures_of(
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
     last_act = max((float(act["time"]) for act in course["done"]), default=0.0)
     peers = {each.part.name: _peer_figures(each, lives.get(each.part.name, []), last_act) for each in left}
-    staying = [figures for figures in peers.values() if figures["stayed"]]
+    honest = [each.part for each in left if each.part.settings.lie is None]
+    staying = [peers[part.name] for part in honest if peers[part.name]["stayed"]]
+    groups = {
+        group: [peers[part.name] for part in honest if part.group == group and peers[part.name]["stayed"]]
+        for group in dict.fromkeys(part.group for part in honest)
+    }
+    growing = [growth(samples) for name, samples in course["samples"].items() if peers[name]["stayed"]]
     across = [_across(left, course["done"], key, parts) for key, parts in sides.items()]
     return {
         "peers": peers,
@@ -116,6 +140,7 @@ def figures_of(
         "finished": sum(bool(each["finished"]) for each in staying),
         "learned": sum(_learned(each) for each in staying),
         "worst_loss": _most(each["loss"] for each in staying),
+        "mean_loss": _mean(each["loss"] for each in staying),
         "tokens": sum(each["tokens"] or 0 for each in staying),
         "exchanges_made": sum(each["exchanges_made"] for each in peers.values()),
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
@@ -127,6 +152,7 @@ def figures_of(
         "resumed": sum(each["resumed"] for each in peers.values()),
         "blocked_share": _most(each["blocked_share"] for each in staying),
         "disagreement": disagreement,
+        "last_distance": _most(each["last_distance"] for each in staying),
         "exchanges_across": sum(during for during, _ in across),
         "exchanges_across_afterwards": min((after for _, after in across), default=0),
         "restarts": sum(max(len(each) - 1, 0) for each in lives.values()),
@@ -135,7 +161,38 @@ def figures_of(
         ),
         "missed_acts": len(course["missed"]),
         "wall_s": course["wall_s"],
+        **{name: _most(each.get(name) for each in growing) for name in GROWTH},
+        "groups": {group: _group_figures(members) for group, members in groups.items()},
     }
+
+
+def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of those of a group who stayed."""
+    return {
+        "stayed": len(members),
+        "loss": _mean(each["loss"] for each in members),
+        "blocked_share": _most(each["blocked_share"] for each in members),
+        **{
+            name: _mean(each[name] for each in members)
+            for name in ("tokens", "exchanges_made", "exchanges_afterwards", "exchanges_failed")
+        },
+    }
+
+
+def compared(figures: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure over the same one of the undisturbed scenario, where both are there."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        other = undisturbed.get(name)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            found[name] = compared(value, other)
+        elif _is_number(value) and _is_number(other) and other:
+            found[name] = value / other
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: float) -> dict[str, Any]:
@@ -156,6 +213,7 @@ def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: floa
         "caught_up": left.count("caught up"),
         "resumed": left.count("resumed"),
         "blocked_share": summary.get("blocked_fraction"),
+        "last_distance": left.last_distance(),
         "why": summary.get("why", ""),
     }
 
@@ -167,6 +225,11 @@ def _learned(figures: Mapping[str, Any]) -> bool:
 
 def _most(values: Any) -> float | None:
     return max((value for value in values if value is not None), default=None)
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _across(

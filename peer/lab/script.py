@@ -6,12 +6,12 @@ and real peers take some seconds to start. What is drawn depends on ``run.seed``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from p2ptrain.sim.reality import BOOTSTRAP, RealGroup, RealScenario
+from p2ptrain.sim.reality import BOOTSTRAP, Breakage, RealGroup, RealScenario
 
 HORIZON_S = 3600.0
 """Where a scenario without run.seconds goes on being drawn. A guess: a testnet takes minutes."""
@@ -29,6 +29,22 @@ class Do(StrEnum):
     THAW = "wakes"
     PART = "the network falls apart"
     HEAL = "the network is whole again"
+    FILL = "has no room left on its disk"
+    DRAIN = "has room on its disk again"
+    LOCK = "can change nothing on its disk"
+    UNLOCK = "can write to its disk again"
+    EXHAUST = "can open no more files"
+    RELIEVE = "can open files again"
+    LOSE_DAEMON = "loses its network daemon"
+
+
+BREAKS: Mapping[Breakage, tuple[Do, Do | None]] = {
+    "disk_full": (Do.FILL, Do.DRAIN),
+    "read_only": (Do.LOCK, Do.UNLOCK),
+    "no_descriptors": (Do.EXHAUST, Do.RELIEVE),
+    "daemon_dies": (Do.LOSE_DAEMON, None),
+}
+"""How each trouble begins, and how it ends."""
 
 
 def told(who: str, do: str) -> str:
@@ -65,6 +81,8 @@ class Script:
     first: tuple[str, ...]
     """Who is there from the beginning."""
     acts: tuple[Act, ...]
+    bootstraps: tuple[str, ...] = (BOOTSTRAP,)
+    """In the order in which they start."""
 
     @property
     def hosts(self) -> dict[str, Part]:
@@ -98,7 +116,8 @@ def written(scenario: RealScenario) -> Script:
             acts.append(Act(bootstrap.dies_at_s + bootstrap.returns_after_s, Do.START, BOOTSTRAP))
     first = tuple(act.who for act in acts if act.do is Do.START and act.at_s <= 0)
     later = [act for act in acts if not (act.do is Do.START and act.at_s <= 0)]
-    return Script(tuple(parts), first, tuple(sorted(later, key=lambda act: act.at_s)))
+    names = (BOOTSTRAP, *(f"{BOOTSTRAP}-{number}" for number in range(2, bootstrap.count + 1)))
+    return Script(tuple(parts), first, tuple(sorted(later, key=lambda act: act.at_s)), names)
 
 
 def _write_seat(
@@ -113,7 +132,9 @@ def _write_seat(
     for life in range(1, MOST_OCCUPANTS + 1):
         acts.append(Act(arrives, Do.START, part.name))
         leaves = _leaves(group, arrives, life, Random(f"{seed}/{host}/{life}/stay"))
-        acts += _naps(group, part.name, arrives, end_s if leaves is None else leaves)
+        until = end_s if leaves is None else leaves
+        acts += _naps(group, part.name, arrives, until)
+        acts += _troubles(group, part.name, arrives, until)
         if leaves is None or leaves > end_s:
             return
         acts.append(Act(leaves, Do.KILL if group.leaves == "killed" else Do.STOP, part.name))
@@ -139,4 +160,16 @@ def _naps(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence
             acts.append(Act(freeze.at_s, Do.FREEZE, who))
             if freeze.at_s + freeze.for_s < leaves:
                 acts.append(Act(freeze.at_s + freeze.for_s, Do.THAW, who))
+    return acts
+
+
+def _troubles(group: RealGroup, who: str, arrives: float, leaves: float) -> Sequence[Act]:
+    """Of the troubles those that find it there."""
+    acts = []
+    for trouble in group.troubles:
+        breaks, mends = BREAKS[trouble.what]
+        if arrives <= trouble.at_s < leaves:
+            acts.append(Act(trouble.at_s, breaks, who))
+            if mends is not None and trouble.for_s is not None and trouble.at_s + trouble.for_s < leaves:
+                acts.append(Act(trouble.at_s + trouble.for_s, mends, who))
     return acts

@@ -1,16 +1,31 @@
-"""Where a scenario is acted out: on the loopback of this machine, or on hosts in network namespaces."""
+"""Where a scenario is acted out: on the loopback of this machine, or on hosts in network namespaces.
+
+(Or in containers: ``lab.containers``.)
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from p2ptrain.sim.reality import BOOTSTRAP, Partition, RealGroup
+from peer.lab.freezing import Nap, family
 from peer.lab.hosts import Access, Network
 from peer.lab.script import Script
 from peer.testnet.processes import Wrap
 
-StageName = Literal["local", "namespaces"]
+StageName = Literal["local", "namespaces", "docker"]
+
+
+class Sleep(Protocol):
+    """Somebody is asleep."""
+
+    def end(self) -> None:
+        """Wake up. Safe to call twice."""
+        ...
 
 
 class Stage(Protocol):
@@ -19,8 +34,24 @@ class Stage(Protocol):
     arguments: Sequence[str]
     """For every process that it starts here."""
 
-    def inside(self, host: str) -> Wrap:
-        """Where processes of this host run."""
+    def inside(self, host: str, who: str) -> Wrap:
+        """Where the processes of somebody on this host run."""
+        ...
+
+    def started(self, who: str, settings: RealGroup | None) -> None:
+        """Somebody's first process was started; None: a bootstrap's."""
+        ...
+
+    def left(self) -> int:
+        """What is still there of everybody and is no process of this system."""
+        ...
+
+    def kill(self, who: str, pid: int) -> None:
+        """As when the power fails: all of somebody's processes, of which ``pid`` was started here, at once."""
+        ...
+
+    def nap(self, who: str, pid: int) -> Sleep:
+        """All of them stop until the end of the nap."""
         ...
 
     def sleeps(self, host: str, is_asleep: bool) -> None:
@@ -38,12 +69,30 @@ class Stage(Protocol):
     def close(self) -> None: ...
 
 
-class Loopback:
+class OwnProcesses:
+    """Everybody's processes are this system's."""
+
+    def started(self, who: str, settings: RealGroup | None) -> None:
+        """Lines are made before anybody starts."""
+
+    def left(self) -> int:
+        return 0
+
+    def kill(self, who: str, pid: int) -> None:
+        for each in family(pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+
+    def nap(self, who: str, pid: int) -> Sleep:
+        return Nap(family(pid))
+
+
+class Loopback(OwnProcesses):
     """Everybody on 127.0.0.1, without lines."""
 
     arguments: Sequence[str] = ("--local",)
 
-    def inside(self, host: str) -> Wrap:
+    def inside(self, host: str, who: str) -> Wrap:
         return lambda *command: command
 
     def sleeps(self, host: str, is_asleep: bool) -> None:
@@ -58,7 +107,7 @@ class Loopback:
         """Nothing was made."""
 
 
-class Namespaces:
+class Namespaces(OwnProcesses):
     """Each peer and the bootstrap on a host of its own."""
 
     arguments: Sequence[str] = ()
@@ -68,14 +117,15 @@ class Namespaces:
         self._partitions = partitions
         self._script = script
         try:
-            self._network.add(BOOTSTRAP)
+            for name in script.bootstraps:
+                self._network.add(name)
             for number, (host, part) in enumerate(script.hosts.items()):
                 self._network.add(host, access(part.settings), seed + number)
         except BaseException:
             self._network.close()
             raise
 
-    def inside(self, host: str) -> Wrap:
+    def inside(self, host: str, who: str) -> Wrap:
         return self._network.hosts[host].inside
 
     def sleeps(self, host: str, is_asleep: bool) -> None:

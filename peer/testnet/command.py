@@ -19,6 +19,7 @@ from rich.console import Console
 
 from p2ptrain.errors import UserError
 from p2ptrain.manifest import PRESETS, parameter_count
+from p2ptrain.page.server import Place, check_installed
 from peer.options import FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.conduct import Ending, Means, conduct
@@ -49,6 +50,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process.")
 @click.option("--data", type=FILE, metavar="FILE", help="The corpus, when the manifest names one by its digest.")
 @click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
+@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
 @click.option(
     "--scenario",
     type=click.Path(path_type=Path),
@@ -57,10 +59,10 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option(
     "--stage",
-    type=click.Choice(["local", "namespaces"]),
+    type=click.Choice(["local", "namespaces", "docker"]),
     default="local",
     show_default=True,
-    help="Where a scenario is acted out: on the loopback, or on hosts in network namespaces (root).",
+    help="Where a scenario is acted out: on the loopback, on hosts in network namespaces (root), or in containers.",
 )
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a field of the scenario.")
 @click.pass_context
@@ -76,8 +78,9 @@ def testnet(
     threads: int,
     data: Path | None,
     tokenizer: Path | None,
+    page: str | None,
     scenario: Path | None,
-    stage: Literal["local", "namespaces"],
+    stage: Literal["local", "namespaces", "docker"],
     changes: tuple[str, ...],
 ) -> int:
     """Train a whole swarm on this machine, and the same run on one peer alone; then compare.
@@ -98,7 +101,10 @@ def testnet(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
-    means = Means(threads, data, tokenizer)
+    if page is not None:
+        Place.parse(page)
+        check_installed()
+    means = Means(threads, data, tokenizer, page or "")
     with claimed(out):
         plan = lay_out(out, chosen, peers, not no_solo, seed)
         with Watch(plan.trainers, console) as watch:
@@ -112,7 +118,7 @@ def testnet(
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     """Options that say nothing beside, or without, a scenario. Raises click.UsageError."""
-    without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer")
+    without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer", "page")
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)

@@ -50,6 +50,8 @@ class Means:
     """Threads of torch in each process."""
     data: Path | None = None
     tokenizer: Path | None = None
+    page: str = ""
+    """Where the bootstrap shows the swarm; empty: nowhere."""
 
     def arguments(self) -> list[str]:
         data = [] if self.data is None else ["--data", str(self.data)]
@@ -91,6 +93,7 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
     if plan.solo is not None:  # it needs no bootstrap: the two cores are busy from the first second
         cast.trainers["solo"] = await _trainer(plan.solo, [], means)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
+    arguments += ["--page", means.page] if means.page else []
     cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)
     link = await join_link(plan.bootstrap / "join-link.txt", cast.bootstrap)
     if link is None:
@@ -98,14 +101,23 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
         what = "ended" if ended else f"printed no join link within {LINK_DEADLINE_S:.0f} s"
         return [f"the bootstrap {what}; {said(cast.bootstrap)}"]
     watch.say(f"the bootstrap is up; starting {len(plan.peers)} peers")
+    if means.page:
+        watch.say(f"watch them at {page_url(plan.bootstrap / 'output.log')}")
+    shared = ["--share"] if means.page else []
     for each in plan.peers:
-        cast.trainers[each.name] = await _trainer(each, [link, "--local", "--nickname", each.name], means)
+        cast.trainers[each.name] = await _trainer(each, [link, "--local", "--nickname", each.name, *shared], means)
     return []
 
 
 async def _trainer(trainer: Trainer, arguments: Sequence[str], means: Means) -> Child:
     arguments = [*arguments, "--home", str(trainer.home.path), *means.arguments()]
     return await processes.start(trainer.name, "peer", arguments, trainer.log, means.threads)
+
+
+def page_url(log: Path) -> str:
+    """Where a bootstrap said that its page is."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    return next((line.removeprefix("[page] ") for line in lines if line.startswith("[page] ")), "")
 
 
 async def join_link(path: Path, bootstrap: Child) -> str | None:

@@ -26,7 +26,9 @@ import signal, sys, time
 from pathlib import Path
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 home = Path(sys.argv[sys.argv.index("--home") + 1])
-(home / "join-link.txt").write_text("p2ptrain://the-link\\n")
+beside = sys.argv[sys.argv.index("--beside") + 1] + "/beside" if "--beside" in sys.argv else "p2ptrain://the-link"
+(home / "join-link.txt").write_text(beside + "\\n")
+(home / "said").write_text(" ".join(sys.argv))
 with (home / "starts").open("a") as starts:
     starts.write("x")
 time.sleep(0.5 if Path("bootstrap-crashes").exists() else 120)
@@ -55,9 +57,9 @@ class Recording(Loopback):
     def __init__(self) -> None:
         self.heard: list[tuple[str, ...]] = []
 
-    def inside(self, host: str) -> Wrap:
+    def inside(self, host: str, who: str) -> Wrap:
         self.heard.append(("inside", host))
-        return super().inside(host)
+        return super().inside(host, who)
 
     def sleeps(self, host: str, is_asleep: bool) -> None:
         self.heard.append(("sleeps" if is_asleep else "wakes", host))
@@ -166,6 +168,18 @@ def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[s
     assert course.troubles == []
     assert happened(course) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
     assert (place / "out" / "bootstrap" / "starts").read_text() == "xx"
+
+
+def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 0.2
+    course, stage = conducted(place, {**tiny, "bootstrap": {"count": 3, "dies_at_s": 0.1}})
+    assert course.troubles == course.missed == []
+    assert [host for what, host in stage.heard if what == "inside"][:3] == ["bootstrap", "bootstrap-2", "bootstrap-3"]
+    said = [(place / "out" / name / "said").read_text() for name in ("bootstrap", "bootstrap-2", "bootstrap-3")]
+    assert "--beside" not in said[0]
+    assert said[1].endswith("--beside p2ptrain://the-link")
+    assert said[2].endswith("--beside p2ptrain://the-link/beside")
+    assert (place / "out" / "home-1" / "starts").read_text().startswith("p2ptrain://the-link/beside/beside --local")
 
 
 def test_the_bootstrap_may_not_die_otherwise(place: Path, tiny: dict[str, Any]) -> None:

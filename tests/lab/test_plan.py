@@ -15,7 +15,7 @@ from peer.lab.plan import check, manifest_of
 from peer.lab.script import written
 from peer.lab.stages import StageName
 
-SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").glob("*.toml"))
+SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
 
 
 def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
@@ -34,7 +34,6 @@ def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
         ("run.split=test", "run.split"),
         ("pace.policy=by_speed", "pace.policy"),
         ("peers.home.loss=0.1", "peers[0].loss"),
-        ("peers.office.lie=silent", "peers[1].lie"),
         ("peers.home.count=65", "peers: 66 in all"),
     ],
 )
@@ -50,6 +49,7 @@ def test_what_real_peers_cannot_do_is_refused_everywhere(tiny: dict[str, Any], c
         ("peers.home.down_mbit_s=1", "peers[0].down_mbit_s"),
         ("peers.office.packet_loss=0.01", "peers[1].packet_loss"),
         ("peers.office.router=true", "peers[1].router"),
+        ('peers.home.troubles=[{what = "disk_full", at_s = 1}]', "peers[0].troubles"),
         ('partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["office"]]}]', "partitions"),
     ],
 )
@@ -83,8 +83,31 @@ def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
     check(scenario, written(scenario), "namespaces")
     assert manifest_of(scenario).outer == scenario.outer
     assert scenario.limits
+    if (calm := scenario.calm()) is not None:
+        check(calm, written(calm), "namespaces")
+
+
+def test_the_testnet_in_containers_can_be_acted_out_there() -> None:
+    scenario = reality.load(Path(__file__).parent.parent.parent / "docker" / "testnet.toml")
+    check(scenario, written(scenario), "docker")
+
+
+@pytest.mark.parametrize(
+    "change", ["peers.home.router=true", "peers.home.clock_off_s=9", "peers.office.packet_loss=0.1"]
+)
+def test_what_containers_cannot_do_needs_namespaces(tiny: dict[str, Any], change: str) -> None:
+    assert "take --stage namespaces" in refused(tiny, "docker", change)
 
 
 def test_there_are_scenarios() -> None:
     wanted = {"kill", "leave", "freeze", "bootstrap_dies", "partition", "late", "slow_line", "routers"}
+    wanted |= {"churn", "slow_among_eight", "home_lines", "narrow_lines", "machine_trouble", "wrong_clock", "suspend"}
+    wanted |= {"two_bootstraps", "liars_weights", "liars_frames", "liars_calls", "soak"}
     assert wanted <= {path.stem for path in SCENARIOS}
+
+
+def test_liars_and_wrong_clocks_need_no_namespaces(tiny: dict[str, Any]) -> None:
+    troubles = 'peers.home.troubles=[{what = "daemon_dies", at_s = 1}, {what = "no_descriptors", at_s = 2}]'
+    changes = ["peers.office.lie=flood", "peers.home.clock_off_s=3600", troubles]
+    scenario = reality.parse(changed(tiny, changes))
+    check(scenario, written(scenario), "local")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from p2ptrain.sim.reality import RealGroup, parse
-from peer.lab.report import Left, figure, figures_of, judged, read_left
+from peer.lab.pulse import FEWEST, FIGURES, growth
+from peer.lab.report import Left, compared, figure, figures_of, judged, read_left
 from peer.lab.script import Do, Part
 
 GROUP = RealGroup(count=1, step_s=1.0)
@@ -33,7 +35,8 @@ def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = Non
 
 
 def course(lives: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]] | None = None) -> dict[str, Any]:
-    return {"lives": lives, "done": done or [], "missed": [], "troubles": [], "cut_short": False, "wall_s": 9.0}
+    rest = {"missed": [], "troubles": [], "cut_short": False, "wall_s": 9.0, "samples": {}}
+    return {"lives": lives, "done": done or [], **rest}
 
 
 WELL = {"status": 0, "ended_by_us": ""}
@@ -133,3 +136,74 @@ def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     found = read_left(part, "id", tmp_path)
     assert found.count("found") == 1
     assert found.summary is None
+
+
+def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
+    part = Part("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
+    (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
+    assert read_left(part, "id", tmp_path).exchanges() == [(4.0, 5.0, "")]
+
+
+def test_liars_count_in_no_figure_of_honest_peers() -> None:
+    liar = Left(
+        Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
+        "id of liar",
+        [],
+        {**SUMMARY, "val_loss_last": 99.0, "blocked_fraction": 0.9},
+    )
+    found = figures(course({"anna": [WELL], "liar": [WELL]}), left("anna", summary=SUMMARY), liar)
+    assert found["stayed"] == found["learned"] == 1
+    assert found["worst_loss"] == found["mean_loss"] == 2.0
+    assert found["blocked_share"] == 0.02
+    assert set(found["groups"]) == {"anna"}
+    assert found["peers"]["liar"]["loss"] == 99.0
+
+
+def test_groups_have_their_means() -> None:
+    pair = [Left(Part(f"home-{n}", "home", GROUP, f"home-{n}"), f"id-{n}", [], None) for n in (1, 2)]
+    pair[0] = replace(pair[0], notes=[exchange(1, "id-2")] * 4, summary=SUMMARY)
+    pair[1] = replace(pair[1], notes=[exchange(1, "id-1")] * 2, summary={**SUMMARY, "val_loss_last": 3.0})
+    found = figures(course({"home-1": [WELL], "home-2": [WELL]}), *pair)["groups"]["home"]
+    assert found["stayed"] == 2
+    assert found["loss"] == 2.5
+    assert found["exchanges_made"] == 3
+
+
+def test_figures_are_compared_where_both_are_there() -> None:
+    disturbed = {"loss": 2.2, "gone": 1, "none": None, "yes": True, "groups": {"home": {"tokens": 90}}, "zero": 1}
+    calm = {"loss": 2.0, "none": 1, "yes": True, "groups": {"home": {"tokens": 100}, "other": {}}, "zero": 0}
+    assert compared(disturbed, calm) == {"loss": 1.1, "groups": {"home": {"tokens": 0.9}}}
+
+
+def test_what_grows_after_it_has_settled() -> None:
+    steady = [(100, 50, 20, 10)] * FEWEST
+    settling = [(1, 1, 1, 1)] * (FEWEST // 2) + steady
+    leaking = [(100 + number, 50, 20, 10) for number in range(2 * FEWEST)]
+    assert growth(steady[1:]) == {}  # too few to tell
+    assert growth(settling) == dict.fromkeys(FIGURES, 0.0)
+    found = growth(leaking)
+    assert found["memory_growth"] > 0.4
+    assert found["daemon_memory_growth"] == found["descriptor_growth"] == 0
+
+
+def test_growth_is_the_largest_of_those_who_stayed() -> None:
+    samples = {name: [(100, 50, 20, 10)] * FEWEST for name in ("anna", "bert")}
+    samples["bert"] = [(100 + number, 50, 20, 10) for number in range(FEWEST)]
+    lives = {"anna": [WELL], "bert": [KILLED]}
+    found = figures({**course(lives), "samples": samples}, left("anna", summary=SUMMARY), left("bert"))
+    assert found["memory_growth"] == 0
+    found = figures({**course({**lives, "bert": [WELL]}), "samples": samples}, left("anna"), left("bert"))
+    assert found["memory_growth"] > 0.1
+
+
+def test_how_far_apart_they_are_at_the_end() -> None:
+    notes = [{**exchange(n, "id of bert"), "distance": d} for n, d in enumerate([9.0, 9.0, *[0.2] * 6, *[0.4] * 4])]
+    found = figures(
+        course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}),
+        left("anna", *notes),
+        left("bert", *notes[:1]),
+        left("cleo", {**exchange(1, "x"), "distance": 99.0}),
+    )
+    assert found["peers"]["anna"]["last_distance"] == 0.2
+    assert found["last_distance"] == 9.0
+    assert figures(course({"anna": [WELL]}), left("anna"))["last_distance"] is None

@@ -85,3 +85,23 @@ def test_churn_without_an_end_is_bounded(tiny: dict[str, Any]) -> None:
 )
 def test_who_is_on_a_side(tiny: dict[str, Any], side: list[str], hosts: list[str]) -> None:
     assert members(side, script(tiny).seats) == hosts
+
+
+def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) -> None:
+    troubles = [
+        {"what": "disk_full", "at_s": 1, "for_s": 2},
+        {"what": "read_only", "at_s": 2, "for_s": 20},
+        {"what": "no_descriptors", "at_s": 4},
+        {"what": "daemon_dies", "at_s": 5},
+        {"what": "daemon_dies", "at_s": 20},
+    ]
+    acts = script(tiny, {"leaves_at_s": 12, "troubles": troubles}).acts
+    assert [(act.at_s, act.do) for act in acts] == [
+        (1, Do.FILL),
+        (2, Do.LOCK),
+        (3, Do.DRAIN),
+        (4, Do.EXHAUST),
+        (5, Do.LOSE_DAEMON),
+        (12, Do.STOP),
+    ]
+    assert {act.who for act in acts} == {"office-1"}

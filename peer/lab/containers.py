@@ -1,0 +1,205 @@
+"""The stage ``docker``: everybody in a container of their own, on one bridge network, from the images of docker/.
+
+The processes that are started here are clients (``docker run`` in the foreground): they pass SIGTERM on and end with
+their container's status. A container is killed, put to sleep and narrowed by name. Homes are folders of OUT, mounted
+where they are, so that what everybody left is read as on the other stages.
+
+Who closes what: ``Containers.close`` removes what is left of its label, the network with it. Where we are killed, the
+next testnet in that OUT does (``sweep``); clients end with us, and their containers with them.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from p2ptrain.errors import DeviceError
+from p2ptrain.sim.reality import RealGroup
+from peer.lab.script import Script
+from peer.testnet.processes import Wrap
+
+LABEL = "p2ptrain.testnet"
+COMMAND_DEADLINE_S = 60.0
+"""For one call of docker. A guess: it answers within a second."""
+IMAGES = {"bootstrap": "p2ptrain-bootstrap", "peer": "p2ptrain-peer"}
+SOURCE = Path(__file__).parent.parent.parent
+"""The clone: images are built from it."""
+START_S = 30.0
+"""For a container to run. A guess: one second."""
+BUILD_VARIABLE = "P2PTRAIN_DOCKER_BUILD"
+"""Further options of ``docker build``, as a shell would split them."""
+
+
+@dataclass(slots=True)
+class Containers:
+    """See the module. ``mark`` tells our containers from others'."""
+
+    script: Script
+    out: Path
+    mark: str
+    arguments: Sequence[str] = ()
+    _names: dict[str, str] = field(default_factory=dict)
+    """By whom: its container of the day."""
+    _count: int = 0
+
+    def __post_init__(self) -> None:
+        docker("network", "create", "--label", f"{LABEL}={self.mark}", self._network)
+
+    @property
+    def _network(self) -> str:
+        return f"p2ptrain-{self.mark[:12]}"
+
+    def inside(self, host: str, who: str) -> Wrap:
+        self._count += 1
+        name = self._names[who] = f"{self._network}-{self._count}"
+        image = IMAGES["bootstrap" if who in self.script.bootstraps else "peer"]
+        settings = next((part.settings for part in self.script.parts if part.name == who), None)
+        narrow = ["--cap-add", "NET_ADMIN"] if settings is not None and _is_narrow(settings) else []
+
+        def contained(*command: str) -> list[str]:
+            _, *rest = command  # our Python; theirs is another
+            options = [
+                *("--rm", "--init", "--name", name, "--hostname", name, "--network", self._network),
+                *("--label", f"{LABEL}={self.mark}", "--user", f"{os.getuid()}:{os.getgid()}"),
+                *("--volume", f"{self.out.absolute()}:{self.out.absolute()}"),
+                *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
+                *("--stop-timeout", "60", "--entrypoint", "python3"),
+                *narrow,
+            ]
+            return [executable(), "run", *options, image, *rest]
+
+        return contained
+
+    def kill(self, who: str, pid: int) -> None:
+        docker("kill", self._names[who], check=False)
+
+    def nap(self, who: str, pid: int) -> Pause:
+        return Pause(self._names[who])
+
+    def sleeps(self, host: str, is_asleep: bool) -> None:
+        """A paused container answers nothing; its line is not cut."""
+
+    def parts(self, key: str) -> None:
+        raise AssertionError("plan.check refuses partitions here")
+
+    heals = parts
+
+    def started(self, who: str, settings: RealGroup | None) -> None:
+        """Narrow its line as soon as it runs (docker/line.sh)."""
+        if settings is not None and _is_narrow(settings) and self._runs(name := self._names[who]):
+            rates = ["" if rate is None else f"{rate:g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
+            docker("exec", "--user", "root", name, "sh", "/usr/local/bin/p2ptrain-line", *rates)
+
+    def _runs(self, name: str) -> bool:
+        """Whether it does, within a while. (In a thread of its own: docker has no call that waits for a start.)"""
+        until = time.monotonic() + START_S
+        while time.monotonic() < until:
+            if docker("inspect", "--format", "{{.State.Running}}", name, check=False).strip() == "true":
+                return True
+            time.sleep(0.2)
+        return False
+
+    def left(self) -> int:
+        """Containers of ours that are still there."""
+        return len(docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self.mark}").split())
+
+    def close(self) -> None:
+        sweep(self.mark)
+
+
+@dataclass(slots=True)
+class Pause:
+    """A container that sleeps until ``end``: all but its init, by signals (not every engine may freeze containers)."""
+
+    name: str
+    _over: bool = False
+
+    def __post_init__(self) -> None:
+        docker("exec", self.name, "sh", "-c", "kill -STOP -1")
+
+    def end(self) -> None:
+        """Safe to call twice."""
+        if not self._over:
+            self._over = True
+            docker("exec", self.name, "sh", "-c", "kill -CONT -1", check=False)
+
+
+def _is_narrow(settings: RealGroup) -> bool:
+    return settings.up_mbit_s is not None or settings.down_mbit_s is not None
+
+
+def sweep_networks() -> None:
+    """Remove what testnets left that were killed: networks of theirs that nobody is on."""
+    docker("network", "prune", "--force", "--filter", f"label={LABEL}", check=False)
+
+
+def sweep(mark: str) -> None:
+    """Remove containers and networks with this mark."""
+    mine = f"label={LABEL}={mark}"
+    if left := docker("ps", "--all", "--quiet", "--filter", mine).split():
+        docker("rm", "--force", "--volumes", *left)
+    if networks := docker("network", "ls", "--quiet", "--filter", mine).split():
+        docker("network", "rm", *networks, check=False)
+
+
+def check_engine() -> None:
+    """Raises DeviceError where no Docker engine answers us, with what would help."""
+    if shutil.which("docker") is None:
+        raise DeviceError(
+            "The command docker is not installed.", "Install Docker (docs.docker.com/engine/install), or podman-docker."
+        )
+    try:
+        docker("version", "--format", "{{.Server.Version}}")
+    except DeviceError as error:
+        if "permission denied" in error.problem.lower():
+            raise DeviceError(
+                "The Docker engine does not let this user in.",
+                "Type: sudo usermod -aG docker $USER; then log in again. Or start this with sudo.",
+            ) from None
+        raise DeviceError(
+            f"No Docker engine answers: {error.problem}", "Start it: sudo systemctl start docker."
+        ) from None
+
+
+def build() -> None:
+    """Build both images from this clone; the engine's own words go to our output. Raises DeviceError."""
+    arguments = shlex.split(os.environ.get(BUILD_VARIABLE, ""))
+    if not (SOURCE / "docker" / "Dockerfile").exists():
+        raise DeviceError(
+            "There is no docker/Dockerfile beside this installation of p2ptrain.", "Run it from a clone of p2ptrain."
+        )
+    for target, image in IMAGES.items():
+        command = [executable(), "build", "--file", str(SOURCE / "docker" / "Dockerfile"), "--target", target]
+        done = subprocess.run([*command, "--tag", image, *arguments, str(SOURCE)], check=False)
+        if done.returncode:
+            raise DeviceError(
+                f"The image {image} could not be built; the engine's own words are above.",
+                "Without a network nothing can be fetched; what can be set for the build is in docs/DOCKER.md.",
+            )
+
+
+def executable() -> str:
+    """Docker's. FileNotFoundError where there is none."""
+    found = shutil.which("docker")
+    if found is None:
+        raise FileNotFoundError("docker")
+    return found
+
+
+def docker(*arguments: str, check: bool = True) -> str:
+    """What a call of docker prints. Raises DeviceError where it fails, unless that does not matter."""
+    done = subprocess.run(
+        [executable(), *arguments], check=False, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S
+    )
+    if check and done.returncode:
+        raise DeviceError(
+            f"docker {arguments[0]} failed: {' '.join(done.stderr.split())}",
+            "The engine's own words; docs/DOCKER.md has the usual causes.",
+        )
+    return done.stdout

@@ -1,0 +1,227 @@
+"""A peer that lies, to see what becomes of honest ones: ``python -m peer.lab.hostile LIE LINK --home HOME …``.
+
+It is a whole real peer, with its own p2pd, but for what stands between its two cores and the world: a transport, a
+directory and a codec pool that lie. ``sim.reality`` names the lies; what a lie in weights does to them is the
+simulator's (``sim.liars``), so that both mean the same. Nothing but the laboratory starts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+from typing import Any, get_args
+
+import click
+
+from p2ptrain import codec as codecs
+from p2ptrain.cli import run_command
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import JoinLink
+from p2ptrain.net.driver import Shore
+from p2ptrain.ports import Directory, Link, Transport
+from p2ptrain.sim.liars import Liar
+from p2ptrain.sim.reality import WireLie
+from p2ptrain.sim.scenario import Lie
+from p2ptrain.swarm import Presence
+from p2ptrain.swarm.events import Announce
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Encoded, Payloads
+from p2ptrain.wire import decode_message, encode_message
+from peer.app import run_peer
+from peer.building import Options
+
+LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
+
+DRIP_S = 2.0
+"""Between two bytes: no frame of ours may take so long."""
+FLOOD_PAUSE_S = 0.02
+"""Between two calls of a flood: fifty a second, far beyond what one peer is allowed."""
+FLOOD_LOOK_S = 5.0
+"""Between two looks at who is there to be flooded."""
+FOREVER_S = 3600.0
+
+
+@dataclass(slots=True)
+class Hostility:
+    """One peer's lie, and what it does to all that leaves it."""
+
+    lie: str
+    progress: float
+    """The run's end, in tokens per peer."""
+    random: Random = field(default_factory=lambda: Random(1))
+    liar: Liar = field(init=False)
+
+    def __post_init__(self) -> None:
+        simulated: Any = self.lie if self.lie in get_args(Lie) else "stalling"
+        self.liar = Liar(simulated, self.progress, self.random, self.garbled)
+
+    @property
+    def is_simulated(self) -> bool:
+        """The lie is one of the simulator's, and ``liar`` tells it."""
+        return self.lie in get_args(Lie)
+
+    def disguised(self, shore: Shore, learner: Learner) -> Shore:
+        """What an honest peer stands on, lying."""
+        payloads = learner.payloads
+
+        async def work(function: Callable[..., Any], *arguments: Any) -> Any:
+            if self.lie == "enormous" and function == payloads.encode:
+                return await shore.work(enormous, payloads, arguments)
+            result = await shore.work(function, *arguments)
+            if not self.is_simulated or self.lie == "stalling":
+                return result
+            if function == payloads.encode:
+                return await shore.work(self.liar.sends, result, payloads, arguments)
+            if function == payloads.weights:
+                return await shore.work(self.liar.gives, result)
+            return result
+
+        def sign(announce: Announce) -> Presence:
+            return shore.sign(self.liar.announces(announce) if self.is_simulated else announce)
+
+        directory = Forger(shore.directory) if self.lie == "forged_record" else shore.directory
+        return replace(
+            shore, transport=Lying(shore.transport, self, directory), directory=directory, work=work, sign=sign
+        )
+
+    def garbled(self, payload: Encoded, random: Random) -> Encoded:
+        return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
+
+
+def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
+    """What it would send if its weights were as large as codecs take them."""
+    true = payloads.published
+    parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
+    payloads.publish(replace(true, parts=parts))
+    try:
+        return payloads.encode(*question)
+    finally:
+        payloads.publish(true)
+
+
+@dataclass(slots=True)
+class Lying:
+    """A transport whose links lie."""
+
+    transport: Transport
+    hostility: Hostility
+    directory: Directory
+    _flood: asyncio.Task[None] | None = None
+
+    async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
+        return LyingLink(await self.transport.open(peer, addresses), self.hostility)
+
+    async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
+        if self.hostility.lie == "flood":
+            self._flood = asyncio.get_running_loop().create_task(self._call_everybody())
+        await self.transport.listen(lambda link: handler(LyingLink(link, self.hostility)))
+
+    async def _call_everybody(self) -> None:
+        """For ever, without a pause, and with nothing to say."""
+        loop, known, looked_at = asyncio.get_running_loop(), list[Presence](), -FLOOD_LOOK_S
+        calls = set[asyncio.Task[None]]()
+        while True:
+            if loop.time() - looked_at >= FLOOD_LOOK_S:
+                looked_at = loop.time()
+                with contextlib.suppress(NetworkError):
+                    known = await self.directory.lookup()
+            for presence in known:
+                calls.add(call := loop.create_task(self._call(presence)))
+                call.add_done_callback(calls.discard)
+                await asyncio.sleep(FLOOD_PAUSE_S)
+            await asyncio.sleep(FLOOD_PAUSE_S)
+
+    async def _call(self, presence: Presence) -> None:
+        with contextlib.suppress(NetworkError, RemoteError):
+            link = await self.transport.open(presence.peer, presence.addresses)
+            try:
+                await link.receive()  # they wait for us to speak
+            finally:
+                await link.close()
+
+
+@dataclass(slots=True)
+class LyingLink:
+    """A link over which the lie goes out, and to which a silent peer does not listen."""
+
+    link: Link
+    hostility: Hostility
+    peer: PeerId = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = self.link.peer
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        hostility = self.hostility
+        match hostility.lie:
+            case "frames" if kind == FrameKind.MESSAGE:
+                body = hostility.random.randbytes(len(body))
+                kind = hostility.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
+            case "progress" if kind == FrameKind.MESSAGE:
+                body = encode_message(hostility.liar.says(decode_message(bytes(body))))
+            case "stalling" if kind == FrameKind.CHUNK:
+                await asyncio.sleep(FOREVER_S)
+            case "shapes" if kind == FrameKind.CHUNK:
+                body = memoryview(body)[: len(body) // 2]
+            case "endless" if kind == FrameKind.PART:
+                while True:
+                    await self.link.send(FrameKind.CHUNK, hostility.random.randbytes(1 << 16))
+            case "drip" if kind == FrameKind.CHUNK:
+                for place in range(len(body)):
+                    await self.link.send(kind, memoryview(body)[place : place + 1])
+                    await asyncio.sleep(DRIP_S)
+                return
+        await self.link.send(kind, body)
+
+    async def receive(self) -> tuple[int, bytes]:
+        kind, body = await self.link.receive()
+        lie = self.hostility.lie
+        if lie == "silent" and kind == FrameKind.MESSAGE and not self.hostility.liar.hears(decode_message(body)):
+            await asyncio.sleep(FOREVER_S)
+        return kind, body
+
+    async def close(self) -> None:
+        await self.link.close()
+
+
+@dataclass(slots=True)
+class Forger:
+    """A directory in which it announces others, too, at its own address."""
+
+    directory: Directory
+
+    async def announce(self, presence: Presence) -> None:
+        await self.directory.announce(presence)
+        for other in await self.lookup():
+            if other.peer != presence.peer:
+                with contextlib.suppress(NetworkError):  # nobody stored it
+                    await self.directory.announce(replace(presence, peer=other.peer))
+
+    async def lookup(self) -> list[Presence]:
+        return await self.directory.lookup()
+
+
+@click.command()
+@click.argument("lie", type=click.Choice(LIES))
+@click.argument("link")
+@click.option("--home", required=True, type=click.Path(file_okay=False, path_type=Path))
+@click.option("--nickname", default="")
+@click.option("--local", is_flag=True)
+def hostile(lie: str, link: str, home: Path, nickname: str, local: bool) -> None:
+    """A peer of the laboratory's that tells LIE to the swarm of LINK."""
+
+    def disguise(shore: Shore, learner: Learner, progress: float) -> Shore:
+        return Hostility(lie, progress).disguised(shore, learner)
+
+    run_peer(Options(JoinLink.parse(link), home, nickname=nickname, local=local), disguise)
+
+
+if __name__ == "__main__":
+    run_command(hostile, name=f"{Path(sys.argv[0]).name} (a liar of the laboratory)")

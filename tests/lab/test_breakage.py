@@ -1,0 +1,99 @@
+"""What breaks of a computer: disks, descriptors, daemons; with real mounts where root can make them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peer.lab.breakage import Exhausted
+
+ON_A_DISK = """
+import errno, os, sys
+from pathlib import Path
+from peer.lab.breakage import Disk
+
+home = Path(sys.argv[1])
+disk = Disk.small(home)
+assert (home / "before").read_text() == "kept"
+(home / "early").write_text("x")
+
+def refusal(name):
+    try:
+        (home / name).write_bytes(b"y" * 100_000)
+    except OSError as error:
+        (home / name).unlink(missing_ok=True) if error.errno == errno.ENOSPC else None
+        return errno.errorcode[error.errno]
+
+disk.fill()
+print(refusal("full"))
+disk.drain()
+print(refusal("room"))
+disk.lock()
+print(refusal("locked"))
+disk.unlock()
+disk.unlock()
+print(refusal("open"))
+disk.lock()
+disk.close()
+print(sorted(each.name for each in home.iterdir()), os.path.ismount(home))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounts are root's")
+def test_a_disk_fills_up_and_becomes_read_only_and_leaves_a_folder(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    (home / "before").write_text("kept")
+    own_mounts = ["unshare", "--mount", "--propagation", "private", "--"]
+    done = subprocess.run(
+        [*own_mounts, sys.executable, "-c", ON_A_DISK, str(home)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["ENOSPC", "None", "EROFS", "None", "['before', 'early', 'open', 'room'] False"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["home"]
+
+
+OPENING = """
+import sys
+for line in sys.stdin:
+    try:
+        open("/dev/null").close()
+        print("opened", flush=True)  # after it is closed, so that its number is free again
+    except OSError as error:
+        print(error.strerror, flush=True)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="prlimit is Linux's")
+def test_who_is_exhausted_opens_nothing_until_it_is_over() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OPENING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+
+        def answer() -> str:
+            print(file=process.stdin, flush=True)
+            return process.stdout.readline().strip()  # type: ignore[union-attr]  # asserted above
+
+        assert answer() == "opened"
+        exhausted = Exhausted([process.pid])
+        assert answer() == "Too many open files"
+        exhausted.end()
+        exhausted.end()
+        assert answer() == "opened"
+        process.stdin.close()
+
+
+def test_who_is_gone_is_not_exhausted() -> None:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+        Exhausted([process.pid]).end()

@@ -1,0 +1,144 @@
+"""The stage of containers, with a stand-in for docker that writes down what it was asked for."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import DeviceError
+from p2ptrain.sim.reality import parse
+from peer.lab import closing, containers
+from peer.lab.containers import Containers, build, check_engine
+from peer.lab.script import written
+
+DOCKER = """#!{python}
+import json, os, sys
+with open(os.environ["ASKED"], "a") as log:
+    log.write(json.dumps(sys.argv[1:]) + "\\n")
+if sys.argv[1] == os.environ.get("FAILS"):
+    print(os.environ["WHY"], file=sys.stderr)
+    sys.exit(1)
+if sys.argv[1] == "inspect":
+    print("true")
+if sys.argv[1] == "ps":
+    print("abc\\ndef")
+"""
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the stand-in writes."""
+    tool = tmp_path / "bin" / "docker"
+    tool.parent.mkdir()
+    tool.write_text(DOCKER.replace("{python}", sys.executable))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    return tmp_path / "asked"
+
+
+def calls(asked: Path) -> list[list[str]]:
+    return [json.loads(line) for line in asked.read_text().splitlines()]
+
+
+def stage(tiny: dict[str, Any], out: Path) -> Containers:
+    tiny["peers"][1] |= {"up_mbit_s": 5, "down_mbit_s": 20}
+    return Containers(written(parse(tiny)), out, "0123456789abcdef")
+
+
+def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    containers_of = stage(tiny, tmp_path / "out")
+    command = containers_of.inside("home-1", "home-1")(sys.executable, "-P", "-m", "peer", "link")
+    assert command[1] == "run"
+    assert command[-5:] == ["p2ptrain-peer", "-P", "-m", "peer", "link"]
+    assert command[command.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
+    assert f"{tmp_path / 'out'}:{tmp_path / 'out'}" in command
+    assert "NET_ADMIN" not in command
+    assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
+    assert "p2ptrain-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
+    assert calls(asked)[0][:2] == ["network", "create"]
+
+
+def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    containers_of = stage(tiny, tmp_path)
+    names = {who: containers_of.inside(who, who)("python")[5] for who in ("home-1", "office-1")}
+    office, home = names["office-1"], names["home-1"]
+    assert office.endswith("-2")
+    asked.write_text("")
+    group = {part.name: part.settings for part in containers_of.script.parts}
+    containers_of.started("home-1", group["home-1"])
+    containers_of.started("bootstrap", None)
+    assert calls(asked) == []
+    containers_of.started("office-1", group["office-1"])
+    assert calls(asked)[-1][-4:] == ["sh", "/usr/local/bin/p2ptrain-line", "5", "20"]
+    nap = containers_of.nap("home-1", 1)
+    nap.end()
+    nap.end()
+    assert [call[1:2] + call[-1:] for call in calls(asked)[-2:]] == [[home, "kill -STOP -1"], [home, "kill -CONT -1"]]
+    containers_of.kill("home-1", 1)
+    assert calls(asked)[-1] == ["kill", home]
+
+
+def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    containers_of = stage(tiny, tmp_path)
+    assert containers_of.left() == 2
+    containers_of.close()
+    assert ["rm", "--force", "--volumes", "abc", "def"] in calls(asked)
+
+
+@pytest.mark.parametrize(
+    ("why", "problem", "remedy"),
+    [
+        ("permission denied while trying to connect", "does not let this user in", "usermod -aG docker"),
+        ("Cannot connect to the Docker daemon", "No Docker engine answers", "systemctl start docker"),
+    ],
+)
+def test_an_engine_that_does_not_answer_is_explained(
+    asked: Path, monkeypatch: pytest.MonkeyPatch, why: str, problem: str, remedy: str
+) -> None:
+    monkeypatch.setenv("FAILS", "version")
+    monkeypatch.setenv("WHY", why)
+    with pytest.raises(DeviceError) as caught:
+        check_engine()
+    assert problem in caught.value.problem
+    assert remedy in caught.value.remedy
+
+
+def test_without_docker_it_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(DeviceError, match="not installed"):
+        check_engine()
+
+
+def test_images_are_built_of_the_clone(asked: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv(containers.BUILD_VARIABLE, "--network host --build-arg 'A=b c'")
+    build()
+    assert [call[call.index("--target") + 1] for call in calls(asked)] == ["bootstrap", "peer"]
+    assert all("A=b c" in call for call in calls(asked))
+    monkeypatch.setenv("FAILS", "build")
+    monkeypatch.setenv("WHY", "no route to host")
+    with pytest.raises(DeviceError, match="could not be built"):
+        build()
+    monkeypatch.setattr(containers, "SOURCE", tmp_path)
+    with pytest.raises(DeviceError, match="no docker/Dockerfile"):
+        build()
+
+
+def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> None:
+    killed, well = {"status": -9, "ended_by_us": "is killed"}, {"status": 0, "ended_by_us": ""}
+    home = tmp_path / "anna"
+    home.mkdir()
+
+    def noted(*kinds: str) -> None:
+        (home / "events.jsonl").write_text("".join(json.dumps({"kind": kind}) + "\n" for kind in kinds) + '{"kind')
+
+    noted("listening", "exchanged", "listening", "progress")
+    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path) is False
+    noted("listening", "listening", "exchanged")
+    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path) is True
+    assert closing.rejoined({"bert": [well]}, tmp_path) is None

@@ -1,0 +1,169 @@
+"""Liars of the laboratory: what leaves them, and that nothing else of theirs is changed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from p2ptrain import codec as codecs
+from p2ptrain.codec import CodecTerms
+from p2ptrain.errors import NetworkError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ids import PeerId
+from p2ptrain.net.driver import Shore, at_once
+from p2ptrain.ports import Link
+from p2ptrain.swarm import PeerState
+from p2ptrain.swarm.messages import Decline, DeclineReason
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.wire import decode_message, encode_message
+from peer.lab import hostile
+from peer.lab.hostile import LIES, Hostility
+
+FP32 = codecs.get("fp32")
+THEM = PeerId("them")
+WEIGHTS = torch.linspace(-1.0, 1.0, 256)
+
+
+@dataclass
+class Wire:
+    """A link that keeps what is sent, and breaks after so many frames."""
+
+    peer: PeerId = THEM
+    patience: int = 1000
+    sent: list[tuple[int, bytes]] = field(default_factory=list)
+    coming: list[tuple[int, bytes]] = field(default_factory=list)
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        if len(self.sent) == self.patience:
+            raise NetworkError("they had enough")
+        self.sent.append((kind, bytes(body)))
+
+    async def receive(self) -> tuple[int, bytes]:
+        return self.coming.pop(0)
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class OneWire:
+    """A transport with one link, in and out."""
+
+    wire: Wire
+
+    async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
+        return self.wire
+
+    async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
+        await handler(self.wire)
+
+
+@dataclass
+class OneLearner:
+    payloads: Payloads
+
+
+def honest_payloads() -> Payloads:
+    payloads = Payloads([len(WEIGHTS)], FP32, None)
+    payloads.publish(Snapshot(3, (WEIGHTS,), (WEIGHTS,)))
+    return payloads
+
+
+def disguised(lie: str, wire: Wire | None = None, payloads: Payloads | None = None) -> Shore:
+    nothing: Any = None
+    shore = Shore(
+        transport=OneWire(wire or Wire()),
+        directory=nothing,
+        notebook=nothing,
+        clock=lambda: 0.0,
+        sign=nothing,
+        live_until=nothing,
+        begin_training=nothing,
+        work=at_once,
+    )
+    learner = cast(Learner, OneLearner(payloads or honest_payloads()))
+    return Hostility(lie, 1000.0).disguised(shore, learner)
+
+
+def encoded(lie: str) -> torch.Tensor:
+    """What partners decode of its weights."""
+    payloads = honest_payloads()
+    payload = asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), ()))
+    assert payloads.published.parts[0] is WEIGHTS  # the lie is told, not believed
+    return FP32.decode(payload.parts[0], CodecTerms(len(WEIGHTS)))
+
+
+def sent(lie: str, *frames: tuple[int, bytes], patience: int = 1000) -> list[tuple[int, bytes]]:
+    """What goes over the wire when it is to send these frames."""
+    wire = Wire(patience=patience)
+
+    async def send() -> None:
+        link = await disguised(lie, wire).transport.open(wire.peer, ())
+        for kind, body in frames:
+            await link.send(kind, body)
+
+    asyncio.run(send())
+    return wire.sent
+
+
+MESSAGE = FrameKind.MESSAGE, encode_message(Decline(DeclineReason.BUSY, PeerState.TRAINING, 2, 5.0))
+CHUNK = FrameKind.CHUNK, bytes(64)
+PART = FrameKind.PART, bytes(44)
+
+
+def test_weights_that_are_lied_about() -> None:
+    assert torch.equal(encoded("flipped"), -WEIGHTS)
+    assert torch.equal(encoded("scaled"), 3 * WEIGHTS)
+    assert float(encoded("enormous").abs().max()) > 1e6
+    assert not torch.equal(encoded("random"), WEIGHTS)
+
+
+@pytest.mark.parametrize("lie", ["frames", "shapes", "endless", "drip", "flood", "forged_record", "silent", "stalling"])
+def test_other_liars_have_honest_weights(lie: str) -> None:
+    assert torch.equal(encoded(lie), WEIGHTS)
+
+
+def test_frames_are_garbage_and_payloads_are_not() -> None:
+    [(_, body), chunk] = sent("frames", MESSAGE, CHUNK)
+    assert body != MESSAGE[1]
+    assert len(body) == len(MESSAGE[1])
+    assert chunk == CHUNK
+
+
+def test_shapes_are_wrong() -> None:
+    assert sent("shapes", MESSAGE, CHUNK) == [MESSAGE, (FrameKind.CHUNK, bytes(32))]
+
+
+def test_an_endless_payload_ends_when_the_partner_has_had_enough() -> None:
+    with pytest.raises(NetworkError):
+        sent("endless", CHUNK, PART, patience=20)
+
+
+def test_it_claims_to_be_at_the_end() -> None:
+    [(_, body)] = sent("progress", MESSAGE)
+    assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=1000.0)
+
+
+def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+
+    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+    assert sent("drip", CHUNK) == [(FrameKind.CHUNK, b"\0")] * 64
+    assert naps == [hostile.DRIP_S] * 64
+    naps.clear()
+    sent("stalling", MESSAGE, CHUNK)
+    assert naps == [hostile.FOREVER_S]
+
+
+def test_every_lie_of_a_scenario_is_known() -> None:
+    assert {"flipped", "stale", "drip", "flood", "forged_record", "enormous"} <= set(LIES)
+    assert len(LIES) == len(set(LIES)) == 16
