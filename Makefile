@@ -5,12 +5,14 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := out/demo
 
-.PHONY: help demo lab test check fuzz bench results results-quick install clean
+.PHONY: help demo lab soak docker-testnet test check fuzz bench results results-quick install clean
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
 	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; minutes)"
+	@echo "make soak    four peers for half an hour: does anything grow? (root)"
+	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker)"
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
 	@echo "make fuzz    search for inputs that break a decoder of what strangers send (minutes; Linux)"
@@ -27,8 +29,16 @@ lab: $(STAMP)
 	$(BIN)/pytest -m lab
 	$(BIN)/p2ptrain testnet --scenario tests/scenarios --stage namespaces --out out/lab
 
+soak: $(STAMP)
+	.ci/net
+	$(BIN)/p2ptrain testnet --scenario tests/scenarios/long/soak.toml --stage namespaces --out out/soak
+
+docker-testnet: $(STAMP)
+	$(BIN)/p2ptrain testnet --stage docker --scenario docker/testnet.toml --out out/docker
+
 test: $(STAMP)
 	.ci/net
+	.ci/docker
 	$(BIN)/pytest -n 2 -m "not net and not lab"
 	$(BIN)/pytest -m "net and not lab"
 

@@ -1,0 +1,37 @@
+# p2ptrain-entry bootstrap|peer [OPTION]...: how a container begins. Whatever follows goes to p2ptrain.
+#
+# /data    this container's own: run, identity, checkpoints
+# /swarm   shared by a compose project: the bootstrap writes the join link there, peers read it
+#
+# LINK          a peer's join link; without it the one in /swarm is waited for
+# PRESET        of a new run: demo, llama-15m, llama-135m
+# UP_MBIT, DOWN_MBIT   rates of this container's line (needs the capability NET_ADMIN, and to begin as root)
+set -eu
+what=$1
+shift
+
+if [ "$(id -u)" -eq 0 ]; then
+  sh /usr/local/bin/p2ptrain-line "${UP_MBIT:-}" "${DOWN_MBIT:-}"
+  exec setpriv --reuid=10001 --regid=10001 --clear-groups --bounding-set=-all sh "$0" "$what" "$@"
+fi
+
+case "$what" in
+  bootstrap)
+    if [ ! -f /data/run/manifest.signed ]; then
+      python3 -m p2ptrain.cli init /data/run --preset "${PRESET:-demo}"
+      python3 -m p2ptrain.cli sign /data/run
+    fi
+    rm -f /swarm/join-link.txt /data/run/bootstrap/join-link.txt  # an address of last time may be another's now
+    (until [ -f /data/run/bootstrap/join-link.txt ]; do sleep 0.2; done
+     cp /data/run/bootstrap/join-link.txt /swarm/.link && mv /swarm/.link /swarm/join-link.txt) &
+    exec python3 -m p2ptrain.cli bootstrap /data/run "$@"
+    ;;
+  peer)
+    if [ -z "${LINK:-}" ]; then
+      [ -f /swarm/join-link.txt ] || echo "[join] waiting for the bootstrap's join link in /swarm; or set LINK" >&2
+      until [ -f /swarm/join-link.txt ]; do sleep 0.5; done
+      LINK=$(cat /swarm/join-link.txt)
+    fi
+    exec python3 -m p2ptrain.cli peer "$LINK" --home /data/peer --nickname "${NICKNAME:-$(hostname)}" "$@"
+    ;;
+esac

@@ -1,0 +1,15 @@
+# The router of the compose file: its own network may go out, masqueraded, and nothing new comes in.
+set -eu
+outside=$(ip -o route get "$(getent hosts bootstrap | cut -d' ' -f1)" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+nft -f - <<RULES
+table ip router {
+    chain out { type nat hook postrouting priority 100; policy accept; oifname "$outside" masquerade; }
+    chain through {
+        type filter hook forward priority 0; policy drop;
+        ct state established,related accept
+        iifname != "$outside" accept
+    }
+}
+RULES
+echo "[router] out through $outside; nothing new comes in"
+exec sleep infinity
