@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import TracebackType
 from typing import Any
 
 import torch
@@ -170,7 +171,11 @@ def _connect(
         relay=RelayLimits() if options.relay else None,
         paths=paths,
     )
-    stack.callback(lambda: thread.call(connection.close()))
+
+    def close(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C
+
+    stack.push(close)
     thread.call(connection.start())
     home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))

@@ -200,12 +200,14 @@ class Connection:
             )
         )
 
-    async def close(self) -> None:
-        """Leave nothing behind."""
+    async def close(self, in_haste: bool = False) -> None:
+        """Leave nothing behind; in haste without a word to anybody, p2pd least of all: it may be frozen."""
         if self._watcher is not None:
             self._watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._watcher
+        if in_haste and self._node is not None:
+            await self._node.daemon.kill()
         await self._drop()
 
     # --- ports.Transport and ports.Directory --------------------------------------------------------------------------
@@ -318,9 +320,7 @@ class Connection:
         services, node = [self._transport, self._manifests, *self._services], self._node
         self._transport = self._manifests = self._node = self._sheltering = self._shelter = None
         self._services = []
-        for service in services:
-            if service is not None:
-                await service.close()
+        await asyncio.gather(*(service.close() for service in services if service is not None))
         if node is not None:
             await node.close()
 

@@ -15,6 +15,7 @@ is the thread).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import os
 import sys
@@ -60,6 +61,8 @@ class Daemon:
         self.p2p = p2p
         self._folder = folder
         self._serials = itertools.count()
+        for task in (p2p._client.control._read_task, p2p._client.control._write_task):
+            task.add_done_callback(_ignore_end)
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
@@ -174,14 +177,26 @@ class Daemon:
             async with asyncio.timeout(SHUTDOWN_PATIENCE_S):
                 await self.p2p.shutdown()
         except TimeoutError:
-            self.p2p._child.kill()
-            await self.p2p._child.wait()
+            await self.kill()
         self._folder.remove()
+
+    async def kill(self) -> None:
+        """End the process as it stands. ``close`` is still to be called."""
+        with contextlib.suppress(ProcessLookupError):  # it ended just now
+            self.p2p._child.kill()
+        await self.p2p._child.wait()
 
     async def _ask(self, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Response, Stream]:
         if not self.alive:
             raise NetworkError(f"p2pd ended with code {self.p2p._child.returncode}")
         return await control.ask(self.p2p._daemon_listen_maddr["unix"], request)
+
+
+def _ignore_end(task: asyncio.Task[None]) -> None:
+    """hivemind's task that speaks with p2pd ends with any error of a socket when that dies, and nobody asks for it;
+    asyncio would print a traceback. ``died`` tells of the death."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _check_binary() -> None:
