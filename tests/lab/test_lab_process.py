@@ -87,7 +87,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 @root
 @pytest.mark.net
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.lab), signal.SIGKILL])
 def test_nothing_is_left_of_a_testnet_that_is_stopped(running: Running, number: signal.Signals) -> None:
     process, inside = running
     assert len([each for each in inside if each.name() == "p2pd"]) >= 2

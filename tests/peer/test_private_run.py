@@ -29,6 +29,7 @@ def said(*words: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False).stdout
 
 
+@pytest.mark.lab
 def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
     with Swarm(**ENDLESS, admission__policy="invite") as swarm:
         run = swarm.root / "run"

@@ -33,9 +33,9 @@ def weights(program: Program, directory: str) -> torch.Tensor:
 @pytest.mark.parametrize(
     "recipe",
     [
-        "gasloc",
         "diloco",
-        # Of a minute each, and of the same code as these: make lab runs them.
+        # Of half a minute each, and of the same code: make lab runs them.
+        pytest.param("gasloc", marks=pytest.mark.lab),
         pytest.param("noloco", marks=pytest.mark.lab),
         pytest.param("factored_gossip", marks=pytest.mark.lab),
     ],

@@ -25,7 +25,7 @@ TINY = {
     "model.config.num_hidden_layers": 1,
     "model.config.num_attention_heads": 2,
     "model.config.num_key_value_heads": 2,
-    "run.tokens_per_peer": 150_000,
+    "run.tokens_per_peer": 400_000,  # some seconds, so that whoever watches sees it
     "training.warmup_tokens": 3_000,
     "swarm.final_gossip_s": 20.0,
 }
