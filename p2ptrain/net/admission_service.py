@@ -20,13 +20,13 @@ from typing import Any
 
 from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, Register, Ticket
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
+from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Transport
-from p2ptrain.statements import Sign, packed, unpacked
+from p2ptrain.statements import Sign
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ ADMISSION_PROTOCOL = "/p2ptrain/admission/1"
 
 LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=2)
 """A guess: a question is 1 kB, an answer 60 kB at most."""
+_ABOUT = "admission"
 _MAX_QUESTION_BYTES = 1024
 _MAX_ANSWER_BYTES = MAX_RULINGS_BYTES + 64
 
@@ -54,15 +55,15 @@ class Desk:
 
     async def answer(self, link: Link) -> None:
         """Answer one question, over any link. Raises NetworkError and RemoteError."""
-        question = await _receive(link, _MAX_QUESTION_BYTES)
+        question = await hear(link, _ABOUT, _MAX_QUESTION_BYTES)
         if not self._allowance.take(link.peer, self.wall()):
             raise NetworkError(f"{short(link.peer)} asked about admission too often")
         match question:
             case ["rulings", int(serial)]:
                 ours = self.gate.rulings
-                await _send(link, ["rulings", ours.encode() if ours.serial > serial else b""])
+                await say(link, ["rulings", ours.encode() if ours.serial > serial else b""])
             case ["come", invite, bytes(introduction)]:
-                await _send(link, self._guest(link.peer, invite, introduction))
+                await say(link, self._guest(link.peer, invite, introduction))
             case other:
                 raise RemoteError(f"a question about admission was due, not {str(other)[:80]}")
         await link.close()
@@ -119,20 +120,9 @@ async def _ask(transport: Transport, peer: PeerId, addresses: Sequence[str], que
         async with asyncio.timeout(3 * LIMITS.idle_s):
             link = await transport.open(peer, addresses)
             try:
-                await _send(link, question)
-                return await _receive(link, _MAX_ANSWER_BYTES)
+                await say(link, question)
+                return await hear(link, _ABOUT, _MAX_ANSWER_BYTES)
             finally:
                 await link.close()
     except TimeoutError:
         raise NetworkError(f"{short(peer)} does not answer about admission") from None
-
-
-async def _send(link: Link, words: list[Any]) -> None:
-    await link.send(FrameKind.MESSAGE, packed(words))
-
-
-async def _receive(link: Link, most_bytes: int) -> list[Any]:
-    kind, body = await link.receive()
-    if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"words about admission were due, not a frame of kind {kind}")
-    return unpacked(body, most_bytes)

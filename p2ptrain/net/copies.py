@@ -12,15 +12,14 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import msgpack
 import torch
 
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.links import Limits
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rate_limiter import Allowance, RateLimiter
+from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Notebook
 from p2ptrain.swarm.pieces import Action, Cancel, Compare, Fetch, Gathering
 from p2ptrain.train.payloads import Payloads
@@ -38,6 +37,7 @@ OVERALL = Allowance(burst=512.0, per_s=1.0)
 SKETCH_DEADLINE_S = 60.0
 """For a comparison, dialing included; a busy machine sketches a large fragment within it. A guess."""
 _MAX_WORDS = 120
+_MAX_QUESTION_BYTES = 64
 
 
 Dial = Callable[[PeerId, Sequence[str]], Awaitable[Link]]
@@ -60,7 +60,7 @@ class Copies:
     async def answer(self, link: Link) -> None:
         """One question. Raises NetworkError and RemoteError."""
         slow = self._payloads.published.slow
-        match await _question(link):
+        match await hear(link, "copies", _MAX_QUESTION_BYTES):
             case ["sketch", int(fragment), int(seed)] if 0 <= fragment < len(slow) and 0 <= seed < 2**63:
                 self._ration(link.peer)
                 await send_payload(link, [await self._work(sketch, slow[fragment], seed)])
@@ -165,10 +165,10 @@ class Gatherer:
         mine = await self._work(sketch, torch.frombuffer(part, dtype=torch.float32), seed)
         return distance(mine, bytes(theirs))
 
-    async def _ask(self, donor: PeerId, addresses: Sequence[str], question: list[object], size: int) -> bytearray:
+    async def _ask(self, donor: PeerId, addresses: Sequence[str], question: list[Any], size: int) -> bytearray:
         link = await self._dial(donor, addresses)
         try:
-            await link.send(FrameKind.MESSAGE, msgpack.packb(question))
+            await say(link, question)
             return (await receive_payload(link, [size]))[0]
         finally:
             await link.close()
@@ -188,13 +188,3 @@ def _take(
 def _lose(gathering: Gathering, donor: PeerId) -> list[Action]:
     gathering.lost(donor)
     return gathering.act(asyncio.get_running_loop().time())
-
-
-async def _question(link: Link) -> object:
-    kind, body = await link.receive()
-    if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"a question about copies was due, not a frame of kind {kind}")
-    try:
-        return msgpack.unpackb(body, max_array_len=4, max_map_len=0, max_ext_len=0, max_str_len=32, max_bin_len=0)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise RemoteError(f"not msgpack as we write it: {str(error)[:_MAX_WORDS]}") from None

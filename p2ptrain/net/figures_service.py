@@ -21,12 +21,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits
+from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Transport
-from p2ptrain.statements import packed, unpacked
 
 FIGURES_PROTOCOL = "/p2ptrain/figures/1"
 
@@ -34,6 +33,7 @@ LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
 """A guess: an answer has a few kilobytes."""
 DEADLINE_S = 10.0
 """For a question and its answer, the dial included. A guess."""
+_ABOUT = "figures"
 MAX_ANSWER_BYTES = 32 << 10
 MOST_FIELDS = 64
 """Of a row; more than anybody knows."""
@@ -59,7 +59,7 @@ class Teller:
 
     async def answer(self, link: Link) -> None:
         """Answer one question, over any link. Raises NetworkError and RemoteError."""
-        match await _receive(link, 64):
+        match await hear(link, _ABOUT, 64):
             case ["figures", int(serial)]:
                 pass
             case _:
@@ -68,11 +68,11 @@ class Teller:
             raise NetworkError(f"{short(link.peer)} asked for figures too often")
         telling = self.telling()
         if telling is None:
-            await _send(link, ["kept"])
+            await say(link, ["kept"])
         else:
             row, news = telling(serial)
             known = [[name, value] for name, value in row.items() if value is not None]
-            await _send(link, ["figures", known, news[-MOST_TOLD:]])
+            await say(link, ["figures", known, news[-MOST_TOLD:]])
         await link.close()
 
 
@@ -92,8 +92,8 @@ async def _ask(
 ) -> tuple[dict[str, Any], list[Any]] | None:
     link = await transport.open(peer, addresses)
     try:
-        await _send(link, ["figures", serial])
-        match await _receive(link, MAX_ANSWER_BYTES):
+        await say(link, ["figures", serial])
+        match await hear(link, _ABOUT, MAX_ANSWER_BYTES):
             case ["figures", list(row), list(news)] if all(map(_is_pair, row[:MOST_FIELDS])):
                 return dict(row[:MOST_FIELDS]), news[:MOST_TOLD]
             case ["kept"]:
@@ -106,14 +106,3 @@ async def _ask(
 
 def _is_pair(field: object) -> bool:
     return isinstance(field, list) and len(field) == 2 and isinstance(field[0], str)
-
-
-async def _send(link: Link, words: list[Any]) -> None:
-    await link.send(FrameKind.MESSAGE, packed(words))
-
-
-async def _receive(link: Link, most_bytes: int) -> list[Any]:
-    kind, body = await link.receive()
-    if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"words about figures were due, not a frame of kind {kind}")
-    return unpacked(body, most_bytes)

@@ -15,8 +15,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-import msgpack
-
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
@@ -25,6 +23,7 @@ from p2ptrain.net.allowance import Allowance, origin
 from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import probe
+from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Link, Transport
 
 REACH_PROTOCOL = "/p2ptrain/reach/1"
@@ -38,6 +37,9 @@ FIRST_SAMPLE_BYTES = 128 << 10
 SAMPLE_DEADLINE_S = 60.0
 """For one that somebody takes or gives at our cost. A guess: 560 kbit/s."""
 _CHUNK_BYTES = 64 << 10
+_ABOUT = "reach"
+_MAX_BYTES = 1024
+"""An address, a reason and a clock, thrice over."""
 _MAX_WORDS = 120
 
 
@@ -93,10 +95,10 @@ async def answer(
     wall: Callable[[], float] = time.time,
 ) -> None:
     """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError."""
-    match await _receive(link):
+    match await hear(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port)] if 0 <= port < 2**16:
             dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
-            await _send(link, [place, dialed.value, why, wall()])
+            await say(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} asked for bytes too often")
@@ -106,7 +108,7 @@ async def answer(
                         await _give(link, size)
                     else:
                         await _take(link, size)
-                        await _send(link, [size])
+                        await say(link, [size])
         case other:
             raise RemoteError(f"a question about reach was due, not {str(other)[:_MAX_WORDS]}")
 
@@ -120,8 +122,8 @@ async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[st
     """``look`` over any transport."""
     link = await transport.open(peer, addresses)
     try:
-        await _send(link, ["look", port])
-        match await _receive(link):
+        await say(link, ["look", port])
+        match await hear(link, _ABOUT, _MAX_BYTES):
             case [str(place), str(dialed), str(why), float(clock)] if dialed in set(Dialed) and clock == clock:
                 seen = place if address.is_dialable(place) else ""
                 words = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
@@ -156,12 +158,12 @@ async def _sample(transport: P2PTransport, peer: PeerId, addresses: Sequence[str
     link = await transport.open(peer, addresses)
     try:
         began = asyncio.get_running_loop().time()
-        await _send(link, [question, size])
+        await say(link, [question, size])
         if question == "give":
             await _take(link, size)
         else:
             await _give(link, size)
-            await _receive(link)
+            await hear(link, _ABOUT, _MAX_BYTES)
         return size / max(asyncio.get_running_loop().time() - began, 1e-6)
     finally:
         await link.close()
@@ -202,20 +204,3 @@ async def _take(link: Link, size: int) -> None:
         if kind != FrameKind.CHUNK or not body:
             raise RemoteError(f"bytes to measure with were due, not a frame of kind {kind}")
         taken += len(body)
-
-
-async def _send(link: Link, words: list[object]) -> None:
-    await link.send(FrameKind.MESSAGE, msgpack.packb(words))
-
-
-async def _receive(link: Link) -> list[object]:
-    kind, body = await link.receive()
-    if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"a question about reach was due, not a frame of kind {kind}")
-    try:
-        words = msgpack.unpackb(body, max_array_len=8, max_map_len=0, max_ext_len=0, max_str_len=512)
-    except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise RemoteError(f"not msgpack as we write it: {str(error)[:_MAX_WORDS]}") from None
-    if not isinstance(words, list):
-        raise RemoteError("a list of words was due")
-    return words

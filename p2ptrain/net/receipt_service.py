@@ -14,18 +14,20 @@ import time
 from dataclasses import dataclass, field
 
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.framing import FrameKind
 from p2ptrain.ids import RunId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits
+from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
-from p2ptrain.statements import Sign, packed, unpacked
+from p2ptrain.statements import Sign
 
 RECEIPT_PROTOCOL = "/p2ptrain/receipts/1"
 
 LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
 """A guess: a question and its answer are half a kilobyte."""
+_ABOUT = "a receipt"
+_MAX_BYTES = MAX_RECEIPT_BYTES + 32
 DEADLINE_S = 20.0
 """For a question and its answer, the dial included. A guess."""
 
@@ -43,7 +45,7 @@ class Notary:
 
     async def answer(self, link: Link) -> None:
         """Answer one question, over any link. Raises NetworkError and RemoteError."""
-        match await _receive(link):
+        match await hear(link, _ABOUT, _MAX_BYTES):
             case ["receipt", bytes(body)]:
                 claim = Receipt.decode(body)
             case _:
@@ -52,9 +54,9 @@ class Notary:
             raise NetworkError(f"{short(link.peer)} asked for signatures too often")
         objection = self.book.judge(claim, link.peer, self.wall())
         if objection is not None:
-            await _send(link, ["objection", objection.value])
+            await say(link, ["objection", objection.value])
         else:
-            await _send(link, ["agreed", claim.countersigned(self.run, self.sign).countersignature])
+            await say(link, ["agreed", claim.countersigned(self.run, self.sign).countersignature])
         await link.close()
 
 
@@ -64,8 +66,8 @@ async def ask_to_sign(transport: Transport, claim: Receipt) -> bytes | Objection
         async with asyncio.timeout(DEADLINE_S):
             link = await transport.open(claim.partner, [])  # we exchanged just now, so we are connected
             try:
-                await _send(link, ["receipt", claim.encode()])
-                match await _receive(link):
+                await say(link, ["receipt", claim.encode()])
+                match await hear(link, _ABOUT, _MAX_BYTES):
                     case ["agreed", bytes(countersignature)]:
                         return countersignature
                     case ["objection", str(why)] if why in set(Objection):
@@ -76,14 +78,3 @@ async def ask_to_sign(transport: Transport, claim: Receipt) -> bytes | Objection
                 await link.close()
     except TimeoutError:
         raise NetworkError(f"{short(claim.partner)} does not sign a receipt") from None
-
-
-async def _send(link: Link, words: list[object]) -> None:
-    await link.send(FrameKind.MESSAGE, packed(words))
-
-
-async def _receive(link: Link) -> list[object]:
-    kind, body = await link.receive()
-    if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"words about a receipt were due, not a frame of kind {kind}")
-    return unpacked(body, MAX_RECEIPT_BYTES + 32)
