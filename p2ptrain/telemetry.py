@@ -11,6 +11,7 @@ training.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
@@ -107,15 +108,26 @@ class Enduring:
 
 @contextlib.contextmanager
 def enduring_output() -> Iterator[None]:
-    """Around a process's long life: its standard output and error may come to their ends before it does."""
+    """Around a process's long life: its standard output and error may come to their ends before it does.
+
+    They may also be closed from the start, or unable to write what strangers call themselves.
+    """
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (cast(TextIO, Enduring(stream)) for stream in before)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for stream in before:
-            _drop_what_is_left(stream)
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
+        sys.stdout, sys.stderr = (cast(TextIO, Enduring(_writing_all(stream or nowhere))) for stream in before)
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = before
+            for stream in filter(None, before):
+                _drop_what_is_left(stream)
+
+
+def _writing_all(stream: TextIO) -> TextIO:
+    """The stream, with letters that it has not spelled out."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
 
 
 def _drop_what_is_left(stream: TextIO) -> None:

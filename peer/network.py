@@ -108,6 +108,7 @@ class Connection:
         except NetworkError as error:
             raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
+        self._watcher.add_done_callback(_report)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -204,8 +205,7 @@ class Connection:
         """Leave nothing behind; in haste without a word to anybody, p2pd least of all: it may be frozen."""
         if self._watcher is not None:
             self._watcher.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._watcher
+            await asyncio.wait([self._watcher])
         if in_haste and self._node is not None:
             await self._node.daemon.kill()
         await self._drop()
@@ -262,7 +262,7 @@ class Connection:
             self._services.append(await Relay.start(node, self._relay, self._rates))
         if self._gate is not None:
             node.stand_at(self._gate)
-        for protocol in self._handlers:
+        for protocol in tuple(self._handlers):  # more may come meanwhile, and put themselves on this node
             await self._serve_on(node, protocol)
         self._shelter = Shelter(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
@@ -320,9 +320,11 @@ class Connection:
         services, node = [self._transport, self._manifests, *self._services], self._node
         self._transport = self._manifests = self._node = self._sheltering = self._shelter = None
         self._services = []
-        await asyncio.gather(*(service.close() for service in services if service is not None))
-        if node is not None:
-            await node.close()
+        try:
+            await asyncio.gather(*(each.close() for each in services if each is not None), return_exceptions=True)
+        finally:  # whatever a service's close does: p2pd must not stay
+            if node is not None:
+                await node.close()
 
 
 def live_until(presence: Presence) -> float | None:

@@ -178,13 +178,20 @@ class Daemon:
                 await self.p2p.shutdown()
         except TimeoutError:
             await self.kill()
-        self._folder.remove()
+        except BaseException:
+            self._kill()  # whoever waited for us does not any more
+            raise
+        finally:
+            self._folder.remove()
 
     async def kill(self) -> None:
         """End the process as it stands. ``close`` is still to be called."""
+        self._kill()
+        await self.p2p._child.wait()
+
+    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             self.p2p._child.kill()
-        await self.p2p._child.wait()
 
     async def _ask(self, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Response, Stream]:
         if not self.alive:

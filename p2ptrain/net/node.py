@@ -181,11 +181,13 @@ class Node:
         if self._keeper is not None:
             self._keeper.cancel()
             await asyncio.wait([self._keeper])
-        if self.daemon.alive:
-            with contextlib.suppress(TimeoutError, OSError, EOFError):
-                async with asyncio.timeout(2.0):
-                    await self.dht.shutdown()
-        await self.daemon.close()
+        try:
+            if self.daemon.alive:
+                with contextlib.suppress(TimeoutError, OSError, EOFError):
+                    async with asyncio.timeout(2.0):
+                        await self.dht.shutdown()
+        finally:
+            await self.daemon.close()
 
     async def _keep_company(self) -> None:
         retry_s = FIRST_RETRY_S

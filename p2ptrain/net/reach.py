@@ -41,6 +41,8 @@ _ABOUT = "reach"
 _MAX_BYTES = 1024
 """An address, a reason and a clock, thrice over."""
 _MAX_WORDS = 120
+_LAST_S = 1e11
+"""No clock says more: the year 5138."""
 
 
 class Dialed(StrEnum):
@@ -124,7 +126,7 @@ async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[st
     try:
         await say(link, ["look", port])
         match await hear(link, _ABOUT, _MAX_BYTES):
-            case [str(place), str(dialed), str(why), float(clock)] if dialed in set(Dialed) and clock == clock:
+            case [str(place), str(dialed), str(why), float(clock)] if dialed in set(Dialed) and 0 < clock < _LAST_S:
                 seen = place if address.is_dialable(place) else ""
                 words = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
                 return Sight(seen, Dialed(dialed), words, clock)

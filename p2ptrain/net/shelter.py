@@ -21,7 +21,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import median
+from statistics import median_high, median_low
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
@@ -126,9 +126,12 @@ def announced(
 
 
 def clock_off(sights: Iterable[Sight], now: float) -> float | None:
-    """So many seconds our clock, which says ``now``, is fast by the others' median; None: nobody was asked."""
+    """So many seconds our clock, which says ``now``, is fast by the others' median; None: nobody was asked.
+
+    Of two middle ones that nearer to us counts: one of two may lie.
+    """
     clocks = [each.clock for each in sights]
-    return now - median(clocks) if clocks else None
+    return min((now - middle(clocks) for middle in (median_low, median_high)), key=abs) if clocks else None
 
 
 class Shelter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
@@ -96,6 +97,8 @@ class Tail:
     def read(self) -> list[dict[str, Any]]:
         try:
             with self.path.open("rb") as file:
+                if os.fstat(file.fileno()).st_size < self._offset:  # it grew too long, and another took its place
+                    self._offset = 0
                 file.seek(self._offset)
                 raw = file.read()
         except FileNotFoundError:

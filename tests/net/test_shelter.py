@@ -57,6 +57,7 @@ def told(clock: float) -> Sight:
 def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
     assert clock_off([], 1000.0) is None
     assert clock_off([told(1000.0), told(990.0), told(-9e9)], 1000.0) == 10.0  # one of three may lie
+    assert clock_off([told(1000.0), told(-9e9)], 1001.0) == 1.0  # or of two
 
 
 def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:

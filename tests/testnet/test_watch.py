@@ -52,6 +52,8 @@ def test_a_tail_takes_whole_lines_once(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write(': 2}\nnot json\n[3]\n{"c": 4}\n')
     assert tail.read() == [{"b": 2}, {"c": 4}]
+    path.write_text('{"d": 5}\n')  # a log that grew too long begins anew
+    assert tail.read() == [{"d": 5}]
 
 
 def watched(tmp_path: Path, *, terminal: bool) -> tuple[Watch, EventLog]:
