@@ -8,7 +8,7 @@ codecs     how fast weights become bytes and two messages become a difference
 peer       a demo peer as a process: memory, seconds to its first step and first exchange, bytes
 table      figures as rows: what was asked for, what was measured
 results    writes those rows, and those of demo runs, into ``docs/RESULTS.md``
-evidence   which method trains how well: experiments R1 to R10 (a package of its own, ``python -m bench.evidence``)
+evidence   which method trains how well: experiments R1 to R11 (a package of its own, ``python -m bench.evidence``)
 =========  ============================================================================================
 
 Every figure is a ratio, or has its counterpart, within one run: the machine's speed then cancels. Each is measured in a

@@ -1,13 +1,13 @@
 """The evidence: which method trains how well, from runs that anyone can repeat. ``python -m bench.evidence``.
 
 A **cell** is one run: a contender (a recipe with its numbers and codec), a setting (how many peers, H, what is wrong
-with them) and a seed. Cells are data, in ``experiments``, one small file for each of R1 to R10 and one for the tuning.
+with them) and a seed. Cells are data, in ``experiments``, one small file for each of R1 to R11 and one for the tuning.
 Everything else turns cells into tables::
 
     cells        what a contender, a setting and a cell are
     contenders   the methods that compete
     grid         the grid on which all of them are tuned, and what was best on it
-    experiments  the cells of R1-R10, and the tables and figures that are made of them
+    experiments  the cells of R1-R11, and the tables and figures that are made of them
     scenario     cell -> the scenario that the simulator takes
     headline     the simulator's report -> the few numbers that are kept
     identity     of a scenario, of the code that decides the numbers, of the machine

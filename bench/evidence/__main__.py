@@ -62,7 +62,7 @@ def main(
     list_only: bool,
     rehearse: bool,
 ) -> None:
-    """Run the experiments R1 to R10 as far as they have not been run, and write docs/results and docs/RESULTS.md."""
+    """Run the experiments R1 to R11 as far as they have not been run, and write docs/results and docs/RESULTS.md."""
     console = Console(highlight=False, soft_wrap=True)
     names = _names(only)
     home = REHEARSAL if rehearse else QUICK if is_quick else CELLS

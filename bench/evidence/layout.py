@@ -96,7 +96,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """R1 to R10."""
+    """R1 to R11."""
 
     id: str
     question: str

@@ -57,7 +57,7 @@ def record(
 
 
 def test_the_issue_is_covered() -> None:
-    assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 11)]
+    assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 12)]
     settings = {(each.setting.peers, each.setting.inner_steps) for each in EXPERIMENTS["R1"].cells}
     assert {(peers, inner_steps) for peers in (4, 8, 16) for inner_steps in (1, 10, 30, 100)} <= settings
     for contender in RIVALS:
@@ -89,8 +89,9 @@ def test_all_rows_of_a_column_see_the_same_tokens() -> None:
 
 def test_final_numbers_are_of_the_test_split_and_of_other_seeds() -> None:
     for each in all_cells():
-        grid = each.choice is not None
-        assert (each.split, each.seed == TUNING_SEED) == (("validation", True) if grid else ("test", False))
+        tuning = each.seed == TUNING_SEED
+        assert each.split == ("validation" if tuning else "test")
+        assert not tuning or each.choice is not None
 
 
 def test_every_table_and_panel_names_cells_that_are_planned() -> None:
@@ -137,8 +138,10 @@ def test_the_simulator_takes_every_scenario() -> None:
 
 
 def test_the_whole_fits_the_budget() -> None:
-    """About 12 hours of two cores, by what is assumed of a core; and ten minutes for the quick part."""
-    assert 6 < hours([job.cell for job in jobs(all_cells(), Store(Path("nowhere")), {}, "now")], workers=2) < 12
+    """About 12 hours of two cores, by what is assumed of a core, without what time allows (from tier 6 on); and ten
+    minutes for the quick part."""
+    needed = [each for each in all_cells() if each.tier < 6]
+    assert 6 < hours([job.cell for job in jobs(needed, Store(Path("nowhere")), {}, "now")], workers=2) < 12
     assert hours(quick(all_cells()), workers=2) * 60 < 10
 
 

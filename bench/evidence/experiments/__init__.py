@@ -1,4 +1,4 @@
-"""R1 to R10, one file each. ``EXPERIMENTS`` has them in order; ``all_cells`` what they need run, tuning included."""
+"""R1 to R11, one file each. ``EXPERIMENTS`` has them in order; ``all_cells`` what they need run, tuning included."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from bench.evidence.experiments.r7_growth import R7
 from bench.evidence.experiments.r8_outer_optimizer import R8
 from bench.evidence.experiments.r9_uneven import R9
 from bench.evidence.experiments.r10_liars import R10
+from bench.evidence.experiments.r11_doubts import R11
 from bench.evidence.grid import tuning_cells
 from bench.evidence.layout import Experiment
 
 EXPERIMENTS: Mapping[str, Experiment] = MappingProxyType(
-    {each.id: each for each in (R1, R2, R3, R4, R5, R6, R7, R8, R9, R10)}
+    {each.id: each for each in (R1, R2, R3, R4, R5, R6, R7, R8, R9, R10, R11)}
 )
 
 
