@@ -31,10 +31,13 @@ class SocketFolder:
         if len(str(parent)) > LONGEST_PARENT:
             parent = Path("/tmp")
         sweep(parent)
-        path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
-        lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        return cls(path, lock)
+        while True:
+            path = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX, dir=parent))
+            lock = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if (path / _LOCK_NAME).exists():
+                return cls(path, lock)
+            os.close(lock)  # another process swept it away between the two lines above
 
     def remove(self) -> None:
         """Safe to call twice."""
@@ -46,26 +49,28 @@ class SocketFolder:
 
 def sweep(parent: Path) -> list[Path]:
     """Remove our socket folders whose owner is gone; return them."""
-    return [folder for folder in parent.glob(f"{_FOLDER_PREFIX}*") if _is_abandoned(folder) and _removed(folder)]
+    return [folder for folder in parent.glob(f"{_FOLDER_PREFIX}*") if _swept(folder)]
 
 
-def _is_abandoned(folder: Path) -> bool:
+def _swept(folder: Path) -> bool:
+    """Its lock is held until the folder is gone: whoever just made it waits for the lock, and sees."""
     try:
         status = folder.lstat()
         if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():
             return False
         lock = os.open(folder / _LOCK_NAME, os.O_RDWR)
     except FileNotFoundError:
-        return folder.exists() and time.time() - status.st_mtime > _UNLOCKED_GRACE_S and _holds_only_sockets(folder)
+        is_old = folder.exists() and time.time() - status.st_mtime > _UNLOCKED_GRACE_S
+        return is_old and _holds_only_sockets(folder) and _removed(folder)
     except OSError:
         return False
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return _holds_only_sockets(folder) and _removed(folder)
     except OSError:
         return False
     finally:
         os.close(lock)
-    return _holds_only_sockets(folder)
 
 
 def _holds_only_sockets(folder: Path) -> bool:

@@ -30,16 +30,16 @@ while True:
 CLIENT = """
 import socket, sys
 try:
-    with socket.create_connection((sys.argv[1], 7777), 1.0) as link:
+    with socket.create_connection((sys.argv[1], 7777), float(sys.argv[2])) as link:
         print(link.recv(99).decode())
 except OSError:
     print("unreachable")
 """
 
 
-def asked(network: Network, name: str, address: str) -> str:
-    """As whom a server at the address sees the host; "unreachable" when it is."""
-    command = network.hosts[name].inside(sys.executable, "-c", CLIENT, address)
+def asked(network: Network, name: str, address: str, patience_s: float = 15.0) -> str:
+    """As whom a server at the address sees the host; "unreachable" when it is. A packet that is lost comes again."""
+    command = network.hosts[name].inside(sys.executable, "-c", CLIENT, address, str(patience_s))
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
 
 
@@ -70,19 +70,19 @@ def test_who_reaches_whom() -> None:
             assert asked(network, "slow", public["plain"]) == public["slow"]
             assert asked(network, "home", public["plain"]) == public["home"]  # masqueraded
             assert asked(network, "far home", public["slow"]) == public["far home"]
-            assert asked(network, "plain", public["home"]) == "unreachable"  # nothing new comes in
-            assert asked(network, "plain", "192.168.1.2") == "unreachable"
-            assert asked(network, "plain", "8.8.8.8") == "unreachable"  # no way out of here
+            assert asked(network, "plain", public["home"], 1.0) == "unreachable"  # nothing new comes in
+            assert asked(network, "plain", "192.168.1.2", 1.0) == "unreachable"
+            assert asked(network, "plain", "8.8.8.8", 1.0) == "unreachable"  # no way out of here
 
             network.part(1, [["plain", "home"], ["slow"]])
-            assert asked(network, "home", public["slow"]) == "unreachable"
+            assert asked(network, "home", public["slow"], 1.0) == "unreachable"
             assert asked(network, "home", public["plain"]) == public["home"]
             assert asked(network, "far home", public["slow"]) == public["far home"]  # on no side
             network.heal(1)
             assert asked(network, "home", public["slow"]) == public["home"]
 
             network.cut("slow")
-            assert asked(network, "far home", public["slow"]) == "unreachable"
+            assert asked(network, "far home", public["slow"], 1.0) == "unreachable"
             network.cut("slow", False)
             assert asked(network, "far home", public["slow"]) == public["far home"]
         finally:

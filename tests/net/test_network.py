@@ -53,7 +53,7 @@ class Swarm:
         return f"{self.nodes[0].addresses[0]}/p2p/{self.nodes[0].peer_id}"
 
 
-async def until(condition: Callable[[], bool], patience_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], patience_s: float = 60.0) -> None:
     async with asyncio.timeout(patience_s):
         while not condition():
             await asyncio.sleep(0.02)
@@ -210,7 +210,7 @@ def test_garbage_is_a_remote_error_and_costs_the_link_only(swarm: Swarm):
         for garbage in (b"GET / HTTP/1.1\r\n\r\n", b"\xa1\x01\xff\xff\xff\xff", b"\xa1\x63\x00\x00\x00\x00"):
             _, stream = await swarm.nodes[1].daemon.open_stream(swarm.nodes[0].peer_id, "/test/garbage")
             await stream.write(garbage)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(60):
                 with pytest.raises((EOFError, OSError)):
                     await stream.read_exactly(1)
             stream.close()
@@ -260,7 +260,7 @@ def test_a_remote_killed_during_download_is_a_network_error(swarm: Swarm, remote
         await link.send(FrameKind.CHUNK, b"go")
         await link.receive()
         remote.process.kill()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             with pytest.raises(NetworkError):
                 await drain(link)
 
@@ -269,11 +269,11 @@ def test_a_remote_killed_during_download_is_a_network_error(swarm: Swarm, remote
 
 def test_a_frozen_remote_is_a_network_error_within_the_deadline(swarm: Swarm, remote: Remote):
     async def main() -> None:
-        link = await P2PTransport(swarm.nodes[0], limits=Limits(idle_s=1.0)).open(remote.peer, remote.addresses)
+        link = await P2PTransport(swarm.nodes[0], limits=Limits(idle_s=4.0)).open(remote.peer, remote.addresses)
         await link.send(FrameKind.CHUNK, b"go")
         await link.receive()
         remote.process.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             with pytest.raises(NetworkError, match="too long"):
                 await drain(link)
 
@@ -346,7 +346,7 @@ def test_a_killed_p2pd_is_noticed_and_nothing_hangs(tmp_path: Path):
         identity = Identity.load_or_create(tmp_path / "id.key")
         node = await Node.start(identity, RUN, listen=LOOPBACK, local=True)
         os.kill(node.daemon.pid, signal.SIGKILL)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert await node.died() == -signal.SIGKILL
             assert not node.alive
             with pytest.raises(NetworkError, match="p2pd ended"):
@@ -381,7 +381,7 @@ def test_nothing_stays_after_sigkill_and_a_sweep(swarm: Swarm, tmp_path: Path):
             p2pd = psutil.Process(json.loads(process.stdout.readline())["p2pd"])
             assert sweep(Path(short_folder)) == []  # its owner lives
             process.kill()
-        p2pd.wait(10)
+        p2pd.wait(60)
         [left] = Path(short_folder).iterdir()
         assert sweep(Path(short_folder)) == [left]
         assert not left.exists()

@@ -1,5 +1,6 @@
 """The sweep of socket folders removes ours when their owner is gone, and nothing else."""
 
+import fcntl
 import os
 import socket
 from pathlib import Path
@@ -59,3 +60,19 @@ def test_an_old_folder_without_a_lock_is_debris(parent: Path, monkeypatch: pytes
         listener.bind("p2pd-x.sock")
     os.utime(old, (1.0, 1.0))
     assert sweep(parent) == [old]
+
+
+def test_what_was_swept_while_it_was_made_is_made_again(parent: Path, monkeypatch: pytest.MonkeyPatch):
+    swept: list[Path] = []
+    true = fcntl.flock
+
+    def flock(lock: int, how: int) -> None:
+        if how == fcntl.LOCK_EX and not swept:
+            swept.extend(sweep(parent))  # another process, just before we have the lock
+        true(lock, how)
+
+    monkeypatch.setattr("p2ptrain.net.socket_folder.fcntl.flock", flock)
+    folder = SocketFolder.create()
+    assert len(swept) == 1
+    assert list(parent.iterdir()) == [folder.path]
+    folder.remove()

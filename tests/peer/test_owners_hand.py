@@ -68,6 +68,7 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
 
     assert command("pause", anna) == (0, "pausing\n")
     held = anna.wait_for("held")
+    anna.wait_for("saved")
     until("anna to be away", lambda: status(anna)["peers"] == 0)
     assert command("pause", anna) == (0, "already paused\n")
     assert status(anna)["state"] == "paused"
@@ -121,6 +122,7 @@ def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Progra
     cleo.wait_for("exchanged")
     assert command("pause", cleo)[0] == 0
     held = cleo.wait_for("held")
+    cleo.wait_for("saved")
     until("its traffic to be on disk", (cleo.home / "traffic.json").exists)
     cleo.kill()
     assert (cleo.home / "control.sock").exists()

@@ -45,6 +45,8 @@ def test_a_peer_resumes_after_sigterm_and_after_sigkill_and_finds_its_swarm_agai
     assert bert.wait_for("resumed")["step"] == saved.step
     bert.wait_for("exchanged", 2, peer=orphans.anna.peer_id)
     assert bert.kill() == -signal.SIGKILL
+    saved = checkpoint.load_latest(bert.home / "checkpoints").checkpoint
+    assert saved is not None
 
     bert = orphans.bert = orphans.swarm.peer("bert", link=None)
     assert bert.wait_for("resumed")["step"] == saved.step

@@ -25,7 +25,8 @@ TINY = {
     "model.config.num_hidden_layers": 1,
     "model.config.num_attention_heads": 2,
     "model.config.num_key_value_heads": 2,
-    "run.tokens_per_peer": 400_000,  # some seconds, so that whoever watches sees it
+    "run.tokens_per_peer": 100_000_000,
+    "training.schedule": "constant",
     "training.warmup_tokens": 3_000,
     "swarm.final_gossip_s": 20.0,
 }
@@ -51,6 +52,7 @@ def test_two_peers_train_together_and_the_report_tells(tmp_path: Path) -> None:
     (tmp_path / "tiny.toml").write_text(render_toml(with_changes(preset("demo", "ab" * 32), TINY)))
     command = Path(sys.executable).parent / "p2ptrain"
     arguments = ["testnet", "--manifest", "tiny.toml", "--peers", "2", "--seed", "5", "--out", "out", "--page", "0"]
+    arguments += ["--seconds", "20"]  # however fast this machine is, whoever watches sees it
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
     log = tmp_path / "log"
     with log.open("wb") as output:
@@ -69,14 +71,13 @@ def test_two_peers_train_together_and_the_report_tells(tmp_path: Path) -> None:
     assert seen["join"].endswith(" --local")
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["passed"]
-    assert not summary["cut_short"]
+    assert summary["cut_short"]
     assert summary["seed"] == 5
     assert len(summary["peers"]) == 2
     for peer in summary["peers"]:
         assert peer["exchanges_ok"] >= 1
         assert peer["val_loss_last"] < peer["val_loss_first"]
-    # Progress is averaged in exchanges: what a slow peer reads less, a fast one reads more.
-    assert sum(peer["tokens"] for peer in summary["peers"]) >= 0.9 * 2 * TINY["run.tokens_per_peer"]
+    assert all(peer["tokens"] > 0 for peer in summary["peers"])
     assert summary["averaged_val_loss"] < summary["peers"][0]["val_loss_first"]
     assert summary["solo_val_loss"] < summary["peers"][0]["val_loss_first"]
     assert 0 <= summary["final_disagreement"] < 1

@@ -297,8 +297,10 @@ def test_another_thread_always_encodes_one_whole_snapshot():
 
     thread = threading.Thread(target=encode)
     thread.start()
-    for _ in range(300):
+    steps = 0
+    while (steps < 300 or len(seen) <= 10) and thread.is_alive():  # on a busy machine the thread gets its turn late
         each.advance()
+        steps += 1
     stop.set()
     thread.join()
     assert len(seen) > 10
