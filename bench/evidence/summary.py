@@ -10,7 +10,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from bench.evidence.layout import Entry, Experiment
@@ -38,6 +38,8 @@ class Figure:
     """None for a single run; 0 for what is computed and not measured."""
     seeds: tuple[int, ...] = ()
     """Empty for what is computed."""
+    values: tuple[float, ...] = field(default=(), compare=False)
+    """One for each seed."""
 
     def as_json(self) -> dict[str, Any]:
         error = None if self.standard_error is None else float(f"{self.standard_error:.3g}")
@@ -45,7 +47,8 @@ class Figure:
 
     @classmethod
     def of_json(cls, document: Mapping[str, Any]) -> Figure:
-        return cls(document["mean"], document["standard_error"], tuple(document["seeds"]))
+        values = tuple(document.get("values", ()))
+        return cls(document["mean"], document["standard_error"], tuple(document["seeds"]), values)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,9 @@ class Summary:
     setting: Mapping[str, Any]
     figures: Mapping[str, Figure]
     failed: int = 0
-    """Runs that ended in an error, or that diverged."""
+    """Runs that ended in an error, or that diverged. Where there are any, there are no ``LOSSES``: a mean of those
+    that survived would speak for the others."""
+    runs: int = 0
 
 
 def figure_of(values: Mapping[int | None, float]) -> Figure:
@@ -65,7 +70,15 @@ def figure_of(values: Mapping[int | None, float]) -> Figure:
         return Figure(values[None], 0.0)
     numbers = list(values.values())
     error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-    return Figure(statistics.fmean(numbers), error, tuple(sorted(seed for seed in values if seed is not None)))
+    seeds = tuple(sorted(seed for seed in values if seed is not None))
+    return Figure(statistics.fmean(numbers), error, seeds, tuple(values[seed] for seed in seeds))
+
+
+def paired(one: Figure, other: Figure) -> Figure | None:
+    """The ratio of two figures seed by seed: where both have a seed in common, most of its luck cancels."""
+    mine, theirs = (dict(zip(each.seeds, each.values, strict=False)) for each in (one, other))
+    ratios: dict[int | None, float] = {seed: mine[seed] / theirs[seed] for seed in mine if seed in theirs}
+    return figure_of(ratios) if len(ratios) > 1 else None
 
 
 def better(one: Figure, other: Figure, best: Literal["low", "high"]) -> bool:
@@ -98,8 +111,9 @@ def _summary(place: tuple[str, str], group: Sequence[Entry], broken: int) -> Sum
             headline = {name: number for name, number in headline.items() if name not in ("diverged", *LOSSES)}
         for name, number in headline.items():
             values.setdefault(name, {})[entry.get("seed")] = number
-    figures = {name: figure_of(each) for name, each in values.items()}
-    return Summary(place[0], json.loads(place[1]), figures, broken + diverged)
+    failed = broken + diverged
+    figures = {name: figure_of(each) for name, each in values.items() if not (failed and name in LOSSES)}
+    return Summary(place[0], json.loads(place[1]), figures, failed, broken + len(group))
 
 
 def key(setting: Mapping[str, Any]) -> str:
@@ -120,5 +134,7 @@ def document(
 
 def _row(summary: Summary, experiment: Experiment) -> dict[str, Any]:
     figures = {name: summary.figures[name].as_json() for name in experiment.figures if name in summary.figures}
+    if (loss := summary.figures.get("loss")) is not None and "loss" in figures and len(loss.seeds) > 1:
+        figures["loss"]["values"] = [float(f"{each:.6g}") for each in loss.values]
     row = {"contender": summary.contender, "setting": dict(summary.setting), "figures": figures}
     return {**row, "failed": summary.failed} if summary.failed else row

@@ -1,11 +1,13 @@
 """The evidence part of docs/RESULTS.md, from the JSON files in docs/results: ``python -m bench.evidence.tables``.
 
 Nothing in that part is typed by hand, the list of what others do better included. In a column that somebody can win,
-the best figure and all that are not clearly worse are bold. A figure without ± is a single run, or computed.
+the best figure and all that are not clearly worse are bold. A figure without ± is a single run, computed, or the same
+for all seeds. Where a run diverged there is no loss: a mean of the others would speak for it.
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from bench.evidence.goals import goals
 from bench.evidence.identity import ROOT
 from bench.evidence.layout import Column, Experiment, Row, Table
 from bench.evidence.rule import Decision, decide
-from bench.evidence.summary import Figure, Summary, better, key, summaries
+from bench.evidence.summary import GUESSING, Figure, Summary, better, key, summaries
 from bench.evidence.summary import document as summary_document
 from bench.results import replaced
 from bench.table import markdown
@@ -29,6 +31,8 @@ DOCUMENT = ROOT / "docs" / "RESULTS.md"
 OURS = ("swarm-2", "swarm")
 """Of ours, the first that a table has is compared with its rivals."""
 NOT_RUN = "-"
+WIDTH = 120
+"""Of a line of a note."""
 
 Documents = Mapping[str, Mapping[str, Any]]
 """By experiment, and "tuning"."""
@@ -160,11 +164,13 @@ def _tuning_lines(tuning: Mapping[str, Any] | None) -> list[str]:
     ]
     for name, each in tuning["contenders"].items():
         chosen = each["chosen"]
-        losses = [point["loss"] for point in each["grid"] if point["loss"] is not None]
+        losses = [point["loss"] for point in each["grid"] if point["loss"] is not None and point["loss"] <= GUESSING]
         diverged = len(each["grid"]) - len(losses)
+        best_loss = min(point["loss"] for point in each["grid"] if point["loss"] is not None)
+        worst = f"{max(losses):.3f}" if losses else ""
         lines.append(
             f"| {name} | `{chosen['recipe']}` | {chosen['learning_rate']:g} | {chosen['momentum']:g} "
-            f"| {min(losses):.3f} | {max(losses):.3f} | {diverged or ''} |"
+            f"| {best_loss:.3f} | {worst} | {diverged or ''} |"
         )
     return lines
 
@@ -181,7 +187,8 @@ def _experiment_lines(
     if document is None:
         yield "Not run yet."
         return
-    yield from (f"- {note}" for note in experiment.notes)
+    for note in experiment.notes:
+        yield from textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
     if document.get("checks"):
         yield ""
         yield "| published | there | here | how it is known |"
@@ -214,14 +221,15 @@ def table_lines(table: Table, by_place: Mapping[tuple[str, str], Summary]) -> It
 def _cell(by_place: Mapping[tuple[str, str], Summary], row: Row, column: Column, leader: Figure | None) -> str:
     found = _figure(by_place, row, column)
     place = by_place.get((row.contender, key(column.circumstances(row))))
-    failed = f" ({place.failed} failed or diverged)" if place is not None and place.failed else ""
+    if found is None and place is not None and place.failed:
+        return f"{place.failed} of {place.runs} diverged"
     if found is None:
-        return f"{NOT_RUN}{failed}" if place is None or failed else ""
+        return NOT_RUN if place is None else ""
     text = _shown(found, column)
     if leader is not None and column.best is not None and (found is leader or not better(leader, found, column.best)):
         alone = found.standard_error is None and found is not leader
         text = text if alone else f"**{text}**"
-    return f"{text}{failed}"
+    return text
 
 
 def _leader(figures: Iterable[Figure | None], column: Column) -> Figure | None:
@@ -235,7 +243,7 @@ def _shown(figure: Figure, column: Column) -> str:
     mean = f"{column.scale * figure.mean:,.{column.digits}f}"
     if not figure.standard_error:
         return mean
-    return f"{mean} ± {column.scale * figure.standard_error:.{column.digits}f}"
+    return f"{mean} ± {column.scale * figure.standard_error:,.{column.digits}f}"
 
 
 def _figure(by_place: Mapping[tuple[str, str], Summary], row: Row, column: Column) -> Figure | None:

@@ -11,7 +11,7 @@ from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
 from bench.evidence.goals import goals
 from bench.evidence.rule import AT_10, AT_30, AT_HOME, AT_ITS_BEST, CANDIDATES, decide
-from bench.evidence.summary import Figure, better, document, figure_of, summaries
+from bench.evidence.summary import Figure, better, document, figure_of, paired, summaries
 
 R1 = EXPERIMENTS["R1"]
 
@@ -41,7 +41,14 @@ def test_better_is_by_more_than_two_standard_errors_of_the_difference() -> None:
     assert not better(Figure(1.0, 0.0), Figure(1.0, 0.0), "low")
 
 
-def test_failed_and_diverged_runs_are_counted_and_left_out_of_means() -> None:
+def test_pairs_share_the_luck_of_their_seeds() -> None:
+    lucky, other = figure_of({1: 1.0, 2: 2.0, 3: 4.0}), figure_of({1: 2.0, 2: 4.0, 4: 1.0})
+    assert paired(lucky, other) == Figure(0.5, 0.0, (1, 2))
+    assert paired(lucky, figure_of({3: 1.0, 4: 1.0})) is None, "one seed in common is no pair of seeds"
+    assert paired(lucky, figure_of({None: 1.0})) is None
+
+
+def test_where_a_run_diverged_there_is_no_loss() -> None:
     entries = [
         entry("swarm", 1, loss=1.5),
         entry("swarm", 2, diverged=1.0),
@@ -50,8 +57,8 @@ def test_failed_and_diverged_runs_are_counted_and_left_out_of_means() -> None:
         {**entry("noloco", 1), "failure": "it broke"},
     ]
     swarm, noloco = summaries(R1, entries)
-    assert (swarm.contender, swarm.failed, swarm.figures["loss"].mean) == ("swarm", 3, 1.5)
-    assert set(swarm.figures) == {"loss", "simulated_s"}
+    assert (swarm.contender, swarm.failed, swarm.runs) == ("swarm", 3, 4)
+    assert set(swarm.figures) == {"simulated_s"}, "a mean of the survivors would speak for the others"
     plain = {**entry("swarm", 1, loss=911.0, disagreement=0.5), "setting": {"learner": "quadratic"}}
     assert set(summaries(R1, [plain])[0].figures) == {"loss", "disagreement"}, "its loss is no text's"
     assert (noloco.contender, noloco.failed, noloco.figures) == ("noloco", 1, {})
@@ -66,7 +73,7 @@ def test_the_summary_document_holds_the_named_figures() -> None:
         {
             "contender": "swarm",
             "setting": {},
-            "figures": {"loss": {"mean": 2.5, "standard_error": 0.5, "seeds": [1, 2]}},
+            "figures": {"loss": {"mean": 2.5, "standard_error": 0.5, "seeds": [1, 2], "values": [2.0, 3.0]}},
         }
     ]
     assert made["R5"] == []

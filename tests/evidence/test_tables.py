@@ -72,8 +72,8 @@ def test_the_best_and_what_is_not_clearly_worse_are_bold() -> None:
 
 def test_what_was_not_run_is_a_dash_and_what_failed_says_so() -> None:
     assert lines(swarm=Figure(1.6, None, (1,))) == ["| swarm | 1.600 |", "| DiLoCo | - |"]
-    broken = {("swarm", key({})): Summary("swarm", {}, {}, failed=3)}
-    assert list(table_lines(TABLE, broken))[2] == "| swarm | - (3 failed or diverged) |"
+    broken = {("swarm", key({})): Summary("swarm", {}, {}, failed=2, runs=3)}
+    assert list(table_lines(TABLE, broken))[2] == "| swarm | 2 of 3 diverged |"
 
 
 def entries(contender: str, loss: float) -> list[dict[str, Any]]:

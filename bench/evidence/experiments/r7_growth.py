@@ -43,6 +43,8 @@ R7 = Experiment(
         "Traffic: 135M parameters that are counted and not there, 100 / 20 Mbit/s, H = 30, a quarter of the "
         "parameters in each exchange, 20 outer steps. Nothing is learnt.",
         "Agreement: noisy descent on a quadratic, 50 outer steps, at sizes that fit into memory.",
+        "Not the default: one exchange an outer step and int8, without momentum. The bytes of the default are other "
+        "ones, and as flat. The directory's are bounded, not flat: presence is looked up in buckets, which split.",
         "Events per second are real time of this machine, everything else is counted or simulated.",
     ),
     cells=(
