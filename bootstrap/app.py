@@ -36,7 +36,9 @@ from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import serve_reach
@@ -51,6 +53,8 @@ STATUS_EVERY_S = 60.0
 """How often everyone is listed while nobody comes or goes. A guess."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before p2pd is started again: doubling between the two. Guesses."""
+OWN_WORD_S = 10.0
+"""For p2pd to tell where it listens. A guess: it takes milliseconds."""
 CALM_S = 300.0
 """A p2pd that ran so long starts with the first pause again. A guess."""
 
@@ -122,7 +126,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         for line in lines:
             say("join", line)
         view.join(lines[0])
-        listen = settled(place.listen, await node.daemon.own_addresses())
+        listen = await same_ports(place.listen, node)
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():
             began = asyncio.get_running_loop().time()
@@ -190,7 +194,8 @@ async def _attend(
             return
         tasks = [_watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]
         tasks += [] if doorman is None else [doorman.watch(node)]
-        tasks += [] if place.page is None else [view.ask(node, Random())]
+        if place.page is not None:
+            tasks.append(view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS), Random()))
         await _first_of(stop.wait(), node.died(), *tasks)
 
 
@@ -206,12 +211,14 @@ async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, v
     say("peers", words.status_line(before, tokens_per_peer))
     while True:
         await asyncio.sleep(LOOKUP_EVERY_S)
+        has_company = node.has_company
         try:
-            now = words.living(await node.directory.lookup()) if node.has_company else {}
+            found = await node.directory.lookup() if has_company else []
         except NetworkError:  # nobody answers just now: what was known is as good as anything
             continue
-        sees_all = node.directory.sees_all
-        view.meet(now.values(), None if sees_all else node.directory.size)
+        now, sees_all = words.living(found), node.directory.sees_all
+        total = None if sees_all else node.directory.size
+        view.meet(found, total if has_company else 0)  # 0: nobody was asked, as when p2pd has just been started again
         lines = words.news(before, now, tokens_per_peer) if saw_all and sees_all else []
         is_due = loop.time() - told_at > STATUS_EVERY_S
         if lines or is_due:
@@ -232,6 +239,16 @@ def _remember(node: Node, cache: PeerCache, now: words.View, say: Say) -> None:
             cache.save(now.values())
     except OSError as error:
         say("bootstrap", f"the list of peers could not be saved: {error.strerror}")
+
+
+async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:
+    """``settled``, by p2pd's word. Where it died or hangs: with the one port that is known, to start it again there."""
+    try:
+        async with asyncio.timeout(OWN_WORD_S):
+            own = await node.daemon.own_addresses()
+    except (TimeoutError, OSError, EOFError):
+        own = [each.replace("/tcp/0", f"/tcp/{node.port}") for each in listen]
+    return settled(listen, own)
 
 
 def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:

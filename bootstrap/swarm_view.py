@@ -1,26 +1,25 @@
 """The swarm as a bootstrap sees it: presence records, and what peers whose owners agreed tell of themselves.
 
 All of it is strangers' word, checked for shape and bounds (``p2ptrain.page``), shown to people and used for nothing.
-Safe from any thread.
+What stands for everybody is a median, which no few of them move far. Safe from any thread.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import Any
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net import address
-from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, ask_figures
-from p2ptrain.net.links import P2PTransport
-from p2ptrain.net.node import Node
+from p2ptrain.net.figures_service import ask_figures
 from p2ptrain.page import (
     CheckpointRow,
     ExchangeRow,
@@ -35,17 +34,36 @@ from p2ptrain.page import (
     row_of,
     words,
 )
-from p2ptrain.swarm import Presence
+from p2ptrain.page.view import MOST_PEERS
+from p2ptrain.ports import Transport
+from p2ptrain.swarm import PeerState, Presence
 
 POLL_S = 3.0
 """Between two rounds of questions. A guess: the gossip that is shown is so old at most."""
 MOST_ASKED = 64
-"""Peers in one round: of more, a sample. What they may answer is bounded (``figures_service``): 2 MB a round."""
+"""Peers that are asked in one round, and are being asked at any time: of more, a sample. What they may answer is
+bounded (``figures_service``): 2 MB a round."""
 AT_ONCE = 8
+"""Questions under way to peers that tell, and as many to those of whom nothing is known: who does not answer holds up
+nobody who does. A guess: an answer takes well below a second, and none 10 s."""
 KEPT_S = 60.0
 """Who keeps its figures, or does not answer, is asked again after so long."""
+SILENT_S = 120.0
+"""Figures of a peer that answers no more are taken down after so long. A guess: two questions later."""
+MOST_SERIALS = 4 * MOST_PEERS
+"""Peers of whom it is remembered how much of their news is known. A guess: for those who come back."""
+BEYOND_THE_END = 1.1
+"""Nobody is further, in runs: peers end at the run's end, and exchanges move their progress little. A guess."""
 
 Tell = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What a peer told last."""
+
+    at: float
+    row: Mapping[str, Any]
 
 
 class SwarmView:
@@ -65,10 +83,15 @@ class SwarmView:
         self._is_open = manifest.admission.policy == "open"
         self._wall = wall
         self._lock = threading.Lock()
-        self._told: dict[str, Mapping[str, Any]] = {}
-        """What peers that are here told last."""
-        self._serials: dict[str, int] = {}
-        self._places: dict[PeerId, tuple[str, ...]] = {}
+        self._most_progress = BEYOND_THE_END * manifest.run.tokens_per_peer
+        self._records: dict[PeerId, Presence] = {}
+        """Of who is here: the newest record of each."""
+        self._left: dict[PeerId, Presence] = {}
+        """The records by which peers took their leave, while they last: older ones may still be found."""
+        self._told: dict[PeerId, Word] = {}
+        """Of those among them who tell."""
+        self._serials: dict[PeerId, int] = {}
+        """Of the last news of each, the one heard of last at the end."""
         self._not_before: dict[PeerId, float] = {}
         self._tells: list[Tell] = []
 
@@ -86,78 +109,122 @@ class SwarmView:
             self._view.failures.append(FailureRow(self._view.next_serial(), self._wall(), "", words(text)))
 
     def meet(self, records: Iterable[Presence], total: int | None) -> None:
-        """Who is here now."""
+        """Who is here now.
+
+        Args:
+            records: those that were found, also of peers that are leaving.
+            total: None: they are all. Else a sample of about so many peers: who is not in it stays until its record
+                runs out.
+        """
         now = self._wall()
         with self._lock:
-            rows = [self._row(each, now) for each in records]
-            self._places = {PeerId(row.id): place for row, place in rows}
-            self._view.place([row for row, _ in rows], total, now)
-            here = self._view.peers.keys()
-            self._told = {peer: told for peer, told in self._told.items() if peer in here}
-            self._serials = {peer: serial for peer, serial in self._serials.items() if peer in here}
+            self._take(records, total is None, now)
+            self._view.place([self._row(each, now) for each in self._records.values()], total, now)
+            self._told = {peer: word for peer, word in self._told.items() if peer in self._records}
             self._sum_up(now)
 
     def told(self, peer: PeerId, row: Mapping[str, Any], news: Sequence[Any]) -> None:
         """A peer told of itself."""
         now, events = self._wall(), list[dict[str, Any]]()
         with self._lock:
-            if peer not in self._places:
+            if peer not in self._records:
                 return  # it has left meanwhile
-            self._told[peer] = row
-            known = self._view.peers.get(peer)
-            if known is not None:
-                self._view.peers[peer] = known = row_of(peer, row, known)
-                self._draw(known, now)
-                if isinstance(text := row.get("sample"), str):
-                    self._view.sample = SampleText(now, peer, known.step, "", paragraph(text))
+            before, self._told[peer] = self._told.get(peer), Word(now, row)
+            self._view.peers[peer] = known = self._row(self._records[peer], now)
+            self._draw(known, now)
+            text = row.get("sample")
+            if isinstance(text, str) and (before is None or text != before.row.get("sample")):
+                self._view.sample = SampleText(now, peer, known.step, "", paragraph(text))
             for each in news:
                 events += self._news(peer, each)
         for tell in self._tells:
             for event in events:
                 tell(event)
 
+    def forget(self, peer: PeerId) -> None:
+        """It tells no more: take down its figures, its curve and its text. What happened stays among what happened."""
+        now = self._wall()
+        with self._lock:
+            if self._told.pop(peer, None) is None:
+                return
+            self._view.curves.pop(peer, None)
+            if self._view.sample is not None and self._view.sample.peer == peer:
+                self._view.sample = None
+            if peer in self._records:
+                self._view.peers[peer] = self._row(self._records[peer], now)
+            self._sum_up(now)
+
     def document(self) -> dict[str, Any]:
         """What ``/status`` hands out."""
         with self._lock:
             return self._view.document(self._wall())
 
-    async def ask(self, node: Node, random: Random) -> None:
+    async def ask(self, transport: Transport, random: Random) -> None:
         """Ask peers for their figures, for ever. Survives NetworkError and RemoteError."""
-        loop, gate = asyncio.get_running_loop(), asyncio.Semaphore(AT_ONCE)
-        transport = P2PTransport(node, FIGURES_PROTOCOL, LIMITS)
+        loop = asyncio.get_running_loop()
+        tellers, others = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
+        asked: set[PeerId] = set()
 
         async def one(peer: PeerId, places: Sequence[str]) -> None:
-            async with gate:
-                answer = None
-                with contextlib.suppress(NetworkError, RemoteError):
-                    answer = await ask_figures(transport, peer, places, self._serials.get(peer, 0))
-                if answer is None:
+            async with tellers if peer in self._told else others:
+                if not await self._answers(transport, peer, places):
                     self._not_before[peer] = loop.time() + KEPT_S
-                else:
-                    self.told(peer, *answer)
+            asked.discard(peer)
 
-        while True:
-            now = loop.time()
-            self._not_before = {peer: until for peer, until in self._not_before.items() if until > now}
-            due = [each for each in self._places.items() if each[0] not in self._not_before]
-            await asyncio.gather(*(one(*each) for each in random.sample(due, min(len(due), MOST_ASKED))))
-            await asyncio.sleep(POLL_S)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                now = loop.time()
+                self._not_before = {peer: until for peer, until in self._not_before.items() if until > now}
+                with self._lock:
+                    due = {each.peer: each.addresses for each in self._records.values()}
+                waiting = [peer for peer in due if peer not in self._not_before and peer not in asked]
+                for peer in random.sample(waiting, min(len(waiting), MOST_ASKED - len(asked))):
+                    asked.add(peer)
+                    tasks.create_task(one(peer, due[peer]))
+                await asyncio.sleep(POLL_S)
+
+    async def _answers(self, transport: Transport, peer: PeerId, places: Sequence[str]) -> bool:
+        """Ask one of them, and take in what it tells."""
+        try:
+            answer = await ask_figures(transport, peer, places, self._serials.get(peer, 0))
+        except (NetworkError, RemoteError):
+            word = self._told.get(peer)
+            if word is not None and self._wall() - word.at > SILENT_S:
+                self.forget(peer)
+            return False
+        if answer is None:
+            self.forget(peer)
+            return False
+        self.told(peer, *answer)
+        return True
 
     # --- under the lock ---------------------------------------------------------------------------------------------
 
-    def _row(self, record: Presence, now: float) -> tuple[PeerRow, tuple[str, ...]]:
+    def _take(self, found: Iterable[Presence], is_all: bool, now: float) -> None:
+        """Records that were found, into those that are known: of two the newer one counts, and those last that last."""
+        before = {} if is_all else self._records | self._left
+        newest = {peer: each for peer, each in before.items() if each.issued_at + each.lifetime_s > now}
+        for each in found:
+            if each.peer not in newest or newest[each.peer].issued_at <= each.issued_at:
+                newest[each.peer] = each
+        here = [each for each in newest.values() if each.state is not PeerState.LEAVING]
+        self._records = {each.peer: each for each in here[:MOST_PEERS]}  # who is shown stays shown
+        gone = [each for each in newest.values() if each.state is PeerState.LEAVING]
+        self._left = {each.peer: each for each in gone[-MOST_PEERS:]}
+
+    def _row(self, record: Presence, now: float) -> PeerRow:
         through_relays = all(address.relay_of(each) is not None for each in record.addresses)
         base = PeerRow(
             id=record.peer,
             nickname=words(record.nickname, 32),
             state=record.state.value,
             step=record.step,
-            progress=record.progress,
+            progress=min(record.progress, self._most_progress),
             age_s=max(now - record.issued_at, 0.0),
             path="relayed" if record.addresses and through_relays else "direct",
         )
-        told = self._told.get(record.peer)
-        return (base if told is None else row_of(record.peer, told, base)), record.addresses
+        word = self._told.get(record.peer)
+        return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:
         """Its curves go on."""
@@ -174,7 +241,10 @@ class SwarmView:
         view = self._view
         match told:
             case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest] if _are_good(serial, at):
-                self._serials[peer] = max(self._serials.get(peer, 0), serial)
+                self._serials.pop(peer, None)
+                self._serials[peer] = serial  # also a lower one: that of a process that was started again
+                while len(self._serials) > MOST_SERIALS:
+                    del self._serials[next(iter(self._serials))]
             case _:
                 return []
         if kind == "exchange" and (made := self._exchange(peer, float(at), rest)) is not None:
@@ -212,25 +282,21 @@ class SwarmView:
         )
 
     def _sum_up(self, now: float) -> None:
-        """Totals and means of those who tell."""
+        """Totals and medians of those who tell. Both sides count an exchange, so that of both halves are summed."""
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
         figures: dict[str, float] = {}
-        for name, source in (
-            ("tokens", "tokens"),
-            ("tokens_per_s", "tokens_per_s"),
-            ("exchanges", "exchanges"),
-            ("failed", "failed"),
-        ):
-            if known := [getattr(row, source) for row in rows if getattr(row, source) is not None]:
-                figures[name] = float(sum(known))
+        for name, share in (("tokens", 1.0), ("tokens_per_s", 1.0), ("exchanges", 0.5), ("failed", 0.5)):
+            if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
+                figures[name] = share * sum(known)
         for name in ("loss", "held_out", "disagreement"):
             if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
-                figures[name] = sum(known) / len(known)
+                figures[name] = median(known)
+        # Who is still joining has come nowhere, and says nothing of the run.
+        progress = median([row.progress for row in rows if row.state != PeerState.JOINING.value] or [0.0])
         if rows and view.run.tokens_per_peer:
-            figures["fraction"] = min(max(row.progress for row in rows) / view.run.tokens_per_peer, 1.0)
+            figures["fraction"] = min(progress / view.run.tokens_per_peer, 1.0)
         view.figures = figures
-        progress = max((row.progress for row in rows), default=0.0)
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])
         if any(row.up is not None for row in rows):

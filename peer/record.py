@@ -88,6 +88,7 @@ class Record:
             parameters=self.task.model.layout.parameter_count,
             micro_batch=self.task.micro_batch,
             loss=self.last_loss,
+            progress=self.learner.progress,
         )
 
     def inner_step_done(self) -> None:
@@ -144,7 +145,7 @@ class Record:
         """At the run's end, before the final gossip: what the inner and outer optimizers made."""
         self._stop_the_clock()
         self.last_loss = self._held_out_loss()
-        self.notebook.note("trained", loss=self.last_loss)
+        self.notebook.note("trained", loss=self.last_loss, progress=self.learner.progress)
         try:
             checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
         except HomeError as error:

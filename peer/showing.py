@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from p2ptrain.manifest import JoinLink, SignedManifest
@@ -34,12 +34,14 @@ class Showing:
     Args:
         place: where to show this peer; None: nowhere.
         always: figures are shared whatever the settings say.
+        say: for the owner's eyes alone: the log and ``p2ptrain status`` do not get it.
     """
 
     state: State
     hand: Hand
     place: Place | None
     always: bool
+    say: Callable[[str], None] = print
 
     @property
     def is_shared(self) -> bool:
@@ -54,7 +56,9 @@ class Showing:
         if self.place is not None:
             server = stack.enter_context(PageServer(self.place, self.state.document))
             self.state.on_event(server.tell)
-            notebook.note("page", url=server.url)
+            notebook.note("page", url=server.address)
+            if server.url != server.address:
+                self.say(f"[page] open it with its token: {server.url}")
 
     def know(self, signed: SignedManifest, home: Home, record: Record, local: bool) -> None:
         """There is a run, and somebody who trains."""

@@ -142,7 +142,10 @@ class State:
             return self._view.document(now)
 
     def telling(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
-        """Our row and our news since a serial number, for those who show the swarm."""
+        """Our row and our news since a serial number, for those who show the swarm.
+
+        All news where that serial was never given out: it is another process's, which was us before.
+        """
         with self._lock:
             self._refresh(self._wall())
             view = self._view
@@ -152,7 +155,8 @@ class State:
             ]
             news += [["failure", row.n, row.at, row.line] for row in view.failures]
             news += [["checkpoint", row.n, row.at, row.step] for row in view.checkpoints]
-            since = sorted((each for each in news if each[1] > serial), key=lambda each: each[1])
+            known = serial if serial <= view.last_serial else 0
+            since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
             sample = {} if view.sample is None else {"sample": view.sample.text[:MOST_SAMPLE_TOLD]}
             return plain(self._own_row()) | sample, since
 
@@ -170,8 +174,8 @@ class State:
             case "started" | "held out" | "trained":
                 self._device = str(fields.get("device", self._device or "")) or None
                 self._held_out = float(fields["loss"])
-                if (curve := view.curve(view.me, self._nickname)) is not None:
-                    curve.held_out.add(float(fields.get("progress", 0.0)), now, self._held_out)
+                if "progress" in fields and (curve := view.curve(view.me, self._nickname)) is not None:
+                    curve.held_out.add(float(fields["progress"]), now, self._held_out)
             case "saved":
                 view.checkpoints.append(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
             case "sample":

@@ -23,6 +23,21 @@ def test_every_name_in_the_dashboard_is_exported() -> None:
     assert len(asked()) > 8
 
 
+def test_each_question_of_a_panel_has_a_name_of_its_own() -> None:
+    """Grafana shows one of two that have the same."""
+    for panel in DASHBOARD["panels"]:
+        references = [target["refId"] for target in panel["targets"]]
+        assert len(set(references)) == len(references), panel["title"]
+
+
+def test_rates_are_of_what_only_grows() -> None:
+    """Of all that ends in _total, and of nothing else: a gauge that falls looks like a counter that began anew."""
+    for panel in DASHBOARD["panels"]:
+        for target in panel["targets"]:
+            rated = set(re.findall(r"rate\((p2ptrain_\w+)\[", target["expr"]))
+            assert rated == set(re.findall(r"p2ptrain_\w+_total\b", target["expr"])), panel["title"]
+
+
 def test_what_is_exported_has_these_names() -> None:
     row = PeerRow(
         "12D3KooWabcdef",
@@ -34,15 +49,24 @@ def test_what_is_exported_has_these_names() -> None:
         loss=2.0,
         held_out=2.0,
         disagreement=0.1,
+        tokens=7,
+        exchanges=4,
+        failed=1,
         up=1.0,
         down=2.0,
     )
-    view = View("bootstrap")
+    lines = [*told_by(View("bootstrap"), row), *told_by(View("peer"), row)]
+    found = {re.split(r"[{ ]", line)[0] for line in lines if line and not line.startswith("#")}
+    assert found == names()
+    assert 'p2ptrain_peer_outer_steps{peer="abcdef"} 3.0' in lines
+    assert 'p2ptrain_peer_exchanges_total{peer="abcdef"} 4.0' in lines
+    assert 'p2ptrain_peer_info{device="",nickname="fox",peer="abcdef"} 1.0' in lines
+    assert not any('peer="gone"' in line for line in lines)
+
+
+def told_by(view: View, row: PeerRow) -> list[str]:
+    """What a scrape of it gets."""
     view.place([row, PeerRow("gone", state="gone")])
     totals = ("tokens", "tokens_per_s", "fraction", "exchanges", "failed", "loss", "held_out", "disagreement")
     view.figures = dict.fromkeys((*totals, "blocked_share", "sent_bytes", "received_bytes"), 1.0)
-    lines = exposition(view.document(0.0)).decode().splitlines()
-    found = {re.split(r"[{ ]", line)[0] for line in lines if line and not line.startswith("#")}
-    assert found == names()
-    assert 'p2ptrain_peer_outer_steps{nickname="fox",peer="abcdef"} 3.0' in lines
-    assert not any('peer="gone"' in line for line in lines)
+    return exposition(view.document(0.0)).decode().splitlines()

@@ -54,8 +54,8 @@ class Teller:
 
     telling: Callable[[], Telling | None]
     clock: Clock = time.monotonic
-    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=20, window_s=60.0))
-    """A watcher asks every 5 s. Guesses."""
+    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=40, window_s=60.0))
+    """A watcher asks every 3 s (``bootstrap.swarm_view``), which is half of what it may. Guesses."""
 
     async def answer(self, link: Link) -> None:
         """Answer one question, over any link. Raises NetworkError and RemoteError."""

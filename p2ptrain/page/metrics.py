@@ -1,10 +1,12 @@
 """The document for Prometheus: names with units, gauges and counters (docs/PAGE.md, docs/grafana.json).
 
 A registry is made for each scrape from one document, so that nothing is counted twice and nobody who has gone stays.
+A sum over who is here now falls when somebody goes, so it is a gauge; what only grows is one peer's own count.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,19 +17,20 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 TOTALS = {
-    "tokens": ("p2ptrain_tokens", "Tokens trained on by those who tell.", True),
-    "exchanges": ("p2ptrain_exchanges", "Exchanges made.", True),
-    "failed": ("p2ptrain_exchanges_failed", "Exchanges that failed.", True),
-    "sent_bytes": ("p2ptrain_sent_bytes", "Bytes sent.", True),
-    "received_bytes": ("p2ptrain_received_bytes", "Bytes received.", True),
-    "fraction": ("p2ptrain_run_progress_ratio", "Share of the run that is done.", False),
-    "tokens_per_s": ("p2ptrain_tokens_per_second", "Tokens a second, lately, of those who tell.", False),
-    "blocked_share": ("p2ptrain_blocked_ratio", "Share of time in which the trainer waited.", False),
-    "disagreement": ("p2ptrain_disagreement_ratio", "How far apart partners' weights are before an exchange.", False),
-    "loss": ("p2ptrain_training_loss_nats", "Training loss, nats a token.", False),
-    "held_out": ("p2ptrain_held_out_loss_nats", "Loss on text that nobody trains on, nats a token.", False),
+    "tokens": ("tokens", "Tokens trained on by those who tell.", True),
+    "exchanges": ("exchanges", "Exchanges made.", True),
+    "failed": ("exchanges_failed", "Exchanges that failed.", True),
+    "sent_bytes": ("sent_bytes", "Bytes sent.", True),
+    "received_bytes": ("received_bytes", "Bytes received.", True),
+    "fraction": ("run_progress_ratio", "Share of the run that is done.", False),
+    "tokens_per_s": ("tokens_per_second", "Tokens a second, lately, of those who tell.", False),
+    "blocked_share": ("blocked_ratio", "Share of time in which the trainer waited.", False),
+    "disagreement": ("disagreement_ratio", "How far apart partners' weights are before an exchange.", False),
+    "loss": ("training_loss_nats", "Training loss, nats a token.", False),
+    "held_out": ("held_out_loss_nats", "Loss on text that nobody trains on, nats a token.", False),
 }
-"""Figures of the document: a name, a help text, and whether it only grows."""
+"""Figures of the document: a name, a help text, and whether a peer's own only grows. Those are ``p2ptrain_…_total`` of
+a peer, and ``p2ptrain_swarm_…`` of a swarm."""
 
 OF_PEERS = {
     "loss": ("p2ptrain_peer_training_loss_nats", "Training loss, nats a token."),
@@ -40,7 +43,17 @@ OF_PEERS = {
     "up": ("p2ptrain_peer_sent_bytes_per_second", "Bytes a second sent, lately."),
     "down": ("p2ptrain_peer_received_bytes_per_second", "Bytes a second received, lately."),
 }
-"""Fields of a peer's row. Labels: its id's last six characters, and its nickname."""
+"""Fields of a peer's row. One label: its id's last six characters."""
+
+COUNTS_OF_PEERS = {
+    "tokens": ("p2ptrain_peer_tokens", "Tokens trained on."),
+    "exchanges": ("p2ptrain_peer_exchanges", "Exchanges made; its partners count them, too."),
+    "failed": ("p2ptrain_peer_exchanges_failed", "Exchanges that failed; its partners count them, too."),
+}
+"""The same, of what only grows while a peer runs. Prometheus adds ``_total``."""
+
+INFO = "p2ptrain_peer_info"
+"""Words on a peer, in one series: as labels of every series, each new nickname would make all of them anew."""
 
 
 class Snapshot(Collector):
@@ -53,15 +66,35 @@ class Snapshot(Collector):
         document = self._document
         yield GaugeMetricFamily("p2ptrain_peers", "Peers that are there.", value=document["total_peers"])
         for name, (metric, told, grows) in TOTALS.items():
-            if (value := document["figures"].get(name)) is not None:
-                kind = CounterMetricFamily if grows else GaugeMetricFamily
-                yield kind(metric, told, value=value)
-        for name, (metric, told) in OF_PEERS.items():
-            family = GaugeMetricFamily(metric, told, labels=["peer", "nickname"])
-            for row in document["peers"]:
-                if row["state"] != "gone" and row.get(name) is not None:
-                    family.add_metric([row["id"][-6:], row["nickname"]], row[name])
-            yield family
+            if (value := document["figures"].get(name)) is None:
+                continue
+            if grows and document["kind"] == "peer":
+                yield CounterMetricFamily(f"p2ptrain_{metric}", told, value=value)
+            else:
+                yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
+        rows = [row for row in document["peers"] if row["state"] != "gone"]
+        labels = _labels([row["id"] for row in rows])
+        info = GaugeMetricFamily(INFO, "1 for each peer that is there.", labels=["peer", "nickname", "device"])
+        for row, label in zip(rows, labels, strict=True):
+            info.add_metric([label, row["nickname"], row["device"] or ""], 1.0)
+        yield info
+        for fields, kind in ((OF_PEERS, GaugeMetricFamily), (COUNTS_OF_PEERS, CounterMetricFamily)):
+            for name, (metric, told) in fields.items():
+                family = kind(metric, told, labels=["peer"])
+                for row, label in zip(rows, labels, strict=True):
+                    if row.get(name) is not None:
+                        family.add_metric([label], row[name])
+                yield family
+
+
+def _gauge(metric: str, grows: bool) -> str:
+    return f"p2ptrain_swarm_{metric}" if grows else f"p2ptrain_{metric}"
+
+
+def _labels(ids: list[str]) -> list[str]:
+    """An id's last six characters; all of it where two end alike: Prometheus takes no series twice."""
+    ends = Counter(each[-6:] for each in ids)
+    return [each[-6:] if ends[each[-6:]] == 1 else each for each in ids]
 
 
 def exposition(document: Mapping[str, Any]) -> bytes:
@@ -73,5 +106,7 @@ def exposition(document: Mapping[str, Any]) -> bytes:
 
 def names() -> set[str]:
     """Every name that is ever exported, as Prometheus stores it: counters end in _total."""
-    totals = {metric + ("_total" if grows else "") for metric, _, grows in TOTALS.values()}
-    return {"p2ptrain_peers", *totals, *(metric for metric, _ in OF_PEERS.values())}
+    totals = {_gauge(metric, grows) for metric, _, grows in TOTALS.values()}
+    totals |= {f"p2ptrain_{metric}_total" for metric, _, grows in TOTALS.values() if grows}
+    counts = {f"{metric}_total" for metric, _ in COUNTS_OF_PEERS.values()}
+    return {"p2ptrain_peers", INFO, *totals, *counts, *(metric for metric, _ in OF_PEERS.values())}

@@ -4,7 +4,8 @@ It lives in a thread with a loop of its own, so that whoever watches holds up no
 serves is made by ``snapshot``, at most once in ``FRESH_S``, however many watch.
 
 Who may watch: everybody who can open 127.0.0.1, which is where it listens unless told otherwise. Anywhere else a token
-is needed, in the address (``?token=…``, which sets a cookie) or as ``Authorization: Bearer …``. On a loopback the
+is needed, in the address (``?token=…``, which sets a cookie) or as ``Authorization: Bearer …``. Who has none gets one
+answer a connection, and of connections there are few: they take file descriptors from who trains. On a loopback the
 ``Host`` must be one of the loopback's names, so that no website can read it through a visitor's browser (DNS
 rebinding). Nothing can be changed by any request.
 
@@ -26,6 +27,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import quote, unquote
 
 from p2ptrain.errors import UserError
 
@@ -35,12 +37,23 @@ BEAT_S = 15.0
 """Between two signs of life on a stream, so that a proxy does not cut it. A guess; proxies wait 30 to 60 s."""
 MOST_STREAMS = 64
 """Readers of ``/events`` at a time; more are told to come back."""
+MOST_CONNECTIONS = 128
+"""At a time; more are cut off before anything is read. A guess: as many again as there are streams."""
+BACKLOG = 64
+"""Connections that wait to be accepted; a burst may pass the bound by so many. A guess: ten browsers' six."""
+IDLE_S = 30.0
+"""For all of a connection's next request, the first one too; then it is closed. A guess: the page asks every 2 s."""
+WRITE_S = 60.0
+"""For a reader to take what is written; then it is cut off. A guess: the largest document, about 1 MB, at 15 kB/s."""
 QUEUE = 256
 """Events that wait for a slow reader; then it loses the oldest."""
 START_S = 10.0
+"""For the thread to listen. A guess; it takes milliseconds."""
 STOP_S = 3.0
+"""For requests under way when it ends; aiohttp takes it twice. A guess."""
 LOOPBACK = "127.0.0.1"
 COOKIE = "p2ptrain-token"
+"""With the port behind it: browsers send a cookie to every port of a host."""
 SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "page")
 """Of the page, in the order in which it loads them."""
 ASSETS = {
@@ -78,7 +91,7 @@ class Place:
     def parse(cls, text: str, token: str = "") -> Self:
         """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. Raises UserError."""
         host, _, port = text.rpartition(":")
-        if not port.isdigit() or int(port) > 65535:
+        if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
             raise UserError(
                 f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
             )
@@ -96,8 +109,11 @@ class PageServer:
     place: Place
     snapshot: Snapshot
     url: str = ""
-    """To open; with the token where one is needed."""
+    """To open; with the token where one is needed: for the owner's eyes alone."""
+    address: str = ""
+    """The same without the token."""
     _token: str = ""
+    _cookie: str = ""
     _loop: asyncio.AbstractEventLoop | None = None
     _thread: threading.Thread | None = None
     _streams: set[asyncio.Queue[str]] = field(default_factory=set)
@@ -114,7 +130,8 @@ class PageServer:
         listener = _listener(self.place)
         host, port = listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{port}/" + (f"?token={self._token}" if self._token else "")
+        self.address, self._cookie = f"http://{shown}:{port}/", f"{COOKIE}-{port}"
+        self.url = self.address + (f"?token={quote(self._token, safe='')}" if self._token else "")
         begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener, begun), name="page", daemon=True)
         self._thread.start()
@@ -128,7 +145,7 @@ class PageServer:
             with contextlib.suppress(RuntimeError):  # it has ended already
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
-            self._thread.join(STOP_S + 2.0)
+            self._thread.join(2 * STOP_S + 2.0)
 
     def tell(self, event: dict[str, Any]) -> None:
         """To everybody who reads ``/events``; from any thread."""
@@ -159,13 +176,14 @@ class PageServer:
         application.router.add_get("/status", self._status)
         application.router.add_get("/metrics", self._metrics)
         application.router.add_get("/events", self._events)
-        runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_S)
+        runner = web.AppRunner(application, access_log=None, shutdown_timeout=STOP_S, keepalive_timeout=IDLE_S)
         await runner.setup()
-        await web.SockSite(runner, listener).start()
+        listening = await self._loop.create_server(_few(runner.server), sock=listener, backlog=BACKLOG)
         begun.set()
         try:
             await self._stop.wait()
         finally:
+            listening.close()
             await runner.cleanup()
 
     def _guard(self) -> Any:
@@ -173,24 +191,33 @@ class PageServer:
 
         @web.middleware
         async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-            if not self._token and not _is_loopback_name(request.host):
-                return web.Response(status=403, text="This page is for this computer alone.\n", headers=HEADERS)
-            if self._token and not self._knows(request):
-                text = "A token is needed: open the whole address that was printed.\n"
-                return web.Response(status=401, text=text, headers=HEADERS)
+            if (text := self._objection(request)) is not None:
+                refused = web.Response(status=401 if self._token else 403, text=text, headers=HEADERS)
+                refused.force_close()
+                return refused
             response = await handler(request)
             if not response.prepared:
                 response.headers.update(HEADERS)
                 if "token" in request.query:
-                    response.set_cookie(COOKIE, self._token, httponly=True, samesite="Strict")
+                    known = quote(self._token, safe="")
+                    response.set_cookie(self._cookie, known, httponly=True, samesite="Strict")
+            with contextlib.suppress(ConnectionError):
+                await response.prepare(request)
+                await _taken(request, response.write_eof())
             return response
 
         return guard
 
+    def _objection(self, request: Any) -> str | None:
+        """Why this request gets nothing; None: it may read."""
+        if self._token:
+            return None if self._knows(request) else "A token is needed: open the whole address that was printed.\n"
+        return None if _is_loopback_name(request.host) else "This page is for this computer alone.\n"
+
     def _knows(self, request: Any) -> bool:
         shown = (
             request.query.get("token", ""),
-            request.cookies.get(COOKIE, ""),
+            unquote(request.cookies.get(self._cookie, "")),
             request.headers.get("Authorization", "").removeprefix("Bearer "),
         )
         # Headers may hold bytes that are no text, which aiohttp hands on as surrogates.
@@ -226,11 +253,11 @@ class PageServer:
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
             async with self._stream() as queue:
-                await response.write(b": here\n\n")
-                await self._follow(response, queue)
+                await _taken(request, response.write(b": here\n\n"))
+                await self._follow(request, response, queue)
         return response
 
-    async def _follow(self, response: Any, queue: asyncio.Queue[str]) -> None:
+    async def _follow(self, request: Any, response: Any, queue: asyncio.Queue[str]) -> None:
         assert self._stop is not None
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
@@ -238,10 +265,10 @@ class PageServer:
                 line = asyncio.ensure_future(queue.get())
                 await asyncio.wait({line, stopping}, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
                 if line.done():
-                    await response.write(f"data: {line.result()}\n\n".encode())
+                    await _taken(request, response.write(f"data: {line.result()}\n\n".encode()))
                 else:
                     line.cancel()
-                    await response.write(b": still here\n\n")
+                    await _taken(request, response.write(b": still here\n\n"))
         finally:
             stopping.cancel()
 
@@ -259,6 +286,30 @@ class PageServer:
             self._document = self.snapshot()
             self._made = json.dumps(self._document, allow_nan=False, separators=(",", ":")).encode()
             self._made_at = time.monotonic()
+
+
+async def _taken(request: Any, writing: Awaitable[None]) -> None:
+    """Until the reader took what is written. Raises ConnectionError where it is gone or, reading no more, cut off."""
+    try:
+        async with asyncio.timeout(WRITE_S):
+            await writing
+    except TimeoutError:
+        if request.transport is not None:
+            request.transport.abort()  # to close it would wait for the reader
+        raise ConnectionResetError("the reader reads no more") from None
+
+
+def _few(server: Any) -> Callable[[], asyncio.BaseProtocol]:
+    """aiohttp's protocols, for so many connections at a time."""
+    return lambda: server() if len(server.connections) < MOST_CONNECTIONS else _CutOff()
+
+
+class _CutOff(asyncio.Protocol):
+    """For a connection too many."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.abort()
 
 
 def check_installed() -> None:

@@ -32,6 +32,8 @@ MOST_NAME = 32
 MOST_LINE = 240
 MOST_SAMPLE = 2000
 """Characters."""
+MOST_SHOWN = 100.0
+"""Of a loss in nats, and of a disagreement; what a stranger tells beyond it is nothing. No model starts near it."""
 
 Kind = Literal["peer", "bootstrap", "simulation"]
 
@@ -133,25 +135,26 @@ class SampleText:
 
 @dataclass(slots=True)
 class Series:
-    """Points over time, at most ``most`` of them: when there are more, every other one goes."""
+    """Points over time, at most ``most`` of them: when there are more, every other one goes. The newest is there."""
 
     most: int = MOST_POINTS
     points: list[tuple[float, ...]] = field(default_factory=list)
     _stride: int = 1
-    _skipped: int = 0
+    _since: int = 0
+    """Points after the last one that stays; where there are any, the newest is replaced by the next."""
 
     def add(self, *point: float) -> None:
         """A point that is no number is no point."""
         if not all(map(math.isfinite, point)):
             return
-        self._skipped += 1
-        if self._skipped < self._stride and self.points:
-            return
-        self._skipped = 0
-        self.points.append(point)
-        if len(self.points) > self.most:
+        if self._since:
+            self.points.pop()
+        if len(self.points) == self.most:
             del self.points[1::2]
+            self._since += self._stride * ((self.most - 1) % 2)  # of an even number the last one has gone, too
             self._stride *= 2
+        self._since = (self._since + 1) % self._stride if self.points else 0
+        self.points.append(point)
 
 
 @dataclass(slots=True)
@@ -193,6 +196,11 @@ class View:
     _serial: int = 0
     _issued: dict[str, float] = field(default_factory=dict)
     """By peer id: when its last record was issued."""
+
+    @property
+    def last_serial(self) -> int:
+        """0 before the first one."""
+        return self._serial
 
     def next_serial(self) -> int:
         self._serial += 1
@@ -261,9 +269,10 @@ class View:
         }
 
     def _aged(self, row: PeerRow, at: float) -> PeerRow:
-        """Who is gone was heard of longer ago with every look."""
+        """A record is older with every look, also while no new one is found. Who is simulated, or oneself, is here."""
         issued = self._issued.get(row.id)
-        return replace(row, age_s=max(at - issued, 0.0)) if row.state == "gone" and issued is not None else row
+        is_here = row.state != "gone" and (self.kind == "simulation" or row.id == self.me)
+        return row if issued is None or is_here else replace(row, age_s=max(at - issued, 0.0))
 
 
 _NOBODY = PeerRow("")
@@ -299,17 +308,23 @@ def number(value: object, low: float = 0.0, high: float = 1e18) -> float | None:
     return float(value) if low <= value <= high else None  # also refuses nan, inf, and ints that no float holds
 
 
-def row_of(peer: str, told: Mapping[str, Any], base: PeerRow) -> PeerRow:
-    """A peer's row with what it tells of itself (``plain`` of its own row, or anything else), each field checked."""
+def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
+    """A peer's row with what it tells of itself (``plain`` of its own row, or anything else), each field checked.
+
+    Args:
+        most_progress: no peer can be further, in tokens per peer.
+    """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
-    for name in ("tokens_per_s", "loss", "held_out", "disagreement", "up", "down"):
+    for name in ("tokens_per_s", "up", "down"):
         known[name] = number(told.get(name))
+    for name in ("loss", "held_out", "disagreement"):
+        known[name] = number(told.get(name), 0.0, MOST_SHOWN)
     for name in ("tokens", "exchanges", "failed"):
         found = number(told.get(name))
         known[name] = None if found is None else int(found)
     step, progress = number(told.get("step")), number(told.get("progress"))
     if step is not None and progress is not None and progress > base.progress:  # newer than its record's
-        known["step"], known["progress"] = int(step), progress
+        known["step"], known["progress"] = int(step), min(progress, most_progress)
     device = told.get("device")
     known["device"] = words(device, MOST_NAME) if isinstance(device, str) else None
     return PeerRow(**{**known, "id": peer})

@@ -79,9 +79,9 @@ class SimulationView:
             return self._view.document(self._simulation.world.now)
 
     def heard(self, who: PeerId, kind: str, peer: str, why: str) -> None:
-        """One of the peers noted something; in the simulation's thread."""
+        """One of the peers noted something; in the simulation's thread. Of an exchange both sides do: one is enough."""
         now = self._simulation.world.now
-        if kind not in ("exchanged", "failed", "broke protocol"):
+        if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and peer < who):
             return
         with self._lock:
             row: Any
@@ -111,8 +111,8 @@ class SimulationView:
             "fraction": min(simulation.observer.outer_steps / simulation.observer.expected, 1.0),
             "tokens": float(sum(each.peer.learner.tokens for each in here)),
             "tokens_per_s": sum(each.peer.learner.tokens for each in here) / max(now, 1e-9),
-            "exchanges": float(sum(each.exchanges_ok for each in counters)),
-            "failed": float(sum(each.exchanges_failed for each in counters)),
+            "exchanges": sum(each.exchanges_ok for each in counters) / 2,  # both sides count
+            "failed": sum(each.exchanges_failed for each in counters) / 2,
             "loss": last[0].loss if last else None,
             "held_out": last[0].validation_of_mean if last else None,
             "disagreement": last[0].disagreement if last else None,

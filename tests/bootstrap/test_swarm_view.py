@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from bootstrap.swarm_view import SwarmView
+from bootstrap.app import same_ports
+from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
+from p2ptrain.net import virtual_time
+from p2ptrain.net.figures_service import Teller, Telling
+from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.page.view import MOST_PEERS
+from p2ptrain.ports import Link
 from p2ptrain.swarm import PeerState, Presence
 
 A, B = PeerId("12D3KooWaaaa"), PeerId("12D3KooWbbbb")
@@ -87,6 +100,238 @@ def test_what_peers_tell_is_shown_and_summed_up(view: SwarmView, signed: SignedM
         B: [(700.0, 1000.0, 3.0)],
     }
     assert document["traffic"] == [(1000.0, 20.0, 40.0)]
+
+
+def crowd(signed: SignedManifest, most: int, start: int = 0) -> list[Presence]:
+    return [presence(signed, PeerId(f"12D3KooW{each:04}"), f"p{each}") for each in range(start, most)]
+
+
+def by_state(view: SwarmView) -> Counter[str]:
+    return Counter(row["state"] for row in view.document()["peers"])
+
+
+def test_of_a_large_swarm_whoever_is_not_in_a_sample_stays(signed: SignedManifest) -> None:
+    """One bucket of four is asked at a time: figures, curves and sums go on until a record has run out."""
+    clock = [1000.0]
+    view = SwarmView(signed, wall=lambda: clock[0])
+    everybody = crowd(signed, 200)
+    view.meet(everybody, 200)
+    for each in everybody[:8]:
+        view.told(each.peer, ROW, [exchange(5, B)])
+    for at in range(20):
+        clock[0] += 3.0
+        view.meet([replace(each, issued_at=clock[0]) for each in everybody[at % 4 :: 4]], 200)
+        assert by_state(view) == {"training": 200}
+        assert view.document()["figures"]["tokens"] == 8 * 300
+        assert len(view.document()["curves"]) == 8
+    assert set(view._serials.values()) == {5}
+    for _ in range(30):
+        clock[0] += 3.0
+        view.meet([replace(each, issued_at=clock[0]) for each in everybody[1:]], 199)
+    assert by_state(view) == {"training": 199, "gone": 1}
+    assert view.document()["figures"]["tokens"] == 7 * 300
+
+
+def test_of_two_records_the_newer_one_counts(view: SwarmView, signed: SignedManifest) -> None:
+    """A sample may hold an older copy, also of somebody who has taken its leave since."""
+    old = presence(signed, A, "fox")
+    view.meet([replace(old, issued_at=995.0, step=8), presence(signed, B, "hen")], 100)
+    view.meet([old], 100)
+    assert [(row["id"], row["step"]) for row in view.document()["peers"]] == [(A, 8), (B, 7)]
+    view.meet([replace(old, issued_at=996.0, state=PeerState.LEAVING)], 100)
+    view.meet([old], 100)
+    assert {row["id"]: row["state"] for row in view.document()["peers"]} == {A: "gone", B: "training"}
+
+
+def test_there_are_not_endlessly_many(signed: SignedManifest) -> None:
+    """Who is shown stays shown; of whom no more is known than a serial, the oldest is forgotten."""
+    view = SwarmView(signed, wall=lambda: 1000.0)
+    view.meet(crowd(signed, 200), 5000)
+    view.meet(crowd(signed, 400, 200), 5000)
+    shown = [row["id"] for row in view.document()["peers"]]
+    assert len(shown) == MOST_PEERS
+    assert {each.peer for each in crowd(signed, 200)} <= set(shown)
+    for at in range(0, 2 * MOST_SERIALS, 200):
+        view.meet(some := crowd(signed, at + 200, at), None)
+        for each in some:
+            view.told(each.peer, ROW, [exchange(1, B)])
+    assert len(view._serials) == MOST_SERIALS
+
+
+def test_a_peer_that_was_started_again_is_asked_from_its_new_serials(view: SwarmView) -> None:
+    view.told(A, ROW, [exchange(5000, B)])
+    view.told(A, ROW, [exchange(1, B), exchange(2, B)])
+    assert view._serials[A] == 2
+    assert len(view.document()["exchanges"]) == 3
+
+
+def test_one_stranger_does_not_decide_the_headline(signed: SignedManifest) -> None:
+    """What stands for everybody is in the middle, and nobody is far beyond the run's end."""
+    view = SwarmView(signed, wall=lambda: 1000.0)
+    honest, end = crowd(signed, 4), signed.manifest.run.tokens_per_peer
+    liar = replace(presence(signed, A, "liar"), progress=1e300)
+    newcomers = [replace(each, state=PeerState.JOINING, progress=0.0) for each in crowd(signed, 40, 4)]
+    view.meet([*honest, liar, *newcomers], None)
+    for each in honest:
+        view.told(each.peer, ROW, [])
+    view.told(A, ROW | {"loss": 99.0, "held_out": 1e17, "disagreement": 1e9, "step": 1, "progress": 1e18}, [])
+    view.meet([*honest, liar, *newcomers], None)
+    figures = view.document()["figures"]
+    assert (figures["loss"], figures["held_out"], figures["disagreement"]) == (2.0, 2.1, 0.01)
+    assert figures["fraction"] == 700.0 / end
+    row = next(row for row in view.document()["peers"] if row["id"] == A)
+    assert (row["progress"], row["held_out"], row["disagreement"]) == (1.1 * end, None, None)
+
+
+def test_both_sides_count_an_exchange(view: SwarmView, signed: SignedManifest) -> None:
+    view.told(A, ROW, [])
+    view.told(B, ROW, [])
+    view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
+    figures = view.document()["figures"]
+    assert (figures["exchanges"], figures["failed"]) == (5.0, 1.0)
+
+
+def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
+    """It comes with every answer; it is new where it differs."""
+    clock = [1000.0]
+    view = SwarmView(signed, wall=lambda: clock[0])
+    view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
+    for text in ("To be", "To be", "or not"):
+        view.told(A, {**ROW, "sample": text}, [])
+        view.told(B, {**ROW, "sample": "Once"}, [])
+        clock[0] += 3.0
+    assert view.document()["sample"] | {"step": 0} == {
+        "at": 1006.0,
+        "peer": A,
+        "step": 0,
+        "prompt": "",
+        "text": "or not",
+    }
+
+
+def test_records_grow_old_while_no_lookup_succeeds(signed: SignedManifest) -> None:
+    clock = [1000.0]
+    view = SwarmView(signed, wall=lambda: clock[0])
+    view.meet([presence(signed, A, "fox")], None)
+    clock[0] += 60.0
+    assert [row["age_s"] for row in view.document()["peers"]] == [70.0]
+
+
+# --- asking ----------------------------------------------------------------------------------------------------------
+
+Handler = Callable[[Link], Awaitable[None]]
+
+
+def answering(telling: Callable[[], Telling | None]) -> Handler:
+    return Teller(telling).answer
+
+
+def tells(serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
+    return ROW | {"sample": "To be"}, []
+
+
+async def silence(link: Link) -> None:
+    await asyncio.sleep(1e6)
+
+
+def watched(
+    signed: SignedManifest, peers: dict[PeerId, Handler], seconds: float, look: Callable[[SwarmView], None]
+) -> None:
+    """A view that asks peers for so long in virtual time, and is looked at each second."""
+
+    async def main() -> None:
+        network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
+        for peer, handler in peers.items():
+            await network.transport(peer).listen(handler)
+        view = SwarmView(signed, wall=loop.time)
+        found = [replace(presence(signed, each, "x"), issued_at=0.0, lifetime_s=1e9) for each in peers]
+        view.meet(found, None)
+        asking = asyncio.create_task(view.ask(network.transport(PeerId("watcher")), Random(1)))
+        for _ in range(int(seconds)):
+            await asyncio.sleep(1.0)
+            view.meet(found, None)
+            look(view)
+        asking.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asking
+
+    virtual_time.run(main())
+
+
+def test_those_who_do_not_answer_hold_up_nobody(signed: SignedManifest) -> None:
+    """Sixty dead peers, each of which takes 10 s to be given up, and a few that answer: those are asked every round."""
+    living = [PeerId(f"12D3KooWlive{each}") for each in range(4)]
+    dead = [PeerId(f"12D3KooWdead{each}") for each in range(60)]
+    asked: Counter[PeerId] = Counter()
+
+    def counting(peer: PeerId) -> Handler:
+        async def answer(link: Link) -> None:
+            asked[peer] += 1
+            await answering(lambda: tells)(link)
+
+        return answer
+
+    seconds = 300
+    watched(
+        signed, {each: counting(each) for each in living} | dict.fromkeys(dead, silence), seconds, lambda view: None
+    )
+    assert min(asked[each] for each in living) > 0.6 * seconds / POLL_S
+
+
+def test_who_keeps_its_figures_from_now_on_is_taken_down_at_once(signed: SignedManifest) -> None:
+    until: list[bool] = []
+    shown: list[bool] = []
+
+    def look(view: SwarmView) -> None:
+        document = view.document()
+        until.append(True)
+        told = document["peers"][0]["loss"] is not None
+        assert told == bool(document["curves"]) == bool(document["sample"]) == ("tokens" in document["figures"])
+        shown.append(told)
+
+    handler = answering(lambda: tells if len(until) < 20 else None)
+    watched(signed, {A: handler}, 40, look)
+    assert all(shown[1:20])
+    assert not any(shown[20 + int(POLL_S) + 1 :])
+
+
+def test_who_answers_no_more_is_taken_down_after_a_while(signed: SignedManifest) -> None:
+    looks: list[bool] = []
+
+    def look(view: SwarmView) -> None:
+        looks.append(view.document()["peers"][0]["loss"] is not None)
+
+    async def answer(link: Link) -> None:
+        await (answering(lambda: tells) if len(looks) < 20 else silence)(link)
+
+    watched(signed, {A: answer}, 400, look)
+    assert all(looks[1 : 20 + int(SILENT_S)])
+    assert not any(looks[20 + int(SILENT_S + 2 * KEPT_S) :])
+
+
+def test_a_p2pd_that_dies_at_the_start_costs_no_traceback() -> None:
+    """What it listens on is asked once more after it said where it is; by then it may have died, or hang."""
+
+    def node(own: Callable[[], Awaitable[list[str]]]) -> Any:
+        return cast(Any, SimpleNamespace(daemon=SimpleNamespace(own_addresses=own), port=4001))
+
+    async def dead() -> list[str]:
+        raise ConnectionRefusedError
+
+    async def hanging() -> list[str]:
+        await asyncio.sleep(1e6)
+        return []
+
+    async def living() -> list[str]:
+        return ["/ip4/1.2.3.4/tcp/5001"]
+
+    wanted = ("/ip4/0.0.0.0/tcp/0", "/ip4/1.2.3.4/tcp/7")
+    for each, port in ((dead, 4001), (hanging, 4001), (living, 5001)):
+        found = virtual_time.run(same_ports(wanted, node(each)))
+        assert found == (f"/ip4/0.0.0.0/tcp/{port}", "/ip4/1.2.3.4/tcp/7")
+
+
+# --- news ------------------------------------------------------------------------------------------------------------
 
 
 def test_an_exchange_that_both_tell_of_is_shown_once(view: SwarmView) -> None:

@@ -8,6 +8,7 @@ import json
 import random
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,8 +17,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2ptrain.errors import UserError
+from p2ptrain.page import server as page_server
 from p2ptrain.page.metrics import names
-from p2ptrain.page.server import ASSETS, COOKIE, MOST_STREAMS, PageServer, Place
+from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer, Place
 from p2ptrain.page.view import ExchangeRow
 
 if TYPE_CHECKING:
@@ -148,6 +150,30 @@ def test_a_nickname_cannot_forge_metrics(shown: Shown) -> None:
     families = list(text_string_to_metric_families(ask(shown.port, "/metrics").body.decode()))
     assert "forged" not in {family.name for family in families}
     assert name in {sample.labels.get("nickname") for family in families for sample in family.samples}
+    with_name = {sample.name for family in families for sample in family.samples if "nickname" in sample.labels}
+    assert with_name == {"p2ptrain_peer_info"}, "a new nickname begins all series anew"
+
+
+def test_two_ids_that_end_alike_are_two_series(shown: Shown) -> None:
+    """An id's end can be ground out; a series that is there twice costs Prometheus the whole scrape."""
+    first, second = list(shown.view.peers.values())[:2]
+    shown.view.place([first, replace(second, id="12D3KooWother" + first.id[-6:])])
+    shown.publish()
+    families = text_string_to_metric_families(ask(shown.port, "/metrics").body.decode())
+    samples = [(sample.name, *sample.labels.values()) for family in families for sample in family.samples]
+    assert len(set(samples)) == len(samples)
+
+
+@pytest.mark.parametrize("kind", ["peer", "bootstrap", "simulation"])
+def test_only_what_one_peer_counts_is_a_counter(shown: Shown, kind: str) -> None:
+    """A sum over who is here falls when somebody goes, which Prometheus would take for a counter's new beginning."""
+    shown.view.kind = kind  # type: ignore[assignment]  # one of its kinds
+    shown.publish()
+    families = text_string_to_metric_families(ask(shown.port, "/metrics").body.decode())
+    counters = {family.name for family in families if family.type == "counter"}
+    of_each = {"p2ptrain_peer_tokens", "p2ptrain_peer_exchanges", "p2ptrain_peer_exchanges_failed"}
+    assert of_each <= counters
+    assert bool(counters - of_each) == (kind == "peer")
 
 
 # --- what there is not -----------------------------------------------------------------------------------------------
@@ -221,7 +247,57 @@ def test_the_token_opens_by_header(guarded: Shown) -> None:
 def test_another_token_opens_nothing(guarded: Shown, wrong: str) -> None:
     """Wherever it is shown, and whatever characters it has."""
     assert ask(guarded.port, "/status", Authorization=f"Bearer {wrong}").status == 401
-    assert ask(guarded.port, "/status", Cookie=f"{COOKIE}={wrong}").status == 401
+    assert ask(guarded.port, "/status", Cookie=f"{COOKIE}-{guarded.port}={wrong}").status == 401
+
+
+def test_a_token_may_have_any_characters(shown: Shown) -> None:
+    """They are quoted in the address and in the cookie, and mean themselves."""
+    shown.end()
+    shown.serve(Place("0.0.0.0", 0, token := "a b&c=d;é+%41#"))
+    assert shown.url.startswith(shown.server.address + "?token=")
+    assert token not in shown.url
+    answer = ask(shown.port, "/?" + shown.url.partition("?")[2])
+    assert answer.status == 200
+    assert ask(shown.port, "/status", Cookie=answer.headers["Set-Cookie"].split(";")[0]).status == 200
+
+
+def test_pages_of_one_computer_have_cookies_of_their_own(guarded: Shown) -> None:
+    """Browsers send a cookie to every port of a host: the second page would take the first one's token away."""
+    with PageServer(Place("0.0.0.0", 0, "another"), dict) as other:
+        port = int(other.address.rstrip("/").rpartition(":")[2])
+        cookies = [
+            ask(guarded.port, f"/?token={TOKEN}").headers["Set-Cookie"].split(";")[0],
+            ask(port, "/?token=another").headers["Set-Cookie"].split(";")[0],
+        ]
+        assert [ask(each, "/status", Cookie="; ".join(cookies)).status for each in (guarded.port, port)] == [200, 200]
+
+
+def test_whoever_is_refused_gets_one_answer_a_connection(guarded: Shown) -> None:
+    """It takes a file descriptor for as long as one answer takes."""
+    with socket.create_connection(("127.0.0.1", guarded.port), PATIENCE_S) as stranger:
+        stranger.sendall(b"GET /status HTTP/1.1\r\nHost: x\r\n\r\n")
+        found = b""
+        while got := stranger.recv(4096):
+            found += got
+    assert found.startswith(b"HTTP/1.1 401 ")
+
+
+def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any token is looked at: those too many are cut off at once, the others when they have idled."""
+    monkeypatch.setattr(page_server, "IDLE_S", 1.0)
+    shown.end()
+    shown.serve(Place("0.0.0.0", 0, TOKEN))
+    with contextlib.ExitStack() as stack:
+        silent = []
+        for _ in range(MOST_CONNECTIONS + BACKLOG + 8):
+            silent.append(stack.enter_context(socket.create_connection(("127.0.0.1", shown.port), PATIENCE_S)))
+        silent[0].sendall(b"GET /status HTTP/1.1\r\nHost: ")  # for ever
+        with contextlib.suppress(ConnectionResetError):
+            assert silent[-1].recv(1) == b""
+        began = time.monotonic()
+        assert silent[0].recv(1) == b"", "half a request is no request"
+        assert time.monotonic() - began < PATIENCE_S / 2
+    assert ask(shown.port, "/status", Authorization=f"Bearer {TOKEN}").status == 200
 
 
 def test_a_token_is_drawn_where_one_is_needed() -> None:
@@ -258,6 +334,23 @@ def test_there_are_not_endlessly_many_readers(shown: Shown) -> None:
         assert ask(shown.port, "/status").status == 200
 
 
+def test_a_reader_that_reads_no_more_loses_its_place(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would keep one of few for ever: what is written waits for it."""
+    monkeypatch.setattr(page_server, "WRITE_S", 0.5)
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.settimeout(PATIENCE_S)
+        reader.connect(("127.0.0.1", shown.port))
+        reader.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert reader.recv(100).startswith(b"HTTP/1.1 200")
+        until = time.monotonic() + PATIENCE_S
+        while shown.server._streams and time.monotonic() < until:
+            shown.server.tell({"kind": "exchange", "line": "x" * 500_000})
+            time.sleep(0.02)
+        assert not shown.server._streams
+    assert ask(shown.port, "/status").status == 200
+
+
 def test_telling_nobody_is_nothing(shown: Shown) -> None:
     """Events without a reader, and after the end, are dropped without a word."""
     shown.server.tell({"kind": "exchange"})
@@ -278,6 +371,24 @@ def test_its_end_ends_the_streams_and_the_thread(shown: Shown) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(("127.0.0.1", port))
+
+
+def test_its_end_does_not_wait_for_who_reads_no_more(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever closes it may count on the thread's end, also while something waits to be written."""
+    monkeypatch.setattr(page_server, "STOP_S", 0.5)
+    shown.end()
+    shown.serve()
+    with socket.socket() as reader:
+        reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        reader.settimeout(PATIENCE_S)
+        reader.connect(("127.0.0.1", shown.port))
+        reader.sendall(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert reader.recv(100).startswith(b"HTTP/1.1 200")
+        for _ in range(100):
+            shown.server.tell({"kind": "exchange", "line": "x" * 100_000})
+        ask(shown.port, "/status")
+        shown.end()
+        assert "page" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
@@ -317,7 +428,9 @@ def test_places_are_read(text: str, place: Place) -> None:
     assert Place.parse(text) == place
 
 
-@pytest.mark.parametrize("text", ["", "port", "127.0.0.1", "127.0.0.1:", "65536", "-1", "0.0.0.0:99999"])
+@pytest.mark.parametrize(
+    "text", ["", "port", "127.0.0.1", "127.0.0.1:", "65536", "-1", "0.0.0.0:99999", "²", "٣", "1" * 5000]
+)
 def test_what_is_no_place_is_refused(text: str) -> None:
     """By a message that quotes it."""
     with pytest.raises(UserError, match="no place to serve a page"):

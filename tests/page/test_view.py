@@ -57,14 +57,26 @@ def test_a_series_is_bounded_and_keeps_its_beginning(added: int) -> None:
     assert series.points == sorted(series.points)
 
 
-def test_a_series_is_thinned_evenly() -> None:
+@pytest.mark.parametrize("most", [15, 16])
+def test_a_series_is_thinned_evenly(most: int) -> None:
     """Old points do not lie closer together than new ones: all gaps but the last are the same."""
+    series = Series(most)
+    for step in range(1000):
+        series.add(float(step))
+        *gaps, last = [b[0] - a[0] for a, b in zip(series.points, series.points[1:], strict=False)] or [1.0]
+        assert len(set(gaps)) <= 1
+        assert last <= max(gaps, default=1.0)
+        assert len(series.points) <= most
+    assert len(series.points) >= most // 2
+
+
+def test_a_series_ends_with_the_newest_point() -> None:
+    """However few of those before it stay: the last number that is read is the present one."""
     series = Series(most=16)
     for step in range(1000):
         series.add(float(step))
-    gaps = {b[0] - a[0] for a, b in zip(series.points, series.points[1:], strict=False)}
-    assert len(gaps) == 1
-    assert 1000 - series.points[-1][0] <= 2 * gaps.pop()
+        assert series.points[-1] == (float(step),)
+        assert series.points[0] == (0.0,)
 
 
 @pytest.mark.parametrize("value", NOT_FINITE)
@@ -271,6 +283,14 @@ def test_a_row_keeps_what_a_peer_cannot_decide() -> None:
     assert row_of("a", {**told, "progress": 4.0}, base) == base
 
 
+def test_a_row_takes_no_figure_that_nobody_can_have() -> None:
+    """A loss of 1e300 nats would be everybody's mean; progress ends soon after the run's end."""
+    told = {"loss": 101.0, "held_out": 1e300, "disagreement": 1e18, "step": 1, "progress": 1e300}
+    row = row_of("a", told, PeerRow("a"), most_progress=110.0)
+    assert (row.loss, row.held_out, row.disagreement, row.progress) == (None, None, None, 0.0)
+    assert row_of("a", {"step": 1, "progress": 1e9}, PeerRow("a"), most_progress=110.0).progress == 110.0
+
+
 @pytest.mark.parametrize("value", [math.nan, -1, 10**400, "fast", None, True, {}, []])
 def test_a_row_takes_no_nonsense(value: object) -> None:
     """Any field may hold anything: what is no number within bounds, or no string, is not known."""
@@ -291,6 +311,16 @@ def test_of_those_who_go_the_last_stay_and_their_age_goes_on() -> None:
     assert gone["p38"] == 200.0 - (138.0 - 5.0)
     assert "p39" not in gone
     assert document["total_peers"] == 2
+
+
+def test_records_grow_older_while_no_new_ones_are_found() -> None:
+    """A bootstrap's and a peer's, but not one's own row, and nobody who is simulated."""
+    ages = {}
+    for kind in ("bootstrap", "peer", "simulation"):
+        view = View(kind, me="me")  # type: ignore[arg-type]  # one of its kinds
+        view.place([PeerRow("me"), PeerRow("a", age_s=5.0)], at=100.0)
+        ages[kind] = [row["age_s"] for row in view.document(160.0)["peers"]]
+    assert ages == {"bootstrap": [0.0, 65.0], "peer": [0.0, 65.0], "simulation": [0.0, 5.0]}
 
 
 def test_curves_of_those_who_are_gone_make_room() -> None:

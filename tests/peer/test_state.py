@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from p2ptrain.ids import PeerId, RunId
+from p2ptrain.page.server import Place
 from p2ptrain.swarm import PeerState, Presence
+from p2ptrain.telemetry import MemoryLog
 from peer.lines import line
+from peer.record import Record
+from peer.showing import Showing
 from peer.state import FAILURES, Sources, State
 
 ME, OTHER = PeerId("12D3KooWme"), PeerId("12D3KooWother")
@@ -84,7 +91,7 @@ def test_every_failure_has_a_line_for_people() -> None:
 
 
 def test_curves_checkpoints_and_samples(state: State) -> None:
-    state.hear("started", {"device": "cpu", "parameters": 5, "loss": 5.5})
+    state.hear("started", {"device": "cpu", "parameters": 5, "loss": 5.5, "progress": 50.0})
     state.hear("progress", {"progress": 100.0, "loss": 4.0})
     state.hear("progress", {"progress": 120.0})  # before the first outer step
     state.hear("held out", {"progress": 100.0, "loss": 4.5, "step": 1})
@@ -94,7 +101,7 @@ def test_curves_checkpoints_and_samples(state: State) -> None:
     [curve] = document["curves"]
     assert (curve["peer"], curve["name"]) == (ME, "fox")
     assert curve["train"] == [(100.0, 1000.0, 4.0)]
-    assert curve["held_out"] == [(0.0, 1000.0, 5.5), (100.0, 1000.0, 4.5)]
+    assert curve["held_out"] == [(50.0, 1000.0, 5.5), (100.0, 1000.0, 4.5)]
     assert document["figures"]["held_out"] == 4.5
     assert document["checkpoints"] == [{"n": 1, "at": 1000.0, "peer": ME, "step": 3}]
     assert document["sample"]["text"] == "To be"
@@ -130,6 +137,58 @@ def test_what_it_tells_a_watcher(state: State) -> None:
     assert [each[:2] for each in news] == [["failure", 3], ["checkpoint", 4]]
     assert len(row["sample"]) == 600
     assert row["sample"].startswith("To be\nor  not")
+
+
+def test_a_watcher_of_the_process_before_hears_of_this_one(state: State) -> None:
+    """Serials begin anew with each process: one that was never given out is another's."""
+    state.hear("exchanged", EXCHANGED)
+    assert [each[1] for each in state.telling(5000)[1]] == [1]
+    assert state.telling(1)[1] == []
+
+
+def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: State
+) -> None:
+    """At the beginning of a session, which may be the run's middle, and at the end of training."""
+    monkeypatch.setattr(Record, "_held_out_loss", lambda self: 2.0)
+    monkeypatch.setattr("peer.record.checkpoint.save", lambda *arguments: tmp_path)
+    log = MemoryLog()
+    parts = {
+        "learner": SimpleNamespace(
+            tokens=0, progress=700.0, step=7, blocked_s=0.0, state_dict=lambda: ({"slow": ()}, {})
+        ),
+        "task": SimpleNamespace(
+            theta=SimpleNamespace(device="cpu"),
+            model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
+            micro_batch=1,
+            coverage=0.0,
+        ),
+        "home": SimpleNamespace(trained=tmp_path),
+        "notebook": log,
+        "me": ME,
+    }
+    names = ("home", "me", "run", "nickname", "learner", "task", "corpus", "placement", "tokens_per_peer", "notebook")
+    record = Record(**cast(Any, {name: parts.get(name) for name in names}))
+    record.begin()
+    record.training_ended()
+    for kind, fields in log.notes:
+        state.hear(kind, fields)
+    [curve] = state.document()["curves"]
+    assert curve["held_out"] == [(700.0, 1000.0, 2.0)] * 2
+
+
+def test_the_log_does_not_get_the_token(state: State) -> None:
+    """Others on this computer may read the log; the owner's terminal has the whole address."""
+    log, said = MemoryLog(), list[str]()
+    showing = Showing(state, cast(Any, None), Place("0.0.0.0", 0, "secret"), False, said.append)
+    with contextlib.ExitStack() as stack:
+        showing.open(stack, log)
+    assert "secret" not in str(log.notes)
+    assert [kind for kind, _ in log.notes] == ["page"]
+    assert said[0].endswith("/?token=secret")
+    with contextlib.ExitStack() as stack:
+        Showing(state, cast(Any, None), Place(), False, said.append).open(stack, log)
+    assert len(said) == 1
 
 
 def test_figures_and_standing(state: State) -> None:

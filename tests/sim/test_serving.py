@@ -46,10 +46,23 @@ def test_what_is_watched_ends_as_what_is_not() -> None:
     document = view.document()
     json.dumps(document, allow_nan=False)
     assert document["state"] == "over"
-    assert document["figures"]["exchanges"] > 0
+    assert document["figures"]["exchanges"] == sum(row["exchanges"] or 0 for row in document["peers"]) / 2 > 0
     assert {each["kind"] for each in events} == {"exchange", "failure"}
     assert {each["a"] for each in document["exchanges"]} <= {row["id"] for row in document["peers"]}
     assert document["disagreement"]
+
+
+def test_an_exchange_is_shown_once() -> None:
+    """Both sides note it; the word of the smaller id counts."""
+    simulation = begun()
+    view = SimulationView(simulation, "rough")
+    first, second = sorted(each.name for each in simulation.population.seats[:2])
+    view.heard(first, "exchanged", second, "")  # type: ignore[arg-type]  # any id
+    view.heard(second, "exchanged", first, "")  # type: ignore[arg-type]
+    view.heard(second, "failed", first, "")  # type: ignore[arg-type]
+    document = view.document()
+    assert [(each["a"], each["b"]) for each in document["exchanges"]] == [(first, second)]
+    assert [each["peer"] for each in document["failures"]] == [second]
 
 
 def test_of_many_events_some_are_told() -> None:
@@ -59,7 +72,7 @@ def test_of_many_events_some_are_told() -> None:
     view.tell = events.append
     view.look()
     for _ in range(10 * MOST_EVENTS):
-        view.heard(simulation.population.seats[0].name, "exchanged", "somebody", "")  # type: ignore[arg-type]  # any id
+        view.heard("a", "exchanged", "b", "")  # type: ignore[arg-type]  # any ids
     assert len(events) == MOST_EVENTS
 
 

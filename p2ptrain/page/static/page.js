@@ -124,9 +124,8 @@
     set(at("speed-note"), ui.isNumber(waited) ? `waits ${ui.percent(waited)} of the time` : "");
     showExchangeFigures(figures);
     set(at("disagreement"), ui.percent(figures.disagreement ?? ui.median(values("disagreement"))));
-    const [, up, down] = found.traffic?.at(-1) ?? [null, ui.sum(values("up")), ui.sum(values("down"))];
-    set(at("up"), ui.rate(up));
-    set(at("down"), ui.rate(down));
+    set(at("up"), ui.rate(ui.sum(values("up"))));
+    set(at("down"), ui.rate(ui.sum(values("down"))));
     set(at("up-note"), ui.isNumber(figures.sent_bytes) ? `${ui.bytes(figures.sent_bytes)} in all` : "");
     set(at("down-note"), ui.isNumber(figures.received_bytes) ? `${ui.bytes(figures.received_bytes)} in all` : "");
   }
@@ -290,6 +289,7 @@
     shown = found;
     const peers = found.peers ?? [];
     rows = new Map(peers.map((row) => [row.id, row]));
+    ui.dress(rows.keys());
     people.show(peers, found.me);
     gossip.place(peers, found.me);
     showHead(found);

@@ -84,26 +84,40 @@ globalThis.ui = {};
   /** @param {{id: string, nickname?: string} | undefined} row */
   const nameOf = (row, id = row?.id) => line(row?.nickname) || short(id) || NONE;
 
-  /** @type {Map<string, {ink: string, dash: number[]}>} */
+  /** @type {Map<string, {ink: string, dash: number[]}>} whoever was here last stands last */
   const looks = new Map();
-  /** Peers whose looks are kept; then all are given out anew. */
+  /** Peers whose looks are kept; then whoever has been away longest loses its. More than a document has rows. */
   const MOST_LOOKS = 1024;
 
-  /** A peer's colour and dash: by its id's hash (FNV-1a), or the next colour while there is one that nobody has. No id:
-   * everybody's average. */
+  /** By an id's hash (FNV-1a): a dash, and the first colour from there on that is not taken, if there is one. */
+  function dealt(id, taken) {
+    let hash = 0x811c9dc5;
+    for (const each of String(id)) hash = Math.imul(hash ^ each.codePointAt(0), 0x01000193) >>> 0;
+    hash = (hash ^ (hash >>> 15)) >>> 0;
+    let colour = hash % COLOURS;
+    for (let step = 0; step < COLOURS && taken.has(`--peer-${colour}`); step += 1) colour = (colour + 1) % COLOURS;
+    return { ink: `--peer-${colour}`, dash: DASHES[(hash >>> 8) % DASHES.length] };
+  }
+
+  /** Those who are here now keep their looks, or get one each. */
+  function dress(ids) {
+    for (const id of ids) {
+      const known = looks.get(id) ?? dealt(id, new Set([...looks.values()].map((each) => each.ink)));
+      looks.delete(id);
+      looks.set(id, known);
+    }
+    for (const id of looks.keys()) {
+      if (looks.size <= MOST_LOOKS) break;
+      looks.delete(id);
+    }
+  }
+
+  const NOTHING = new Set();
+
+  /** A peer's colour and dash. Of whom no row is known, nothing is kept. No id: everybody's average. */
   function look(id) {
     if (!id) return { ink: "--ink", dash: DASHES[0] };
-    if (!looks.has(id)) {
-      if (looks.size >= MOST_LOOKS) looks.clear();
-      let hash = 0x811c9dc5;
-      for (const each of String(id)) hash = Math.imul(hash ^ each.codePointAt(0), 0x01000193) >>> 0;
-      hash = (hash ^ (hash >>> 15)) >>> 0;
-      const taken = new Set([...looks.values()].map((each) => each.ink));
-      let colour = hash % COLOURS;
-      for (let step = 0; step < COLOURS && taken.has(`--peer-${colour}`); step += 1) colour = (colour + 1) % COLOURS;
-      looks.set(id, { ink: `--peer-${colour}`, dash: DASHES[(hash >>> 8) % DASHES.length] });
-    }
-    return looks.get(id);
+    return looks.get(id) ?? dealt(id, NOTHING);
   }
 
   /** @type {Map<string, string>} */
@@ -169,5 +183,5 @@ globalThis.ui = {};
   }
 
   Object.assign(ui, { NONE, isNumber, scaled, bytes, rate, loss, count, percent, duration, ago, line, prose, short });
-  Object.assign(ui, { nameOf, look, ink, at, el, isolated, set, swatch, median, sum });
+  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, swatch, median, sum });
 }
