@@ -34,7 +34,7 @@ from p2ptrain import files
 CELLS = ROOT / "out" / "evidence"
 QUICK = ROOT / "out" / "evidence-quick"
 REHEARSAL = ROOT / "out" / "evidence-rehearsal"
-NOT_THE_EVIDENCE = "quick: not the evidence"
+ANEW = ROOT / "out" / "evidence-anew"
 
 REAL, FAKE = "bench.evidence.simulation:simulate", "bench.evidence.fake:simulate"
 USUAL = (0.7, 0.5)
@@ -50,6 +50,7 @@ USUAL = (0.7, 0.5)
 @click.option("--refresh-stale", is_flag=True, help="Run again what older code has produced.")
 @click.option("--confirm", "confirms", is_flag=True, help="First see, on a run of each kind, what of it still holds.")
 @click.option("--list", "list_only", is_flag=True, help="Print the plan and its hours, run nothing.")
+@click.option("--anew", is_flag=True, help="Take nothing that is published: run all, under out/, to compare.")
 @click.option("--rehearse", is_flag=True, help="Made-up numbers under out/, in a minute: tests the instruments.")
 def main(
     only: str,
@@ -60,13 +61,15 @@ def main(
     refresh_stale: bool,
     confirms: bool,
     list_only: bool,
+    anew: bool,
     rehearse: bool,
 ) -> None:
     """Run the experiments R1 to R11 as far as they have not been run, and write docs/results and docs/RESULTS.md."""
     console = Console(highlight=False, soft_wrap=True)
     names = _names(only)
-    home = REHEARSAL if rehearse else QUICK if is_quick else CELLS
+    home = REHEARSAL if rehearse else QUICK if is_quick else ANEW if anew else CELLS
     folder = RESULTS if home is CELLS else home / "results"
+    title = "rehearsal: made-up numbers" if rehearse else "quick: not the evidence" if is_quick else "made anew"
     campaign = Campaign(
         cells=_cells(names, is_quick, folder),
         store=Store(home / "cells"),
@@ -94,7 +97,7 @@ def main(
     finally:
         shown = {name: replace(each, cells=tuple(quick(each.cells))) for name, each in EXPERIMENTS.items()}
         publish(shown if is_quick else EXPERIMENTS, campaign, folder, [name for name in EXPERIMENTS if name in names])
-        target = _write_tables(folder, is_quick, rehearse)
+        target = _write_tables(folder, title)
         campaign.say(f"written: {folder} and {target}")
     failed = [job for job in campaign.jobs() if job.state is State.FAILED]
     if failed:
@@ -168,12 +171,11 @@ def _published(folder: Path, is_quick: bool) -> Results:
     return {each.name: [(Choice(each.forms[0], *USUAL), 0.0)] for each in TUNED} | found
 
 
-def _write_tables(folder: Path, is_quick: bool, rehearse: bool) -> Path:
+def _write_tables(folder: Path, title: str) -> Path:
     lines = evidence_lines(load(folder), drawings(folder))
     if folder == RESULTS:
         files.replace(DOCUMENT, replaced(DOCUMENT.read_text(encoding="utf-8"), "evidence", lines).encode())
         return DOCUMENT
-    title = "rehearsal: made-up numbers" if rehearse else NOT_THE_EVIDENCE
     target = folder / "RESULTS.md"
     target.parent.mkdir(parents=True, exist_ok=True)
     files.replace(target, "\n".join([f"# {title}", "", *lines, ""]).encode())

@@ -112,7 +112,7 @@ def _decision_lines(decision: Decision | None) -> list[str]:
         f"**{decision.contender}** (recipe `{decision.recipe}`, {numbers}), codec: {decision.codec or 'not decided'}.",
         "",
     ]
-    return lines + [f"- {each}" for each in decision.because]
+    return lines + [line for each in decision.because for line in _bullet(each)]
 
 
 def _goal_lines(summary: Mapping[str, Any], decision: Decision | None) -> list[str]:
@@ -145,9 +145,8 @@ def _lost(experiment: Experiment, found: Sequence[Summary]) -> Iterator[str]:
             if rivals:
                 ranked = sorted(rivals, key=lambda name: rivals[name].mean, reverse=column.best == "high")
                 names = ", ".join(f"{name} {_shown(rivals[name], column)}" for name in ranked)
-                yield (
-                    f"- {experiment.id}, {table.title}, {column.heading}: {names} against {own}'s "
-                    f"{_shown(mine, column)}."
+                yield from _bullet(
+                    f"{experiment.id}, {table.title}, {column.heading}: {names} against {own}'s {_shown(mine, column)}."
                 )
 
 
@@ -156,8 +155,8 @@ def _tuning_lines(tuning: Mapping[str, Any] | None) -> list[str]:
         return ["Nothing yet."]
     lines = [
         f"Validation split, seed {tuning['seed']}, N = 8, H = 10; eta of {_listed(tuning['learning_rates'])} "
-        f"times mu of {_listed(tuning['momenta'])} (sparseloco: decays of error feedback, "
-        f"{_listed(tuning['decays'])}) for each form of each method.",
+        f"times mu of {_listed(tuning['momenta'])}",
+        f"(sparseloco: decays of error feedback, {_listed(tuning['decays'])}) for each form of each method.",
         "",
         "| method | chosen | eta | mu | loss | worst of the grid | diverged |",
         "|---|---|---|---|---|---|---|",
@@ -175,6 +174,10 @@ def _tuning_lines(tuning: Mapping[str, Any] | None) -> list[str]:
     return lines
 
 
+def _bullet(text: str) -> list[str]:
+    return textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
 def _listed(numbers: Iterable[float]) -> str:
     return ", ".join(f"{each:g}" for each in numbers)
 
@@ -187,8 +190,7 @@ def _experiment_lines(
     if document is None:
         yield "Not run yet."
         return
-    for note in experiment.notes:
-        yield from textwrap.wrap(f"- {note}", WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+    yield from (line for note in experiment.notes for line in _bullet(note))
     if document.get("checks"):
         yield ""
         yield "| published | there | here | how it is known |"

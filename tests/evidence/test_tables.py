@@ -90,7 +90,7 @@ def test_where_others_win_is_said() -> None:
         "planned": 9,
         "cells": [*entries("swarm", 1.6), *entries("diloco", 1.5)],
     }
-    text = "\n".join(evidence_lines({"R1": document}))
+    text = " ".join("\n".join(evidence_lines({"R1": document})).split())
     assert "diloco 1.502 ± 0.001 against swarm's 1.602 ± 0.001" in text
     document["cells"] = [*entries("swarm", 1.5), *entries("diloco", 1.6)]
     assert "Nowhere yet by more than two standard errors." in "\n".join(evidence_lines({"R1": document}))
