@@ -38,9 +38,9 @@ docker-testnet: $(STAMP)
 
 test: $(STAMP)
 	.ci/net
-	.ci/docker
 	$(BIN)/pytest -n 2 -m "not net and not lab"
 	$(BIN)/pytest -m "net and not lab"
+	.ci/docker
 
 check: $(STAMP)
 	$(BIN)/ruff check .

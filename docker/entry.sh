@@ -12,16 +12,23 @@ shift
 
 if [ "$(id -u)" -eq 0 ]; then
   sh /usr/local/bin/p2ptrain-line "${UP_MBIT:-}" "${DOWN_MBIT:-}"
+  unset UP_MBIT DOWN_MBIT  # done
   exec setpriv --reuid=10001 --regid=10001 --clear-groups --bounding-set=-all sh "$0" "$what" "$@"
+fi
+if [ -n "${UP_MBIT:-}${DOWN_MBIT:-}" ]; then
+  echo "UP_MBIT and DOWN_MBIT need a container that begins as root: --user root --cap-add NET_ADMIN" >&2
+  exit 2
 fi
 
 case "$what" in
   bootstrap)
-    if [ ! -f /data/run/manifest.signed ]; then
-      python3 -m p2ptrain.cli init /data/run --preset "${PRESET:-demo}"
-      python3 -m p2ptrain.cli sign /data/run
+    rm -f /swarm/join-link.txt /data/run/bootstrap/join-link.txt  # of last time: nobody may join by it meanwhile
+    if [ ! -e /data/run ]; then  # it is there as a whole or not at all, whenever we are killed
+      rm -rf /data/run.new
+      python3 -m p2ptrain.cli init /data/run.new --preset "${PRESET:-demo}"
+      python3 -m p2ptrain.cli sign /data/run.new
+      mv /data/run.new /data/run
     fi
-    rm -f /swarm/join-link.txt /data/run/bootstrap/join-link.txt  # an address of last time may be another's now
     (until [ -f /data/run/bootstrap/join-link.txt ]; do sleep 0.2; done
      cp /data/run/bootstrap/join-link.txt /swarm/.link && mv /swarm/.link /swarm/join-link.txt) &
     exec python3 -m p2ptrain.cli bootstrap /data/run "$@"

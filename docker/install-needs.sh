@@ -9,7 +9,10 @@ case "$variant" in
   *) echo "VARIANT is cpu or cuda, and not $variant" >&2; exit 2 ;;
 esac
 [ "$index" = none ] && index=
-if ! pip ${index:+--index-url "$index"} torch; then
+# The index of torch without CUDA has not all that torch needs at our pins, so that comes from PyPI with the rest.
+alone=
+[ "$variant" = cpu ] && [ -n "$index" ] && alone=--no-deps
+if ! pip $alone ${index:+--index-url "$index"} torch; then
   echo "torch cannot be fetched${index:+ from $index}: is there a network? (docker build --network host may help;" \
        "--build-arg TORCH_INDEX=… names another place, none takes pip's own)" >&2
   exit 1

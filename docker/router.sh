@@ -1,6 +1,8 @@
 # The router of the compose file: its own network may go out, masqueraded, and nothing new comes in.
 set -eu
-outside=$(ip -o route get "$(getent hosts bootstrap | cut -d' ' -f1)" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+until bootstrap=$(getent hosts bootstrap | cut -d' ' -f1) && [ -n "$bootstrap" ]; do sleep 0.5; done
+outside=$(ip -o route get "$bootstrap" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
+[ -n "$outside" ] || { echo "[router] no way to the bootstrap at $bootstrap" >&2; exit 1; }
 nft -f - <<RULES
 table ip router {
     chain out { type nat hook postrouting priority 100; policy accept; oifname "$outside" masquerade; }

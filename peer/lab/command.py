@@ -27,7 +27,7 @@ from peer.lab import closing
 from peer.lab import report as reports
 from peer.lab.cell import REFUSED, in_a_cell
 from peer.lab.clock import library
-from peer.lab.containers import build, check_engine, sweep_networks
+from peer.lab.containers import build, check_engine, sweep_folder
 from peer.lab.freezing import marked
 from peer.lab.hosts import rehearse
 from peer.lab.namespaces import check_means
@@ -85,8 +85,10 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
     if stage == "docker":
         out = out.absolute()  # a container begins in another folder
         build()
-        sweep_networks()
     with claimed(out):
+        if stage == "docker":
+            for folder in (out, out / UNDISTURBED):
+                sweep_folder(folder)
         figures, troubles = dict[str, Any](), list[str]()
         if calm is not None:
             _console().print(f"{path.stem}, undisturbed first, to compare with")

@@ -11,6 +11,7 @@ import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from p2ptrain.sim.reality import BOOTSTRAP
 from peer.lab.breakage import BREAKAGE, Breakages
@@ -97,6 +98,8 @@ class Conductor:
     missed: list[str] = field(default_factory=list)
     starting: dict[str, float] = field(default_factory=dict)
     """Who comes and does not train yet, and until when the script waits for it, on the monotonic clock."""
+    unended: set[str] = field(default_factory=set)
+    """Hosts whose last occupant was gone before we could end it: nobody comes in its place."""
     link: str = ""
 
     async def act(self, act: Act) -> None:
@@ -108,12 +111,18 @@ class Conductor:
             case Do.HEAL:
                 self.stage.heals(act.who)
             case Do.START:
+                if self._host(act.who) in self.unended:
+                    self.unended.discard(self._host(act.who))
+                    self.missed.append(f"{told(act.who, act.do)}: who was there before had gone by itself")
+                    return
                 if act.who in self.running:
                     self.missed.append(f"{told(act.who, act.do)}: it is still there")
                     return
                 await self.start(act.who)
             case _:
                 if act.who not in self.running:
+                    if act.do in (Do.KILL, Do.STOP):
+                        self.unended.add(self._host(act.who))
                     self.missed.append(f"{told(act.who, act.do)}: it is not there any more")
                     return
                 self._do_to(self.running[act.who], act)
@@ -143,6 +152,7 @@ class Conductor:
         """A peer, or the bootstrap again."""
         if who == BOOTSTRAP:
             await self.start_bootstrap(who)
+            self.starting[who] = time.monotonic() + STARTING_S
             return
         trainer = next(each for each in self.plan.peers if each.name == who)
         settings = next(part.settings for part in self.script.parts if part.name == who)
@@ -151,20 +161,24 @@ class Conductor:
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
         child = await processes.start(who, module, arguments, trainer.log, self.threads, inside)
+        self.lives.setdefault(who, []).append(Life(child))  # from here on it ends with us
         await asyncio.to_thread(self.stage.started, who, settings)
         self.watch.views[who] = replace(self.watch.views[who], begun=False, last="starting")
         self.starting[who] = time.monotonic() + STARTING_S
-        self.lives.setdefault(who, []).append(Life(child))
 
     async def start_bootstrap(self, name: str, beside: str = "") -> Child:
         """Or another, once it has died; ``beside`` is the link of those that are there before it."""
         home = self.plan.bootstrap.with_name(name)
+        self.link_file(name).unlink(missing_ok=True)  # of its last process, which may have had other addresses
         arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
         arguments += ["--beside", beside] if beside else []
         inside = self.stage.inside(name, name)
         child = await processes.start(name, "bootstrap", arguments, home / "output.log", 1, inside)
         self.bootstraps.setdefault(name, []).append(child)
         return child
+
+    def link_file(self, name: str) -> Path:
+        return self.plan.bootstrap.with_name(name) / "join-link.txt"
 
     def _host(self, who: str) -> str:
         return next((part.host for part in self.script.parts if part.name == who), who)
@@ -178,14 +192,23 @@ class Conductor:
 
     @property
     def is_waiting(self) -> bool:
-        """Somebody comes and does not train yet: the script's clock stands still."""
+        """Somebody comes and is not there yet: the script's clock stands still."""
         now, running = time.monotonic(), self.running
         self.starting = {
             who: until
             for who, until in self.starting.items()
-            if who in running and now < until and not self.watch.views[who].begun
+            if who in running and now < until and not self._has_come(who)
         }
         return bool(self.starting)
+
+    def _has_come(self, who: str) -> bool:
+        """Who starts trains; a bootstrap that starts again has told its link, by which others join from now on."""
+        if who != BOOTSTRAP:
+            return self.watch.views[who].begun
+        link = self.link_file(who).read_text(encoding="utf-8").strip() if self.link_file(who).exists() else ""
+        if link and len(self.script.bootstraps) == 1:  # where there are several, the old link names the others too
+            self.link = link
+        return bool(link)
 
     @property
     def trainers(self) -> list[Child]:
@@ -274,7 +297,7 @@ async def _begin(conductor: Conductor) -> list[str]:
     """The bootstrap and who is there from the beginning, until all of them train; returns what went wrong."""
     for name in conductor.script.bootstraps:
         bootstrap = await conductor.start_bootstrap(name, conductor.link)
-        link = await join_link(conductor.plan.bootstrap.with_name(name) / "join-link.txt", bootstrap)
+        link = await join_link(conductor.link_file(name), bootstrap)
         if link is None:
             return [f"the {name} printed no join link; {said(bootstrap)}"]
         conductor.link = link

@@ -4,8 +4,8 @@ The processes that are started here are clients (``docker run`` in the foregroun
 their container's status. A container is killed, put to sleep and narrowed by name. Homes are folders of OUT, mounted
 where they are, so that what everybody left is read as on the other stages.
 
-Who closes what: ``Containers.close`` removes what is left of its label, the network with it. Where we are killed, the
-next testnet in that OUT does (``sweep``); clients end with us, and their containers with them.
+Who closes what: ``Containers.close`` removes what is left of its mark, the network with it. Where we are killed, the
+next testnet in that OUT does (``sweep_folder``); clients end with us, and mostly their containers with them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from peer.lab.script import Script
 from peer.testnet.processes import Wrap
 
 LABEL = "p2ptrain.testnet"
+"""Of all containers and networks of one testnet: its mark."""
+FOLDER_LABEL = "p2ptrain.testnet.out"
+"""Of the same: the folder that it writes to, by which the next one there finds them."""
 COMMAND_DEADLINE_S = 60.0
 """For one call of docker. A guess: it answers within a second."""
 IMAGES = {"bootstrap": "p2ptrain-bootstrap", "peer": "p2ptrain-peer"}
@@ -49,7 +52,11 @@ class Containers:
     _count: int = 0
 
     def __post_init__(self) -> None:
-        docker("network", "create", "--label", f"{LABEL}={self.mark}", self._network)
+        docker("network", "create", *self._labels, self._network)
+
+    @property
+    def _labels(self) -> list[str]:
+        return ["--label", f"{LABEL}={self.mark}", "--label", f"{FOLDER_LABEL}={self.out.absolute()}"]
 
     @property
     def _network(self) -> str:
@@ -66,7 +73,7 @@ class Containers:
             _, *rest = command  # our Python; theirs is another
             options = [
                 *("--rm", "--init", "--name", name, "--hostname", name, "--network", self._network),
-                *("--label", f"{LABEL}={self.mark}", "--user", f"{os.getuid()}:{os.getgid()}"),
+                *(*self._labels, "--user", f"{os.getuid()}:{os.getgid()}", "--no-healthcheck"),
                 *("--volume", f"{self.out.absolute()}:{self.out.absolute()}"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
                 *("--stop-timeout", "60", "--entrypoint", "python3"),
@@ -91,10 +98,17 @@ class Containers:
     heals = parts
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Narrow its line as soon as it runs (docker/line.sh)."""
-        if settings is not None and _is_narrow(settings) and self._runs(name := self._names[who]):
-            rates = ["" if rate is None else f"{rate:g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
-            docker("exec", "--user", "root", name, "sh", "/usr/local/bin/p2ptrain-line", *rates)
+        """Narrow its line as soon as it runs (docker/line.sh). Raises DeviceError where that cannot be done."""
+        if settings is None or not _is_narrow(settings):
+            return
+        name = self._names[who]
+        if not self._runs(name):
+            raise DeviceError(
+                f"The container of {who} did not run within {START_S:.0f} s, so its line could not be made narrow.",
+                f"Why it did not is told in {self.out / who / 'output.log'}; on a busy machine try again.",
+            )
+        rates = ["" if rate is None else f"{rate:g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
+        docker("exec", "--user", "root", name, "sh", "/usr/local/bin/p2ptrain-line", *rates)
 
     def _runs(self, name: str) -> bool:
         """Whether it does, within a while. (In a thread of its own: docker has no call that waits for a start.)"""
@@ -110,7 +124,7 @@ class Containers:
         return len(docker("ps", "--all", "--quiet", "--filter", f"label={LABEL}={self.mark}").split())
 
     def close(self) -> None:
-        sweep(self.mark)
+        _sweep(f"label={LABEL}={self.mark}")
 
 
 @dataclass(slots=True)
@@ -134,16 +148,15 @@ def _is_narrow(settings: RealGroup) -> bool:
     return settings.up_mbit_s is not None or settings.down_mbit_s is not None
 
 
-def sweep_networks() -> None:
-    """Remove what testnets left that were killed: networks of theirs that nobody is on."""
-    docker("network", "prune", "--force", "--filter", f"label={LABEL}", check=False)
+def sweep_folder(out: Path) -> None:
+    """Remove what a testnet left that was killed. Only for who has claimed this folder."""
+    _sweep(f"label={FOLDER_LABEL}={out.absolute()}")
 
 
-def sweep(mark: str) -> None:
-    """Remove containers and networks with this mark."""
-    mine = f"label={LABEL}={mark}"
+def _sweep(mine: str) -> None:
+    """Remove containers and networks that this filter finds; containers first, since they are on the networks."""
     if left := docker("ps", "--all", "--quiet", "--filter", mine).split():
-        docker("rm", "--force", "--volumes", *left)
+        docker("rm", "--force", "--volumes", *left, check=False)  # some may be removing themselves just now
     if networks := docker("network", "ls", "--quiet", "--filter", mine).split():
         docker("network", "rm", *networks, check=False)
 
@@ -151,9 +164,7 @@ def sweep(mark: str) -> None:
 def check_engine() -> None:
     """Raises DeviceError where no Docker engine answers us, with what would help."""
     if shutil.which("docker") is None:
-        raise DeviceError(
-            "The command docker is not installed.", "Install Docker (docs.docker.com/engine/install), or podman-docker."
-        )
+        raise DeviceError("The command docker is not installed.", "Install Docker (docs.docker.com/engine/install).")
     try:
         docker("version", "--format", "{{.Server.Version}}")
     except DeviceError as error:

@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import Any, get_args
+from typing import Any, Protocol, cast, get_args
 
 import click
 
 from p2ptrain import codec as codecs
 from p2ptrain.cli import run_command
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.framing import FrameKind
+from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import Shore
@@ -78,7 +79,7 @@ class Hostility:
             if not self.is_simulated or self.lie == "stalling":
                 return result
             if function == payloads.encode:
-                return await shore.work(self.liar.sends, result, payloads, arguments)
+                return await shore.work(self.liar.sends, result, copy.copy(payloads), arguments)  # it publishes there
             if function == payloads.weights:
                 return await shore.work(self.liar.gives, result)
             return result
@@ -99,11 +100,23 @@ def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     """What it would send if its weights were as large as codecs take them."""
     true = payloads.published
     parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
-    payloads.publish(replace(true, parts=parts))
-    try:
-        return payloads.encode(*question)
-    finally:
-        payloads.publish(true)
+    twin = copy.copy(payloads)  # other threads encode meanwhile, and the trainer publishes
+    twin.publish(replace(true, parts=parts))
+    return twin.encode(*question)
+
+
+class Raw(Protocol):
+    """``net.links.StreamLink`` below its frames: an honest peer has no use for that."""
+
+    async def _write(self, header: bytes, body: bytes | memoryview) -> None: ...
+
+
+async def drip(link: Raw, kind: int, body: bytes | memoryview) -> None:
+    """A true frame, its header at once and then a byte now and then."""
+    await link._write(encode_header(kind, len(body)), b"")
+    for place in range(len(body)):
+        await asyncio.sleep(DRIP_S)
+        await link._write(b"", memoryview(body)[place : place + 1])
 
 
 @dataclass(slots=True)
@@ -174,9 +187,7 @@ class LyingLink:
                 while True:
                     await self.link.send(FrameKind.CHUNK, hostility.random.randbytes(1 << 16))
             case "drip" if kind == FrameKind.CHUNK:
-                for place in range(len(body)):
-                    await self.link.send(kind, memoryview(body)[place : place + 1])
-                    await asyncio.sleep(DRIP_S)
+                await drip(cast(Raw, self.link), kind, body)
                 return
         await self.link.send(kind, body)
 

@@ -24,7 +24,8 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 Sample = tuple[int, int, int, int]
 """Resident bytes of peer and daemon, open descriptors of peer and daemon."""
 FIGURES = ("memory_growth", "daemon_memory_growth", "descriptor_growth", "daemon_descriptor_growth")
-"""Of each of the four: last over first, less one."""
+"""Of each of the four how much it grew: of memory last over first, less one; of descriptors, of which there are few,
+last less first."""
 
 
 @dataclass(slots=True)
@@ -62,7 +63,7 @@ def growth(samples: Sequence[Sample]) -> Mapping[str, float]:
     found = {}
     for name, series in zip(FIGURES, zip(*settled, strict=True), strict=True):
         first, last = median(series[:width]), median(series[-width:])
-        found[name] = last / first - 1
+        found[name] = last - first if "descriptor" in name else last / first - 1
     return found
 
 

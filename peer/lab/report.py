@@ -44,6 +44,10 @@ class Left:
     def count(self, kind: str) -> int:
         return sum(note.get("kind") == kind for note in self.notes)
 
+    def caught_up_since(self, time: float) -> bool:
+        """Whether it took somebody's weights after that (seconds since 1970)."""
+        return any(note.get("kind") == "caught up" and float(note.get("time", 0.0)) >= time for note in self.notes)
+
     def last_distance(self) -> float | None:
         """Median of ||theirs - ours|| / ||ours|| over its last exchanges; None without any."""
         found = [
@@ -132,7 +136,11 @@ def figures_of(
         group: [peers[part.name] for part in honest if part.group == group and peers[part.name]["stayed"]]
         for group in dict.fromkeys(part.group for part in honest)
     }
-    growing = [growth(samples) for name, samples in course["samples"].items() if peers[name]["stayed"]]
+    names = {part.name for part in honest}
+    growing = [
+        growth(samples) for name, samples in course["samples"].items() if name in names and peers[name]["stayed"]
+    ]
+    came = {act["who"]: float(act["time"]) for act in course["done"] if act["do"] == Do.START and act["who"] in names}
     across = [_across(left, course["done"], key, parts) for key, parts in sides.items()]
     return {
         "peers": peers,
@@ -146,16 +154,19 @@ def figures_of(
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
         "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
         "exchanges_failed": sum(each["exchanges_failed"] for each in peers.values()),
-        "half_commits": sum(each["half_commits"] or 0 for each in peers.values()),
+        "half_commits": sum(peers[name]["half_commits"] or 0 for name in names),
         "offences": sum(each["offences"] for each in peers.values()),
-        "caught_up": sum(each["caught_up"] for each in peers.values()),
-        "resumed": sum(each["resumed"] for each in peers.values()),
+        "caught_up": sum(peers[name]["caught_up"] for name in names),
+        "newcomers_caught_up": sum(
+            each.caught_up_since(came[each.part.name]) for each in left if each.part.name in came
+        ),
+        "resumed": sum(peers[name]["resumed"] for name in names),
         "blocked_share": _most(each["blocked_share"] for each in staying),
         "disagreement": disagreement,
         "last_distance": _most(each["last_distance"] for each in staying),
         "exchanges_across": sum(during for during, _ in across),
         "exchanges_across_afterwards": min((after for _, after in across), default=0),
-        "restarts": sum(max(len(each) - 1, 0) for each in lives.values()),
+        "restarts": sum(max(len(each) - 1, 0) for name, each in lives.items() if name in names),
         "unexpected_exits": sum(
             life["status"] != 0 and not life["ended_by_us"] for each in lives.values() for life in each
         ),
@@ -279,12 +290,21 @@ def judged(
 
 def figure(figures: Mapping[str, Any], name: str) -> float | None:
     """A number by its dotted name; True is 1. None: there is none, or it was not measured."""
-    found: Any = figures
-    for step in name.split("."):
-        found = found.get(step) if isinstance(found, Mapping) else None
+    found = _leaf(figures, name)
     if not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)
+
+
+def _leaf(tree: Any, name: str) -> Any:
+    """What a dotted name leads to. Names of peers may have dots too (``seat-1-1.2``), so the longest one counts."""
+    if not name or not isinstance(tree, Mapping):
+        return tree if not name else None
+    steps = name.split(".")
+    for length in range(len(steps), 0, -1):
+        if (key := ".".join(steps[:length])) in tree:
+            return _leaf(tree[key], ".".join(steps[length:]))
+    return None
 
 
 def _bounds(limit: Limit) -> list[tuple[str, float]]:

@@ -61,7 +61,10 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     assert "NET_ADMIN" not in command
     assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
     assert "p2ptrain-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
+    assert "--no-healthcheck" in command
     assert calls(asked)[0][:2] == ["network", "create"]
+    for labelled in (command, calls(asked)[0]):  # so that the next testnet there finds what this one leaves
+        assert f"{containers.FOLDER_LABEL}={tmp_path / 'out'}" in labelled
 
 
 def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
@@ -89,6 +92,26 @@ def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], 
     assert containers_of.left() == 2
     containers_of.close()
     assert ["rm", "--force", "--volumes", "abc", "def"] in calls(asked)
+
+
+def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(asked: Path, tmp_path: Path) -> None:
+    containers.sweep_folder(tmp_path / "out")
+    mine = f"label={containers.FOLDER_LABEL}={tmp_path / 'out'}"
+    assert [call[0] for call in calls(asked)] == ["ps", "rm", "network"]
+    assert calls(asked)[0][-1] == calls(asked)[2][-1] == mine
+
+
+def test_a_line_that_cannot_be_narrow_is_told(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    containers_of = stage(tiny, tmp_path)
+    containers_of.inside("office-1", "office-1")
+    settings = next(part.settings for part in containers_of.script.parts if part.name == "office-1")
+    monkeypatch.setattr(containers, "START_S", 0.3)
+    monkeypatch.setenv("FAILS", "inspect")
+    monkeypatch.setenv("WHY", "no such container")
+    with pytest.raises(DeviceError, match="could not be made narrow"):
+        containers_of.started("office-1", settings)
 
 
 @pytest.mark.parametrize(

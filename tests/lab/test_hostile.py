@@ -13,9 +13,10 @@ import torch
 from p2ptrain import codec as codecs
 from p2ptrain.codec import CodecTerms
 from p2ptrain.errors import NetworkError
-from p2ptrain.framing import FrameKind
+from p2ptrain.framing import FrameKind, decode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net.driver import Shore, at_once
+from p2ptrain.net.links import StreamLink
 from p2ptrain.ports import Link
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.messages import Decline, DeclineReason
@@ -38,6 +39,8 @@ class Wire:
     patience: int = 1000
     sent: list[tuple[int, bytes]] = field(default_factory=list)
     coming: list[tuple[int, bytes]] = field(default_factory=list)
+    written: list[bytes] = field(default_factory=list)
+    """Below its frames."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         if len(self.sent) == self.patience:
@@ -46,6 +49,9 @@ class Wire:
 
     async def receive(self) -> tuple[int, bytes]:
         return self.coming.pop(0)
+
+    async def _write(self, header: bytes, body: bytes | memoryview) -> None:
+        self.written.append(header + bytes(body))
 
     async def close(self) -> None:
         """Nothing is held."""
@@ -99,9 +105,11 @@ def encoded(lie: str) -> torch.Tensor:
     return FP32.decode(payload.parts[0], CodecTerms(len(WEIGHTS)))
 
 
-def sent(lie: str, *frames: tuple[int, bytes], patience: int = 1000) -> list[tuple[int, bytes]]:
+def sent(
+    lie: str, *frames: tuple[int, bytes], patience: int = 1000, wire: Wire | None = None
+) -> list[tuple[int, bytes]]:
     """What goes over the wire when it is to send these frames."""
-    wire = Wire(patience=patience)
+    wire = wire or Wire(patience=patience)
 
     async def send() -> None:
         link = await disguised(lie, wire).transport.open(wire.peer, ())
@@ -122,6 +130,21 @@ def test_weights_that_are_lied_about() -> None:
     assert torch.equal(encoded("scaled"), 3 * WEIGHTS)
     assert float(encoded("enormous").abs().max()) > 1e6
     assert not torch.equal(encoded("random"), WEIGHTS)
+
+
+@pytest.mark.parametrize("lie", ["flipped", "scaled", "random", "enormous"])
+def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    payloads, seen = honest_payloads(), list[torch.Tensor]()
+    encode = Payloads.encode
+
+    def looked_at(*arguments: Any) -> Any:
+        seen.append(payloads.published.parts[0])
+        return encode(*arguments)
+
+    monkeypatch.setattr(Payloads, "encode", looked_at)
+    asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), ()))
+    assert seen
+    assert all(each is WEIGHTS for each in seen)
 
 
 @pytest.mark.parametrize("lie", ["frames", "shapes", "endless", "drip", "flood", "forged_record", "silent", "stalling"])
@@ -157,11 +180,19 @@ def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
         naps.append(seconds)
 
     monkeypatch.setattr(hostile.asyncio, "sleep", nap)
-    assert sent("drip", CHUNK) == [(FrameKind.CHUNK, b"\0")] * 64
+    wire = Wire()
+    assert sent("drip", MESSAGE, CHUNK, PART, wire=wire) == [MESSAGE, PART]
+    header, *drops = wire.written
+    assert decode_header(header) == (FrameKind.CHUNK, 64)  # a true frame, which nobody turns down for its shape
+    assert drops == [b"\0"] * 64
     assert naps == [hostile.DRIP_S] * 64
     naps.clear()
     sent("stalling", MESSAGE, CHUNK)
     assert naps == [hostile.FOREVER_S]
+
+
+def test_real_links_can_drip() -> None:
+    assert callable(StreamLink._write)  # hostile.Raw
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:

@@ -11,14 +11,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.sim.reality import parse
+from p2ptrain.errors import DeviceError
+from p2ptrain.sim.reality import RealGroup, parse
 from peer.lab import conduct as conducting
 from peer.lab.conduct import Course, Ended, conduct
 from peer.lab.plan import manifest_of
 from peer.lab.script import written
 from peer.lab.stages import Loopback
+from peer.testnet import processes
 from peer.testnet.plan import lay_out
-from peer.testnet.processes import Wrap
+from peer.testnet.processes import Child, Wrap
 from peer.testnet.watch import Watch
 
 BOOTSTRAP = """
@@ -27,7 +29,8 @@ from pathlib import Path
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 home = Path(sys.argv[sys.argv.index("--home") + 1])
 beside = sys.argv[sys.argv.index("--beside") + 1] + "/beside" if "--beside" in sys.argv else "p2ptrain://the-link"
-(home / "join-link.txt").write_text(beside + "\\n")
+(home / "link.new").write_text(beside + "\\n")
+(home / "link.new").rename(home / "join-link.txt")
 (home / "said").write_text(" ".join(sys.argv))
 with (home / "starts").open("a") as starts:
     starts.write("x")
@@ -97,7 +100,7 @@ def happened(course: Course) -> list[tuple[str, str]]:
 
 
 def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) -> None:
-    tiny["run"]["seconds"] = 0.2
+    tiny["run"]["seconds"] = 3
     course, stage = conducted(place, tiny)
     assert course.troubles == course.missed == []
     assert course.cut_short
@@ -118,7 +121,7 @@ def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any])
 
 
 def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
-    tiny["run"]["seconds"] = 1
+    tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0.2, "returns": "resumed"}
     course, _ = conducted(place, tiny)
     assert happened(course) == [("office-1", "is killed"), ("office-1", "starts")]
@@ -127,12 +130,46 @@ def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
 
 
 def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
-    tiny["run"]["seconds"] = 1
+    tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "returns_after_s": 0.2}
     course, stage = conducted(place, tiny)
     assert course.lives["office-1"] == [Ended(0, "is asked to leave")]
     assert course.lives["office-1.2"] == [Ended(0, "")]
     assert stage.heard.count(("inside", "office-1")) == 2  # on the same computer
+
+
+def test_nobody_replaces_who_was_gone_before_it_could_be_killed(place: Path, tiny: dict[str, Any]) -> None:
+    brief = PEER.replace("for number", "if home.name == 'office-1': time.sleep(0.3)\nfor number")
+    (place / "peer.py").write_text(brief.replace("10_000", "(1 if home.name == 'office-1' else 10_000)"))
+    tiny["run"]["seconds"] = 3
+    tiny["peers"][1] |= {"leaves_at_s": 1, "leaves": "killed", "returns_after_s": 0.2}
+    course, _ = conducted(place, tiny)
+    assert course.missed == [
+        "office-1 is killed: it is not there any more",
+        "office-1.2 starts: who was there before had gone by itself",
+    ]
+    assert "office-1.2" not in course.lives
+
+
+def test_who_was_started_ends_with_us_also_when_its_stage_fails(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Child] = []
+    start = processes.start
+
+    async def noted(*arguments: Any) -> Child:
+        begun.append(await start(*arguments))
+        return begun[-1]
+
+    def started(self: Recording, who: str, settings: RealGroup | None) -> None:
+        raise DeviceError("It has no line.", "Give it one.")
+
+    monkeypatch.setattr(processes, "start", noted)
+    monkeypatch.setattr(Recording, "started", started)
+    with pytest.raises(DeviceError):
+        conducted(place, tiny)
+    assert [child.name for child in begun] == ["bootstrap", "home-1"]
+    assert all(child.process.returncode is not None for child in begun)
 
 
 def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -> None:
@@ -155,7 +192,7 @@ def test_sleeping_killed_and_leaving_asleep(place: Path, tiny: dict[str, Any]) -
 
 
 def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) -> None:
-    tiny["run"]["seconds"] = 1
+    tiny["run"]["seconds"] = 3
     data = {**tiny, "partitions": [{"at_s": 0.1, "for_s": 0.2, "sides": [["home"], ["office"]]}]}
     course, stage = conducted(place, data)
     assert [each for each in stage.heard if each[0] in ("parts", "heals")] == [("parts", "0"), ("heals", "0")]
@@ -163,15 +200,28 @@ def test_the_network_falls_apart_and_heals(place: Path, tiny: dict[str, Any]) ->
 
 
 def test_the_bootstrap_may_die_when_the_script_says_so(place: Path, tiny: dict[str, Any]) -> None:
-    tiny["run"]["seconds"] = 1
+    tiny["run"]["seconds"] = 3
     course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
     assert course.troubles == []
     assert happened(course) == [("bootstrap", "is killed"), ("bootstrap", "starts")]
     assert (place / "out" / "bootstrap" / "starts").read_text() == "xx"
 
 
+def test_who_comes_after_the_bootstrap_returned_joins_by_its_new_link(place: Path, tiny: dict[str, Any]) -> None:
+    again = """beside = beside + ("/again" if (home / "starts").exists() else "")
+if beside.endswith("/again"): time.sleep(0.5)
+(home / "link.new").write_text("""
+    (place / "bootstrap.py").write_text(BOOTSTRAP.replace('(home / "link.new").write_text(', again))
+    tiny["run"]["seconds"] = 3
+    tiny["peers"][1] |= {"arrives_at_s": 0.4}
+    course, _ = conducted(place, {**tiny, "bootstrap": {"dies_at_s": 0.1, "returns_after_s": 0.2}})
+    assert course.troubles == course.missed == []
+    assert (place / "out" / "home-1" / "starts").read_text().startswith("p2ptrain://the-link --local")
+    assert (place / "out" / "office-1" / "starts").read_text().startswith("p2ptrain://the-link/again --local")
+
+
 def test_several_bootstraps_start_beside_each_other(place: Path, tiny: dict[str, Any]) -> None:
-    tiny["run"]["seconds"] = 0.2
+    tiny["run"]["seconds"] = 3
     course, stage = conducted(place, {**tiny, "bootstrap": {"count": 3, "dies_at_s": 0.1}})
     assert course.troubles == course.missed == []
     assert [host for what, host in stage.heard if what == "inside"][:3] == ["bootstrap", "bootstrap-2", "bootstrap-3"]
@@ -212,7 +262,7 @@ def test_what_comes_too_late_is_told(place: Path, tiny: dict[str, Any]) -> None:
 def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[str, Any]) -> None:
     slow = PEER.replace("for number", "if home.name == 'office-1': time.sleep(1)\nfor number")
     (place / "peer.py").write_text(slow)
-    tiny["run"]["seconds"] = 0.5
+    tiny["run"]["seconds"] = 3
     tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
     course, _ = conducted(place, tiny)
@@ -226,7 +276,7 @@ def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], mon
     (place / "peer.py").write_text(
         PEER.replace("for number", "if home.name == 'office-1': time.sleep(100)\nfor number")
     )
-    tiny["run"]["seconds"] = 0.5
+    tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
     course, _ = conducted(place, tiny)
     assert course.cut_short

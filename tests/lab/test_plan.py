@@ -11,11 +11,13 @@ from p2ptrain.errors import ScenarioError
 from p2ptrain.sim import reality
 from p2ptrain.sim.language import description
 from p2ptrain.sim.scenario_file import changed
+from p2ptrain.swarm import PRESENCE_LIFETIME_S
 from peer.lab.plan import check, manifest_of
 from peer.lab.script import written
 from peer.lab.stages import StageName
 
 SCENARIOS = sorted((Path(__file__).parent.parent / "scenarios").rglob("*.toml"))
+CONTAINERS = Path(__file__).parent.parent.parent / "docker" / "testnet.toml"
 
 
 def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
@@ -87,8 +89,25 @@ def test_the_laboratorys_scenarios_can_be_acted_out(path: Path) -> None:
         check(calm, written(calm), "namespaces")
 
 
+@pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
+def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
+    scenario = reality.load(path)
+    if scenario.run.seconds is not None:  # it has more tokens than anybody reads, so a share of them means nothing
+        training = manifest_of(scenario).training
+        assert training.schedule == "constant"
+        assert training.warmup_tokens == 300_000
+
+
+def test_a_partition_outlasts_the_records() -> None:
+    scenario = reality.load(next(path for path in SCENARIOS if path.stem == "partition"))
+    [partition] = scenario.partitions
+    assert partition.for_s > PRESENCE_LIFETIME_S
+    assert scenario.run.seconds is not None
+    assert scenario.run.seconds - partition.at_s - partition.for_s > PRESENCE_LIFETIME_S
+
+
 def test_the_testnet_in_containers_can_be_acted_out_there() -> None:
-    scenario = reality.load(Path(__file__).parent.parent.parent / "docker" / "testnet.toml")
+    scenario = reality.load(CONTAINERS)
     check(scenario, written(scenario), "docker")
 
 

@@ -126,6 +126,10 @@ def test_leftovers_and_troubles_fail_any_scenario(tiny: dict[str, Any]) -> None:
 def test_figures_by_dotted_name() -> None:
     tree = {"a": {"b": 3, "c": True, "d": None, "e": float("nan")}}
     assert [figure(tree, name) for name in ("a.b", "a.c", "a.d", "a.e", "a", "x.y")] == [3, 1, None, None, None, None]
+    seats = {"peers": {"seat-1": {"caught_up": 1}, "seat-1.2": {"caught_up": 2}}}
+    assert figure(seats, "peers.seat-1.caught_up") == 1
+    assert figure(seats, "peers.seat-1.2.caught_up") == 2  # who came in its place
+    assert figure(seats, "peers.seat-1.3.caught_up") is None
 
 
 def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
@@ -148,15 +152,34 @@ def test_liars_count_in_no_figure_of_honest_peers() -> None:
     liar = Left(
         Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
         "id of liar",
-        [],
-        {**SUMMARY, "val_loss_last": 99.0, "blocked_fraction": 0.9},
+        [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}],
+        {**SUMMARY, "val_loss_last": 99.0, "blocked_fraction": 0.9, "half_commits": 7},
     )
-    found = figures(course({"anna": [WELL], "liar": [WELL]}), left("anna", summary=SUMMARY), liar)
+    happened = course(
+        {"anna": [WELL], "liar": [KILLED, WELL]}, [{"at_s": 1, "time": 8.0, "do": Do.START.value, "who": "liar"}]
+    )
+    samples = {"liar": [(100 + number, 50, 20, 10) for number in range(FEWEST)]}
+    found = figures({**happened, "samples": samples}, left("anna", summary=SUMMARY), liar)
+    assert found["half_commits"] == 1
+    assert found["caught_up"] == found["newcomers_caught_up"] == found["resumed"] == found["restarts"] == 0
+    assert found["memory_growth"] is None
     assert found["stayed"] == found["learned"] == 1
     assert found["worst_loss"] == found["mean_loss"] == 2.0
     assert found["blocked_share"] == 0.02
     assert set(found["groups"]) == {"anna"}
     assert found["peers"]["liar"]["loss"] == 99.0
+
+
+def test_newcomers_that_caught_up_are_those_who_came_in_mid_run() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
+    found = figures(
+        course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED, WELL]}, done),
+        left("anna", {"kind": "caught up", "time": 5.0}),  # it was there from the beginning, and a little late
+        left("bert", {"kind": "caught up", "time": 12.0}),
+        left("cleo", {"kind": "caught up", "time": 4.0}),  # before it was killed
+    )
+    assert found["caught_up"] == 3
+    assert found["newcomers_caught_up"] == 1
 
 
 def test_groups_have_their_means() -> None:
@@ -184,6 +207,8 @@ def test_what_grows_after_it_has_settled() -> None:
     found = growth(leaking)
     assert found["memory_growth"] > 0.4
     assert found["daemon_memory_growth"] == found["descriptor_growth"] == 0
+    one_more = [(100, 50, 12 + (number > FEWEST), 10) for number in range(2 * FEWEST)]
+    assert growth(one_more)["descriptor_growth"] == 1  # a number: one of twelve says nothing
 
 
 def test_growth_is_the_largest_of_those_who_stayed() -> None:

@@ -1,0 +1,162 @@
+"""What docker/ holds, without an engine: how a container begins, what is installed, and what the compose file says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DOCKER = Path(__file__).parent.parent.parent / "docker"
+STAND_IN = """#!/bin/sh
+echo "$(basename "$0") $*" >> "$ASKED"
+"""
+PYTHON = """#!/bin/sh
+echo "python3 $*" >> "$ASKED"
+[ "$3" = "${FAILS:-}" ] && exit 1
+if [ "$3" = init ]; then mkdir "$4" && touch "$4/manifest.toml"; fi
+"""
+
+
+class Machine:
+    """A folder in place of /, and tools that write down what they were asked for."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.asked = root / "asked"
+        for name in ("bin", "data", "swarm", "venv"):
+            (root / name).mkdir()
+
+    def tool(self, name: str, text: str = STAND_IN) -> None:
+        path = self.root / "bin" / name
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run(self, script: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        text = (DOCKER / script).read_text()
+        for place in ("/data", "/swarm", "/venv"):
+            text = text.replace(place, str(self.root / place[1:]))
+        (self.root / script).write_text(text)
+        path = f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        return subprocess.run(
+            ["sh", str(self.root / script), *arguments],
+            env={"PATH": path, "ASKED": str(self.asked), **environment},
+            cwd=self.root,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    @property
+    def said(self) -> list[str]:
+        return self.asked.read_text().splitlines() if self.asked.exists() else []
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    """One on which we are an ordinary user."""
+    made = Machine(tmp_path)
+    made.tool("python3", PYTHON)
+    made.tool("id", "#!/bin/sh\necho 10001\n")
+    made.tool("sleep", "#!/bin/sh\nexit 1\n")  # ends whoever waits
+    return made
+
+
+def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> None:
+    link, run = machine.root / "swarm" / "join-link.txt", machine.root / "data" / "run"
+    link.write_text("of last time")
+    assert machine.run("entry.sh", "bootstrap", FAILS="sign").returncode == 1
+    assert not run.exists()
+    assert not link.exists()  # gone before anything else happens
+    assert machine.run("entry.sh", "bootstrap").returncode == 0
+    assert (run / "manifest.toml").exists()
+    assert machine.said[-1] == f"python3 -m p2ptrain.cli bootstrap {run}"
+    machine.asked.unlink()
+    machine.run("entry.sh", "bootstrap", "--page", "80")
+    assert machine.said == [f"python3 -m p2ptrain.cli bootstrap {run} --page 80"]
+
+
+def test_rates_that_cannot_be_set_are_refused(machine: Machine) -> None:
+    done = machine.run("entry.sh", "peer", LINK="p2ptrain://x", DOWN_MBIT="10")
+    assert done.returncode == 2
+    assert "begins as root" in done.stderr
+    assert machine.said == []
+
+
+def test_rates_are_set_by_root_who_then_steps_down(machine: Machine) -> None:
+    machine.tool("id", "#!/bin/sh\necho 0\n")
+    machine.tool("sh", f'#!/bin/sh\necho "sh $*" >> "{machine.asked}"\n')
+    machine.tool("setpriv", '#!/bin/sh\necho "${UP_MBIT:-}${DOWN_MBIT:-} as a user" >> "$ASKED"\n')
+    path = machine.root / "entry.sh"
+    path.write_text((DOCKER / "entry.sh").read_text())
+    environment = {"PATH": f"{machine.root / 'bin'}:{os.environ['PATH']}", "ASKED": str(machine.asked), "UP_MBIT": "2"}
+    subprocess.run(["/bin/sh", str(path), "peer"], env=environment, check=True, timeout=60)
+    assert machine.said == ["sh /usr/local/bin/p2ptrain-line 2 ", " as a user"]
+
+
+@pytest.mark.parametrize(
+    ("variant", "index", "torch"),
+    [
+        ("cpu", "", "--no-deps --index-url https://download.pytorch.org/whl/cpu torch"),
+        ("cpu", "https://mirror", "--no-deps --index-url https://mirror torch"),
+        ("cpu", "none", "torch"),
+        ("cuda", "", "torch"),
+        ("cuda", "https://mirror", "--index-url https://mirror torch"),
+    ],
+)
+def test_torch_comes_from_its_index_and_what_it_needs_from_pypi(
+    machine: Machine, variant: str, index: str, torch: str
+) -> None:
+    tool = machine.root / "venv" / "bin" / "python"
+    tool.parent.mkdir()
+    tool.write_text(STAND_IN)
+    tool.chmod(0o755)
+    assert machine.run("install-needs.sh", variant, index).returncode == 0
+    pip = "python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt"
+    assert machine.said == [f"{pip} {torch}", "python -", f"{pip} -r needs.txt"]
+
+
+# --- the compose file -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    return document
+
+
+def test_everybody_waits_for_the_link_of_a_bootstrap_that_keeps_its_own(compose: dict[str, Any]) -> None:
+    services = dict(compose["services"])
+    bootstrap = services.pop("bootstrap")
+    assert all(each["depends_on"]["bootstrap"] == {"condition": "service_healthy"} for each in services.values())
+    assert "run:/data" in bootstrap["volumes"]
+    assert "ipv4_address" in bootstrap["networks"]["backbone"]
+    health = (DOCKER / "Dockerfile").read_text().partition("AS bootstrap")[2].partition("ENTRYPOINT")[0]
+    assert "/swarm/join-link.txt" in health
+
+
+def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        assert service["build"]["target"] in ("peer", "bootstrap")
+        assert not any(volume.startswith(".") for volume in service.get("volumes", []))
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    for service in compose["services"].values():
+        for word in service.get("entrypoint", []):
+            assert word == "sh" or f" {word}\n" in dockerfile
+    assert "RUN chmod 0755 /usr/local/bin/p2ptrain-*" in dockerfile
+
+
+def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) -> None:
+    router = compose["services"]["router"]
+    assert router["healthcheck"] == {"disable": True}
+    assert "ipv4_address" in router["networks"]["home"]
+    assert "internal" not in compose["networks"]["home"]
+
+
+@pytest.mark.parametrize("script", sorted(DOCKER.glob("*.sh")), ids=lambda path: path.name)
+def test_scripts_can_be_read(script: Path) -> None:
+    assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
