@@ -17,7 +17,7 @@ help:
 	@echo "make check   lint, format and types"
 	@echo "make fuzz    search for inputs that break a decoder of what strangers send (minutes; Linux)"
 	@echo "make bench   the figures of docs/RESULTS.md on this machine"
-	@echo "make results        the evidence of docs/RESULTS.md: R1 to R10, resumable (hours; RESULTS='--only R1,R5' for a part)"
+	@echo "make results        the evidence of docs/RESULTS.md: R1 to R11, resumable (hours; RESULTS='--only R1,R5' for a part)"
 	@echo "make results-quick  a small part of it, under out/ (minutes; not the evidence)"
 	@echo "make clean   remove .venv, out and caches"
 

@@ -7,6 +7,7 @@ What stands for everybody is a median, which no few of them move far. Safe from 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -41,8 +42,8 @@ from p2ptrain.swarm import PeerState, Presence
 POLL_S = 3.0
 """Between two rounds of questions. A guess: the gossip that is shown is so old at most."""
 MOST_ASKED = 64
-"""Peers that are asked in one round, and are being asked at any time: of more, a sample. What they may answer is
-bounded (``figures_service``): 2 MB a round."""
+"""Peers that tell and are asked in one round: of more, a sample. What they may answer is bounded
+(``figures_service``): 2 MB a round."""
 AT_ONCE = 8
 """Questions under way to peers that tell, and as many to those of whom nothing is known: who does not answer holds up
 nobody who does. A guess: an answer takes well below a second, and none 10 s."""
@@ -162,14 +163,15 @@ class SwarmView:
     async def ask(self, transport: Transport, random: Random) -> None:
         """Ask peers for their figures, for ever. Survives NetworkError and RemoteError."""
         loop = asyncio.get_running_loop()
-        tellers, others = asyncio.Semaphore(AT_ONCE), asyncio.Semaphore(AT_ONCE)
-        asked: set[PeerId] = set()
+        tellers: set[PeerId] = set()
+        others: set[PeerId] = set()
+        gate = asyncio.Semaphore(AT_ONCE)
 
-        async def one(peer: PeerId, places: Sequence[str]) -> None:
-            async with tellers if peer in self._told else others:
+        async def one(peer: PeerId, places: Sequence[str], among: set[PeerId]) -> None:
+            async with gate if among is tellers else contextlib.nullcontext():
                 if not await self._answers(transport, peer, places):
                     self._not_before[peer] = loop.time() + KEPT_S
-            asked.discard(peer)
+            among.discard(peer)
 
         async with asyncio.TaskGroup() as tasks:
             while True:
@@ -177,10 +179,12 @@ class SwarmView:
                 self._not_before = {peer: until for peer, until in self._not_before.items() if until > now}
                 with self._lock:
                     due = {each.peer: each.addresses for each in self._records.values()}
-                waiting = [peer for peer in due if peer not in self._not_before and peer not in asked]
-                for peer in random.sample(waiting, min(len(waiting), MOST_ASKED - len(asked))):
-                    asked.add(peer)
-                    tasks.create_task(one(peer, due[peer]))
+                waiting = [peer for peer in due if peer not in self._not_before | dict.fromkeys(tellers | others)]
+                for among, most in ((tellers, MOST_ASKED), (others, AT_ONCE)):
+                    ready = [peer for peer in waiting if (peer in self._told) is (among is tellers)]
+                    for peer in random.sample(ready, min(len(ready), most - len(among))):
+                        among.add(peer)
+                        tasks.create_task(one(peer, due[peer], among))
                 await asyncio.sleep(POLL_S)
 
     async def _answers(self, transport: Transport, peer: PeerId, places: Sequence[str]) -> bool:

@@ -321,7 +321,10 @@ class Connection:
         self._transport = self._manifests = self._node = self._sheltering = self._shelter = None
         self._services = []
         try:
-            await asyncio.gather(*(each.close() for each in services if each is not None), return_exceptions=True)
+            closing = [asyncio.create_task(each.close()) for each in services if each is not None]
+            for each in closing:
+                each.add_done_callback(_report)
+            await asyncio.gather(*closing, return_exceptions=True)
         finally:  # whatever a service's close does: p2pd must not stay
             if node is not None:
                 await node.close()

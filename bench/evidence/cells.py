@@ -11,8 +11,6 @@ Split = Literal["validation", "test"]
 
 TUNING_SEED = 0
 FINAL_SEEDS = (1, 2, 3)
-MORE_SEEDS = (4, 5)
-"""Added where everything is decided: N = 8 and H of 10 or 30, the contenders that are confirmed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

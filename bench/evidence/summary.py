@@ -61,6 +61,8 @@ class Summary:
     failed: int = 0
     """Runs that ended in an error, or that diverged. Where there are any, there are no ``LOSSES``: a mean of those
     that survived would speak for the others."""
+    broken: int = 0
+    """Of these, the runs that ended in an error."""
     runs: int = 0
 
 
@@ -113,7 +115,7 @@ def _summary(place: tuple[str, str], group: Sequence[Entry], broken: int) -> Sum
             values.setdefault(name, {})[entry.get("seed")] = number
     failed = broken + diverged
     figures = {name: figure_of(each) for name, each in values.items() if not (failed and name in LOSSES)}
-    return Summary(place[0], json.loads(place[1]), figures, failed, broken + len(group))
+    return Summary(place[0], json.loads(place[1]), figures, failed, broken, broken + len(group))
 
 
 def key(setting: Mapping[str, Any]) -> str:

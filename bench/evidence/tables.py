@@ -224,13 +224,17 @@ def _cell(by_place: Mapping[tuple[str, str], Summary], row: Row, column: Column,
     found = _figure(by_place, row, column)
     place = by_place.get((row.contender, key(column.circumstances(row))))
     if found is None and place is not None and place.failed:
-        return f"{place.failed} of {place.runs} diverged"
+        diverged = place.failed - place.broken
+        counts = [(diverged, "diverged"), (place.broken, "failed")]
+        return ", ".join(f"{count} of {place.runs} {how}" for count, how in counts if count)
     if found is None:
         return NOT_RUN if place is None else ""
     text = _shown(found, column)
     if leader is not None and column.best is not None and (found is leader or not better(leader, found, column.best)):
         alone = found.standard_error is None and found is not leader
         text = text if alone else f"**{text}**"
+    if place is not None and 0 < len(found.seeds) < place.runs:  # not all got there
+        text += f" ({len(found.seeds)} of {place.runs} runs)"
     return text
 
 

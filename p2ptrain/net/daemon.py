@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -36,8 +37,12 @@ from p2ptrain.net import address, control
 from p2ptrain.net.socket_folder import SocketFolder
 from p2ptrain.net.streams import Stream
 
+logger = logging.getLogger(__name__)
+
 STARTUP_TIMEOUT_S = 30.0
 """A guess: it takes 0.1 s here, and a busy machine must not fail."""
+DEAF_PATIENCE_S = 1.0
+"""For p2pd to end after its connection did. A guess."""
 SHUTDOWN_PATIENCE_S = 2.0
 """A guess: it takes some 10 ms here."""
 
@@ -62,7 +67,7 @@ class Daemon:
         self._folder = folder
         self._serials = itertools.count()
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
-            task.add_done_callback(_ignore_end)
+            task.add_done_callback(self._conversation_ended)
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
@@ -189,6 +194,13 @@ class Daemon:
         self._kill()
         await self.p2p._child.wait()
 
+    def _conversation_ended(self, task: asyncio.Task[None]) -> None:
+        """hivemind's task that speaks with p2pd ended, by itself or by an error that nobody asks for (asyncio would
+        print a traceback). Mostly p2pd died, and ``died`` tells. If it lives, nothing of it would be heard any more."""
+        if not task.cancelled():  # it is, where we close
+            logger.debug("the conversation with p2pd ended: %r", task.exception())
+            task.get_loop().call_later(DEAF_PATIENCE_S, self._kill)
+
     def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):  # it ended just now
             self.p2p._child.kill()
@@ -197,13 +209,6 @@ class Daemon:
         if not self.alive:
             raise NetworkError(f"p2pd ended with code {self.p2p._child.returncode}")
         return await control.ask(self.p2p._daemon_listen_maddr["unix"], request)
-
-
-def _ignore_end(task: asyncio.Task[None]) -> None:
-    """hivemind's task that speaks with p2pd ends with any error of a socket when that dies, and nobody asks for it;
-    asyncio would print a traceback. ``died`` tells of the death."""
-    if not task.cancelled():
-        task.exception()
 
 
 def _check_binary() -> None:

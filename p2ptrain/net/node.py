@@ -178,10 +178,10 @@ class Node:
 
     async def close(self) -> None:
         """Leave nothing behind. Safe to call twice."""
-        if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.wait([self._keeper])
         try:
+            if self._keeper is not None:
+                self._keeper.cancel()
+                await asyncio.wait([self._keeper])
             if self.daemon.alive:
                 with contextlib.suppress(TimeoutError, OSError, EOFError):
                     async with asyncio.timeout(2.0):

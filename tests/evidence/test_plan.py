@@ -23,6 +23,7 @@ from bench.evidence.contenders import (
 )
 from bench.evidence.experiments import EXPERIMENTS, all_cells
 from bench.evidence.experiments.r1_quality import EQUAL_TRAFFIC, RIVALS
+from bench.evidence.experiments.r11_doubts import JUDGED
 from bench.evidence.grid import DECAYS, LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
 from bench.evidence.plan import State, choice_for, core_seconds, hours, jobs, ordered, pace, quick, tuned
 from bench.evidence.scenario import TOKENS_PER_STEP, scenario
@@ -70,6 +71,13 @@ def test_the_issue_is_covered() -> None:
                     and (each.setting.peers, each.setting.inner_steps, each.setting.data) == (peers, inner_steps, "iid")
                 }
                 assert seeds >= set(FINAL_SEEDS)
+
+
+def test_what_judges_the_default_has_not_chosen_it() -> None:
+    chose = {each.seed for name in ("tuning", "R1", "R5") for each in all_cells() if each.experiment == name}
+    judged = [each for each in EXPERIMENTS["R11"].cells if each.contender in JUDGED and each.choice is None]
+    assert judged
+    assert not chose & {each.seed for each in judged}
 
 
 def test_outer_steps_are_enough() -> None:

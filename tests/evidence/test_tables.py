@@ -74,6 +74,10 @@ def test_what_was_not_run_is_a_dash_and_what_failed_says_so() -> None:
     assert lines(swarm=Figure(1.6, None, (1,))) == ["| swarm | 1.600 |", "| DiLoCo | - |"]
     broken = {("swarm", key({})): Summary("swarm", {}, {}, failed=2, runs=3)}
     assert list(table_lines(TABLE, broken))[2] == "| swarm | 2 of 3 diverged |"
+    broken = {("swarm", key({})): Summary("swarm", {}, {}, failed=2, broken=1, runs=3)}
+    assert list(table_lines(TABLE, broken))[2] == "| swarm | 1 of 3 diverged, 1 of 3 failed |"
+    some = {("swarm", key({})): Summary("swarm", {}, {"loss": Figure(1.6, 0.1, (1, 2))}, runs=3)}
+    assert list(table_lines(TABLE, some))[2] == "| swarm | 1.600 ± 0.100 (2 of 3 runs) |"
 
 
 def entries(contender: str, loss: float) -> list[dict[str, Any]]:

@@ -32,8 +32,9 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @root
 @pytest.mark.net
-def test_peers_behind_routers_exchange_with_the_public_one(tmp_path: Path, environment: dict[str, str]) -> None:
-    changes = ["run.seconds=12", "limits={}", "limits.fewest_exchanges.at_least=1"]
+@pytest.mark.parametrize("seconds", [12, pytest.param(45, marks=pytest.mark.lab)])
+def test_peers_behind_routers_exchange(seconds: int, tmp_path: Path, environment: dict[str, str]) -> None:
+    changes = [f"run.seconds={seconds}", "limits={}", "limits.fewest_exchanges.at_least=1"]
     arguments = ["--scenario", str(SCENARIOS / "routers.toml"), "--stage", "namespaces", "--out", str(tmp_path / "out")]
     arguments += [word for change in changes for word in ("--set", change)]
     done = subprocess.run(
@@ -46,7 +47,8 @@ def test_peers_behind_routers_exchange_with_the_public_one(tmp_path: Path, envir
     assert report["figures"]["stayed"] == 3
     assert report["figures"]["left_processes"] == report["figures"]["left_namespaces"] == 0
     other = json.loads((tmp_path / "out" / "home-2" / "summary.json").read_text())["id"]
-    between = exchanges(tmp_path / "out" / "home-1", other)  # none, where neither knew the other's relay soon enough
+    between = exchanges(tmp_path / "out" / "home-1", other)
+    assert between or seconds < 40  # a verdict takes 5 s, and the next lookup, which finds the other's relay, 25 s
     assert all("relay" in each for each in between)  # routers let nothing in
     assert "11.0." in (tmp_path / "out" / "bootstrap" / "join-link.txt").read_text()
 

@@ -356,6 +356,24 @@ def test_a_killed_p2pd_is_noticed_and_nothing_hangs(tmp_path: Path):
     asyncio.run(main())
 
 
+def test_a_p2pd_that_nobody_hears_any_more_is_ended(tmp_path: Path):
+    """hivemind's reader stops for good at an error of its own, and p2pd lives: whoever waits for its death must wake."""
+
+    async def stumbles() -> None:
+        raise RuntimeError("an answer that nobody waits for")
+
+    async def main() -> None:
+        daemon = await Daemon.start(Identity.load_or_create(tmp_path / "id.key").path, LOOPBACK)
+        try:
+            asyncio.create_task(stumbles()).add_done_callback(daemon._conversation_ended)
+            async with asyncio.timeout(60):
+                assert await daemon.died() == -signal.SIGKILL
+        finally:
+            await daemon.close()
+
+    asyncio.run(main())
+
+
 def test_nothing_stays_after_close(tmp_path: Path):
     async def main() -> tuple[int, Path]:
         identity = Identity.load_or_create(tmp_path / "id.key")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.evidence.blocks import block
-from bench.evidence.cells import CENTRAL, MORE_SEEDS, Setting
+from bench.evidence.cells import CENTRAL, Setting
 from bench.evidence.contenders import (
     AD_PSGD,
     CONFIRMED,
@@ -133,7 +133,6 @@ R1 = Experiment(
         *block("R1", RIVALS, [each for each in ELSEWHERE if each not in ALONG_THE_AXES], tier=6),
         *block("R1", CODECS, (DECISIVE[1],), tier=6),
         *block("R1", RIVALS, NON_IID[1:], tier=6),
-        *block("R1", (*CONFIRMED, *EQUAL_TRAFFIC), DECISIVE, seeds=MORE_SEEDS, tier=7),
     ),
     figures=(
         "loss",
