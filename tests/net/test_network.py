@@ -357,7 +357,7 @@ def test_a_killed_p2pd_is_noticed_and_nothing_hangs(tmp_path: Path):
 
 
 def test_a_p2pd_that_nobody_hears_any_more_is_ended(tmp_path: Path):
-    """hivemind's reader stops for good at an error of its own, and p2pd lives: whoever waits for its death must wake."""
+    """hivemind's reader stops for good at an error of its own, and p2pd lives: who waits for its death must wake."""
 
     async def stumbles() -> None:
         raise RuntimeError("an answer that nobody waits for")
