@@ -42,7 +42,9 @@ def slow(each: Learner) -> torch.Tensor:
 
 def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0.0) -> None:
     """A whole exchange of the present snapshots, delivered to both and not yet applied."""
-    ours, theirs = one.payloads.encode(fragments), other.payloads.encode(fragments)
+    wishes = [each.payloads.wishes(fragments) for each in (one, other)]
+    ours = one.payloads.encode(fragments, *wishes)
+    theirs = other.payloads.encode(fragments, *reversed(wishes))
     states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
     mine, yours = (replace(TERMS, state=state) for state in states)
     one.deliver(LINK, one.payloads.difference(ours, theirs.parts), mine, yours, progress)
@@ -157,7 +159,7 @@ def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mea
 
 
 @pytest.mark.parametrize("recipe", ["swarm", "swarm_slow"])
-@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("codec_name", ["fp32", "bf16", "int8", "modular8", "modular4"])
 def test_t3_an_exchange_keeps_the_mean(recipe, codec_name):
     one, other = (learner(quadratic(seed), recipe=recipe, codec_name=codec_name) for seed in (1, 2))
     advance(6, one, other)

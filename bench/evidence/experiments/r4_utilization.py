@@ -6,6 +6,11 @@ from bench.evidence.layout import Column, Experiment, Panel, Point, Row, Table
 from bench.evidence.published import CONTENDERS, HOME, MEGABITS, MODELS, STRAGGLERS, Line, checks, entries
 
 _ROWS = tuple(Row(method.name) for method in CONTENDERS)
+_AT_OTHERS_BITS = (" int8", " modular4", "topk", ", one swap")
+_FEW_ROWS = tuple(
+    row for row in _ROWS if row.contender == "swarm-2 modular4" or not row.contender.endswith(_AT_OTHERS_BITS)
+)
+"""Everybody at the authors' bits, and the default."""
 _DRAWN = (
     "ddp",
     "diloco",
@@ -26,7 +31,7 @@ def _table(model: str, share: float) -> Table:
     slow = "" if share == 1.0 else f", one straggler at {100 * share:.0f} % (the others' share)"
     return Table(
         f"Utilization in %, {model}{slow}",
-        _ROWS,
+        _ROWS if model == "135M" and share == 1.0 else _FEW_ROWS,
         tuple(
             Column(_heading(megabits), "utilization", Line(model, megabits, share), scale=100, digits=1, best="high")
             for megabits in MEGABITS

@@ -42,9 +42,11 @@ GRADIENT_CODECS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _contender(like: Contender, stream: str, label: str, codec: Mapping[str, Any], fragments: int = 1) -> Contender:
-    pieces = f" /{fragments}" if fragments > 1 else ""
-    outer = {**like.outer, "fragments": fragments, "fragments_per_exchange": 1}
+def _contender(
+    like: Contender, stream: str, label: str, codec: Mapping[str, Any], fragments: int = 1, sent: int = 1
+) -> Contender:
+    pieces = f" {sent if sent > 1 else ''}/{fragments}" if fragments > 1 else ""
+    outer = {**like.outer, "fragments": fragments, "fragments_per_exchange": sent}
     return replace(like, name=f"{stream} {label}{pieces}", outer=outer, codec=codec)
 
 
@@ -52,13 +54,15 @@ WEIGHTS = tuple(_contender(SWARM_2, "x", name, codec) for name, codec in WEIGHT_
 IN_PIECES = tuple(
     _contender(SWARM_2, "x", name, WEIGHT_CODECS[name], count) for name, counts in PIECES.items() for count in counts
 )
+BELOW_8_BITS = _contender(SWARM_2, "x", "modular4", MODULAR4, 16, 7)
 GRADIENTS = tuple(_contender(SWARM_GRADIENTS, "g", name, GRADIENT_CODECS[name]) for name in ("fp32", "topk", "lowrank"))
 BOTH = tuple(
     _contender(SWARM_BOTH, "x, g", f"{x}, {g}", {**GRADIENT_CODECS[g], **WEIGHT_CODECS[x]})
     for x, g in (("fp32", "fp32"), ("modular4", "int4"), ("modular4", "topk"), ("modular4", "lowrank"))
 )
 FIRST = tuple(each for each in WEIGHTS if each.name in ("x fp32", "x int8", "x modular4"))
-ALL = (*WEIGHTS, *IN_PIECES, *GRADIENTS, *BOTH)
+PIECEMEAL = (*IN_PIECES[:2], BELOW_8_BITS, *IN_PIECES[2:])
+ALL = (*WEIGHTS, *PIECEMEAL, *GRADIENTS, *BOTH)
 
 R5 = Experiment(
     id="R5",
@@ -107,7 +111,7 @@ R5 = Experiment(
                 label: tuple(Point(each.name, CENTRAL, "bits_per_parameter", "loss") for each in contenders)
                 for label, contenders in (
                     ("x", WEIGHTS),
-                    ("x, in pieces", IN_PIECES),
+                    ("x, in pieces", PIECEMEAL),
                     ("g", GRADIENTS),
                     ("x and g", BOTH),
                 )
