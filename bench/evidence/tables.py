@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from bench.evidence import documents
+from bench.evidence.conclusion import conclusion
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.goals import goals
 from bench.evidence.identity import ROOT
@@ -70,9 +71,11 @@ def evidence_lines(made: Documents, drawn: frozenset[str] = frozenset()) -> list
     """
     found, summary = summarized(made), summary_of(made)
     decision = decide(summary)
+    reached = goals(summary, decision)
     lines = [*_state_lines(made), ""]
+    lines += ["### In short", "", *_short_lines(conclusion(summary, decision, reached)), ""]
     lines += ["### What the rule chooses", "", *_decision_lines(decision), ""]
-    lines += ["### Goals", "", *_goal_lines(summary, decision), ""]
+    lines += ["### Goals", "", *(markdown(reached) if reached else ["Nothing yet."]), ""]
     lines += ["### Where others win", "", *_losses(found), ""]
     lines += ["### Tuning", "", *_tuning_lines(made.get("tuning")), ""]
     for name, experiment in EXPERIMENTS.items():
@@ -115,9 +118,8 @@ def _decision_lines(decision: Decision | None) -> list[str]:
     return lines + [line for each in decision.because for line in _bullet(each)]
 
 
-def _goal_lines(summary: Mapping[str, Any], decision: Decision | None) -> list[str]:
-    found = goals(summary, decision)
-    return markdown(found) if found else ["Nothing yet."]
+def _short_lines(sentences: list[str]) -> list[str]:
+    return [line for each in sentences for line in _bullet(each)] or ["Nothing yet."]
 
 
 def _losses(found: Mapping[str, Sequence[Summary]]) -> list[str]:

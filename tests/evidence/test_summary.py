@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from bench.evidence import published
+from bench.evidence.conclusion import conclusion
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
 from bench.evidence.goals import goals
@@ -267,3 +268,34 @@ def test_the_fast_peers_delay_has_two_standard_errors_of_slack() -> None:
 
     assert reached(1.05, 0.03)
     assert not reached(1.05, 0.02)
+
+
+# --- in short -------------------------------------------------------------------------------------
+
+
+def in_short(made: dict[str, Any]) -> str:
+    decision = decide(made)
+    return " ".join(conclusion(made, decision, goals(made, decision)))
+
+
+def test_the_conclusion_says_who_is_better_whoever_it_is() -> None:
+    rivals = {"diloco": (1.6, 0.002), "noloco": (1.7, 0.002)}
+    found = in_short(summary({"swarm": (1.50, 0.002), **rivals}, {}, CODECS))
+    assert "0.938 (clearly better) at H = 10" in found
+    assert "noloco's 0.882 (clearly better)" in found
+    rivals = {"diloco": (1.5, 0.002), "noloco": (1.599, 0.2)}
+    found = in_short(summary({"swarm": (1.60, 0.002), **rivals}, {"swarm": 16.0}, CODECS))
+    assert "1.067 (clearly worse) at H = 10" in found
+    assert "noloco's 1.001 (no clear difference)" in found
+
+
+def test_the_conclusion_counts_goals_that_were_missed() -> None:
+    made = summary({"swarm": (1.60, 0.002), "diloco": (1.5, 0.001)}, {}, CODECS)
+    reached = goals(made, decide(made))
+    missed = sum(each.reached is False for each in reached)
+    assert missed > 0
+    assert f"Of {len(reached)} rows of goals below {missed} were missed." in in_short(made)
+
+
+def test_nothing_is_concluded_where_nothing_is_decided() -> None:
+    assert conclusion({"version": 1, "tuning": {}}, None, []) == []

@@ -63,7 +63,7 @@ R9 = Experiment(
         *block("R9", METHODS, (SETTINGS[0], SETTINGS[2]), tier=4),
     ),
     derive=_against_alone,
-    figures=("fast_delay", "fast_never", "loss", "disagreement"),
+    figures=("fast_delay", "fast_never", *(f"fast_ratio:{rung}" for rung in SHOWN), "loss", "disagreement"),
     keeps=("fast_seconds_to:",),
     tables=(
         Table(
