@@ -3,7 +3,8 @@
     python -m bench.directory
 
 Peers announce and look up every 20 s and stay for an hour on average; whoever goes leaves its records behind for their
-75 s. Bytes are those of records with two addresses as the DHT sends them; the DHT's own routing is left out.
+75 s; newcomers' gets count with the others'. Bytes are those of records with two addresses as the DHT sends them; the
+DHT's own routing is left out.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
     record = record_bytes()
     per_peer = PER_MINUTE / (size * ROUNDS)
     return {
+        "gets_per_lookup": shelves.gets.total() / (size * ROUNDS),
         "gets_per_peer_per_minute": shelves.gets.total() * per_peer,
         "keys_stored_per_peer_per_minute": shelves.stores.total() * per_peer,
         "newcomer_gets": max(newcomers, default=0),

@@ -8,10 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
-FIGURES = ("codecs", "goodput", "trainer", "peer")
+FIGURES = ("codecs", "goodput", "trainer", "peer", "directory")
 """Modules of this package with a ``measure()``, in the order in which they are measured."""
 
 REQUIRED_GOODPUT = 0.8
+MOST_GROWTH_OF_A_LOOKUP = 1.1
+SHOWN_SWARMS = ("8", "100", "1000", "10000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,4 +114,22 @@ def _peer(figures: Mapping[str, Any]) -> Iterator[Row]:
     yield Row("demo peer, two on this machine: trainer time blocked", "", f"{100 * figures['blocked_fraction']:.2f} %")
 
 
-_ROWS = {"codecs": _codecs, "goodput": _goodput, "trainer": _trainer, "peer": _peer}
+def _directory(figures: Mapping[str, Any]) -> Iterator[Row]:
+    for size in SHOWN_SWARMS:
+        each = figures[size]
+        yield Row(
+            f"directory, {int(size):,} peers: keys asked and records found in a lookup; kB a minute of a peer",
+            "",
+            f"{each['gets_per_lookup']:.2f}, {each['records_per_lookup']:.0f}; "
+            f"{each['kilobytes_per_peer_per_minute']:.0f}",
+        )
+    growth = figures[SHOWN_SWARMS[-1]]["gets_per_lookup"] / figures[SHOWN_SWARMS[0]]["gets_per_lookup"]
+    yield Row(
+        "directory: keys that a lookup asks at 10,000 peers over those at 8",
+        f"<= {MOST_GROWTH_OF_A_LOOKUP:g}",
+        f"{growth:.3f}",
+        growth <= MOST_GROWTH_OF_A_LOOKUP,
+    )
+
+
+_ROWS = {"codecs": _codecs, "goodput": _goodput, "trainer": _trainer, "peer": _peer, "directory": _directory}
