@@ -41,7 +41,7 @@ R10 = Experiment(
         "every byte is 255. The liars train like the others and say so; nothing but what they send is a lie.",
         "What is not shown: lies that stay within the clipping radius (docs/SECURITY.md).",
     ),
-    cells=block("R10", (SWARM_2,), (CLEAN, *LYING.values()), tier=8),
+    cells=block("R10", (SWARM_2,), (CLEAN, *LYING.values()), tier=9),
     derive=_against_clean,
     figures=("loss", "loss_ratio", "averaged_loss", "disagreement", "exchanges_failed", "solo_share"),
     tables=(

@@ -109,19 +109,19 @@ R11 = Experiment(
     ),
     cells=(
         *block("R11", JUDGED, DECISIVE, seeds=SEEDS, tier=4),
-        *block("R11", AT_HOME, (HOME_LINE,), tier=4),
-        *block("R11", (GASLOC_4,), DECISIVE, tier=5),
-        *_prescribed(GASLOC, GASLOC_CELLS, CENTRAL, (1, 2, 3), 5),
-        *_prescribed(GASLOC, GASLOC_CELLS, FAILING[2], (1, 2, 3), 5),
+        *block("R11", AT_HOME, (HOME_LINE,), tier=6),
+        *block("R11", (GASLOC_4,), DECISIVE, tier=6),
+        *_prescribed(GASLOC, GASLOC_CELLS, CENTRAL, (1, 2, 3), 6),
+        *_prescribed(GASLOC, GASLOC_CELLS, FAILING[2], (1, 2, 3), 6),
         *(
             cell
             for name, each in RECIPES.items()
-            for cell in _prescribed(each, _beside(name), CENTRAL, (TUNING_SEED,), 5)
+            for cell in _prescribed(each, _beside(name), CENTRAL, (TUNING_SEED,), 6)
         ),
         *(
             cell
             for name, each in AT_30.items()
-            for cell in _prescribed(each, _at_30(name), DECISIVE[1], (TUNING_SEED,), 5)
+            for cell in _prescribed(each, _at_30(name), DECISIVE[1], (TUNING_SEED,), 6)
         ),
     ),
     figures=("loss", "disagreement", "bits_per_parameter", "exchanges_per_outer_step", "utilization", "simulated_s"),

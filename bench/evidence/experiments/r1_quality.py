@@ -130,9 +130,9 @@ R1 = Experiment(
         *block("R1", ONCE_EVERY_STEP, (EVERY_STEP,), tier=2),
         *block("R1", RIVALS, ALONG_THE_AXES, tier=5),
         *block("R1", RIVALS, NON_IID[:1], tier=5),
-        *block("R1", RIVALS, [each for each in ELSEWHERE if each not in ALONG_THE_AXES], tier=6),
-        *block("R1", CODECS, (DECISIVE[1],), tier=6),
-        *block("R1", RIVALS, NON_IID[1:], tier=6),
+        *block("R1", RIVALS, [each for each in ELSEWHERE if each not in ALONG_THE_AXES], tier=7),
+        *block("R1", CODECS, (DECISIVE[1],), tier=7),
+        *block("R1", RIVALS, NON_IID[1:], tier=7),
     ),
     figures=(
         "loss",

@@ -87,7 +87,7 @@ R8 = Experiment(
     cells=(
         *_grid(tuple(FORMS), CENTRAL, tier=0),
         *block("R8", MIXED, (CENTRAL,), tier=3),
-        *_grid(AT_32, LARGE, tier=7),
+        *_grid(AT_32, LARGE, tier=8),
     ),
     figures=("loss", "averaged_loss", "disagreement"),
     tables=(
