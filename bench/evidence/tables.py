@@ -109,7 +109,7 @@ def _state_lines(made: Documents) -> list[str]:
 
 def _decision_lines(decision: Decision | None) -> list[str]:
     if decision is None:
-        return ["Nothing yet: R1 has not run."]
+        return ["Nothing yet: the rule needs R1, R4 and R5."]
     numbers = f"eta {decision.learning_rate:g}, mu {decision.momentum:g}"
     lines = [
         f"**{decision.contender}** (recipe `{decision.recipe}`, {numbers}), codec: {decision.codec or 'not decided'}.",

@@ -103,7 +103,7 @@ def test_where_others_win_is_said() -> None:
 def test_an_empty_house_says_that_nothing_has_run() -> None:
     text = "\n".join(evidence_lines({}))
     assert text.count("Not run yet.") == 11
-    assert "Nothing yet: R1 has not run." in text
+    assert "Nothing yet: the rule needs R1, R4 and R5." in text
 
 
 # --- documents ------------------------------------------------------------------------------------
