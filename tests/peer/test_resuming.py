@@ -1,0 +1,64 @@
+"""A learner that goes on from a checkpoint still knows how far others are from it."""
+
+import pytest
+import torch
+
+from p2ptrain import codec
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim import QuadraticTask
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.rules import LearnerRules
+from peer.building import go_on
+
+P, INNER_STEPS = 3000, 4
+
+
+def learner(seed: int, codec_name: str) -> Learner:
+    random = torch.Generator().manual_seed(seed)
+    task = QuadraticTask(0.2 + torch.rand(P, generator=random), torch.randn(P, generator=random), noise=0.1, seed=seed)
+    rules = LearnerRules(INNER_STEPS, 1000.0, OuterRule(0.4, 0.8), RECIPES["swarm"])
+    return Learner(task, rules, slices(P, 2), codec.get(codec_name), MemoryLog())
+
+
+def resumed(seed: int, codec_name: str, inner_steps: int) -> Learner:
+    """Saved after so many inner steps, and loaded by another process."""
+    before, after = learner(seed, codec_name), learner(seed, codec_name)
+    for _ in range(inner_steps):
+        before.advance()
+    go_on(after, *before.state_dict())
+    return after
+
+
+def apart(one: Learner, other: Learner) -> tuple[float, float]:
+    """How far the exchange says that they are apart, and how far they are."""
+    fragments = (0, 1)
+    wishes = [each.payloads.wishes(fragments) for each in (one, other)]
+    ours, theirs = one.payloads.encode(fragments, *wishes), other.payloads.encode(fragments, *reversed(wishes))
+    found = torch.cat(one.payloads.difference(ours, theirs.parts).parts)
+    other.payloads.difference(theirs, ours.parts)
+    true = torch.cat(other.payloads.published.parts) - torch.cat(one.payloads.published.parts)
+    return float(found.norm()), float(true.norm())
+
+
+@pytest.mark.parametrize("codec_name", ["modular8", "modular4"])
+@pytest.mark.parametrize("inner_steps", [2 * INNER_STEPS, 2 * INNER_STEPS + 2])
+def test_two_that_both_came_back_find_what_lies_between_them(codec_name, inner_steps) -> None:
+    one, other = (resumed(seed, codec_name, inner_steps) for seed in (1, 2))
+    for _ in range(3):
+        for each in (one, other):
+            each.advance()
+    for _ in range(8):  # widths that were too narrow grow with each exchange
+        found, true = apart(one, other)
+    assert found == pytest.approx(true, rel=0.2)
+
+
+@pytest.mark.parametrize("codec_name", ["modular8", "modular4"])
+def test_whoever_came_back_finds_what_lies_between_it_and_one_that_never_left(codec_name) -> None:
+    one, other = resumed(1, codec_name, 2 * INNER_STEPS), learner(2, codec_name)
+    for _ in range(2 * INNER_STEPS + 2):
+        other.advance()
+    for _ in range(8):
+        found, true = apart(one, other)
+    assert found == pytest.approx(true, rel=0.2)
