@@ -12,15 +12,19 @@ streams           a byte stream to p2pd that copies little
 rates             the owner's caps: one line a direction, shared by all streams
 socket_folder     private folders for Unix sockets, swept when their owner is gone
 daemon            one p2pd child process: its sockets, its death, dialing and streams
+dialing           which of the addresses that strangers announce we dial
 node              one place in the network: the daemon, the DHT in this process, and the keeper that (re)joins the swarm
+dht_protocol      hivemind's DHT protocol with limits: what a stranger's request may cost, and its answer do
+dht               a DHT node with that protocol in it; hivemind's errors as NetworkError
 links             ``ports.Link`` and ``ports.Transport`` over streams of the daemon
 directory         ``ports.Directory`` over the DHT, the validator that every node runs, and the peer cache on disk
 manifest_service  any node hands out the run's signed manifest
 figures_service   a peer tells its own figures to who shows the swarm, if its owner agreed
 ================  ======================================================================================================
 
-hivemind, whose import costs seconds and brings torch along, is met only in ``daemon``, ``node`` and ``directory``. That
-is why this package re-exports nothing: import from its modules, and the fakes come without it.
+hivemind, whose import costs seconds and brings torch along, is met only in ``daemon``, ``control``, ``dht_protocol``,
+``dht``, ``node``, ``directory`` and ``rulings``. That is why this package re-exports nothing: import from its modules,
+and the fakes come without it.
 """
 
 import os

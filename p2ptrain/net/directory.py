@@ -32,6 +32,8 @@ from p2ptrain.admission import Gate
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import rulings
+from p2ptrain.net.dht import network_errors
+from p2ptrain.net.dht_protocol import MAX_ENTRIES
 from p2ptrain.net.identity import verify
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.buckets import MAX_LEVEL, Bucket, Buckets, home
@@ -44,7 +46,7 @@ DEADLINE_S = 15.0
 MAX_RECORDS = 128
 """Presences that one lookup returns, at random where it found more: a newcomer does, and a peer in a swarm that just
 grew. A guess: more than a peer can exchange with in their lifetime."""
-MAX_STORED_PEERS = 2048
+MAX_STORED_PEERS = MAX_ENTRIES
 """Peers that a node takes in live records of, to store or as a lookup's answer: beyond it the answer of a crowded key
 would near the 4 MiB that break unary calls. In a swarm that has settled a node sees some hundreds."""
 CLOCK_SKEW_S = 300.0
@@ -131,7 +133,7 @@ class DhtDirectory:
         until = presence.issued_at + presence.lifetime_s
         homes = self._homes(presence)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S), network_errors("storing our record"):
                 stored = await self._dht.store_many(
                     [presence_key(self._run, bucket) for bucket in homes],
                     [self._sealed(presence)] * len(homes),
@@ -158,6 +160,9 @@ class DhtDirectory:
         except TimeoutError:
             if not found:
                 raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
+        except NetworkError:
+            if not found:
+                raise
         # Not the latest: records may be dated ahead, and would then crowd out all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
@@ -174,8 +179,9 @@ class DhtDirectory:
         return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
 
     async def _records(self, bucket: Bucket) -> list[Presence]:
-        """The live records of a bucket that their owners signed."""
-        found = await self._dht.get(presence_key(self._run, bucket), latest=True)
+        """The live records of a bucket that their owners signed. Raises NetworkError."""
+        async with network_errors("the lookup"):
+            found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
         now = get_dht_time()
         records = {
@@ -230,7 +236,7 @@ def _genuine(encoded: bytes) -> Presence | None:
     """The record that these bytes spell, if it is well-formed and signed. Remembered: each comes back many times."""
     try:
         presence = wire.decode_presence(encoded)
-    except RemoteError:
+    except (RemoteError, RecursionError):  # lists in lists, so deep that the wire cannot say what they are
         return None
     return presence if verify(presence) else None
 

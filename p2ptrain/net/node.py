@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from random import Random
 
 from hivemind.dht.node import DHTNode
 from hivemind.p2p import PeerID
@@ -27,6 +27,7 @@ from p2ptrain.errors import NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net import address
 from p2ptrain.net.daemon import Daemon
+from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.swarm.messages import Presence
@@ -67,6 +68,7 @@ class Node:
         self._local = local
         self._bootstraps: dict[PeerId, tuple[str, ...]] = {}
         self._peers: dict[PeerId, tuple[str, ...]] = {}
+        self._random = Random()
         self._keeper: asyncio.Task[None] | None = None
         self._announced: tuple[str, ...] = ()
         self._is_owners_word = False
@@ -103,7 +105,7 @@ class Node:
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)
-                dht = await DHTNode.create(p2p=daemon.p2p, record_validator=validator)
+                dht = await start_node(daemon.p2p, validator)
                 node = cls(identity, run, daemon, dht, validator, local)
                 node.port = address.port_of(await daemon.own_addresses())
                 node._announced, node._is_owners_word = tuple(announce), bool(announce)
@@ -118,6 +120,7 @@ class Node:
             place, peer = address.split_peer(each)
             assert peer is not None  # _check saw to it
             node._bootstraps[peer] = (*node._bootstraps.get(peer, ()), place)
+        daemon.caution.trust(bootstraps, local)
         node.learn(known)
         node._keeper = asyncio.get_running_loop().create_task(node._keep_company())
         node._keeper.add_done_callback(_report)
@@ -195,25 +198,25 @@ class Node:
             if self.has_company:
                 retry_s = FIRST_RETRY_S
                 await asyncio.sleep(REFRESH_S)
-                await self._join(self._some_known(1))
+                await self._join(self._some_known())
             else:
-                await self._join(self._some_known(MAX_DIALS_AT_ONCE))
+                await self._join(self._some_known())
                 if not self.has_company:
                     await asyncio.sleep(retry_s)
                     retry_s = min(2 * retry_s, LAST_RETRY_S)
         logger.warning("p2pd ended; nobody can be reached any more")
 
-    def _some_known(self, most: int) -> dict[PeerId, tuple[str, ...]]:
-        """Up to so many known nodes and their addresses, at random."""
+    def _some_known(self) -> dict[PeerId, tuple[str, ...]]:
+        """Whom to dial now, and where."""
         known = self.known
-        return {peer: known[peer] for peer in random.sample(list(known), k=min(most, len(known)))}
+        return {peer: known[peer] for peer in whom_to_dial(known, self._bootstraps, self.has_company, self._random)}
 
     async def _join(self, nodes: Mapping[PeerId, tuple[str, ...]]) -> None:
         """Dial these nodes at once, and look around through those that answer."""
         answers = await asyncio.gather(*(self._greet(peer, addresses) for peer, addresses in nodes.items()))
         if any(answers):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(DIAL_DEADLINE_S):
+            with contextlib.suppress(TimeoutError, NetworkError):
+                async with asyncio.timeout(DIAL_DEADLINE_S), network_errors("looking around"):
                     await self.dht.find_nearest_nodes([self.dht.node_id])
 
     async def _greet(self, peer: PeerId, addresses: tuple[str, ...]) -> bool:
@@ -226,6 +229,23 @@ class Node:
             places = ", ".join(map(address.host_port, addresses))
             logger.info("no answer from %s at %s: %s", short(peer), places, error or "too late")
             return False
+
+
+def whom_to_dial(
+    known: Collection[PeerId], bootstraps: Collection[PeerId], has_company: bool, random: Random
+) -> list[PeerId]:
+    """Some known nodes at random: one in company, several where we are alone.
+
+    After a day away all peers of earlier days may be gone, and a bootstrap is where it always was. So it is one of the
+    bootstraps every other time in company, and up to half of those that a lone node dials; also more, where it knows
+    few others.
+    """
+    most = 1 if has_company else MAX_DIALS_AT_ONCE
+    share = random.randrange(2) if has_company else MAX_DIALS_AT_ONCE // 2
+    shuffled = random.sample(list(known), len(known))
+    well_known = [peer for peer in shuffled if peer in bootstraps]
+    others = [peer for peer in shuffled if peer not in bootstraps]
+    return [*well_known[:share], *others, *well_known[share:]][:most]
 
 
 def _report(keeper: asyncio.Task[None]) -> None:

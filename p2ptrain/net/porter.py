@@ -6,11 +6,11 @@ import asyncio
 import contextlib
 
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.session import OPENING_DEADLINE_S
+from p2ptrain.net.session import OPENING_DEADLINE_S, message_in
 from p2ptrain.ports import Link
 from p2ptrain.swarm import DeclineReason, PeerState
 from p2ptrain.swarm.messages import Decline, Offer, WeightsRequest
-from p2ptrain.wire import decode_message, encode_message
+from p2ptrain.wire import encode_message
 
 
 async def turn_away(link: Link, step: int, progress: float) -> None:
@@ -20,7 +20,7 @@ async def turn_away(link: Link, step: int, progress: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPENING_DEADLINE_S):
                 kind, body = await link.receive()
-                if kind == FrameKind.MESSAGE and isinstance(decode_message(body), Offer | WeightsRequest):
+                if kind == FrameKind.MESSAGE and isinstance(message_in(body), Offer | WeightsRequest):
                     no = Decline(DeclineReason.LEAVING, PeerState.LEAVING, step, progress, known=())
                     await link.send(FrameKind.MESSAGE, encode_message(no))
     finally:

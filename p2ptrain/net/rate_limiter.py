@@ -72,19 +72,20 @@ class RateLimiter(Generic[Key]):
         self._most = most
         self._buckets: dict[Key, Bucket] = {}  # who was heard last comes last
 
-    def admits(self, who: Key, now: float) -> bool:
-        """Whether one more may begin. Who is turned down for its own sake takes nothing from the others."""
+    def admits(self, who: Key, now: float, tokens: float = 1.0) -> bool:
+        """Whether one more may begin, that costs so much. Who is turned down for its own sake takes nothing from the
+        others."""
         bucket = self._buckets.pop(who, None) or Bucket(self._each, now)
         self._buckets[who] = bucket
         if len(self._buckets) > self._most:
             self._forget(now)
-        return bucket.take(now) and self.admits_anybody(now)
+        return bucket.take(now, tokens) and self.admits_anybody(now, tokens)
 
-    def admits_anybody(self, now: float) -> bool:
+    def admits_anybody(self, now: float, tokens: float = 1.0) -> bool:
         """The same before it is known who it is."""
         if self._overall is None:
             self._overall = Bucket(self._overall_allowance, now)
-        return self._overall.take(now)
+        return self._overall.take(now, tokens)
 
     def __len__(self) -> int:
         return len(self._buckets)

@@ -24,6 +24,7 @@ from hivemind.utils.timed_storage import get_dht_time
 from p2ptrain.admission import MAX_RULINGS_BYTES, Gate, Rulings
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import RunId
+from p2ptrain.net.dht import network_errors
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class RulingsShelf:
     async def look(self) -> None:
         """One look; take what is newer, store what is missing. Raises NetworkError."""
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S), network_errors("the lookup"):
                 found = await self._dht().get(rulings_key(self._gate.run), latest=True)
         except TimeoutError:
             raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
@@ -108,7 +109,7 @@ class RulingsShelf:
         """Store the gate's rulings. Raises NetworkError."""
         rulings = self._gate.rulings
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with asyncio.timeout(DEADLINE_S), network_errors("storing the rulings"):
                 until = get_dht_time() + LIFETIME_S
                 stored = await self._dht().store(
                     rulings_key(self._gate.run), rulings.encode(), until, subkey=rulings.serial

@@ -152,7 +152,16 @@ async def _read(link: Link) -> tuple[Message, int]:
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:
         raise RemoteError(f"a frame of kind {kind} where a message belongs")
-    return decode_message(body), len(body)
+    return message_in(body), len(body)
+
+
+def message_in(body: bytes) -> Message:
+    """``wire.decode_message`` of a stranger's bytes, which may be lists a thousand deep: Python cannot even print them
+    to say that they are none of ours."""
+    try:
+        return decode_message(body)
+    except RecursionError:
+        raise RemoteError("a message was due, not lists in lists in lists") from None
 
 
 async def _both(sending: Awaitable[None], receiving: Awaitable[T]) -> tuple[None, T]:

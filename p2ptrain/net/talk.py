@@ -9,6 +9,10 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed, unpacked
 
+MOST_NESTED = 16
+"""Lists in lists, in what anybody says. A guess: nothing of ours has more than five, and a thousand Python cannot even
+print, to say that they are none of ours."""
+
 
 async def say(link: Link, words: list[Any]) -> None:
     """Send one list. Raises NetworkError."""
@@ -24,7 +28,14 @@ async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:
         raise RemoteError(f"words about {about} were due, not a frame of kind {kind}")
-    return unpacked(body, most_bytes)
+    words = unpacked(body, most_bytes)
+    if _nests_deeper(words, MOST_NESTED):
+        raise RemoteError(f"words about {about} were due, not lists in lists in lists")
+    return words
 
 
-__all__ = ["hear", "say"]
+def _nests_deeper(words: list[Any], levels: int) -> bool:
+    return levels == 0 or any(isinstance(each, list) and _nests_deeper(each, levels - 1) for each in words)
+
+
+__all__ = ["MOST_NESTED", "hear", "say"]

@@ -11,7 +11,9 @@ import contextlib
 import dataclasses
 import datetime
 import math
+import time
 from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgpack
@@ -21,7 +23,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 from hivemind.utils import MSGPackSerializer
 
 from p2ptrain import codec, framing, wire
@@ -33,8 +38,9 @@ from p2ptrain.manifest import presets
 from p2ptrain.manifest.document import parse_toml, render_toml
 from p2ptrain.manifest.link import JoinLink
 from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
-from p2ptrain.net import address, hop, identity, payload, probe, reach
+from p2ptrain.net import address, dht_protocol, hop, identity, payload, probe, reach
 from p2ptrain.net.directory import PresenceValidator, presence_key
+from p2ptrain.net.session import message_in
 from p2ptrain.receipts import Receipt
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.buckets import home
@@ -129,8 +135,8 @@ def part_end(data: bytes) -> None:
 
 def message(data: bytes) -> None:
     with contextlib.suppress(RemoteError):
-        found = wire.decode_message(data)
-        assert wire.decode_message(wire.encode_message(found)) == found
+        found = message_in(data)
+        assert message_in(wire.encode_message(found)) == found
 
 
 def presence(data: bytes) -> None:
@@ -224,6 +230,45 @@ def dht_record(data: bytes) -> None:
     for value in (data, msgpack.packb(data)):
         record = DHTRecord(key, MSGPackSerializer.dumps(PEER), value, 1.7e9 + 60)
         assert PresenceValidator(RUN).validate(record) in (True, False)
+
+
+def dht_answer(data: bytes) -> None:
+    """What a node answers to a lookup, as bytes from p2pd, and its records alone."""
+    key = DHTID.generate(source=presence_key(RUN, home(RUN, PEER, 0)))
+    asker, answerer = dht_protocol.id_of(b"asker"), PeerID(bytes(38))
+
+    async def ask(answer: Callable[[], dht_pb2.FindResponse]) -> None:
+        async def rpc_find(*_: Any, **__: Any) -> dht_pb2.FindResponse:
+            return answer()
+
+        protocol = await dht_protocol.Protocol.create(
+            None, asker, 20, 5, 5, 3.0, client_mode=True, record_validator=PresenceValidator(RUN)
+        )
+        protocol.get_stub = lambda peer: SimpleNamespace(rpc_find=rpc_find)
+        for value, nearest in (await protocol.call_find(answerer, [key]) or {}).values():
+            assert value is None or value.expiration_time < time.time() + 1000
+            assert all(dht_protocol.id_of(peer.to_bytes()) == each != asker for each, peer in nearest.items())
+
+    records = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=data, expiration_time=math.inf)
+    asyncio.run(ask(lambda: dht_pb2.FindResponse.FromString(data)))
+    asyncio.run(ask(lambda: dht_pb2.FindResponse(results=[records])))
+
+
+def _dht_answers() -> tuple[bytes, bytes]:
+    records = DictionaryDHTValue()
+    presence = dataclasses.replace(_UNSIGNED, issued_at=time.time() + 200.0)
+    presence = dataclasses.replace(presence, signature=KEY.sign(wire.presence_bytes(presence)))
+    records.store(PEER, msgpack.packb(wire.encode_presence(presence)), presence.issued_at + presence.lifetime_s)
+    value = MSGPackSerializer.dumps(records)
+    peer = PeerID.from_base58(PEER).to_bytes()
+    result = dht_pb2.FindResult(
+        type=dht_pb2.FOUND_DICTIONARY,
+        value=value,
+        expiration_time=records.latest_expiration_time,
+        nearest_node_ids=[dht_protocol.id_of(peer).to_bytes()],
+        nearest_peer_ids=[peer],
+    )
+    return dht_pb2.FindResponse(results=[result]).SerializeToString(), value
 
 
 def relay_messages(data: bytes) -> None:
@@ -373,6 +418,7 @@ def targets() -> dict[str, Target]:
         "dht_record": Target(
             dht_record, (wire.encode_presence(PRESENCE), msgpack.packb(wire.encode_presence(PRESENCE)))
         ),
+        "dht_answer": Target(dht_answer, _dht_answers(), 5),
         "relay_messages": Target(
             relay_messages, (hop.reserve(), hop.answer(hop.Status.OK, 1_700_000_000), hop.lead(b"peer"))
         ),

@@ -23,11 +23,12 @@ from p2ptrain import wire
 from p2ptrain.admission import Gate
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import RunId
-from p2ptrain.net import directory, virtual_time
+from p2ptrain.net import dht_protocol, directory, virtual_time
 from p2ptrain.net import rulings as rulings_module
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, _peer_id
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import Allowance
 from p2ptrain.net.rulings import LIFETIME_S, RulingsShelf, rulings_key
 from p2ptrain.statements import packed
 from p2ptrain.swarm.buckets import MAX_GETS, MAX_LEVEL, Bucket, home
@@ -88,6 +89,8 @@ def test_everything_else_is_rejected(identity: Identity, tmp_path: Path):
         "not a presence": replace(good, value=msgpack.packb(b"x" * 20)),
         "not bytes": replace(good, value=msgpack.packb({"a": 1})),
         "garbage": replace(good, value=b"\xc1"),
+        "bottomless": replace(good, value=b"\x91" * 1000 + b"\xc0"),
+        "bottomless inside": replace(good, value=msgpack.packb(b"\x91" * 999 + b"\xc0")),
         "empty": replace(good, value=b""),
     }
     validator = PresenceValidator(RUN)
@@ -298,6 +301,49 @@ def test_a_dht_that_does_not_answer_is_a_network_error(crowd: list[Identity]):
     virtual_time.run(main())
 
 
+@pytest.mark.parametrize("error", [AssertionError(), KeyError("a node"), RecursionError("too deep")])
+def test_what_hivemind_stumbles_over_is_a_network_error(crowd: list[Identity], error: Exception):
+    """A stranger's answer may make it."""
+
+    async def main() -> None:
+        node = PretendedNode()
+        for identity in crowd:
+            node.put(presence_of(identity), Bucket(0, 0))
+        each = directory_over(node)
+
+        async def stumble(*_: Any, **__: Any) -> None:
+            raise error
+
+        async def stumble_later() -> None:
+            if len(node.gets) > 1:
+                await stumble()
+
+        node.before_get = stumble
+        with pytest.raises(NetworkError, match=f"the lookup failed in hivemind: {type(error).__name__}"):
+            await each.lookup()
+        node.gets.clear()
+        node.before_get = stumble_later
+        assert len(await each.lookup()) == MAX_RECORDS  # what came before counts
+        node.store_many = stumble  # type: ignore[method-assign]
+        with pytest.raises(NetworkError, match=f"storing our record failed in hivemind: {type(error).__name__}"):
+            await each.announce(presence_of(crowd[0]))
+
+    virtual_time.run(main())
+
+
+def test_who_cancels_a_lookup_has_cancelled_it(crowd: list[Identity]):
+    async def main() -> None:
+        node = PretendedNode()
+        node.before_get = lambda: asyncio.sleep(3600.0)
+        lookup = asyncio.create_task(directory_over(node).lookup())
+        await asyncio.sleep(1.0)
+        lookup.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await lookup
+
+    virtual_time.run(main())
+
+
 def test_a_record_that_nobody_takes_is_a_network_error(crowd: list[Identity]):
     async def main() -> None:
         each = directory_over(PretendedNode())
@@ -321,8 +367,9 @@ def test_a_lone_node_keeps_its_record_and_cannot_look_up(crowd: list[Identity]):
 
 
 @pytest.mark.net
-def test_a_crowd_is_found_over_a_real_dht(crowd: list[Identity], tmp_path: Path):
+def test_a_crowd_is_found_over_a_real_dht(crowd: list[Identity], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two real nodes, and the records of 120 peers of which one is there: too many for one bucket."""
+    monkeypatch.setattr(dht_protocol, "EACH", Allowance(1e6, 1e6))  # one announces them all
 
     async def main() -> None:
         nodes: list[Node] = []
@@ -551,6 +598,24 @@ def test_a_lying_node_lifts_no_ban():
         assert news == []
         assert mine.rulings.banned == (people.GUEST.peer,)
         assert node.stored == 1  # and puts the right ones back
+
+    asyncio.run(main())
+
+
+def test_what_hivemind_stumbles_over_is_a_network_error_here_too():
+    class Stumbling:
+        async def get(self, key, latest):
+            raise AssertionError
+
+        async def store(self, *_, **__):
+            raise AssertionError
+
+    async def main() -> None:
+        shelf = shelf_over(Stumbling(), gate_for(rulings=people.rulings(serial=7)), [])
+        with pytest.raises(NetworkError, match="the lookup failed in hivemind"):
+            await shelf.look()
+        with pytest.raises(NetworkError, match="storing the rulings failed in hivemind"):
+            await shelf.store()
 
     asyncio.run(main())
 

@@ -158,6 +158,9 @@ async def opened(network: MemoryNetwork) -> MemoryLink:
 
 PAYLOAD = torch.zeros(P).numpy().tobytes()
 
+BOTTOMLESS = b"\x91" * 1000 + b"\xc0"
+"""A list in a list, a thousand deep: msgpack reads it, and Python cannot even print it."""
+
 
 async def wrong_digest(link: MemoryLink) -> None:
     await link.send(FrameKind.CHUNK, PAYLOAD)
@@ -202,6 +205,12 @@ async def garbage_message(link: MemoryLink) -> None:
     await link.send(FrameKind.MESSAGE, b"\xc1\xff\x00garbage")
 
 
+async def bottomless_message(link: MemoryLink) -> None:
+    """Instead of the acknowledgement."""
+    await send_payload(link, [PAYLOAD])
+    await link.send(FrameKind.MESSAGE, BOTTOMLESS)
+
+
 @pytest.mark.parametrize(
     "misdeed",
     [
@@ -215,6 +224,7 @@ async def garbage_message(link: MemoryLink) -> None:
         infinite,
         enormous,
         garbage_message,
+        bottomless_message,
     ],
     ids=lambda misdeed: misdeed.__name__,
 )
@@ -273,7 +283,9 @@ def test_a_partner_frozen_before_its_acknowledgement_may_be_a_half_commit():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xc1", b"\x90" * 60_000, b"\x92\x01\x90"], ids=["empty", "invalid", "nested", "fields missing"]
+    "body",
+    [b"", b"\xc1", b"\x90" * 60_000, BOTTOMLESS, b"\x92\x01" + BOTTOMLESS, b"\x92\x01\x90"],
+    ids=["empty", "invalid", "nested", "bottomless", "bottomless fields", "fields missing"],
 )
 def test_garbage_as_a_first_message_ends_the_link(body):
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:

@@ -20,6 +20,7 @@ import uvloop
 from p2ptrain.errors import NetworkError, RemoteError, UserError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net import daemon as daemon_module
 from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, verify
@@ -372,6 +373,46 @@ def test_a_p2pd_that_nobody_hears_any_more_is_ended(tmp_path: Path):
             await daemon.close()
 
     asyncio.run(main())
+
+
+def test_a_p2pd_that_lives_and_answers_nothing_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(daemon_module, "PULSE_S", 0.2)
+    monkeypatch.setattr(daemon_module, "PULSE_DEADLINE_S", 1.0)
+
+    async def main() -> None:
+        daemon = await Daemon.start(Identity.load_or_create(tmp_path / "id.key").path, LOOPBACK)
+        try:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await daemon.died()  # it answers, and lives
+            assert daemon.alive
+            os.kill(daemon.pid, signal.SIGSTOP)
+            async with asyncio.timeout(60):
+                assert await daemon.died() == -signal.SIGKILL
+            assert "gave no answer" in daemon.ending
+        finally:
+            await daemon.close()
+
+    asyncio.run(main())
+
+
+def test_strangers_lead_a_node_neither_to_its_own_machine_nor_elsewhere(tmp_path: Path, swarm: Swarm):
+    """A node that the internet may reach: of a record that names loopback nothing is dialed; its owner may name it."""
+
+    async def main() -> None:
+        first = swarm.nodes[0]
+        cautious = await Daemon.start(Identity.load_or_create(tmp_path / "id.key").path, ["/ip4/0.0.0.0/tcp/0"])
+        try:
+            await cautious.own_addresses()
+            async with asyncio.timeout(60):
+                with pytest.raises(NetworkError):
+                    await cautious.connect(first.peer_id, first.addresses)
+                cautious.caution.trust([swarm.bootstrap])
+                await cautious.connect(first.peer_id, first.addresses)
+        finally:
+            await cautious.close()
+
+    swarm.runner.run(main())
 
 
 def test_nothing_stays_after_close(tmp_path: Path):

@@ -62,6 +62,7 @@ def test_anything_else_and_silence_just_end() -> None:
     assert calling((FrameKind.MESSAGE, encode_message(Acknowledge()))) == ([], [])
     assert calling((FrameKind.CHUNK, b"x")) == ([], [])
     assert calling() == ([], [])
-    told, raised = calling((FrameKind.MESSAGE, b"nonsense"))
-    assert told == []
-    assert [type(error) for error in raised] == [RemoteError]
+    for body in (b"nonsense", b"\x91" * 1000 + b"\xc0"):
+        told, raised = calling((FrameKind.MESSAGE, body))
+        assert told == []
+        assert [type(error) for error in raised] == [RemoteError]

@@ -1,0 +1,82 @@
+"""Words of the small services: lists of plain values, and nothing that the service's own answer would stumble over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgpack
+import pytest
+
+from p2ptrain.errors import RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ids import PeerId
+from p2ptrain.net import reach
+from p2ptrain.net.talk import MOST_NESTED, hear, say
+
+
+class ScriptedLink:
+    """A link on which these frames arrive; it remembers what is said."""
+
+    peer = PeerId("somebody")
+
+    def __init__(self, *frames: tuple[int, bytes]) -> None:
+        self._frames = list(frames)
+        self.said: list[bytes] = []
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        self.said.append(bytes(body))
+
+    async def receive(self) -> tuple[int, bytes]:
+        return self._frames.pop(0)
+
+    async def close(self) -> None:
+        """Nothing is open."""
+
+
+def heard(body: bytes, kind: int = FrameKind.MESSAGE, most_bytes: int = 4096) -> list[Any]:
+    return asyncio.run(hear(ScriptedLink((kind, body)), "this and that", most_bytes))
+
+
+def nested(levels: int) -> bytes:
+    """A list in a list in a list."""
+    return b"\x91" * levels + b"\xc0"
+
+
+def test_what_is_said_is_heard() -> None:
+    words = ["figures", 7, [["loss", 1.5], ["where", ["a", b"b"]]], None]
+    link = ScriptedLink()
+    asyncio.run(say(link, words))
+    assert heard(link.said[0]) == words
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"\xc1", "a statement was due"),
+        (msgpack.packb({"a": 1}), "a statement was due"),
+        (msgpack.packb(["x" * 5000]), "where 4096 are allowed"),
+        (nested(MOST_NESTED + 1), "words about this and that were due, not lists in lists"),
+        (nested(1000), "words about this and that were due, not lists in lists"),
+        (nested(3000), "a statement was due"),
+    ],
+)
+def test_what_nobody_says_is_an_offence(body: bytes, why: str) -> None:
+    with pytest.raises(RemoteError, match=why):
+        heard(body)
+
+
+def test_another_frame_is_an_offence() -> None:
+    with pytest.raises(RemoteError, match="not a frame of kind 2"):
+        heard(b"\x90", kind=FrameKind.CHUNK)
+
+
+def test_lists_may_be_nested_as_deep_as_anybody_needs() -> None:
+    assert heard(nested(MOST_NESTED))
+
+
+def test_a_bottomless_question_is_an_offence_and_no_bug_of_ours() -> None:
+    """Its answer would say what was asked, and Python cannot print it."""
+    link = ScriptedLink((FrameKind.MESSAGE, nested(1000)))
+    with pytest.raises(RemoteError):
+        asyncio.run(reach.answer(link, "", reach.Allowances()))
