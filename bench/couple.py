@@ -43,7 +43,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
 from peer.home import cache_directory
-from peer.network import Connection, live_until
+from peer.network import Connection
 from peer.network_thread import NetworkThread
 
 TOKENS = 1000
@@ -147,7 +147,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
             notebook=notebook,
             clock=time.monotonic,
             sign=connection.sign,
-            live_until=live_until,
+            live_until=lambda presence: presence.issued_at + presence.lifetime_s,
             begin_training=begun.set,
             work=work,
         )

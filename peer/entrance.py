@@ -19,15 +19,17 @@ from pathlib import Path
 from p2ptrain.admission import Gate, Refusal, Ticket, remedy
 from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
 from p2ptrain.errors import AdmissionError, HomeError, NetworkError, RemoteError
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, Desk, ask_rulings, come_in
+from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
+from p2ptrain.net.identity import verify
 from p2ptrain.net.rulings import RulingsShelf
 from p2ptrain.ports import Link, Notebook, Transport
-from p2ptrain.swarm import Presence
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 from peer.home import Home
-from peer.network import Connection, live_until
+from peer.network import Connection
 
 BADGE_FILE = "badge"
 PAUSE_S = (2.0, 30.0)
@@ -63,16 +65,29 @@ class Entrance:
         return GatedTransport(plain, self.gate, self._me, self._notebook)
 
     def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
-        """A handler of inbound links, for members only: of every protocol that gives weights away."""
+        """A handler of inbound links, for members only: of every protocol that gives weights away. Nobody gets any
+        while the owner gives nothing (``Rates.gives``)."""
+
+        async def give(link: Link) -> None:
+            if not self._connection.gives:
+                raise NetworkError(f"{short(link.peer)} asked for weights while we give none")
+            await handler(link)
+
         if self.gate is None:
-            return handler
-        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
+            return give
+        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(give)
 
     def live_until(self, presence: Presence) -> float | None:
-        """As ``peer.network.live_until``; nobody counts who may not take part."""
-        if self.gate is not None and not self.gate.counts(presence.peer, time.time()):
+        """On the monotonic clock, until when a record counts; None when its signature or its times do not hold, or its
+        peer may not take part."""
+        now = time.time()
+        if self.gate is not None and not self.gate.counts(presence.peer, now):
             return None
-        return live_until(presence)
+        age = now - presence.issued_at
+        left = min(presence.lifetime_s, PRESENCE_LIFETIME_S) - age
+        if age < -CLOCK_SKEW_S or left <= 0 or not verify(presence):
+            return None
+        return time.monotonic() + min(left, PRESENCE_LIFETIME_S)
 
     @property
     def standing(self) -> str:
@@ -127,7 +142,11 @@ class Entrance:
 
     async def _ask_rulings(self, gate: Gate) -> bool:
         """Ask one after another until one's rulings let us in; whether anybody answered. Some may be behind."""
-        node, answered = self._connection.node, False
+        answered = False
+        try:
+            node = self._connection.node
+        except NetworkError:  # p2pd is being restarted: as where nobody answers
+            return answered
         for peer in [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))][:MOST_ASKED]:
             try:
                 if await ask_rulings(self._asking(), peer, node.known[peer], gate):

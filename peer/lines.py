@@ -103,7 +103,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "unreachable": lambda f: (
         f"[peers] nobody can dial us{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach us "
-        f"through a relay; for direct exchanges {_forward(f)}"
+        f"through a relay; for direct exchanges {_forward(f)} (docs/ERRORS.md tells of IPv6)"
     ),
     "relayed": lambda f: f"[peers] others reach us through the relay {_peer(f)}",
     "relay lost": lambda f: f"[peers] the relay {_peer(f)} is gone: {_why(f)}; another one is taken",
@@ -135,7 +135,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "settings": lambda f: f"[owner] settings.toml counts: {f['what']}",
     "settings refused": lambda f: (
-        f"[owner] settings.toml is faulty and not used: {_why(f)}; what counted before goes on counting"
+        f"[owner] settings.toml is faulty and not used: {_why(f)}; the previous settings stay in force"
     ),
     "paused": lambda f: f"[owner] resting: {_why(f)}; the weights stay in memory, and the swarm goes on without us",
     "budget used up": lambda f: (

@@ -1,7 +1,7 @@
 """The connection that outlives its p2pd: the transport and directory that the driver sees.
 
-It stands on a ``Node``, and when that node's p2pd dies it puts another in its place, same identity, same port. To the
-core that looks like a few failed links.
+It stands on a ``Node``, and when that node's p2pd dies, or hangs, it puts another in its place, same identity, same
+port. To the core that looks like a few failed links.
 
 Who closes what: ``Connection.close`` ends its tasks, services, transports and node.
 """
@@ -18,8 +18,8 @@ from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteErro
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
-from p2ptrain.net.directory import CLOCK_SKEW_S, PeerCache
-from p2ptrain.net.identity import Identity, verify
+from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
@@ -105,10 +105,15 @@ class Connection:
         """Raises UserError when it cannot listen, DeviceError when p2pd does not run on this machine."""
         try:
             await self._revive()
-        except NetworkError as error:
+        except (NetworkError, OSError, EOFError) as error:  # the latter two: it died while it started
             raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
         self._watcher.add_done_callback(_report)
+
+    @property
+    def gives(self) -> bool:
+        """Whether others get bytes from us for their own sake just now (``Rates.gives``)."""
+        return self._rates.gives
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -257,7 +262,7 @@ class Connection:
         self._node = node
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
-        self._services.append(await serve_reach(node))
+        self._services.append(await serve_reach(node, self._rates))
         if self._relay is not None:
             self._services.append(await Relay.start(node, self._relay, self._rates))
         if self._gate is not None:
@@ -298,10 +303,10 @@ class Connection:
         pause = REVIVE_PAUSE_S
         while True:
             started_at = time.monotonic()
-            code = await self.node.died()
+            await self.node.died()
             if time.monotonic() - started_at > CALM_S:
                 pause = REVIVE_PAUSE_S
-            self._notebook.note("p2pd died", why=f"exit code {code}")
+            self._notebook.note("p2pd died", why=self.node.daemon.ending)
             await self._drop()
             while self._node is None:
                 await asyncio.sleep(pause)
@@ -328,15 +333,6 @@ class Connection:
         finally:  # whatever a service's close does: p2pd must not stay
             if node is not None:
                 await node.close()
-
-
-def live_until(presence: Presence) -> float | None:
-    """On the monotonic clock, until when a record counts; None when its signature or its times do not hold."""
-    age = time.time() - presence.issued_at
-    left = min(presence.lifetime_s, PRESENCE_LIFETIME_S) - age
-    if age < -CLOCK_SKEW_S or left <= 0 or not verify(presence):
-        return None
-    return time.monotonic() + min(left, PRESENCE_LIFETIME_S)
 
 
 def describe_addresses(addresses: Sequence[str]) -> str:

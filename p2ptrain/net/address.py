@@ -76,16 +76,34 @@ def is_dialable(address: str) -> bool:
         return False
 
 
-def is_loopback(address: str) -> bool:
-    """Whether only this machine can dial it."""
+def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The IP address that it begins with, of IPv4 in IPv6's clothes the inner one; None: a name, or nothing of ours."""
     parts = address.split("/")
-    return len(parts) > 2 and parts[1] in ("ip4", "ip6") and ipaddress.ip_address(parts[2]).is_loopback
+    if len(parts) < 3 or parts[1] not in _FIXED_BYTES:
+        return None
+    try:
+        host = ipaddress.ip_address(parts[2])
+    except ValueError:
+        return None
+    return getattr(host, "ipv4_mapped", None) or host
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine can dial it. Of any text."""
+    host = ip_of(address)
+    return host is not None and host.is_loopback
 
 
 def is_public(address: str) -> bool:
-    """Whether the whole internet can dial it; a host name counts as public."""
+    """Whether the whole internet can dial it; a host name counts as public. Of any text: it may be a stranger's."""
+    host = ip_of(address)
+    return is_name(address) if host is None else host.is_global
+
+
+def is_name(address: str) -> bool:
+    """Whether it begins with a host name. Of any text."""
     parts = address.split("/")
-    return len(parts) > 2 and (parts[1] not in ("ip4", "ip6") or ipaddress.ip_address(parts[2]).is_global)
+    return len(parts) > 2 and parts[1] in _HOST_CODES.keys() - _FIXED_BYTES.keys()
 
 
 def relay_of(address: str) -> PeerId | None:
@@ -164,6 +182,17 @@ def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterabl
 def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
     """The one address to print in a join link; None when no other machine can reach any."""
     return next(iter(announceable(addresses, local)), None)
+
+
+def way_out() -> list[str]:
+    """This machine's own address on its way to the internet, as it is, of no port that is listened on; none without a
+    way. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("8.8.8.8", 53))
+        except OSError:
+            return []
+        return [multiaddress(probe.getsockname()[0], 53)]
 
 
 def bridge_addresses() -> list[str]:

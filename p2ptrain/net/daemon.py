@@ -34,6 +34,7 @@ from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId
 from p2ptrain.launcher import launched
 from p2ptrain.net import address, control
+from p2ptrain.net.dialing import Caution
 from p2ptrain.net.socket_folder import SocketFolder
 from p2ptrain.net.streams import Stream
 
@@ -45,6 +46,12 @@ DEAF_PATIENCE_S = 1.0
 """For p2pd to end after its connection did. A guess."""
 SHUTDOWN_PATIENCE_S = 2.0
 """A guess: it takes some 10 ms here."""
+PULSE_S = 60.0
+"""Between two questions whether p2pd still answers. A guess."""
+PULSE_DEADLINE_S = 20.0
+"""For its answer. A guess: a millisecond here, and a machine that is busy to its limit must not cost us the node."""
+MOST_MISSED = 2
+"""Answers missed in a row, after which it is ended: one may be missed by a machine that slept."""
 
 _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
 """Without reuse of the listening port for dialing, two peers that dial each other at the same instant get two
@@ -60,12 +67,18 @@ class _Daemon(P2P):
 
 
 class Daemon:
-    """A running p2pd. ``close`` ends it; nothing of it stays."""
+    """A running p2pd. ``close`` ends it; nothing of it stays.
 
-    def __init__(self, p2p: P2P, folder: SocketFolder) -> None:
+    Args:
+        caution: what it dials of what others announce.
+    """
+
+    def __init__(self, p2p: P2P, folder: SocketFolder, caution: Caution) -> None:
         self.p2p = p2p
+        self.caution = caution
         self._folder = folder
         self._serials = itertools.count()
+        self._is_deaf = False
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
             task.add_done_callback(self._conversation_ended)
 
@@ -99,7 +112,8 @@ class Daemon:
         except BaseException:
             folder.remove()
             raise
-        return cls(p2p, folder)
+        # Who listens on this machine alone, or nowhere (the doctor), leads nobody astray.
+        return cls(p2p, folder, Caution(local=all(map(address.is_loopback, listen))))
 
     @property
     def pid(self) -> int:
@@ -111,17 +125,33 @@ class Daemon:
         return self.p2p._child.returncode is None
 
     async def died(self) -> int:
-        """Wait for the process to end; its return code."""
-        return int(await self.p2p._child.wait())
+        """Wait for the process to end; its return code. While somebody waits, one that answers nothing is ended."""
+        pulse = asyncio.create_task(self._feel_the_pulse())
+        try:
+            return int(await self.p2p._child.wait())
+        finally:
+            pulse.cancel()
+
+    @property
+    def ending(self) -> str:
+        """Why the process ended, in a few words."""
+        if self._is_deaf:
+            return f"it ran and gave no answer {MOST_MISSED} times in a row, so it was ended"
+        return f"exit code {self.p2p._child.returncode}"
 
     async def own_addresses(self) -> list[str]:
-        """The multiaddresses it listens on, every interface's, without ``/p2p/``."""
+        """The multiaddresses it listens on, every interface's, without ``/p2p/``; or those that it is to announce."""
         _, addresses = await self.p2p._client.identify()
-        return [str(each) for each in addresses]
+        own = [str(each) for each in addresses]
+        self.caution.stand_at([*own, *address.way_out()])
+        return own
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Have a connection to the peer, dialing these addresses if there is none. Raises NetworkError; no deadline."""
-        dialable = [address.packed(each) for each in addresses if address.is_dialable(each)]
+        """Have a connection to the peer, dialing these addresses if there is none, as far as caution allows.
+
+        Raises NetworkError; no deadline.
+        """
+        dialable = [address.packed(each) for each in await self.caution.chosen(addresses)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),
@@ -153,7 +183,10 @@ class Daemon:
     async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
         """Call back for each inbound stream, whose opener ``read_opener`` tells. Raises NetworkError; no deadline."""
         path = self._folder.path / f"in-{next(self._serials)}.sock"
-        server = await asyncio.get_running_loop().create_unix_server(lambda: Stream(on_open), str(path))
+        try:
+            server = await asyncio.get_running_loop().create_unix_server(lambda: Stream(on_open), str(path))
+        except OSError as error:  # the folder went with the process, a moment ago
+            raise NetworkError(f"p2pd does not answer: {error}") from error
         place = Multiaddr(f"/unix{path}").to_bytes()
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_HANDLER,
@@ -193,6 +226,21 @@ class Daemon:
         """End the process as it stands. ``close`` is still to be called."""
         self._kill()
         await self.p2p._child.wait()
+
+    async def _feel_the_pulse(self) -> None:
+        """Ask it something cheap now and then, and end it when it has missed the answer again and again."""
+        missed = 0
+        while missed < MOST_MISSED:
+            await asyncio.sleep(PULSE_S)
+            try:
+                async with asyncio.timeout(PULSE_DEADLINE_S):
+                    (await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)))[1].close()
+                missed = 0
+            except (NetworkError, TimeoutError) as error:
+                missed += 1
+                logger.warning("p2pd did not answer: %s", error or "too late")
+        self._is_deaf = True
+        self._kill()
 
     def _conversation_ended(self, task: asyncio.Task[None]) -> None:
         """hivemind's task that speaks with p2pd ended, by itself or by an error that nobody asks for (asyncio would

@@ -76,3 +76,6 @@ class Rates:
     ) -> None:
         self.up = Line(clock, sleep)
         self.down = Line(clock, sleep)
+        self.gives = True
+        """Whether others get bytes for their own sake: copies of weights, circuits, samples. Not while the owner lets
+        this peer rest, or its month is used up. May be written from any thread."""

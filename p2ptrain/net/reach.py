@@ -23,6 +23,7 @@ from p2ptrain.net.allowance import Allowance, origin
 from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import probe
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Link, Transport
 
@@ -76,14 +77,15 @@ class Allowances:
         self.samples = Allowance(overall=16, each=4, window_s=60.0)
 
 
-async def serve_reach(node: Node) -> P2PTransport:
-    """Answer others until the returned transport is closed."""
-    allowances = Allowances()
+async def serve_reach(node: Node, rates: Rates | None = None) -> P2PTransport:
+    """Answer others until the returned transport is closed. Samples wait their turn under the owner's caps, and are
+    counted; there are none while the owner gives nothing (``Rates.gives``)."""
+    allowances, rates = Allowances(), rates or Rates()
 
     async def serve(link: StreamLink) -> None:
-        await answer(link, link.far_end.place, allowances)
+        await answer(link, link.far_end.place, allowances, gives=rates.gives)
 
-    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS)
+    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates)
     await transport.listen(serve)
     return transport
 
@@ -95,14 +97,19 @@ async def answer(
     dial: Callable[[str, int], Awaitable[PeerId]] = probe,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
+    gives: bool = True,
 ) -> None:
-    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError."""
+    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError.
+
+    Args:
+        gives: samples too.
+    """
     match await hear(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port)] if 0 <= port < 2**16:
             dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
             await say(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
-            if not allowances.samples.take(origin(place), clock()):
+            if not gives or not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} asked for bytes too often")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_DEADLINE_S):

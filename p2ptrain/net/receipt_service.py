@@ -40,6 +40,7 @@ class Notary:
     book: Book
     sign: Sign
     wall: Clock = time.time
+    """For dates alone: it may be set back."""
     _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=6, window_s=60.0))
     """An honest peer claims twice a minute of all its partners together. Guesses."""
 
@@ -50,7 +51,7 @@ class Notary:
                 claim = Receipt.decode(body)
             case _:
                 raise RemoteError("a receipt was due, not something else")
-        if not self._allowance.take(link.peer, self.wall()):
+        if not self._allowance.take(link.peer, asyncio.get_running_loop().time()):
             raise NetworkError(f"{short(link.peer)} asked for signatures too often")
         objection = self.book.judge(claim, link.peer, self.wall())
         if objection is not None:

@@ -10,7 +10,11 @@ circuit, of which whichever comes up last serves (p2pd of hivemind 1.1.12: ``-re
 ``-relay=1`` makes everybody such a relay, asked or not. So the messages (``net.hop``) pass over streams of ours, and
 bytes between two of them. What p2pd does without being told is to dial circuits and to be dialed through them.
 
-What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them.
+What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them. While that owner gives
+nothing (``Rates.gives``) there are no new circuits, and no place is renewed: guests go elsewhere.
+
+Anybody may ask, under as many names as they like. So streams and circuits are counted by peer and by IP address, and
+from where too many questions come they are not heard (``net.rate_limiter``).
 
 Who closes what: ``Relay.close`` ends its tasks, and each task the streams of its circuit.
 """
@@ -21,7 +25,6 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,6 +36,7 @@ from p2ptrain.net.control import FarEnd
 from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.hop import HOP_PROTOCOL, STOP_PROTOCOL, Status
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
 
@@ -42,6 +46,11 @@ ASK_DEADLINE_S = 10.0
 """For one question to a relay, connecting included, and for the answer of whom it leads to. A guess: 20 ms here."""
 PLACE_S = 120.0
 """How long a place lasts without being asked for again: eight renewals (``net.shelter``). A guess."""
+QUESTIONS = 4
+"""Streams beside its circuits that a peer, or an IP address, may have here at once. A guess: one renews a place, others
+are to become circuits."""
+MAX_TARGET_BYTES = 64
+"""Of a peer id as a question names it; ours have 38."""
 
 _REFUSALS: dict[int, str] = {
     Status.RESERVATION_REFUSED: "its places are taken",
@@ -62,6 +71,8 @@ class RelayLimits:
     """Connections through us at once. Each takes up to 1.2 MB of memory here."""
     circuits_per_peer: int = 16
     """Of them of each peer, at either end: four exchanges, and some that idle."""
+    circuits_per_origin: int = 32
+    """Of them of askers behind one IP address: a house with some peers, and half of all at the most."""
     seconds: float = 1800.0
     """After which a circuit is cut; whoever still needs it dials again."""
     size_bytes: int = 4 << 30
@@ -94,6 +105,15 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> No
         raise NetworkError(f"{short(relay)} is itself behind a relay")
 
 
+@dataclass(frozen=True, slots=True)
+class _Circuit:
+    """An open one, or one that is about to be."""
+
+    ends: tuple[PeerId, PeerId]
+    origin: str
+    """Whom it counts for: the asker's."""
+
+
 class Relay:
     """A relay on a node. Construct with ``start``."""
 
@@ -104,9 +124,10 @@ class Relay:
         self._server: asyncio.Server | None = None
         self._places: dict[PeerId, tuple[str, float]] = {}
         """Who holds one: whom they count for, and until when (monotonic clock)."""
-        self._circuits: Counter[PeerId] = Counter()
-        """Open ones of each peer, at either end."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._circuits: list[_Circuit] = []
+        self._tasks: dict[asyncio.Task[None], tuple[PeerId, str] | None] = {}
+        """One a stream: who opened it, and whom it counts for; None: not known yet."""
+        self._floods: RateLimiter[str] = RateLimiter()
 
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Rates | None = None) -> Relay:
@@ -136,7 +157,7 @@ class Relay:
             stream.abort()
             return
         task = asyncio.get_running_loop().create_task(self._serve(stream))
-        self._tasks.add(task)
+        self._tasks[task] = None
         task.add_done_callback(self._ended)
 
     async def _serve(self, stream: Stream) -> None:
@@ -144,13 +165,17 @@ class Relay:
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
                 asker = await control.read_opener(stream)
+                if not self._admit(asker):
+                    return
                 asked = hop.question(await control.read_message(stream, hop.MAX_MESSAGE_BYTES))
             if asked.kind == hop.RESERVE:
                 status = self._give_place(asker, time.monotonic())
                 until = int(time.time() + PLACE_S) if status == Status.OK else 0
                 await stream.write(hop.framed(hop.answer(status, until)))
             elif asked.kind == hop.CONNECT:
-                await self._connect(asker.peer, control.peer_of(asked.target), stream)
+                if len(asked.target) > MAX_TARGET_BYTES:  # to spell it would cost a while
+                    raise ValueError(f"a peer of {len(asked.target)} bytes")
+                await self._connect(asker, control.peer_of(asked.target), stream)
             else:
                 await stream.write(hop.framed(hop.answer(Status.UNEXPECTED_MESSAGE)))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
@@ -158,8 +183,27 @@ class Relay:
         finally:
             stream.close()
 
+    def _admit(self, asker: FarEnd) -> bool:
+        """Whether a stream is heard at all; it is not, where its opener floods us or has too many."""
+        task = asyncio.current_task()
+        assert task is not None
+        where, limits = origin(asker.place), self._limits
+        if not self._floods.admits(where, task.get_loop().time()):
+            logger.info("turned down %s at the relay: it asks too often", short(asker.peer))
+            return False
+        opened = [each for each in self._tasks.values() if each is not None]
+        of_peer = sum(peer == asker.peer for peer, _ in opened)
+        of_origin = sum(there == where for _, there in opened)
+        if of_peer >= limits.circuits_per_peer + QUESTIONS or of_origin >= limits.circuits_per_origin + QUESTIONS:
+            logger.info("turned down %s at the relay: it has %d streams here", short(asker.peer), of_peer)
+            return False
+        self._tasks[task] = asker.peer, where
+        return True
+
     def _give_place(self, asker: FarEnd, now: float) -> Status:
         """A new place, or the old one for longer."""
+        if not self._rates.gives:
+            return Status.RESOURCE_LIMIT_EXCEEDED
         self._places = {peer: place for peer, place in self._places.items() if place[1] > now}
         if asker.relay is not None or not asker.place:
             return Status.PERMISSION_DENIED
@@ -170,21 +214,26 @@ class Relay:
         self._places[asker.peer] = (who, now + PLACE_S)
         return Status.OK
 
-    def _may_connect(self, asker: PeerId, target: PeerId, now: float) -> Status:
-        if self._places.get(target, ("", 0.0))[1] <= now or asker == target:
+    def _may_connect(self, asker: FarEnd, target: PeerId, now: float) -> Status:
+        if self._places.get(target, ("", 0.0))[1] <= now or asker.peer == target:
             return Status.NO_RESERVATION
-        busiest = max(self._circuits[asker], self._circuits[target])
-        if self._circuits.total() >= 2 * self._limits.circuits or busiest >= self._limits.circuits_per_peer:
+        limits, where = self._limits, origin(asker.place)
+        busiest = max(sum(peer in each.ends for each in self._circuits) for peer in (asker.peer, target))
+        there = sum(each.origin == where for each in self._circuits)
+        is_full = len(self._circuits) >= limits.circuits or there >= limits.circuits_per_origin
+        if not self._rates.gives or is_full or busiest >= limits.circuits_per_peer:
             return Status.RESOURCE_LIMIT_EXCEEDED
         return Status.OK
 
-    async def _connect(self, asker: PeerId, target: PeerId, stream: Stream) -> None:
+    async def _connect(self, asking: FarEnd, target: PeerId, stream: Stream) -> None:
         """Lead the asker to the target, and carry their bytes until one of them, or a limit, ends it."""
-        status = self._may_connect(asker, target, time.monotonic())
+        asker = asking.peer
+        status = self._may_connect(asking, target, time.monotonic())
         if status != Status.OK:
             await stream.write(hop.framed(hop.answer(status)))
             return
-        self._circuits.update((asker, target))
+        circuit = _Circuit((asker, target), origin(asking.place))
+        self._circuits.append(circuit)
         try:
             try:
                 far = await self._lead(asker, target)
@@ -199,8 +248,7 @@ class Relay:
             finally:
                 far.abort()
         finally:
-            self._circuits.subtract((asker, target))
-            self._circuits = +self._circuits
+            self._circuits.remove(circuit)
 
     async def _lead(self, asker: PeerId, target: PeerId) -> Stream:
         """Tell the target who wants to talk to it; the stream on which it does."""
@@ -241,7 +289,7 @@ class Relay:
                 await sink.write(chunk)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": "a relay's circuit failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)

@@ -30,6 +30,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight, look
 from p2ptrain.net.relay import reserve
 from p2ptrain.ports import Notebook
+from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 WANTED = 2
 """Places at relays. One is enough, the other outlives it."""
@@ -38,7 +39,7 @@ ROUND_S = 15.0
 HURRY_S = 2.0
 """The same while we need a relay and have none, or do not know yet whether we do. A guess."""
 VERDICT_S = 600.0
-"""How long a verdict on being dialed counts. A guess: routers and addresses change rarely."""
+"""How long a verdict on being dialed counts while our own addresses stay. A guess: routers change rarely."""
 WITNESSES = 3
 """Nodes that are asked to dial us for one verdict."""
 ASKED_AT_ONCE = 4
@@ -80,24 +81,37 @@ def candidates(
 ) -> list[Candidate]:
     """Nodes that can be dialed: first, at random, those who relay for others or are likely to; then all others.
 
+    Of their addresses those count by which a circuit would be an address as records have it: they are strangers' words,
+    and one that is none would spoil our own record.
+
     Args:
         known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, but they name
-            relays, and where these are dialed.
+            relays, and where these are dialed; what a relay says of itself comes first.
         likely: the bootstraps among them.
     """
     proven = set(likely)
     found: dict[PeerId, list[str]] = {}
+    told: list[tuple[PeerId, str]] = []
     for peer, places in known.items():
         circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
         for each, relay in circuits.items():
             proven.add(relay)
-            found.setdefault(relay, []).append(address.split_peer(each.partition("/p2p-circuit")[0])[0])
-        if not circuits and places:
-            found.setdefault(peer, []).extend(places)
-    peers = [peer for peer in found if peer != own]
+            told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
+        if not circuits:
+            found[peer] = [each for each in places if leads_through(peer, each)]
+    for relay, place in told:
+        if leads_through(relay, place):
+            found.setdefault(relay, []).append(place)
+    peers = [peer for peer in found if found[peer] and peer != own]
     random.shuffle(peers)
     peers.sort(key=lambda peer: peer not in proven)
     return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_OWN]) for peer in peers]
+
+
+def leads_through(relay: PeerId, place: str) -> bool:
+    """Whether p2pd can dial a relay there, and a record has room for the circuit."""
+    circuit = address.through(relay, place)
+    return len(circuit) <= MAX_ADDRESS_CHARS and address.is_dialable(place) and address.is_dialable(circuit)
 
 
 def best_place(addresses: Sequence[str]) -> str:
@@ -165,6 +179,8 @@ class Shelter:
         self._refused: dict[PeerId, tuple[float, float]] = {}
         """Who gave no place: until when it is not asked, and how long that is."""
         self._judged_at = -math.inf
+        self._own: frozenset[str] = frozenset()
+        """The node's addresses when we looked last."""
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None
@@ -185,22 +201,29 @@ class Shelter:
         """Keep the addresses right for as long as p2pd lives."""
         while self._node.alive:
             before = self.addresses
+            await self._look_at_itself()
             await self._judge(time.monotonic())
             if self.reachable is False:
                 await self._renew()
                 await self._fill(time.monotonic())
-            if self.addresses != before and self._on_change is not None:
+            if set(self.addresses) != set(before) and self._on_change is not None:
                 with contextlib.suppress(NetworkError):  # it is announced three times in its lifetime anyway
                     await self._on_change()
             is_settled = self.reachable or self._held
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
 
+    async def _look_at_itself(self) -> None:
+        """Where this machine is now: a laptop that was carried elsewhere is judged anew."""
+        with contextlib.suppress(NetworkError):  # p2pd is gone, and ``run`` ends; or it hangs, and is ended soon
+            await self._node.look_at_itself()
+        own, self._own = self._own, frozenset(self._node.addresses)
+        if own != self._own:
+            self._judged_at = -math.inf
+
     async def _judge(self, now: float) -> None:
         """Ask others to dial us, where we do not know or have known for long."""
         if now - self._judged_at < VERDICT_S:
             return
-        with contextlib.suppress(NetworkError):  # p2pd is gone, and ``run`` ends
-            await self._node.look_at_itself()
         sights: list[Sight] = []
         if self._port:
             answers = await asyncio.gather(*map(self._ask, self._candidates()[:WITNESSES]))

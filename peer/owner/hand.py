@@ -167,6 +167,7 @@ class Hand:
         used = self._traffic.month(now).both
         verdict = decide(self._settings, paused=self._paused, now=now, used_bytes=used)
         before, self._verdict = self._verdict, verdict
+        self._rates.gives = verdict.wish is Wish.PRESENT
         if verdict.wish is not before.wish:
             match verdict.wish:
                 case Wish.ABSENT:

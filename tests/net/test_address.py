@@ -72,6 +72,17 @@ def test_what_the_internet_can_dial():
     assert address.is_public("/dns/a.example/tcp/5")
     for each in ("/ip4/192.168.1.2/tcp/5", "/ip4/100.64.0.1/tcp/5", "/ip4/127.0.0.1/tcp/5", "/ip6/fe80::1/tcp/5", ""):
         assert not address.is_public(each)
+    assert address.is_public("/ip6/::ffff:8.8.8.8/tcp/5")
+    assert not address.is_public("/ip6/::ffff:127.0.0.1/tcp/5")
+
+
+@pytest.mark.parametrize("text", ["/ip4/zzz/tcp/1", "/ip6//tcp/1", "/ip4", "/unix/tmp/x", "/ip4/1.2.3.4.5/tcp/1", "é"])
+def test_of_a_strangers_nonsense_nothing_is_thought_and_nothing_breaks(text):
+    """A record's addresses are any printable text."""
+    assert not address.is_public(text)
+    assert not address.is_loopback(text)
+    assert not address.is_name(text)
+    assert address.ip_of(text) is None
 
 
 @pytest.mark.parametrize(
@@ -96,9 +107,10 @@ def test_other_forms_are_not_dialed(text):
 
 
 @settings(max_examples=50, deadline=None)
-@given(some.text("/ip4.06tcpdns:-é", max_size=40))
+@given(some.text("/ip4.06tcpdns:-é%1", max_size=40))
 def test_any_text_is_dialable_or_not(text):
-    assert address.is_dialable(text) in (True, False)
+    for judge in (address.is_dialable, address.is_public, address.is_loopback, address.is_name):
+        assert judge(text) in (True, False)
 
 
 def test_the_peer_is_split_off_and_put_on():
@@ -152,8 +164,15 @@ def test_nothing_is_printed_rather_than_loopback():
     assert address.reachable_address(["/ip4/127.0.0.1/tcp/5"], local=True) == "/ip4/127.0.0.1/tcp/5"
 
 
+def test_the_way_out_is_an_address_of_this_machine_or_none():
+    for each in address.way_out():
+        assert address.is_dialable(each)
+        assert not address.is_loopback(each)
+
+
 def test_loopback_is_known():
     assert address.is_loopback("/ip4/127.0.0.1/tcp/0")
     assert address.is_loopback("/ip6/::1/tcp/0")
+    assert address.is_loopback("/ip6/::ffff:127.0.0.1/tcp/0")
     assert not address.is_loopback("/ip4/0.0.0.0/tcp/0")
     assert not address.is_loopback("/dns/localhost/tcp/0")

@@ -101,6 +101,30 @@ def test_of_two_words_neither_is_believed_and_nobody_is_blamed(notebook):
         gathered(honest(0), {A: negated()}, notebook)
 
 
+def test_a_piece_is_sent_as_it_lies_in_memory():
+    """On the event loop a copy of a fragment for each stranger who asks would hold up everybody else."""
+    weights, sent = honest(0), []
+
+    class Asking:
+        """A link on which somebody asks for a fragment."""
+
+        peer = A
+
+        async def receive(self):
+            return FrameKind.MESSAGE, msgpack.packb(["piece", 2])
+
+        async def send(self, kind, body):
+            sent.append((kind, body))
+
+    payloads = Payloads([N] * F, get("fp32", 1024), None)
+    payloads.publish(Snapshot(1, tuple(weights), tuple(weights)))
+    virtual_time.run(Copies(payloads, at_once, lambda: 0.0).answer(Asking()))
+    body = b"".join(chunk for kind, chunk in sent if kind == FrameKind.CHUNK)
+    assert body == weights[2].numpy().tobytes()
+    first = torch.frombuffer(sent[0][1], dtype=torch.float32)
+    assert first.data_ptr() == weights[2].data_ptr()
+
+
 @pytest.mark.parametrize("came", [1, 3])
 def test_a_donor_that_breaks_off_costs_its_unfinished_fragments_alone(came, notebook):
     given = honest(0)[:came]

@@ -287,6 +287,20 @@ def test_asking_too_often_is_not_answered() -> None:
         at_desk(made, join)
 
 
+def test_a_clock_that_is_set_back_locks_nobody_out() -> None:
+    """How often somebody asked is no matter of dates."""
+    made, _ = desk()
+
+    async def ask(transport: Any) -> None:
+        mine = Gate("invite", RUN, PUBLIC)
+        for turn in range(40):
+            made.wall = lambda turn=turn: float(NOW - (3600 if turn >= 12 else 0))
+            await ask_rulings(transport, WITNESS.peer, [], mine)
+            await asyncio.sleep(6.0)
+
+    at_desk(made, ask)
+
+
 @pytest.mark.parametrize("question", [b"", b"\xc1", packed([]), packed(["rulings"]), packed(["rulings", -1, 2])])
 def test_garbage_is_their_fault(question: bytes) -> None:
     made, _ = desk()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import cast
 
 import msgpack
 import pytest
@@ -11,8 +12,11 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
+from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
-from p2ptrain.net.reach import Allowances, Dialed, Sight, answer, ask_to_look
+from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
+from p2ptrain.net.reach import Allowances, Dialed, Sight, answer, ask_to_look, serve_reach
 from p2ptrain.ports import Link
 
 ASKER, ANSWERER, THIRD = (
@@ -89,6 +93,37 @@ def test_who_asks_too_often_is_declined() -> None:
     world = World()
     assert [each.dialed for each in looks(world, *[31337] * 6)] == [Dialed.YES] * 4 + [Dialed.DECLINED] * 2
     assert len(world.dialed) == 4
+
+
+def test_samples_are_counted_and_wait_under_the_owners_cap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every byte that strangers can make us move belongs to the month, and to the line that the owner lent us."""
+    served: list[P2PTransport] = []
+
+    async def listen(self: P2PTransport, handler: object) -> None:
+        served.append(self)
+
+    monkeypatch.setattr(P2PTransport, "listen", listen)
+    rates = Rates()
+    transport = virtual_time.run(serve_reach(cast(Node, None), rates))
+    assert served == [transport]
+    assert transport._rates is rates
+
+
+def test_who_gives_nothing_looks_and_moves_no_samples() -> None:
+    async def main() -> None:
+        async def serve(link: Link) -> None:
+            await answer(link, PLACE, Allowances(), gives=False, dial=World()._dial)
+
+        network = MemoryNetwork()
+        await network.transport(ANSWERER).listen(serve)
+        transport = network.transport(ASKER)
+        assert (await ask_to_look(transport, ANSWERER, [], 31337)).dialed is Dialed.YES
+        link = await transport.open(ANSWERER)
+        await link.send(FrameKind.MESSAGE, msgpack.packb(["give", 1000]))
+        with pytest.raises(NetworkError):
+            await link.receive()
+
+    virtual_time.run(main())
 
 
 @pytest.mark.parametrize(

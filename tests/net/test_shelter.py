@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from random import Random
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from p2ptrain.ids import PeerId
-from p2ptrain.net import address
+from p2ptrain.net import address, shelter, virtual_time
 from p2ptrain.net.allowance import Allowance, origin
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight
 from p2ptrain.net.shelter import MAX_OWN, Candidate, Shelter, announced, best_place, candidates, clock_off, verdict
 from p2ptrain.telemetry import MemoryLog
+from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
     PeerId,
@@ -94,6 +98,88 @@ def test_of_each_candidate_a_few_addresses_are_kept() -> None:
     circuits = [address.through(RELAY, f"/ip4/8.8.8.8/tcp/{port}") for port in range(1, 9)]
     [found] = candidates({HIDDEN: circuits}, [], ME, Random(0))
     assert len(found.addresses) == MAX_OWN
+
+
+MALFORMED = ["/ip4/zzz/tcp/1", "/ip6/x/tcp/1", "/ip4/9.9.9.9/tcp/99999", "nonsense", "/ip4/9.9.9.9/tcp/1/p2p/nobody"]
+LONG = f"/dns4/{'.'.join(['a' * 45] * 5)}/tcp/31337"
+
+
+@pytest.mark.parametrize("spoiled", [*MALFORMED, LONG])
+def test_a_strangers_nonsense_does_not_spoil_our_own_record(spoiled: str) -> None:
+    """Of a relay's addresses, said by itself or by others; its good one stays."""
+    named_by_others = f"{spoiled}/p2p/{RELAY}/p2p-circuit"
+    for known in ({RELAY: [PUBLIC, spoiled]}, {RELAY: [spoiled, PUBLIC]}, {RELAY: [PUBLIC], HIDDEN: [named_by_others]}):
+        [found] = candidates(known, [], ME, Random(0))
+        assert found == Candidate(RELAY, (PUBLIC,))
+        assert best_place(found.addresses) == PUBLIC
+    assert candidates({RELAY: [spoiled]}, [], ME, Random(0)) == []
+    assert candidates({HIDDEN: [named_by_others]}, [], ME, Random(0)) == []
+    assert candidates({HIDDEN: [f"{PUBLIC}/p2p/nobody/p2p-circuit"]}, [], ME, Random(0)) == []
+
+
+def test_a_relay_whose_circuit_no_record_holds_is_none() -> None:
+    assert len(LONG) < MAX_ADDRESS_CHARS < len(address.through(RELAY, LONG))
+    assert address.is_dialable(LONG)
+
+
+def test_what_a_relay_says_of_itself_comes_before_what_others_say_of_it() -> None:
+    elsewhere = "/ip4/9.9.9.9/tcp/1"
+    [found] = candidates({HIDDEN: [address.through(RELAY, elsewhere)], RELAY: [PUBLIC]}, [], ME, Random(0))
+    assert found.addresses == (PUBLIC, elsewhere)
+
+
+class FakeNode:
+    """A node that is carried from one network to another."""
+
+    def __init__(self, *addresses: str) -> None:
+        self.alive = True
+        self.addresses: Sequence[str] = addresses
+        self.known, self.bootstraps, self.peer_id, self.port = {OTHER: (PUBLIC,)}, (OTHER,), ME, 5
+        self.daemon = SimpleNamespace()
+        self.looks = 0
+
+    async def look_at_itself(self) -> None:
+        self.looks += 1
+
+
+def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    node, log, asked, told = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], []
+
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> Sight:
+        asked.append(asyncio.get_running_loop().time())
+        at_home = node.addresses == [PRIVATE]
+        return Sight("/ip4/9.9.9.9/tcp/1", Dialed.NO if at_home else Dialed.YES, "nobody answers", 1e9)
+
+    async def reserve(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(shelter, "look", look)
+    monkeypatch.setattr(shelter, "reserve", reserve)
+
+    async def main() -> None:
+        async def on_change() -> None:
+            told.append(here.addresses)
+
+        here = Shelter(cast(Any, node), log, on_change=on_change, random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(100.0)
+        assert len(asked) == 1
+        assert here.reachable is True
+        moved_at = asyncio.get_running_loop().time()
+        node.addresses = [PRIVATE]
+        await asyncio.sleep(20.0)
+        assert len(asked) == 2
+        assert asked[-1] - moved_at < 1.25 * shelter.ROUND_S
+        assert here.reachable is False
+        assert told[-1] == (address.through(OTHER, PUBLIC), PRIVATE)
+        node.addresses = [PRIVATE]
+        await asyncio.sleep(100.0)
+        assert len(asked) == 2
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
+    assert [kind for kind, _ in log.notes if kind != "wrong clock"] == ["reachable", "unreachable", "relayed"]
 
 
 def test_the_address_that_most_can_dial_is_announced_of_a_relay() -> None:

@@ -190,6 +190,23 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
     assert desk.status()["month"]["sent_bytes"] == 0
 
 
+def test_who_rests_or_has_used_up_its_month_gives_strangers_nothing(desk: Desk) -> None:
+    """Newcomers' copies, circuits and samples: from before there is a trainer on."""
+    gives = [desk.rates.gives]
+    for order in ("pause", "resume"):
+        desk.order(order)
+        gives.append(desk.rates.gives)
+    desk.take()
+    desk.rates.up.book(10**7)
+    desk.edit("monthly_gb = 0.01")
+    gives.append(desk.rates.gives)
+    desk.edit('hours = "22:00-06:00"')
+    gives.append(desk.rates.gives)
+    desk.edit("")
+    gives.append(desk.rates.gives)
+    assert gives == [True, False, True, False, False, True]
+
+
 def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
     desk.take()
     desk.rates.up.book(10**7)

@@ -150,6 +150,19 @@ def test_claims_of_what_never_was_are_not_signed(tmp_path: Path) -> None:
     assert isinstance(agreed, bytes)
 
 
+def test_a_clock_that_is_set_back_silences_no_notary(tmp_path: Path) -> None:
+    """Its dates no longer hold, and it says so; how often somebody asked is no matter of dates."""
+
+    async def scene(amber: Side, birch: Side) -> list[bytes | Objection]:
+        claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0).signed(RUN, AMBER.state)
+        answers = [await ask_to_sign(amber.transport, claim) for _ in range(6)]
+        birch.contributions.notary.wall = lambda: NOW - 3600.0
+        await asyncio.sleep(61.0)
+        return [*answers, await ask_to_sign(amber.transport, claim)]
+
+    assert all(isinstance(each, Objection) for each in play(scene, tmp_path))
+
+
 def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
     async def scene(amber: Side, birch: Side) -> Side:
         amber.ledger.path.mkdir()

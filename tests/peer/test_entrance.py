@@ -58,13 +58,15 @@ class World:
     def rule(self, order: Callable[..., Rulings], *names: str) -> None:
         self.gate.take(order(self.run, names, time.time()).encode())
 
-    def enter(self, link: JoinLink | None, who: Somebody = GUEST, down_s: float = 0.0) -> Entrance:
-        """The guest enters, or not; the witness answers after so long."""
+    def enter(self, link: JoinLink | None, who: Somebody = GUEST, down_s: float = 0.0, gone_for: int = 0) -> Entrance:
+        """The guest enters, or not; the witness answers after so long, and our p2pd is away so often."""
 
         async def main() -> Entrance:
             network = MemoryNetwork(latency=0.01, fail=lambda dialer, dialed: not self.is_up)
             await network.transport(WITNESS.peer).listen(self.desk.answer)
-            entrance = Entrance(FakeConnection(network, who.peer), self.home, self.signed, who.peer, self.notebook)
+            connection = FakeConnection(network, who.peer)
+            connection.gone_for = gone_for
+            entrance = Entrance(connection, self.home, self.signed, who.peer, self.notebook)
             self.is_up = down_s == 0
             asyncio.get_running_loop().call_later(down_s, lambda: setattr(self, "is_up", down_s < 1e6))
             await entrance.enter(link)
@@ -79,7 +81,17 @@ class FakeConnection:
     def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
         self._network = network
         self._me = me
-        self.node = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
+        self.gives = True
+        self.there = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
+        self.gone_for = 0
+        """So often p2pd is being restarted when somebody asks for the node."""
+
+    @property
+    def node(self) -> SimpleNamespace:
+        if self.gone_for:
+            self.gone_for -= 1
+            raise NetworkError("p2pd is being restarted")
+        return self.there
 
     def stand_at(self, gate: Gate) -> None:
         pass
@@ -110,6 +122,14 @@ def test_it_waits_for_a_witness_that_is_down_and_says_so(tmp_path: Path) -> None
     world.enter(world.link(), down_s=20.0)
     assert world.notebook.kinds().count("no badge") == 4  # after 2, 4, 8 and 16 s
     assert world.notebook.kinds()[-1] == "let in"
+
+
+def test_a_p2pd_that_dies_meanwhile_is_waited_for(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    assert world.enter(world.link(), gone_for=3).gate is not None
+    assert world.notebook.kinds()[-1] == "let in"
+    nobody = World(tmp_path / "list", "allowlist")
+    assert nobody.enter(None, gone_for=1).gate is not None  # as where nobody answers
 
 
 def said(world: World, link: JoinLink | None, who: Somebody = GUEST, error: type[Exception] = AdmissionError) -> str:
@@ -173,7 +193,7 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
             await network.transport(who.peer).listen(desk.answer)
         connection = FakeConnection(network, GUEST.peer)
         both = (STRANGER.peer, WITNESS.peer)
-        connection.node = SimpleNamespace(bootstraps=both, known=dict.fromkeys(both, ()))
+        connection.there = SimpleNamespace(bootstraps=both, known=dict.fromkeys(both, ()))
         entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
         return entrance
@@ -235,6 +255,40 @@ def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
     assert served == [GUEST.peer]  # itself alone
     assert len(whys) == 2
     assert Refusal.NO_INVITE.value in whys[1]
+
+
+@pytest.mark.parametrize("policy", ["open", "allowlist"])
+def test_who_rests_gives_no_weights(tmp_path: Path, policy: str) -> None:
+    """Paused, outside of its hours, or at the end of its month: not to newcomers either."""
+    world = World(tmp_path, policy)
+    if policy == "allowlist":
+        world.rule(office.admit, GUEST.peer)
+
+    async def main() -> list[str]:
+        network = MemoryNetwork(latency=0.01)
+        await network.transport(WITNESS.peer).listen(world.desk.answer)
+        connection = FakeConnection(network, GUEST.peer)
+        guest = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        await guest.enter(None)
+
+        async def serve(link: Link) -> None:
+            await link.send(*await link.receive())
+
+        await network.transport(GUEST.peer).listen(guest.guarded(serve))
+        whys = []
+        for connection.gives in (True, False, True):
+            link = await guest.transport(over=network.transport(GUEST.peer)).open(GUEST.peer, ())
+            try:
+                await link.send(FrameKind.MESSAGE, b"weights, please")
+                await link.receive()
+                whys.append("")
+            except NetworkError as error:
+                whys.append(str(error))
+        return whys
+
+    first, second, third = virtual_time.run(main())
+    assert (first, third) == ("", "")
+    assert second
 
 
 def test_behind_a_gate_peers_train_as_without_one() -> None:

@@ -1,0 +1,180 @@
+"""What one stranger can take of a relay, over streams in memory: never all of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import base58
+import pytest
+from hivemind.proto import p2pd_pb2
+
+from p2ptrain.ids import PeerId
+from p2ptrain.net import address, hop, virtual_time
+from p2ptrain.net.control import FarEnd
+from p2ptrain.net.hop import Status
+from p2ptrain.net.rate_limiter import PER_PEER
+from p2ptrain.net.rates import Rates
+from p2ptrain.net.relay import ASK_DEADLINE_S, QUESTIONS, Relay, RelayLimits
+
+LIMITS = RelayLimits()
+HERE, THERE = "/ip4/203.0.114.7/tcp/4001", "/ip4/203.0.114.8/tcp/4001"
+
+
+def peer(number: int) -> PeerId:
+    return PeerId(base58.b58encode(b"\x00\x24\x08\x01\x12\x20" + number.to_bytes(32, "big")).decode())
+
+
+class Wire:
+    """An inbound stream: what its opener said, and then silence until somebody hangs up."""
+
+    def __init__(self, who: PeerId, place: str, *said: bytes) -> None:
+        info = p2pd_pb2.StreamInfo(peer=base58.b58decode(who), addr=address.packed(place), proto=hop.HOP_PROTOCOL)
+        self._unread = hop.framed(info.SerializeToString()) + b"".join(map(hop.framed, said))
+        self._hung_up = asyncio.Event()
+        self.heard = b""
+
+    @property
+    def status(self) -> int | None:
+        """What the relay answered."""
+        return hop.status(self.heard[1:]) if self.heard else None
+
+    @property
+    def is_open(self) -> bool:
+        return not self._hung_up.is_set()
+
+    async def read_exactly(self, length: int) -> bytes:
+        if len(self._unread) < length:
+            await self._hung_up.wait()
+            raise EOFError("hung up")
+        taken, self._unread = self._unread[:length], self._unread[length:]
+        return taken
+
+    async def read_some(self) -> bytes:
+        await self._hung_up.wait()
+        raise EOFError("hung up")
+
+    async def write(self, *buffers: bytes) -> None:
+        self.heard += b"".join(buffers)
+
+    def close(self) -> None:
+        self._hung_up.set()
+
+    abort = close
+
+
+class Line:
+    """A relay and those who talk to it."""
+
+    def __init__(self) -> None:
+        self.rates = Rates()
+        node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open))
+        self.relay = Relay(cast(Any, node), LIMITS, self.rates)
+        self.relay._server = cast(Any, object())  # it serves
+
+    async def _open(self, target: PeerId, protocol: str) -> tuple[FarEnd, Any]:
+        yes = Wire(target, THERE)
+        yes._unread = hop.framed(hop._number(1, 1) + hop._number(4, Status.OK))
+        return FarEnd(target, THERE), yes
+
+    async def says(self, who: PeerId, place: str, *said: bytes) -> Wire:
+        wire = Wire(who, place, *said)
+        self.relay._take(cast(Any, wire))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return wire
+
+    async def reserves(self, who: PeerId, place: str) -> int | None:
+        return (await self.says(who, place, hop.reserve())).status
+
+    async def dials(self, who: PeerId, place: str, target: PeerId) -> Wire:
+        return await self.says(who, place, connect(base58.b58decode(target)))
+
+
+def connect(target: bytes) -> bytes:
+    return hop._number(1, hop.CONNECT) + hop._bytes(2, hop._bytes(1, target))
+
+
+@pytest.mark.parametrize("name", [lambda number: peer(1), peer], ids=["one name", "many names"])
+def test_streams_that_say_nothing_do_not_keep_others_away(name: Callable[[int], PeerId]) -> None:
+    async def main() -> None:
+        line = Line()
+        for second in range(60):
+            if second % 10 == 0:
+                for number in range(200):
+                    await line.says(name(number + 100), HERE)
+            assert await line.reserves(peer(2), THERE) == Status.OK, second
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(ASK_DEADLINE_S)
+        assert not line.relay._tasks
+
+    virtual_time.run(main())
+
+
+def test_the_streams_of_one_peer_and_of_one_address_are_counted() -> None:
+    async def main() -> None:
+        line = Line()
+        mine = [await line.says(peer(1), HERE) for _ in range(30)]
+        assert sum(each.is_open for each in mine) == LIMITS.circuits_per_peer + QUESTIONS
+        others = [await line.says(peer(number), HERE) for number in range(2, 30)]
+        there = LIMITS.circuits_per_origin + QUESTIONS
+        assert sum(each.is_open for each in [*mine, *others]) == there
+
+    virtual_time.run(main())
+
+
+def test_who_asks_too_often_is_not_heard() -> None:
+    async def main() -> None:
+        line = Line()
+        answers = [await line.reserves(peer(1 + number % 5), HERE) for number in range(300)]
+        assert answers.count(Status.OK) == PER_PEER.burst
+        assert await line.reserves(peer(9), THERE) == Status.OK
+        await asyncio.sleep(10.0)
+        assert await line.reserves(peer(1), HERE) == Status.OK
+
+    virtual_time.run(main())
+
+
+def test_a_peer_with_an_endless_name_is_not_spelled() -> None:
+    async def main() -> None:
+        line = Line()
+        wire = await line.says(peer(1), HERE, connect(bytes(4000)))
+        assert (wire.is_open, wire.status) == (False, None)
+
+    virtual_time.run(main())
+
+
+def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
+    async def main() -> None:
+        line = Line()
+        for number in range(8):
+            assert await line.reserves(peer(number), THERE) == Status.OK
+        dialed = [await line.dials(peer(100 + number), HERE, peer(number % 8)) for number in range(34)]
+        statuses = [each.status for each in dialed]
+        assert statuses == [Status.OK] * LIMITS.circuits_per_origin + [Status.RESOURCE_LIMIT_EXCEEDED] * 2
+        elsewhere = await line.dials(peer(200), "/ip4/203.0.114.9/tcp/1", peer(0))
+        assert elsewhere.status == Status.OK
+        for each in dialed:
+            each.close()
+        await asyncio.sleep(0.1)
+        assert [each.ends[0] for each in line.relay._circuits] == [peer(200)]
+        assert (await line.dials(peer(100), HERE, peer(1))).status == Status.OK
+
+    virtual_time.run(main())
+
+
+def test_while_the_owner_gives_nothing_there_are_no_new_circuits_and_guests_go_elsewhere() -> None:
+    async def main() -> None:
+        line = Line()
+        assert await line.reserves(peer(1), THERE) == Status.OK
+        before = await line.dials(peer(2), HERE, peer(1))
+        line.rates.gives = False
+        assert await line.reserves(peer(1), THERE) == Status.RESOURCE_LIMIT_EXCEEDED
+        assert (await line.dials(peer(3), HERE, peer(1))).status == Status.RESOURCE_LIMIT_EXCEEDED
+        assert before.is_open  # what was begun passes to its end
+        line.rates.gives = True
+        assert await line.reserves(peer(1), THERE) == Status.OK
+
+    virtual_time.run(main())

@@ -1,0 +1,94 @@
+"""The connection that outlives its p2pd: what it says where it cannot begin, and whom it dials."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+
+from p2ptrain.errors import DeviceError, NetworkError
+from p2ptrain.ids import RunId
+from p2ptrain.net import daemon
+from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
+from p2ptrain.net.relay import RelayLimits
+from p2ptrain.telemetry import MemoryLog
+from peer import network
+from peer.network import Connection
+
+RUN = RunId("ab" * 32)
+
+
+def connection_of(folder: Path, **more: Any) -> tuple[Connection, MemoryLog]:
+    log = MemoryLog()
+    identity = Identity.load_or_create(folder / "identity.key")
+    bootstraps = more.pop("bootstraps", ())
+    return Connection(identity, RUN, bootstraps, PeerCache(folder / "peers.json"), log, **more), log
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), EOFError("gone"), NetworkError("too late")])
+def test_a_p2pd_that_dies_while_it_starts_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    async def start(*_: object, **__: object) -> Node:
+        raise error
+
+    monkeypatch.setattr(Node, "start", start)
+
+    async def main() -> None:
+        connection, _ = connection_of(tmp_path)
+        try:
+            with pytest.raises(DeviceError, match="p2pd does not work"):
+                await connection.start()
+        finally:
+            await connection.close()
+
+    asyncio.run(main())
+
+
+@pytest.mark.net
+def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dialed_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The link names loopback, as at the end of a tunnel; the peer is in no swarm of this machine alone."""
+    monkeypatch.setattr(network, "REVIVE_PAUSE_S", 0.1)
+
+    async def until(condition: Any) -> None:
+        async with asyncio.timeout(60.0):
+            while not condition():
+                await asyncio.sleep(0.02)
+
+    async def main() -> None:
+        here = Identity.load_or_create(tmp_path / "bootstrap.key")
+        bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
+        link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
+        rates = Rates()
+        connection, log = connection_of(tmp_path, bootstraps=link, rates=rates, relay=RelayLimits())
+        try:
+            await connection.start()
+            await until(lambda: connection.node.has_company)
+            assert {getattr(each, "_rates", None) for each in connection._services} == {rates}
+            killed = connection.node.daemon.pid
+            monkeypatch.setattr(daemon, "PULSE_S", 0.2)
+            monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
+            connection.node.daemon._kill()  # the next one is felt by these numbers
+            await until(lambda: "p2pd is back" in log.kinds())
+            assert connection.node.daemon.pid != killed
+            os.kill(connection.node.daemon.pid, signal.SIGSTOP)
+            await until(lambda: log.kinds().count("p2pd is back") == 2)
+            whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
+            assert whys[0] == "exit code -9"
+            assert "gave no answer" in whys[-1]
+            await until(lambda: connection.node.has_company)
+        finally:
+            await connection.close()
+            await bootstrap.close()
+
+    uvloop.run(main())
