@@ -95,9 +95,9 @@ def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progr
                 else:
                     _run_in_swarm(session, signals, hand, link, signed, entrance, showing, disguise)
             except Exception:  # whatever it was, hours of training outlive it
-                session.record.try_to_save()
+                session.record.rescue()
                 raise
-            session.record.end()
+            session.record.end(in_haste=signals.stop.is_set())
 
 
 @dataclass(frozen=True, slots=True)

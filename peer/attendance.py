@@ -152,6 +152,7 @@ class Attendance:
             core = self._new_core()
             driver = Driver(core, self._learner, self._shore)
             self._recalled, self._core, self._driver = False, core, driver
+            self._learner.proceed(self._phase)  # who came to wait while there was no core: this one never hears of it
             if self._wish is Wish.PRESENT and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain import checkpoint
+from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data import Tokenizer, open_corpus
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.manifest import JoinLink, SignedManifest
@@ -78,8 +78,8 @@ def build(
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training)
-    reader = Reader(manifest.run.seed, identity.peer_id)
-    task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
+        reader = Reader(manifest.run.seed, identity.peer_id)
+        task = LanguageModelTask(model, corpus, manifest.training, manifest.run.tokens_per_peer, reader, placement)
     weight_codec, gradient_codec = codecs_of(manifest.codec)
     fragments = slices(len(model.theta), manifest.outer.fragments)
     learner = Learner(
@@ -91,7 +91,8 @@ def build(
         gradient_codec=gradient_codec,
         matrices=matrices_of(model.layout, fragments),
     )
-    first_loss = _resume(home, learner, signed, log)
+    checkpoints = Checkpoints(home.checkpoints)
+    first_loss = _resume(checkpoints, learner, signed, log)
     rules = swarm_rules(
         signed.run_id,
         manifest.outer,
@@ -106,6 +107,7 @@ def build(
 
     record = Record(
         home=home,
+        checkpoints=checkpoints,
         me=identity.peer_id,
         run=signed.run_id,
         nickname=options.nickname,
@@ -126,9 +128,9 @@ def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]
     return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling())
 
 
-def _resume(home: Home, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
+def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
     """Load the newest whole checkpoint, if any; returns the held-out loss of this peer's very first session."""
-    found = checkpoint.load_latest(home.checkpoints)
+    found = checkpoints.load_latest()
     for torn in found.passed_over:
         log.note("torn checkpoint", path=str(torn.path), why=torn.reason)
     if found.checkpoint is None:

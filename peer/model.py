@@ -24,12 +24,13 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
         torn = "; ".join(f"{each.path.name}: {each.reason}" for each in found.passed_over)
         raise HomeError(
             f"No checkpoint in {home.path} is whole: {torn}.",
-            "Start its peer again: it takes the swarm's weights, and saves every two minutes and when it stops.",
+            "Start its peer again: it takes the swarm's weights, and saves while it trains and when it stops.",
         )
     if signed is None or found.checkpoint is None:
         raise HomeError(
             f"There is no checkpoint in {home.path}.",
-            "Name the home of a peer that has trained; a running peer saves every two minutes and when it stops.",
+            "Name the home of a peer that has trained; a running peer saves every two minutes (a large model less "
+            "often) and when it stops.",
         )
     model = model_of(signed, found.checkpoint.tensors["slow"])
     return model, load_tokenizer(signed.manifest.tokenizer, tokenizer_file), signed

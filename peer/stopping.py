@@ -1,8 +1,11 @@
-"""Ctrl+C and SIGTERM: the first one asks, the second one ends the process at once.
+"""Ctrl+C, SIGTERM and a terminal that closes: the first one asks, the second one ends the process at once.
 
 What the first one does changes once in a peer's life. While it joins there is nothing to save and nobody to say goodbye
 to, and what it waits for may never come: joining ends where it stands. Once it trains, it ends its inner step, saves
 and says goodbye.
+
+A terminal that closes, or a connection by ssh that drops, is SIGHUP. It asks as the others do, but never ends at once:
+the kernel and the shell both send it, and service managers send it after their SIGTERM. Under nohup it is ignored.
 """
 
 from __future__ import annotations
@@ -17,13 +20,16 @@ from typing import Any, Self
 from p2ptrain.ports import Notebook
 from p2ptrain.train.loop import Signals
 
+_HANGUP: int | None = getattr(signal, "SIGHUP", None)
+"""Not every platform has it."""
+
 
 class JoiningStopped(KeyboardInterrupt):
     """The owner stopped a peer that did not train yet."""
 
 
 class Stopping:
-    """Listens to both signals while it is entered, in the main thread. Swallows JoiningStopped: it is a good end.
+    """Listens to the signals while it is entered, in the main thread. Swallows JoiningStopped: it is a good end.
 
     The handler itself only sets flags: it may interrupt the main thread inside of any lock, the event log's too. What
     there is to tell goes through a queue to a thread of its own.
@@ -39,7 +45,7 @@ class Stopping:
 
     def __enter__(self) -> Self:
         self._teller.start()
-        self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {number: signal.signal(number, self._handle) for number in _heard()}
         return self
 
     def __exit__(
@@ -59,6 +65,8 @@ class Stopping:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._signals.stop.is_set():
+            if number == _HANGUP:
+                return
             raise KeyboardInterrupt
         self._signals.stop.set()
         self._told.put(signal.Signals(number).name)
@@ -69,3 +77,9 @@ class Stopping:
     def _tell(self) -> None:
         while (name := self._told.get()) is not None:
             self._notebook.note("stopping", signal=name, training=self._wake is not None)
+
+
+def _heard() -> list[int]:
+    """The signals that ask us to stop."""
+    closes = [] if _HANGUP is None or signal.getsignal(_HANGUP) is signal.SIG_IGN else [_HANGUP]
+    return [signal.SIGINT, signal.SIGTERM, *closes]

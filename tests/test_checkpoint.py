@@ -6,12 +6,14 @@ import os
 import resource
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors import SafetensorError
 
 from p2ptrain import checkpoint
+from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.errors import HomeError
 
 
@@ -26,7 +28,10 @@ def state(step):
 
 
 def save(directory, step):
-    return checkpoint.save(directory, tensors(step), state(step))
+    """As a session that has loaded what was there."""
+    checkpoints = Checkpoints(directory)
+    checkpoints.load_latest()
+    return checkpoints.save(tensors(step), state(step))
 
 
 def names(directory):
@@ -108,7 +113,7 @@ def test_a_torn_one_is_recognized_and_the_previous_used(tmp_path, damage):
 
 def test_when_all_are_torn_each_is_reported(tmp_path):
     for step in (10, 20):
-        os.truncate(save(tmp_path, step) / "state.json", 5)
+        os.truncate(checkpoint.save(tmp_path, tensors(), state(step)) / "state.json", 5)
     found = checkpoint.load_latest(tmp_path)
     assert found.checkpoint is None
     assert [passed.path.name for passed in found.passed_over] == ["step-00000020", "step-00000010"]
@@ -121,12 +126,82 @@ def test_a_torn_later_one_does_not_crowd_out_the_good(tmp_path):
     assert names(tmp_path) == ["step-00000010", "step-00000015"]
 
 
-def test_a_later_format_is_passed_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+def test_torn_ones_make_room_for_whole_ones(tmp_path):
     save(tmp_path, 10)
-    monkeypatch.setattr(checkpoint, "FORMAT", 1)
-    found = checkpoint.load_latest(tmp_path)
-    assert "format 2" in found.passed_over[0].reason
+    os.truncate(save(tmp_path, 20) / "state.json", 5)
+    save(tmp_path, 25)
+    assert names(tmp_path) == ["step-00000010", "step-00000025"]
+
+
+def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
+    save(tmp_path, 5)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "FORMAT", 2)
+        checkpoint.save(tmp_path, tensors(), state(10))
+    with pytest.raises(HomeError, match="has format 2, and this p2ptrain reads format 1") as caught:
+        checkpoint.load_latest(tmp_path)
+    assert "Update p2ptrain" in caught.value.remedy
+    assert names(tmp_path) == ["step-00000005", "step-00000010"]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
+@pytest.mark.parametrize(
+    "reader", ["pathlib.Path.read_text", "p2ptrain.checkpoint._file_digest", "load_file", "iterdir"]
+)
+def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
+    for step in (10, 20):
+        save(tmp_path, step)
+    target = {"load_file": "p2ptrain.checkpoint.load_file", "iterdir": "pathlib.Path.iterdir"}.get(reader, reader)
+    with monkeypatch.context() as patch:
+        patch.setattr(target, fail_with(OSError(number, os.strerror(number))))
+        with pytest.raises(HomeError, match=f"cannot be read: {os.strerror(number)}; nothing was touched"):
+            checkpoint.load_latest(tmp_path)
+    assert names(tmp_path) == ["step-00000010", "step-00000020"]
+    assert checkpoint.load_latest(tmp_path).checkpoint.step == 20
+
+
+@pytest.mark.parametrize(
+    "error",
+    [FileNotFoundError("No such file or directory"), SafetensorError("I/O error: Input/output error (os error 5)")],
+)
+def test_what_safetensors_cannot_open_is_not_torn(tmp_path, monkeypatch, error):
+    """It says of every file that it cannot open that there is none."""
+    save(tmp_path, 10)
+    monkeypatch.setattr("p2ptrain.checkpoint.load_file", fail_with(error))
+    with pytest.raises(HomeError, match="cannot be read"):
+        checkpoint.load_latest(tmp_path)
+
+
+def test_only_what_a_session_knows_is_removed(tmp_path):
+    """A disk that was mounted while we trained, say: what is on it was never looked at."""
+    session = Checkpoints(tmp_path)
+    assert session.load_latest() == (None, ())
+    for step in (1, 2, 400, 500):
+        checkpoint.save(tmp_path, tensors(step), state(step))
+    for step in (3, 4, 5, 6):
+        session.save(tensors(step), state(step))
+    assert [int(name.removeprefix("step-")) for name in names(tmp_path)] == [1, 2, 5, 6, 400, 500]
+
+
+def test_a_session_that_went_back_forgets_the_future_that_it_left(tmp_path):
+    """Who takes a donor's weights takes its step too, and that may be an earlier one."""
+    session = Checkpoints(tmp_path)
+    for step in (40, 50, 45):
+        session.save(tensors(step), state(step))
+    assert names(tmp_path) == ["step-00000040", "step-00000045"]
+    session = Checkpoints(tmp_path)
+    session.load_latest()
+    session.save(tensors(42), state(42))
+    assert names(tmp_path) == ["step-00000040", "step-00000042"]
+
+
+def test_a_torn_step_that_was_saved_again_is_whole(tmp_path):
+    os.truncate(save(tmp_path, 20) / "state.json", 5)
+    session = Checkpoints(tmp_path)
+    session.load_latest()
+    for step in (20, 30):
+        session.save(tensors(step), state(step))
+    assert names(tmp_path) == ["step-00000020", "step-00000030"]
 
 
 def test_a_step_saved_again_is_replaced(tmp_path):
@@ -135,6 +210,55 @@ def test_a_step_saved_again_is_replaced(tmp_path):
     found = checkpoint.load_latest(tmp_path)
     assert found.checkpoint is not None
     assert found.checkpoint.tensors.keys() == {"theta"}
+    assert names(tmp_path) == ["step-00000010"]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.EIO, "Input/output error"), KeyboardInterrupt()])
+def test_a_step_that_is_replaced_is_there_at_every_moment(tmp_path, monkeypatch, error):
+    """Between two renames neither the old one nor the new one has its name."""
+    save(tmp_path, 9)
+    save(tmp_path, 10)
+    rename, done = Path.rename, []
+
+    def breaks(self, target):
+        if done:
+            raise error
+        done.append(target)
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", breaks)
+        with pytest.raises((HomeError, KeyboardInterrupt)):
+            checkpoint.save(tmp_path, {"theta": torch.ones(3)}, state(10))
+    for _ in range(2):
+        before = names(tmp_path)
+        found = checkpoint.load_latest(tmp_path)
+        assert found.passed_over == ()
+        assert found.checkpoint.step == 10
+        assert found.checkpoint.tensors.keys() == tensors().keys()
+        assert names(tmp_path) == before  # to read is not to write: a peer may live there
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "save_file", fail_with(FULL))
+        with pytest.raises(HomeError):
+            save(tmp_path, 11)
+    assert names(tmp_path) == ["step-00000009", "step-00000010"]
+    save(tmp_path, 12)
+    assert names(tmp_path) == ["step-00000010", "step-00000012"]
+
+
+def test_a_rename_that_fails_once_is_taken_back(tmp_path, monkeypatch):
+    save(tmp_path, 10)
+    rename, calls = Path.rename, []
+
+    def breaks(self, target):
+        calls.append(target)
+        if len(calls) == 2:
+            raise FULL
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", breaks)
+    with pytest.raises(HomeError):
+        save(tmp_path, 10)
     assert names(tmp_path) == ["step-00000010"]
 
 
@@ -194,7 +318,7 @@ def test_a_directory_that_cannot_be_made_is_the_homes_fault(tmp_path):
         save(tmp_path / "file" / "checkpoints", 1)
 
 
-@pytest.mark.parametrize("moment", ["p2ptrain.checkpoint.save_file", "p2ptrain.checkpoint._prune"])
+@pytest.mark.parametrize("moment", ["p2ptrain.checkpoint.save_file", "p2ptrain.checkpoint.Checkpoints._prune"])
 def test_a_kill_at_any_moment_leaves_a_whole_one(tmp_path, monkeypatch, moment):
     save(tmp_path, 10)
     with monkeypatch.context() as patch:

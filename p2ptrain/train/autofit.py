@@ -5,6 +5,7 @@ None of it changes the algorithm: tokens per inner step are the manifest's, reac
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ from p2ptrain.train.model import FlatModel, summed_loss
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, Training
+
+logger = logging.getLogger(__name__)
 
 CUDA_MEMORY_FRACTION = 0.8
 """Of what is free on the card at the start: the rest is for its owner's other programs. A guess."""
@@ -41,9 +44,15 @@ class Placement:
 
 
 def choose_device(wish: str) -> torch.device:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` as a device that is there. Raises DeviceError where it is not."""
+    """``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` as a device that is there and computes.
+
+    A card becomes the current device of this thread: autocast asks that one, wherever the tensors lie.
+
+    Raises:
+        DeviceError: it is not there, or nothing runs on it. ``auto`` takes another one then, the CPU at last.
+    """
     if wish == "auto":
-        return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+        return _first_card() or torch.device("cpu")
     if wish == "cpu":
         return torch.device("cpu")
     named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
@@ -57,7 +66,15 @@ def choose_device(wish: str) -> torch.device:
             f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
             f"Take one of {', '.join(f'cuda:{i}' for i in range(count))}.",
         )
-    return torch.device("cuda", index)
+    chosen = torch.device("cuda", index)
+    if (fault := _fault(chosen)) is not None:
+        raise DeviceError(
+            f"device {wish} was asked for, but nothing runs on it: {fault}",
+            "Another program may have it for itself (nvidia-smi lists them), or this torch does not know the card "
+            "(https://pytorch.org/get-started has others). Fix that, or take --device cpu.",
+        )
+    torch.cuda.set_device(chosen)
+    return chosen
 
 
 def place(model: FlatModel, description: Decoder, training: Training) -> Placement:
@@ -125,24 +142,58 @@ def cpu_micro_batch(description: Decoder, training: Training) -> int:
     As many as fit, because fewer were slower: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at
     once (our measurement, one thread; larger models were not measured).
     """
+    return max(1, min(training.sequences_per_step, CPU_ACTIVATION_BYTES // cpu_sequence_bytes(description, training)))
+
+
+def cpu_sequence_bytes(description: Decoder, training: Training) -> int:
+    """What the activations of one sequence take on the CPU, in fp32: an estimate."""
     config = description.config
     values = LOGIT_COPIES * config.vocab_size
     values += ACTIVATIONS_PER_LAYER * config.hidden_size * config.num_hidden_layers
-    sequence_bytes = 4 * values * training.sequence_length
-    return max(1, min(training.sequences_per_step, CPU_ACTIVATION_BYTES // sequence_bytes))
+    return 4 * values * training.sequence_length
 
 
 def _activation_bytes(model: FlatModel, sequences: int, sequence_length: int, autocast: torch.dtype | None) -> int:
-    """What a forward and backward pass takes at its peak beyond weights and gradients. Leaves no gradients."""
+    """What a forward and backward pass takes at its peak beyond weights and gradients. Leaves no gradients.
+
+    The gradients are there before, as they are from an inner step's second micro-batch on: the peak lies beside them.
+    """
     device = model.theta.device
     batch = torch.zeros(sequences, sequence_length + 1, dtype=torch.int64)
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
     try:
+        for parameter in model.module.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         torch.autograd.backward(summed_loss(model.module, batch, autocast))
-        return max(0, torch.cuda.max_memory_allocated(device) - before - model.theta.nbytes)
+        return max(0, torch.cuda.max_memory_allocated(device) - before)
     finally:
         model.module.zero_grad(set_to_none=True)
+
+
+def _first_card() -> torch.device | None:
+    """The first one that computes, as the current device; the others are told of."""
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        card = torch.device("cuda", index)
+        if (fault := _fault(card)) is None:
+            torch.cuda.set_device(card)
+            return card
+        logger.warning("%s is left alone: %s", card, fault)
+    return None
+
+
+def _fault(card: torch.device) -> str | None:
+    """Why nothing runs on this card: another program has it for itself, say, or this torch has no kernels for it."""
+    try:
+        _compute(card)
+    except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
+        return str(error).partition("\n")[0] or type(error).__name__
+    return None
+
+
+def _compute(device: torch.device) -> None:
+    """One tiny kernel, waited for."""
+    torch.ones(1, device=device).add_(1).item()
 
 
 def _why_no_cuda() -> str:

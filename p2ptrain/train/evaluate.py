@@ -1,12 +1,18 @@
-"""The held-out loss: one number, the same on every machine for the same weights, up to rounding."""
+"""The held-out loss: one number, the same on every machine for the same weights, up to rounding.
+
+Where a machine is too slow for its owner's patience, it reads less of the same text, and its number is less exact.
+"""
 
 from __future__ import annotations
 
+import math
+import time
 from typing import TYPE_CHECKING
 
 import torch
 
 from p2ptrain.data import Corpus
+from p2ptrain.ports import Clock
 from p2ptrain.train.model import summed_loss
 
 if TYPE_CHECKING:
@@ -23,20 +29,40 @@ def validation_loss(
     corpus: Corpus,
     most_tokens: int,  # held-out tokens to read at most, evenly spaced
     autocast: torch.dtype | None = None,
+    patience_s: float = math.inf,  # by and large; one batch is read in any case
+    clock: Clock = time.monotonic,
 ) -> float:
     """Mean cross entropy in nats a token over held-out text.
 
-    Training is not disturbed: no gradient, no random number, and the module's mode is what it was.
+    Training is not disturbed: no gradient, no random number, and the module's mode is what it was. After each batch,
+    so many of the next ones are skipped that the rest, evenly spaced and as slow as that one, fits the patience.
     """
     batch_sequences = max(1, BATCH_LOGITS // (corpus.sequence_length * module.config.vocab_size))
     was_training = module.training
     module.train(False)
     total, tokens = 0.0, 0
+    sequences = max(1, min(most_tokens, corpus.held_out_tokens) // corpus.sequence_length)
+    left, skipped = math.ceil(sequences / batch_sequences), 0
+    ends_at = clock() + patience_s
     try:
         with torch.no_grad():
             for batch in corpus.validation_batches(most_tokens, batch_sequences):
+                left -= 1
+                if skipped:
+                    skipped -= 1
+                    continue
+                began = clock()
                 total += float(summed_loss(module, batch, autocast))
                 tokens += batch.shape[0] * corpus.sequence_length
+                skipped = _to_skip(left, clock() - began, ends_at - clock())
     finally:
         module.train(was_training)
     return total / tokens
+
+
+def _to_skip(left: int, batch_s: float, spare_s: float) -> int:
+    """How many batches to skip before the next one, of so many that are left."""
+    if left * batch_s <= spare_s:
+        return 0
+    fit = max(0, int(spare_s / batch_s))
+    return math.ceil(left / fit) - 1 if fit else left

@@ -42,7 +42,10 @@ def generate_text(
 ) -> str:
     """The prompt and up to ``new_tokens`` tokens more; ends early where the model ends the document."""
     prompt_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist()
-    return tokenizer.decode(prompt_ids + generate_tokens(module, prompt_ids, new_tokens, sampling, tokenizer.separator))
+    new_ids = generate_tokens(
+        module, prompt_ids, new_tokens, sampling, tokenizer.separator, vocabulary=tokenizer.vocabulary_size
+    )
+    return tokenizer.decode(prompt_ids + new_ids)
 
 
 def generate_tokens(
@@ -51,6 +54,7 @@ def generate_tokens(
     new_tokens: int,
     sampling: Sampling,
     stop: int | None = None,  # an id that ends the text; not part of the result
+    vocabulary: int | None = None,  # ids that the tokenizer has, where the model may have more; None: the model's
 ) -> list[int]:
     """The ids that follow a prompt.
 
@@ -70,7 +74,7 @@ def generate_tokens(
                 ids = torch.tensor([unread], device=module.device)
                 output = module(input_ids=ids, past_key_values=cache, use_cache=True)
                 cache, cached = output.past_key_values, cached + len(unread)
-                token = _draw(output.logits[0, -1].float().cpu(), sampling, generator)
+                token = _draw(output.logits[0, -1, :vocabulary].float().cpu(), sampling, generator)
                 if token == stop:
                     break
                 tokens.append(token)

@@ -15,7 +15,7 @@ from member import ENDLESS, H, Member, more_exchanges, until
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.swarm import PeerState
-from p2ptrain.swarm.events import LeaveRequested, OuterStepDone
+from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, PhaseDone
 from peer.attendance import Wish
 
 Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
@@ -133,6 +133,27 @@ def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Wish) -> No
         if wish is Wish.ALONE:
             await until(lambda: amber.learner.step > step + 5, patience_s=20)
         assert not (amber.learner.is_waiting and wish is Wish.ABSENT)
+
+    play(scene, recipe="gasloc")
+
+
+def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waiting() -> None:
+    """The old core is gone, the new one is not there yet, and neither hears that the phase is over."""
+
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        post, waited = amber.attendance.post, []
+
+        def called_back_meanwhile(event: Event) -> None:
+            post(event)
+            if isinstance(event, PhaseDone) and amber.attendance.state == "away" and not waited:
+                waited.append(event.step)
+                amber.attendance.wish(Wish.PRESENT)
+
+        amber.attendance.wish(Wish.ALONE)
+        await until(lambda: amber.attendance.state == "away")
+        amber.attendance.post = called_back_meanwhile  # type: ignore[method-assign]
+        await until(lambda: waited, patience_s=5)
+        await until(lambda: amber.learner.step > waited[0] + 5, patience_s=100)
 
     play(scene, recipe="gasloc")
 

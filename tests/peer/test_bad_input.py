@@ -228,13 +228,14 @@ def test_a_model_that_does_not_fit(
     assert "smaller model" in said
 
 
+@pytest.mark.parametrize("built", ["flat_model", "place", "LanguageModelTask"])
 def test_memory_that_is_installed_but_not_free(
-    home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    built: str, home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def exhausted(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(building, "flat_model", exhausted)
+    monkeypatch.setattr(building, built, exhausted)
     home.save_manifest(signed_run())
     assert "does not fit the memory that is free on cpu" in refused("--home", home.path)
 
@@ -309,7 +310,8 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
         save_file(tensors, path)
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    monkeypatch.setattr("peer.record.SAVE_PERIOD_S", 0.0)
+    for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
+        monkeypatch.setattr(f"peer.record.{name}", 0.0)
     home.save_manifest(signed_run())
     train(home)
     said = capfd.readouterr().out

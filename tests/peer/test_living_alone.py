@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +17,12 @@ import torch
 from p2ptrain import checkpoint
 from p2ptrain.errors import HomeError
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.net.identity import Identity
+from p2ptrain.telemetry import EventLog, MemoryLog
 from p2ptrain.train.loop import Signals
-from peer import model
+from peer import model, record, stopping
 from peer.app import run_peer
-from peer.building import Options
+from peer.building import Options, build
 from peer.home import Home
 from peer.stopping import JoiningStopped, Stopping
 
@@ -37,8 +41,8 @@ def notes(home: Home, kind: str) -> list[dict[str, Any]]:
     return [note for line in home.events.read_text().splitlines() if (note := json.loads(line))["kind"] == kind]
 
 
-def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int = 1) -> None:
-    """Press Ctrl+C (so many times) after the inner step with this number."""
+def at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callable[[], None]) -> None:
+    """Let something happen instead of the inner step with this number, or before it."""
     from p2ptrain.train import LanguageModelTask
 
     taken = 0
@@ -48,11 +52,34 @@ def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int 
         nonlocal taken
         taken += 1
         if taken == number:
-            for _ in range(times):
-                signal.raise_signal(signal.SIGINT)
+            happens()
         return step(self, progress)
 
     monkeypatch.setattr(LanguageModelTask, "inner_step", watched)
+
+
+def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int = 1) -> None:
+    """Press Ctrl+C (so many times) after the inner step with this number."""
+
+    def press() -> None:
+        for _ in range(times):
+            signal.raise_signal(signal.SIGINT)
+
+    at_inner_step(monkeypatch, number, press)
+
+
+def fail_with(error: BaseException) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
+        monkeypatch.setattr(record, name, 0)
+    monkeypatch.setattr(record, "SAVE_RATE", math.inf)
 
 
 def test_a_run_to_its_end(home: Home) -> None:
@@ -84,7 +111,24 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     assert [note["signal"] for note in notes(home, "stopping")] == ["SIGINT"]
     summary = json.loads(home.summary.read_text())
     assert (summary["tokens"], summary["finished"]) == (13 * 256, False)
+    assert_it_ends_as_if_never_stopped(home, tmp_path)
 
+
+def test_killed_in_an_inner_phase_it_loses_what_it_did_since_the_last_save(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saves_always: None
+) -> None:
+    """No whole inner phase: one may take hours."""
+    with monkeypatch.context() as patch:
+        at_inner_step(patch, 14, fail_with(KeyboardInterrupt()))
+        with pytest.raises(KeyboardInterrupt):
+            run_peer(Options(None, home.path))
+    left = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert left is not None
+    assert (left.state["step"], left.state["inner_step"], left.state["tokens"]) == (2, 3, 13 * 256)
+    assert_it_ends_as_if_never_stopped(home, tmp_path)
+
+
+def assert_it_ends_as_if_never_stopped(home: Home, tmp_path: Path) -> None:
     twin = Home(tmp_path / "twin")
     twin.path.mkdir()
     for name in ("identity.key", "manifest.signed"):
@@ -97,6 +141,125 @@ def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     assert straight is not None
     assert torch.equal(resumed.tensors["slow"], straight.tensors["slow"])
     assert resumed.state["val_loss_first"] == straight.state["val_loss_first"]
+
+
+def test_training_that_fails_is_saved(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
+    with pytest.raises(ZeroDivisionError):
+        run_peer(Options(None, home.path))
+    left = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert left is not None
+    assert left.state["tokens"] == 7 * 256
+
+
+def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of CUDA sticks: nothing comes off the card after it."""
+    at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
+    monkeypatch.setattr("p2ptrain.train.weights.Weights.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
+    with pytest.raises(ZeroDivisionError):
+        run_peer(Options(None, home.path))
+    assert [note["why"] for note in notes(home, "not saved")] == ["RuntimeError: CUDA error: unspecified"]
+
+
+def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "LOOK_PERIOD_S", 0.0)
+    monkeypatch.setattr("peer.building.generate_text", fail_with(IndexError("id 300 of 256")))
+    watched = record.Record.begin
+
+    def begin(self: record.Record) -> None:
+        self.is_watched = lambda: True
+        watched(self)
+
+    monkeypatch.setattr(record.Record, "begin", begin)
+    run_peer(Options(None, home.path))
+    assert json.loads(home.summary.read_text())["finished"]
+    assert "IndexError: id 300 of 256" in {note["why"] for note in notes(home, "not looked")}
+
+
+def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(record, "validation_loss", lambda *_, **__: math.nan)
+        run_peer(Options(None, home.path))
+    left = checkpoint.load_latest(home.checkpoints).checkpoint
+    assert left is not None
+    assert left.state["val_loss_first"] is None
+    run_peer(Options(None, home.path))
+    assert math.isfinite(json.loads(home.summary.read_text())["val_loss_first"])
+
+
+def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
+    home: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patiences: list[float] = []
+
+    def measured(*_: Any, patience_s: float) -> float:
+        patiences.append(patience_s)
+        return 5.0
+
+    monkeypatch.setattr(record, "validation_loss", measured)
+    stop_at_inner_step(monkeypatch, 3)
+    run_peer(Options(None, home.path))
+    assert patiences == [record.LOSS_PATIENCE_S, record.HASTE_S]
+    run_peer(Options(None, home.path))
+    assert patiences[2:] == [record.LOSS_PATIENCE_S] * 2
+    assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
+
+
+@pytest.mark.parametrize(
+    ("took_s", "written", "pause_s"),
+    [
+        (0.02, 7_000_000, 120.0),  # the demo model
+        (10.0, 7_000_000, 500.0),  # a slow disk: 2 %
+        (2.0, 2_700_000_000, 2333.0),  # llama-135m: 100 GB a day
+    ],
+)
+def test_saves_are_paced_by_what_they_cost(
+    home: Home, monkeypatch: pytest.MonkeyPatch, took_s: float, written: int, pause_s: float
+) -> None:
+    clock, found = [1000.0], []
+
+    def slow(self: record.Record) -> int:
+        clock[0] += took_s
+        return written
+
+    def stopped(self: record.Record) -> None:
+        self.try_to_save()
+        found.append(self._next_save - clock[0])
+
+    monkeypatch.setattr(record.Record, "save", slow)
+    monkeypatch.setattr(record.Record, "training_ended", stopped)
+    monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    run_peer(Options(None, home.path))
+    assert found == [pytest.approx(pause_s, rel=0.01)]
+
+
+def test_no_checkpoint_is_made_of_an_outer_step_under_way(
+    home: Home, monkeypatch: pytest.MonkeyPatch, saves_always: None
+) -> None:
+    """A trainer that waits for partners is saved when it goes on: a checkpoint does not hold what it waits with."""
+    signed = home.load_manifest(None)
+    assert signed is not None
+    with contextlib.closing(EventLog(home.events)) as log:
+        options, cpu = Options(None, home.path), torch.device("cpu")
+        session = build(options, cpu, home, Identity.load_or_create(home.identity), signed, log)
+        session.record.begin()
+        with monkeypatch.context() as patch:
+            patch.setattr(type(session.record.learner), "is_waiting", True)
+            session.record.inner_step_done()
+        assert not home.checkpoints.exists()
+        session.record.inner_step_done()
+    assert len(list(home.checkpoints.iterdir())) == 1
+
+
+def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+    save = record.Record.save
+    monkeypatch.setattr(record.Record, "save", lambda self: written.append(save(self)) or written[-1])
+    run_peer(Options(None, home.path))
+    newest = max(home.checkpoints.iterdir())
+    assert written == [pytest.approx((newest / checkpoint.TENSORS).stat().st_size, rel=0.01)]
 
 
 def test_a_second_ctrl_c_ends_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +294,50 @@ def test_the_first_signal_lets_the_trainer_finish() -> None:
             signal.raise_signal(signal.SIGINT)
         assert not isinstance(caught.value, JoiningStopped)
     assert list(log.notes) == [("stopping", {"signal": "SIGTERM", "training": True})]
+
+
+@pytest.fixture
+def hangup() -> Iterator[signal.Signals]:
+    """As a process has it that was started from a terminal; these tests may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield signal.SIGHUP
+    signal.signal(signal.SIGHUP, before)
+
+
+def test_a_terminal_that_closes_lets_the_trainer_finish(hangup: signal.Signals) -> None:
+    """It may say so twice: the kernel does, and the shell; and a service manager after its SIGTERM."""
+    signals, log = Signals(), MemoryLog()
+    with Stopping(signals, log) as stopping:
+        stopping.let_finish(lambda: None)
+        for _ in range(3):
+            signal.raise_signal(hangup)
+        assert signals.stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+    assert list(log.notes) == [("stopping", {"signal": "SIGHUP", "training": True})]
+    assert signal.getsignal(hangup) is signal.SIG_DFL
+
+
+def test_under_nohup_a_terminal_may_close(hangup: signal.Signals) -> None:
+    signal.signal(hangup, signal.SIG_IGN)
+    signals = Signals()
+    with Stopping(signals, MemoryLog()) as stopping:
+        stopping.let_finish(lambda: None)
+        signal.raise_signal(hangup)
+        assert not signals.stop.is_set()
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.stop.is_set()
+    assert signal.getsignal(hangup) is signal.SIG_IGN
+
+
+def test_where_there_is_no_hangup_the_others_are_heard(hangup: signal.Signals, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stopping, "_HANGUP", None)
+    signals = Signals()
+    with Stopping(signals, MemoryLog()) as listening:
+        listening.let_finish(lambda: None)
+        assert signal.getsignal(hangup) is signal.SIG_DFL
+        signal.raise_signal(signal.SIGTERM)
+        assert signals.stop.is_set()
 
 
 def test_a_signal_whose_exception_was_lost_still_ends_joining() -> None:

@@ -167,7 +167,8 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
         "notebook": log,
         "me": ME,
     }
-    names = ("home", "me", "run", "nickname", "learner", "task", "corpus", "placement", "tokens_per_peer", "notebook")
+    names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus", "placement")
+    names = (*names, "tokens_per_peer", "notebook")
     record = Record(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()
     record.training_ended()

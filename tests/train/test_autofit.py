@@ -5,7 +5,7 @@ import torch
 
 from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import preset
-from p2ptrain.train import Placement, choose_device, place
+from p2ptrain.train import Placement, autofit, choose_device, place
 from p2ptrain.train.autofit import cpu_micro_batch, search_micro_batch
 
 
@@ -18,6 +18,20 @@ def no_cuda(monkeypatch):
 def two_cards(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(autofit, "_compute", lambda device: None)
+
+
+def failing(*cards):
+    """As ``_compute``: on these cards nothing runs."""
+
+    def compute(device):
+        if device.index in cards:
+            raise RuntimeError(
+                "CUDA error: no kernel image is available for execution on the device\nCUDA kernel errors"
+            )
+
+    return compute
 
 
 def test_without_a_card_auto_is_the_cpu(no_cuda):
@@ -31,6 +45,35 @@ def test_without_a_card_auto_is_the_cpu(no_cuda):
 def test_with_cards(two_cards, wish, index):
     assert choose_device(wish) == torch.device("cuda", index)
     assert choose_device("cpu") == torch.device("cpu")
+
+
+def test_the_chosen_card_is_the_current_one(two_cards, monkeypatch):
+    """Autocast asks the current device, whatever the tensors lie on."""
+    chosen = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    choose_device("cuda:1")
+    choose_device("cpu")
+    assert chosen == [torch.device("cuda", 1)]
+
+
+def test_auto_takes_a_card_that_computes(two_cards, monkeypatch, caplog):
+    monkeypatch.setattr(autofit, "_compute", failing(0))
+    assert choose_device("auto") == torch.device("cuda", 1)
+    assert "cuda:0 is left alone: CUDA error: no kernel image" in caplog.text
+    monkeypatch.setattr(autofit, "_compute", failing(0, 1))
+    assert choose_device("auto") == torch.device("cpu")
+
+
+def test_a_card_that_does_not_compute_is_explained_to_who_wishes_for_it(two_cards, monkeypatch):
+    monkeypatch.setattr(autofit, "_compute", failing(1))
+    with pytest.raises(DeviceError, match="cuda:1 was asked for, but nothing runs on it: CUDA error") as caught:
+        choose_device("cuda:1")
+    assert "kernel errors" not in caught.value.problem  # one line
+    assert "--device cpu" in caught.value.remedy
+
+
+def test_what_a_card_is_asked_to_compute_runs():
+    autofit._compute(torch.device("cpu"))
 
 
 def test_an_absent_card_is_explained(no_cuda, monkeypatch):
@@ -97,3 +140,21 @@ def test_on_the_cpu_the_demo_is_computed_at_once_and_a_large_model_by_the_sequen
     assert cpu_micro_batch(large.model, large.training) == 1
     tiny = tiny_run()
     assert place(tiny.model(), tiny.manifest.model, tiny.manifest.training) == Placement(None, 4)
+
+
+def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch):
+    """Of the second micro-batch on, a step's peak is beside them; a trial that made them itself measured too little."""
+    tiny = tiny_run()
+    model = tiny.model()
+    size = sum(parameter.nbytes for parameter in model.module.parameters())
+
+    def there(device):
+        return sum(parameter.grad.nbytes for parameter in model.module.parameters() if parameter.grad is not None)
+
+    before = []
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: before.append(there(device)) or before[-1])
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: there(device) + 12345)
+    assert autofit._activation_bytes(model, 2, 16, None) == 12345
+    assert before == [size]
+    assert there(None) == 0

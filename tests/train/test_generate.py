@@ -53,6 +53,17 @@ def test_text_begins_with_the_prompt(trained):
     assert generate_text(trained, ByteTokenizer(), "", 5, Sampling()).startswith("\n")
 
 
+@pytest.mark.parametrize("sampling", [Sampling(temperature=5.0, top_k=None), Sampling(temperature=0)])
+def test_ids_that_the_tokenizer_does_not_have_are_never_drawn(tiny_run, sampling):
+    """A run's model may have more of them, for the sake of speed; what training never sees stays possible."""
+    module = tiny_run(model__config__vocab_size=320).model().module
+    with torch.no_grad():
+        module.get_output_embeddings().weight[256:] *= 1000
+    assert max(generate_tokens(module, PROMPT, 30, sampling)) >= 256
+    assert max(generate_tokens(module, PROMPT, 30, sampling, vocabulary=256)) < 256
+    assert generate_text(module, ByteTokenizer(), "12 times ", 30, sampling).startswith("12 times ")
+
+
 @pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_k": 0}])
 def test_nonsense_is_refused(bad):
     with pytest.raises(ValueError, match="cannot sample"):

@@ -1,0 +1,104 @@
+"""Whether a machine can hold a run: what is counted, and what a container leaves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from p2ptrain.errors import DeviceError
+from p2ptrain.manifest import parameter_count, preset
+from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_sequence_bytes
+from peer.fit import check_memory, explained, installed_memory
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+GIB = 1 << 30
+
+
+def test_eight_gigabytes_do_not_train_the_large_model_on_the_cpu() -> None:
+    """Its weights and moments fit; one sequence's activations beside them do not."""
+    large = preset("llama-135m", "ab" * 32)
+    one = cpu_sequence_bytes(large.model, large.training)
+    assert one > CPU_ACTIVATION_BYTES
+    with pytest.raises(DeviceError, match="smaller model"):
+        check_memory(large, CPU, installed_bytes=8_000_000_000)
+    check_memory(large, CPU, installed_bytes=48 * parameter_count(large.model) + one)
+    check_memory(large, CUDA, installed_bytes=8_000_000_000)
+
+
+def test_activations_are_counted_as_the_micro_batch_takes_them() -> None:
+    demo = preset("demo", "ab" * 32)
+    weights = 48 * parameter_count(demo.model)
+    together = cpu_sequence_bytes(demo.model, demo.training) * demo.training.sequences_per_step
+    check_memory(demo, CPU, installed_bytes=weights + together)
+    with pytest.raises(DeviceError, match="smaller model"):
+        check_memory(demo, CPU, installed_bytes=weights + together - 1)
+
+
+def told(place: Path, lines: str) -> Path:
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "cgroup").write_text(lines)
+    return place / "cgroup"
+
+
+def limit(place: Path, text: str) -> None:
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize("name", ["memory.max", "memory/memory.limit_in_bytes"])
+def test_a_containers_limit_counts(tmp_path: Path, name: str) -> None:
+    """Its own group is the root of what it sees; of version 1 it is told the name that the host has for it."""
+    own = told(tmp_path / "proc", "7:cpu,memory:/docker/0123abcd\n0::/\n")
+    groups = tmp_path / "cgroup"
+    groups.mkdir()
+    there = installed_memory(groups, own)
+    assert there > GIB  # nothing is limited
+    limit(groups / name, str(GIB))
+    assert installed_memory(groups, own) == GIB
+    limit(groups / name, "9223372036854771712")  # none, in the words of version 1
+    assert installed_memory(groups, own) == there
+
+
+@pytest.mark.parametrize("limited", ["user.slice", "user.slice/session.scope"])
+def test_the_smallest_limit_of_a_slice_and_what_is_in_it_counts(tmp_path: Path, limited: str) -> None:
+    own = told(tmp_path / "proc", "0::/user.slice/session.scope\n")
+    groups = tmp_path / "cgroup"
+    for each in ("user.slice", "user.slice/session.scope", "other.slice"):
+        limit(groups / each / "memory.max", "max")
+    limit(groups / "other.slice" / "memory.max", "1000")
+    assert installed_memory(groups, own) > GIB
+    limit(groups / limited / "memory.max", str(GIB))
+    assert installed_memory(groups, own) == GIB
+
+
+def test_without_control_groups_the_machine_itself_is_asked(tmp_path: Path) -> None:
+    assert installed_memory(tmp_path / "none", tmp_path / "cgroup") == installed_memory(tmp_path, tmp_path / "no")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory"),
+        MemoryError(),
+        RuntimeError(
+            "[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
+            "allocate 4000000000000000 bytes. Error code 12 (Cannot allocate memory)"
+        ),
+    ],
+)
+def test_every_way_to_run_out_of_memory_is_explained(error: Exception) -> None:
+    with pytest.raises(DeviceError, match="does not fit the memory that is free on cpu"), explained(CPU):
+        raise error
+
+
+def test_torch_says_it_as_we_expect() -> None:
+    with pytest.raises(DeviceError, match="does not fit"), explained(CPU):
+        torch.empty(1 << 60, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), RuntimeError("shapes differ")])
+def test_our_own_faults_keep_their_tracebacks(error: Exception) -> None:
+    with pytest.raises(type(error)), explained(CPU):
+        raise error
