@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from bootstrap import words
 from bootstrap.doorman import Doorman, doorman_of
 from bootstrap.swarm_view import SwarmView
 from p2ptrain import files
-from p2ptrain.errors import HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
@@ -41,6 +42,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import Relay, RelayLimits
 from p2ptrain.page.server import PageServer
@@ -57,6 +59,9 @@ OWN_WORD_S = 10.0
 """For p2pd to tell where it listens. A guess: it takes milliseconds."""
 CALM_S = 300.0
 """A p2pd that ran so long starts with the first pause again. A guess."""
+
+MBIT = 125_000.0
+"""Bytes in a megabit."""
 
 MOST_NAMED = 8
 """Addresses in the link that we print, others' included: half of what a link may have."""
@@ -83,16 +88,27 @@ class Place:
     """Another bootstrap's: both are entries to one swarm, and our link names both."""
     page: PagePlace | None = None
     """Where to show the swarm; None: nowhere."""
+    upload_mbit: float = 0.0
+    """Most that it sends, in Mbit/s, relayed bytes above all; 0: no cap. What p2pd says to the DHT is not counted."""
+    download_mbit: float = 0.0
+
+    def rates(self) -> Rates:
+        """Both caps, for all services together."""
+        rates = Rates()
+        rates.up.rate = self.upload_mbit * MBIT or math.inf
+        rates.down.rate = self.download_mbit * MBIT or math.inf
+        return rates
 
 
 def run(place: Place, say: Say) -> None:
-    """Serve the run until a signal. Raises UserError for everything its owner can mend."""
+    """Serve the run until a signal. Raises UserError for everything its owner can fix."""
     signed = load_run(place.run)
     if place.beside is not None and place.beside.run_id != signed.run_id:
         raise JoinLinkError(
             f"The link of the other bootstrap is of run {short(place.beside.run_id)}, and {place.run} holds run"
             f" {short(signed.run_id)}.",
-            "Give both the same signed run: copy its directory, without run.key.",
+            "Give both the same signed run: copy manifest.signed alone (and rulings.signed, if there is one) to the"
+            " second machine.",
         )
     with _locked(place.home), enduring_output():
         identity = Identity.load_or_create(place.home / "identity.key")
@@ -114,12 +130,17 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         say("page", server.url)
     try:
         node = await _start(place, place.listen, signed, identity, cache)  # the owner's mistakes show here, and end us
+    except (NetworkError, OSError, EOFError) as error:
+        page.close()
+        raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
     except BaseException:
         page.close()
         raise
     try:
         addresses = words.link_addresses(node.addresses, place.announce, place.local)
         own = [with_peer(each, identity.peer_id) for each in addresses]
+        if place.beside is not None:
+            words.check_beside(place.beside, identity.peer_id, own, place.home)
         link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
         _write_link(place.home / "join-link.txt", link)
         lines = words.join_lines(link, place.local)
@@ -182,20 +203,21 @@ async def _attend(
     view: SwarmView,
 ) -> None:
     """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
+    rates = place.rates()
     async with contextlib.AsyncExitStack() as stack:
         try:
-            stack.push_async_callback((await serve_manifest(node, signed.to_bytes())).close)
-            stack.push_async_callback((await serve_reach(node)).close)
+            stack.push_async_callback((await serve_manifest(node, signed.to_bytes(), rates)).close)
+            stack.push_async_callback((await serve_reach(node, rates)).close)
             if doorman is not None:
                 stack.push_async_callback((await doorman.serve(node)).close)
             if place.relay:
-                stack.push_async_callback((await Relay.start(node, RelayLimits())).close)
+                stack.push_async_callback((await Relay.start(node, RelayLimits(), rates)).close)
         except NetworkError:  # p2pd is gone already
             return
         tasks = [_watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]
         tasks += [] if doorman is None else [doorman.watch(node)]
         if place.page is not None:
-            tasks.append(view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS), Random()))
+            tasks.append(view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, rates), Random()))
         await _first_of(stop.wait(), node.died(), *tasks)
 
 

@@ -8,11 +8,20 @@ from pathlib import Path
 import click
 
 from p2ptrain.manifest import JoinLink
+from p2ptrain.net.rates import LOWEST_RATE
 from p2ptrain.page.server import Place as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
+LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / 125_000, 1e6
+"""As of a peer's settings."""
+
+
+def _cap(context: click.Context, option: click.Parameter, value: float) -> float:
+    if value == 0 or LOWEST_MBIT <= value <= HIGHEST_MBIT:  # NaN is neither
+        return value
+    raise click.BadParameter(f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST_MBIT:,.0f}.")
 
 
 @click.command(short_help="Be a run's well-known entry point; prints the join link.")
@@ -31,6 +40,8 @@ LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 @click.option(
     "--relay/--no-relay", default=True, show_default=True, help="Carry the traffic of peers whom nobody can dial."
 )
+@click.option("--upload-mbit", default=0.0, callback=_cap, help="Most that it sends, relayed bytes too. 0: no cap.")
+@click.option("--download-mbit", default=0.0, callback=_cap, help="Most that it receives, likewise.")
 @click.option("--beside", metavar="LINK", help="Another bootstrap's join link: be one swarm with it.")
 @click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
@@ -41,6 +52,8 @@ def bootstrap(
     home: Path | None,
     local: bool,
     relay: bool,
+    upload_mbit: float,
+    download_mbit: float,
     beside: str | None,
     page: str | None,
     page_token: str | None,
@@ -56,7 +69,18 @@ def bootstrap(
 
     default = LOCAL_LISTEN if local else PUBLIC_LISTEN
     shown = None if page is None else PagePlace.parse(page, page_token or "")
-    where = app.Place(run, home or run / "bootstrap", listen or (default,), announce, local, relay, other, shown)
+    where = app.Place(
+        run,
+        home or run / "bootstrap",
+        listen or (default,),
+        announce,
+        local,
+        relay,
+        other,
+        shown,
+        upload_mbit,
+        download_mbit,
+    )
     app.run(where, _say)
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from p2ptrain.errors import UserError
+from p2ptrain.errors import JoinLinkError, UserError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net import address
@@ -37,6 +38,28 @@ def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bo
             " for a swarm on this machine alone add --local.",
         )
     return tuple(wanted)
+
+
+def check_beside(link: JoinLink, me: PeerId, own: Sequence[str], home: Path) -> None:
+    """Raise JoinLinkError where the other bootstrap's link names us at an address that is not ours, or nobody but us.
+
+    Whoever copies a run's directory to a second machine copies the first one's identity with it. Two nodes of one name
+    never meet, and whoever dials one of them may be led to the other.
+
+    Args:
+        own: what our own link holds. A link that names these beside others' is one that the others made with ours.
+    """
+    named = [each for each in link.addresses if address.split_peer(each)[1] == me]
+    elsewhere = [each for each in named if each not in own]
+    if not elsewhere and len(named) < len(link.addresses):
+        return
+    where = address.host_port((elsewhere or named)[0])
+    raise JoinLinkError(
+        f"The link of the other bootstrap names this one itself, {short(me)}, at {where}.",
+        "Each bootstrap has an identity of its own. If this directory is a copy of the other one's, delete"
+        f" {home} and keep manifest.signed alone (and rulings.signed, if there is one). If it is the first one and its"
+        " address has changed, leave --beside out.",
+    )
 
 
 def join_lines(link: JoinLink, local: bool) -> list[str]:

@@ -3,7 +3,8 @@
 # /data    this container's own: run, identity, checkpoints
 # /swarm   shared by a compose project: the bootstrap writes the join link there, peers read it
 #
-# LINK          a peer's join link; without it the one in /swarm is waited for
+# LINK          a peer's join link; without it the one in /swarm; without that a peer that lives in /data goes on with its
+#               run, and a new one waits for /swarm's
 # PRESET        of a new run: demo, llama-15m, llama-135m
 # UP_MBIT, DOWN_MBIT   rates of this container's line (needs the capability NET_ADMIN, and to begin as root)
 set -eu
@@ -34,11 +35,11 @@ case "$what" in
     exec python3 -m p2ptrain.cli bootstrap /data/run "$@"
     ;;
   peer)
-    if [ -z "${LINK:-}" ]; then
-      [ -f /swarm/join-link.txt ] || echo "[join] waiting for the bootstrap's join link in /swarm; or set LINK" >&2
+    if [ -z "${LINK:-}" ] && [ ! -f /swarm/join-link.txt ] && [ ! -f /data/peer/manifest.signed ]; then
+      echo "[join] waiting for the bootstrap's join link in /swarm; or set LINK" >&2
       until [ -f /swarm/join-link.txt ]; do sleep 0.5; done
-      LINK=$(cat /swarm/join-link.txt)
     fi
-    exec python3 -m p2ptrain.cli peer "$LINK" --home /data/peer --nickname "${NICKNAME:-$(hostname)}" "$@"
+    [ -n "${LINK:-}" ] || [ ! -f /swarm/join-link.txt ] || LINK=$(cat /swarm/join-link.txt)
+    exec python3 -m p2ptrain.cli peer ${LINK:+"$LINK"} --home /data/peer --nickname "${NICKNAME:-$(hostname)}" "$@"
     ;;
 esac

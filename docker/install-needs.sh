@@ -21,7 +21,8 @@ fi
 import configparser
 setup = configparser.ConfigParser()
 setup.read("setup.cfg")
-print(setup["options"]["install_requires"], setup["options.extras_require"]["page"], sep="\n")
+extras = setup["options.extras_require"]
+print(setup["options"]["install_requires"], extras["data"], extras["page"], sep="\n")  # data: runs on the hub's text
 LIST
 pip -r needs.txt
 # What is never imported here: tests, and headers for compilers.

@@ -90,12 +90,13 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
 
 
 def _print_link(home: Path) -> None:
-    from p2ptrain.net.address import is_loopback
+    from p2ptrain.net.address import is_loopback, is_public, relay_of
     from peer.home import Home
 
     where = Home(home)
     signed = where.load_manifest(None)
-    addresses = where.load_addresses().link_addresses()
+    known = where.load_addresses()
+    addresses = known.link_addresses()
     if signed is None:
         raise HomeError(
             f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
@@ -104,6 +105,11 @@ def _print_link(home: Path) -> None:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
     if all(map(is_loopback, addresses)):
         click.echo("This link works on this machine only.", err=True)
+    elif not any(is_public(each) or relay_of(each) for each in known.own):
+        click.echo(
+            "Nobody outside of your network can dial this peer: the link is good while a bootstrap that it names runs.",
+            err=True,
+        )
     if signed.manifest.admission.policy != "open":
         click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))

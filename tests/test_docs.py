@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from p2ptrain import errors
 from p2ptrain.admission import Refusal
 from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.manifest import preset
+from p2ptrain.manifest.document import parse_data
+from p2ptrain.manifest.model import MAX_PARAMETERS, DecoderConfig, GroupedConfig
+from p2ptrain.manifest.sources import FileCorpus, HubCorpus
 from p2ptrain.net.links import EXCHANGE_PROTOCOL
 from p2ptrain.swarm import DeclineReason
 from p2ptrain.wire import _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES
@@ -186,3 +191,33 @@ def test_the_wire_format_is_told_as_it_is() -> None:
         assert f"{cap:,}" in protocol
     assert f"in which order. Version {PROTOCOL_VERSION}." in protocol
     assert f"| `{EXCHANGE_PROTOCOL}` |" in protocol
+
+
+def tables(document: str) -> list[dict[str, dict[str, object]]]:
+    """The manifest's tables that a document shows."""
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [tomllib.loads(each) for each in re.findall(r"^```toml\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)]
+
+
+@pytest.mark.parametrize("document", ["README.md", "docs/DATA.md"])
+def test_tables_of_a_manifest_that_are_shown_are_taken(document: str) -> None:
+    shown = tables(document)
+    assert {section for each in shown for section in each} == {"corpus", "tokenizer"}
+    for each in shown:
+        manifest = preset("llama-135m", "0" * 64).model_dump() | each
+        parsed = parse_data(manifest).model_dump()
+        assert all(parsed[section] | table == parsed[section] for section, table in each.items())
+
+
+def test_every_field_of_a_corpus_and_every_architecture_is_told() -> None:
+    told = (DOCS / "DATA.md").read_text(encoding="utf-8")
+    for section in (HubCorpus, FileCorpus, DecoderConfig, GroupedConfig):
+        for name, field in section.model_fields.items():
+            assert f"`{name}`" in told or name == "kind", name
+            if isinstance(field.default, int | float):
+                assert f"| {field.default:,} |" in told, name
+    for architecture in re.findall(
+        r'Literal\["(\w+(?:LM|HeadModel))"\]', (ROOT / "p2ptrain/manifest/model.py").read_text()
+    ):
+        assert f"`{architecture}`" in told
+    assert f"{MAX_PARAMETERS:,} parameters" in told

@@ -23,7 +23,7 @@ BYTE_VOCABULARY = 256
 
 
 class BytesTokenizer(Section):
-    """UTF-8 bytes are the tokens: 256 ids, nothing to download."""
+    """UTF-8 bytes are the tokens: 256 ids, nothing to download. For others replace this whole table: docs/DATA.md."""
 
     kind: Literal["bytes"]
     """Where the tokenizer comes from: bytes, hub or file."""
@@ -63,7 +63,7 @@ class _CorpusSection(Section):
 
 
 class BuiltinCorpus(_CorpusSection):
-    """A text that ships with the package."""
+    """A text that ships with the package. To train on another, replace this whole table: docs/DATA.md."""
 
     kind: Literal["builtin"]
     """Where the text comes from: builtin, hub or file."""
@@ -79,7 +79,7 @@ class _LargeCorpus(_CorpusSection):
     """Column that holds the text. (text: the usual name on the hub.)"""
 
     max_tokens: int = Field(default=100_000_000, ge=1_000, le=2_000_000_000)
-    """Tokens read at most; each peer keeps them on disk, 2 to 4 bytes each. (1e8: guess; 200 MB at 16 bits.)"""
+    """Tokens read; what comes after them is left out. Each peer keeps them on disk, 1 to 4 bytes each. (1e8: guess.)"""
 
 
 class HubCorpus(_LargeCorpus):

@@ -1,4 +1,4 @@
-"""``p2ptrain doctor [LINK]``: what is wrong with this machine or its network, and the words that mend it.
+"""``p2ptrain doctor [LINK]``: what is wrong with this machine or its network, and the words that fix it.
 
 Without a link it looks at this machine alone: versions, device, memory, disk, and whether the port is free. With one it
 joins the swarm as a bystander for some seconds, under a name of its own that it forgets again, and asks the bootstrap
@@ -6,7 +6,7 @@ and a few live peers what they see (``p2ptrain.net.reach``): whether they can di
 from, how far its clock is off, how fast bytes pass.
 
 Every check has a deadline and ends in one ``Finding``; what goes wrong in one is its finding and nothing more. What has
-to be mended makes the exit status 1, and says how, with this machine's own addresses in it.
+to be fixed makes the exit status 1, and says how, with this machine's own addresses in it.
 
 ========  =====================================================================================
 command   options in, findings out, exit status

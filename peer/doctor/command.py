@@ -33,9 +33,9 @@ REPORT = "If that does not help, please report it with these words."
 @click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def doctor(link: str | None, home: Path | None, device: str, port: int | None, local: bool, as_json: bool) -> int:
-    """Check this machine, and with a join LINK its network; say how to mend what is wrong.
+    """Check this machine, and with a join LINK its network; say how to fix what is wrong.
 
-    Ends with 0 when all is well and 1 when something must be mended.
+    Ends with 0 when all is well and 1 when something must be fixed.
     """
     logging.disable(logging.CRITICAL)  # what libraries have to say is no finding
     parsed, found = _link(link, home)

@@ -14,7 +14,7 @@ class State(StrEnum):
     NOTE = "note"
     """It works, and could work better."""
     BAD = "BAD"
-    """It must be mended."""
+    """It must be fixed."""
     SKIPPED = "skipped"
     """Not looked at, and why."""
 
@@ -28,7 +28,7 @@ class Finding:
     state: State
     found: str
     fix: str = ""
-    """What to do about it, in words that can be followed; never empty where it must be mended."""
+    """What to do about it, in words that can be followed; never empty where it must be fixed."""
 
 
 def ok(check: str, found: str) -> Finding:
@@ -60,7 +60,7 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 def summary(findings: Sequence[Finding]) -> str:
     wrong = [each.check for each in findings if each.state is State.BAD]
     if wrong:
-        return f"To be mended: {', '.join(wrong)}."
+        return f"To be fixed: {', '.join(wrong)}."
     left = ", ".join(each.check for each in findings if each.state is State.SKIPPED)
     return f"All is well, as far as was looked; skipped: {left}." if left else "All is well."
 

@@ -164,9 +164,9 @@ OPTIONS = (
 def template() -> str:
     """The file that a new home gets: every option at its default, with its meaning."""
     lines = [
-        "# What this peer may use of your machine. Nobody else is told, and nothing here changes how the swarm trains.",
-        "# Edit it while the peer runs: a change counts within seconds. A faulty one is told in one line, and what",
-        "# counted before goes on counting.",
+        "# What this peer may use of your machine. Apart from your nickname, and your figures if you share them,",
+        "# nobody else is told; and nothing here changes how the swarm trains. Edit it while the peer runs: a change",
+        "# counts within seconds. A faulty one is told in one line, and the previous settings stay in force.",
     ]
     defaults = Settings()
     for option in OPTIONS:
@@ -222,7 +222,7 @@ class SettingsFile:
         except OSError as error:
             raise HomeError(f"{self.path} cannot be used: {error.strerror}.", "Check its permissions.") from error
         except ValueError as error:
-            remedy = "Mend that; or delete the file, and the next start writes a new one."
+            remedy = "Fix that; or delete the file, and the next start writes a new one."
             raise HomeError(f"{self.path} is faulty: {error}.", remedy) from None
 
     def changed(self) -> Settings | str | None:

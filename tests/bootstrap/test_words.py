@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from bootstrap.app import settled
-from bootstrap.words import MOST_NAMED, doing, join_lines, link_addresses, living, name, news, status_line
-from p2ptrain.errors import UserError
+from bootstrap.words import MOST_NAMED, check_beside, doing, join_lines, link_addresses, living, name, news, status_line
+from p2ptrain.errors import JoinLinkError, UserError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink
 from p2ptrain.swarm.messages import PeerState, Presence
@@ -46,6 +47,23 @@ def test_loopback_is_never_printed_unless_local(own, announced) -> None:
         link_addresses(own, announced, local=False)
     assert "--announce" in caught.value.remedy
     assert "--local" in caught.value.remedy
+
+
+OTHER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+HERE, THERE, OTHERS = f"{PUBLIC}/p2p/{ID}", f"/ip4/9.9.9.9/tcp/31337/p2p/{ID}", f"/ip4/9.9.9.9/tcp/31337/p2p/{OTHER}"
+
+
+@pytest.mark.parametrize("named", [[OTHERS], [OTHERS, HERE]])
+def test_another_bootstraps_link_may_name_us_where_we_are(named) -> None:
+    check_beside(JoinLink(RUN, tuple(named)), PeerId(ID), [HERE], Path("run/bootstrap"))
+
+
+@pytest.mark.parametrize("named", [[THERE], [THERE, OTHERS], [OTHERS, HERE, THERE], [HERE]])
+def test_a_copied_identity_is_refused(named) -> None:
+    with pytest.raises(JoinLinkError, match="names this one itself") as caught:
+        check_beside(JoinLink(RUN, tuple(named)), PeerId(ID), [HERE], Path("run/bootstrap"))
+    assert ID[-6:] in caught.value.problem
+    assert "delete run/bootstrap" in caught.value.remedy
 
 
 def test_a_public_address_needs_no_advice() -> None:

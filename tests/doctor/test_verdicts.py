@@ -85,7 +85,7 @@ def test_only_what_must_be_mended_fails() -> None:
     fine = [ok("a", "x"), note("b", "y", "z"), skipped("c", "no link")]
     assert (exit_status(fine), exit_status([*fine, bad("d", "y", "z")])) == (0, 1)
     shown = lines([*fine, bad("d", "y", "do this")])
-    assert shown[-3:] == ["        FIX        do this", "", "To be mended: d."]
+    assert shown[-3:] == ["        FIX        do this", "", "To be fixed: d."]
     assert lines(fine)[-1] == "All is well, as far as was looked; skipped: c."
     assert json.loads(json.dumps(document(fine)))["ok"] is True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,26 @@ def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> N
     assert machine.said == [f"python3 -m p2ptrain.cli bootstrap {run} --page 80"]
 
 
+def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: Machine) -> None:
+    """Only a new peer waits: one that lives here already knows its run and where to look for it."""
+    home, link = machine.root / "data" / "peer", machine.root / "swarm" / "join-link.txt"
+    begins, ends = "python3 -m p2ptrain.cli peer ", f"--home {home} --nickname fox --share"
+
+    def asked(**environment: str) -> list[str]:
+        machine.asked.unlink(missing_ok=True)
+        machine.run("entry.sh", "peer", "--share", NICKNAME="fox", **environment)
+        return machine.said
+
+    assert asked() == []  # it waits; a sleep that fails ends it
+    home.mkdir()
+    (home / "manifest.signed").touch()
+    assert asked() == [begins + ends]
+    assert asked(LINK="") == [begins + ends]
+    link.write_text("p2ptrain://swarm\n")
+    assert asked() == [f"{begins}p2ptrain://swarm {ends}"]
+    assert asked(LINK="p2ptrain://own") == [f"{begins}p2ptrain://own {ends}"]
+
+
 def test_rates_that_cannot_be_set_are_refused(machine: Machine) -> None:
     done = machine.run("entry.sh", "peer", LINK="p2ptrain://x", DOWN_MBIT="10")
     assert done.returncode == 2
@@ -118,6 +139,17 @@ def test_torch_comes_from_its_index_and_what_it_needs_from_pypi(
     assert machine.run("install-needs.sh", variant, index).returncode == 0
     pip = "python -m pip install --no-cache-dir --disable-pip-version-check -c constraints.txt"
     assert machine.said == [f"{pip} {torch}", "python -", f"{pip} -r needs.txt"]
+
+
+def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
+    """The list of needs is made by a script within the script: that one is run here, on the real setup.cfg."""
+    script = (DOCKER / "install-needs.sh").read_text().partition("<<'LIST'\n")[2].partition("\nLIST\n")[0]
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, cwd=DOCKER.parent, capture_output=True, text=True, timeout=60, check=True
+    )
+    needs = done.stdout.split()
+    assert {"hivemind", "torch", "transformers", "datasets", "aiohttp"} <= set(needs)
+    assert "pytest" not in needs
 
 
 # --- the compose file -------------------------------------------------------------------------------------------------

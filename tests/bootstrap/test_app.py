@@ -1,0 +1,110 @@
+"""The bootstrap program on a pretended node: who is beside it, and what its services may use of the line."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bootstrap import app, cli
+from bootstrap.swarm_view import SwarmView
+from p2ptrain.errors import JoinLinkError
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
+from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.rates import Rates
+
+HERE = "/ip4/8.8.8.8/tcp/31337"
+
+
+@pytest.fixture(scope="module")
+def signed(tmp_path_factory: pytest.TempPathFactory) -> SignedManifest:
+    run = tmp_path_factory.mktemp("bootstrap") / "run"
+    create_run(run, "demo")
+    sign_run(run)
+    return load_run(run)
+
+
+def place(folder: Path, **chosen: Any) -> app.Place:
+    return app.Place(folder / "run", folder / "home", (HERE,), (), False, **chosen)
+
+
+def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(
+    signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "home").mkdir()
+    identity = Identity.load_or_create(tmp_path / "home" / "identity.key")
+    closed: list[bool] = []
+
+    async def close() -> None:
+        closed.append(True)
+
+    async def start(*_: Any) -> Any:
+        return SimpleNamespace(addresses=(HERE,), close=close)
+
+    monkeypatch.setattr(app, "_start", start)
+    first = JoinLink(signed.run_id, (f"/ip4/9.9.9.9/tcp/31337/p2p/{identity.peer_id}",))
+    with pytest.raises(JoinLinkError, match="names this one itself"):
+        asyncio.run(app._stay_up(place(tmp_path, beside=first), signed, identity, lambda tag, text: None))
+    assert closed == [True]
+    assert not (tmp_path / "home" / "join-link.txt").exists()
+
+
+def test_caps_are_for_all_services_together(
+    signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: dict[str, Rates] = {}
+
+    def service(name: str, at: int) -> Callable[..., Any]:
+        async def start(*arguments: Any) -> Any:
+            got[name] = arguments[at]
+            return SimpleNamespace(close=nothing)
+
+        return start
+
+    async def nothing(*_: Any) -> Any:
+        return SimpleNamespace(close=nothing)
+
+    async def watch(*_: Any) -> None:
+        await asyncio.sleep(1e6)
+
+    monkeypatch.setattr(app, "serve_manifest", service("manifest", 2))
+    monkeypatch.setattr(app, "serve_reach", nothing)
+    monkeypatch.setattr(app, "Relay", SimpleNamespace(start=service("relay", 2)))
+    monkeypatch.setattr(app, "_watch", watch)
+    cache, view = PeerCache(tmp_path / "peers.json"), SwarmView(signed)
+
+    def attended(where: app.Place) -> None:
+        got.clear()
+        died = SimpleNamespace(died=nothing)
+        asyncio.run(app._attend(died, signed, cache, print, asyncio.Event(), where, None, view))  # type: ignore[arg-type]
+
+    attended(place(tmp_path, upload_mbit=8.0))
+    assert (got["relay"].up.rate, got["relay"].down.rate) == (1e6, math.inf)
+    assert got["manifest"] is got["relay"]
+    attended(place(tmp_path, download_mbit=0.25))
+    assert (got["relay"].up.rate, got["relay"].down.rate) == (math.inf, 31_250.0)
+    attended(place(tmp_path, relay=False))
+    assert "relay" not in got
+
+
+def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[app.Place] = []
+    monkeypatch.setattr(app, "run", lambda where, say: ran.append(where))
+
+    def called(*options: str) -> str:
+        return CliRunner().invoke(cli.bootstrap, [str(tmp_path / "run"), *options]).output
+
+    assert called() == ""
+    assert (ran[-1].upload_mbit, ran[-1].download_mbit) == (0.0, 0.0)
+    assert called("--upload-mbit", "20", "--download-mbit", "0.25") == ""
+    assert (ran[-1].upload_mbit, ran[-1].download_mbit) == (20.0, 0.25)
+    for wrong in ("0.1", "-1", "nan", "inf", "1e7"):
+        assert "0 (no cap), or a number from 0.25 to 1,000,000" in called("--upload-mbit", wrong)
+    assert len(ran) == 2
