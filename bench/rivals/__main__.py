@@ -1,0 +1,128 @@
+"""``python -m bench.rivals``: every run that has no result yet, then the table. Root, Linux. Leave it alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from bench.environment import environment
+from bench.rivals.course import RECIPES, RIVALS, SIZES, Case, Course
+from bench.rivals.reading import figures, notes_of
+from bench.rivals.table import HEADINGS, lines
+from p2ptrain import files
+from p2ptrain.errors import UserError
+from p2ptrain.manifest import create_run, sign_run
+from peer.lab.cell import in_a_cell
+from peer.lab.hosts import rehearse
+from peer.lab.namespaces import check_means
+
+STOP_S = 240.0
+"""For a run that is asked to end."""
+
+
+@click.command()
+@click.option("--rival", "rivals", multiple=True, type=click.Choice(RIVALS), help="These alone; may be repeated.")
+@click.option("--size", "sizes", multiple=True, type=click.Choice(sorted(SIZES)), help="These alone.")
+@click.option("--peers", "counts", multiple=True, type=click.IntRange(2, 16), default=(4, 8), show_default=True)
+@click.option("--seed", "seeds", multiple=True, type=click.IntRange(1), default=(1, 2, 3), show_default=True)
+@click.option(
+    "--hurry", type=click.FloatRange(1.0), default=1.0, help="Divide all times by this, to see that it works."
+)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/rivals"), show_default=True)
+def main(
+    rivals: tuple[str, ...],
+    sizes: tuple[str, ...],
+    counts: tuple[int, ...],
+    seeds: tuple[int, ...],
+    hurry: float,
+    out: Path,
+) -> None:
+    """Side by side on home lines: swarm, diloco and hivemind's averager. Four to nine minutes a run."""
+    console = Console(highlight=False)
+    try:
+        check_means()
+        rehearse()
+    except UserError as error:
+        raise click.ClickException(str(error)) from None
+    cases = [
+        Case(rival, size, peers, seed, hurry)
+        for seed in seeds
+        for size in sizes or tuple(SIZES)
+        for peers in counts
+        for rival in RIVALS
+        if not rivals or rival in rivals
+    ]
+    for number, case in enumerate(cases, 1):
+        folder = (out / case.name).absolute()
+        if (folder / "figures.json").exists():
+            continue
+        console.print(f"[rivals] {number} of {len(cases)}: {case.name}", markup=False)
+        run(case, folder)
+    found = [json.loads(path.read_bytes()) for path in sorted(out.glob("*/figures.json"))]
+    document = {"environment": environment(), "runs": found}
+    files.replace(out / "rivals.json", json.dumps(document, indent=1).encode())
+    shown = Table(title="on home lines")
+    for heading in HEADINGS:
+        shown.add_column(heading)
+    for line in lines(found):
+        shown.add_row(*line)
+    console.print(shown)
+
+
+def run(case: Case, folder: Path) -> None:
+    """One run in a fresh folder; ``figures.json`` is there when it went through, ``course.json`` tells of it anyway."""
+    shutil.rmtree(folder, ignore_errors=True)
+    changes: Mapping[str, Any] = {
+        **SIZES[case.size].changes,
+        **RECIPES[case.rival],
+        "run.seed": case.seed,
+        "run.name": case.name,
+        "admission.policy": "open",
+    }
+    create_run(folder / "run", SIZES[case.size].preset, changes=changes)
+    sign_run(folder / "run")
+    command = [sys.executable, "-m", "bench.rivals.play", str(folder), json.dumps(asdict(case))]
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    inside = subprocess.Popen(in_a_cell(command, PYTHONPATH=os.pathsep.join(sys.path[:1])), stdin=subprocess.DEVNULL)
+    try:
+        status = inside.wait()
+    except BaseException:
+        inside.terminate()
+        try:
+            inside.wait(STOP_S)
+        finally:
+            inside.kill()
+            inside.wait()
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    if status:
+        raise click.ClickException(f"{case.name} ended with status {status}; its words are above.")
+    course = Course.of(json.loads((folder / "course.json").read_bytes()))
+    if course.troubles:
+        click.echo(f"[rivals] {case.name}: {'; '.join(course.troubles)}", err=True)
+        return
+    homes = {who: folder / who for who in course.traffic}
+    summaries = {
+        who: json.loads((home / "summary.json").read_bytes())
+        for who, home in homes.items()
+        if (home / "summary.json").exists()
+    }
+    found = figures(course, {who: notes_of(home) for who, home in homes.items()}, summaries)
+    files.replace(folder / "figures.json", json.dumps({"case": asdict(case), **found}, indent=1).encode())
+
+
+if __name__ == "__main__":
+    main()

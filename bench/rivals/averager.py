@@ -1,0 +1,190 @@
+"""A peer that trains as ours do and averages with hivemind's own averager; and the DHT node that it starts from.
+
+    python -m bench.rivals.averager --meet FILE ADDRESS                  a DHT node; FILE gets its addresses
+    python -m bench.rivals.averager --manifest FILE --home DIR --peers N --link FILE ADDRESS
+
+H inner steps, then one blocking ``DecentralizedAverager.step`` over weights and progress. Nothing is set that hivemind
+sets by itself, but for the group, which is everybody, and fp16 on the wire. A newcomer takes the state of whoever
+offers it (``load_state_from_peers``). SIGTERM ends it; it writes the same notes and the same summary as a peer of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import hivemind
+import torch
+from hivemind.averaging import DecentralizedAverager
+from hivemind.compression import Float16Compression
+
+from p2ptrain.data import open_corpus
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import Manifest, parse_toml
+from p2ptrain.telemetry import EventLog
+from p2ptrain.train import LanguageModelTask, Reader, flat_model, place, validation_loss
+from peer.home import cache_directory
+from peer.record import HELD_OUT_TOKENS, PROGRESS_PERIOD_S
+
+ROUND_S = 120.0
+"""For one average, retries included; OpenDiLoCo's own order of magnitude. A guess."""
+STATE_S = 60.0
+"""For the state of others when it comes."""
+TICK_S = 0.05
+PROGRESS_UNIT = float(1 << 20)
+"""Tokens; fp16 ends at 65,504."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--meet", type=Path)
+    parser.add_argument("--manifest", type=Path)
+    parser.add_argument("--home", type=Path)
+    parser.add_argument("--peers", type=int, default=2)
+    parser.add_argument("--link", type=Path)
+    parser.add_argument("--late", action="store_true")
+    parser.add_argument("address")
+    given = parser.parse_args()
+    leaving = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: leaving.set())
+    places = [f"/ip4/{given.address}/tcp/0"]
+    if given.meet is not None:
+        dht = hivemind.DHT(start=True, host_maddrs=places)
+        given.meet.write_text("\n".join(map(str, dht.get_visible_maddrs())), encoding="utf-8")
+        leaving.wait()
+        dht.shutdown()
+        return
+    others = given.link.read_text(encoding="utf-8").split()
+    dht = hivemind.DHT(others, start=True, host_maddrs=places)
+    try:
+        _train(given.manifest, given.home, given.peers, given.late, dht, leaving)
+    finally:
+        dht.shutdown()  # its process would keep ours alive
+
+
+def _train(source: Path, home: Path, peers: int, late: bool, dht: hivemind.DHT, leaving: threading.Event) -> None:
+    manifest = parse_toml(source.read_text(encoding="utf-8"))
+    home.mkdir(parents=True, exist_ok=True)
+    log = EventLog(home / "events.jsonl")
+    peer = Averaging(manifest, home.name, dht, peers, log, leaving)
+    try:
+        if late:
+            peer.catch_up()
+        peer.run()
+        (home / "summary.json").write_text(json.dumps(peer.summary()), encoding="utf-8")
+    finally:
+        peer.averager.shutdown()
+        log.close()
+
+
+class Averaging:
+    """One such peer."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        name: str,
+        dht: hivemind.DHT,
+        peers: int,
+        log: EventLog,
+        leaving: threading.Event,
+    ) -> None:
+        self._manifest, self._log, self._leaving = manifest, log, leaving
+        self._corpus = open_corpus(manifest, cache_directory())
+        device = torch.device("cpu")
+        model = flat_model(manifest.model, manifest.run.seed, device)
+        self._placement = place(model, manifest.model, manifest.training)
+        reader = Reader(manifest.run.seed, PeerId(name))
+        tokens_per_peer = manifest.run.tokens_per_peer
+        self._task = LanguageModelTask(model, self._corpus, manifest.training, tokens_per_peer, reader, self._placement)
+        self._progress, self._tokens, self._step = 0.0, 0, 0
+        self._loss, self._blocked_s = math.nan, 0.0
+        self._began_at = self._next_note = 0.0
+        self.averager = DecentralizedAverager(
+            [self._task.theta.clone(), torch.zeros(1)],
+            dht,
+            start=True,
+            prefix=manifest.run.name,
+            target_group_size=peers,
+            compression=Float16Compression(),
+        )
+
+    def catch_up(self) -> None:
+        """Weights and progress of those who are there."""
+        found = self.averager.load_state_from_peers(timeout=STATE_S)
+        if found is not None:
+            self._take(found[1])
+            self._log.note("caught up", progress=self._progress)
+
+    def run(self) -> None:
+        """Until it is asked to leave."""
+        self._log.note("started", parameters=self._task.model.layout.parameter_count)
+        self._began_at = time.monotonic()
+        while not self._leaving.is_set():
+            losses = []
+            for _ in range(self._manifest.outer.inner_steps):
+                result = self._task.inner_step(self._progress)
+                self._progress += result.tokens
+                self._tokens += result.tokens
+                losses.append(result.loss)
+                self._note()
+                if self._leaving.is_set():
+                    return
+            self._loss = sum(losses) / len(losses)
+            self._average()
+            self._step += 1
+
+    def _average(self) -> None:
+        started = time.monotonic()
+        with self.averager.get_tensors() as (weights, progress):
+            weights.copy_(self._task.theta)
+            progress.fill_(self._progress / PROGRESS_UNIT)
+        control = self.averager.step(wait=False, timeout=ROUND_S)
+        while not control.done() and not self._leaving.is_set():
+            time.sleep(TICK_S)
+        if self._leaving.is_set():
+            control.cancel()
+        else:
+            error = control.exception()
+            found = None if error is not None else control.result()
+            self._log.note(
+                "averaged", group=0 if found is None else len(found), why="" if error is None else str(error)
+            )
+            with self.averager.get_tensors() as tensors:
+                self._take(tensors)
+        self._blocked_s += time.monotonic() - started
+
+    def _take(self, tensors: Any) -> None:
+        weights, progress = tensors
+        with torch.no_grad():
+            self._task.theta.copy_(weights)
+        self._progress = float(progress) * PROGRESS_UNIT
+
+    def _note(self) -> None:
+        """As ``peer.record`` does."""
+        now = time.monotonic()
+        if now < self._next_note:
+            return
+        self._next_note = now + PROGRESS_PERIOD_S
+        loss = {"loss": self._loss} if math.isfinite(self._loss) else {}
+        self._log.note("progress", step=self._step, tokens=self._tokens, progress=self._progress, **loss)
+
+    def summary(self) -> dict[str, Any]:
+        elapsed_s = time.monotonic() - self._began_at
+        loss = validation_loss(self._task.model.module, self._corpus, HELD_OUT_TOKENS, self._placement.autocast)
+        return {
+            "val_loss_last": loss,
+            "tokens": self._tokens,
+            "outer_steps": self._step,
+            "blocked_fraction": self._blocked_s / elapsed_s,
+        }
+
+
+if __name__ == "__main__":
+    main()

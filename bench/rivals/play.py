@@ -1,0 +1,161 @@
+"""One run, inside a cell (``peer.lab.cell``): ``python -m bench.rivals.play FOLDER CASE``. It writes course.json."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bench.rivals.course import SIZES, Case, Course
+from p2ptrain import files
+from peer.lab.cell import hear_sigterm
+from peer.lab.hosts import Access, Host, Network
+from peer.lab.stages import OwnProcesses
+from peer.testnet import processes
+from peer.testnet.processes import Child
+from peer.testnet.watch import Tail
+
+HOME_LINE = Access(up_mbit_s=20.0, down_mbit_s=100.0, delay_s=0.02)
+STARTING_S = 240.0
+"""For everybody's first progress note. A guess: 8 peers start on two cores in a minute."""
+LEAVING_S = 90.0
+TICK_S = 0.5
+MEETING_POINT = "meeting-point"
+
+
+@dataclass(slots=True)
+class Stand:
+    """Everybody who was started."""
+
+    folder: Path
+    case: Case
+    network: Network
+    course: Course
+    hosts: dict[str, Host] = field(default_factory=dict)
+    children: dict[str, Child] = field(default_factory=dict)
+    tails: dict[str, Tail] = field(default_factory=dict)
+    trains: set[str] = field(default_factory=set)
+
+    def home(self, who: str) -> Path:
+        return self.folder / who
+
+    @property
+    def link_file(self) -> Path:
+        return self.home(MEETING_POINT) / "join-link.txt"
+
+    async def open(self) -> None:
+        """Where all find each other; on a line without limits."""
+        host = self.hosts[MEETING_POINT] = self.network.add(MEETING_POINT)
+        home = self.home(MEETING_POINT)
+        home.mkdir(parents=True)
+        if self.case.rival == "averager":
+            module, arguments = "bench.rivals.averager", ["--meet", str(self.link_file), host.address]
+        else:
+            module, arguments = "bootstrap", [str(self.folder / "run"), "--home", str(home)]
+        child = await processes.start(MEETING_POINT, module, arguments, self.log(MEETING_POINT), 1, host.inside)
+        self.children[MEETING_POINT] = child
+        await self.until(lambda: self.link_file.exists() and bool(self.link_file.read_text().strip()), STARTING_S)
+
+    async def enter(self, who: str, late: bool = False) -> None:
+        """A peer on a host of its own."""
+        host = self.hosts[who] = self.network.add(who, HOME_LINE, self.case.seed)
+        home = self.home(who)
+        if self.case.rival == "averager":
+            module = "bench.rivals.averager"
+            arguments = ["--manifest", str(self.folder / "run" / "manifest.toml"), "--home", str(home)]
+            arguments += ["--peers", str(self.case.peers), "--link", str(self.link_file)]
+            arguments += ["--late", host.address] if late else [host.address]
+        else:
+            module = "peer"
+            arguments = [self.link_file.read_text(encoding="utf-8").strip(), "--nickname", who, "--home", str(home)]
+        self.tails[who] = Tail(home / "events.jsonl")
+        self.children[who] = await processes.start(who, module, arguments, self.log(who), 1, host.inside)
+
+    def log(self, who: str) -> Path:
+        return self.folder / f"{who}.log"
+
+    def look(self) -> None:
+        """Who trains by now, and what every line has carried."""
+        for who, tail in self.tails.items():
+            if any(note.get("kind") == "progress" for note in tail.read()):
+                self.trains.add(who)
+            if (sent := _sent_bytes(self.children[who])) is not None:
+                self.course.traffic.setdefault(who, []).append((time.time(), sent))
+
+    async def until(self, is_so: Callable[[], bool], deadline_s: float) -> None:
+        """Raises RuntimeError when it does not become so, or somebody ends whom we did not end."""
+        deadline = time.monotonic() + deadline_s
+        while not is_so():
+            await self.wait(TICK_S)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.case.name}: not all came within {deadline_s:g} s; see {self.folder}")
+
+    async def wait(self, seconds: float) -> None:
+        ends_at = time.monotonic() + seconds
+        while True:
+            self.look()
+            for who, child in self.children.items():
+                if child.status is not None and who != self.course.victim:
+                    raise RuntimeError(f"{who} ended with status {child.status}; {processes.last_words(child.log)}")
+            if (left := ends_at - time.monotonic()) <= 0:
+                return
+            await asyncio.sleep(min(TICK_S, left))
+
+
+def _sent_bytes(child: Child) -> int | None:
+    """What left through the host's line since it was made; None when nobody is there to ask."""
+    try:
+        lines = Path(f"/proc/{child.process.pid}/net/dev").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        name, _, numbers = line.partition(":")
+        if name.strip() == "wan0":
+            return int(numbers.split()[8])
+    return None
+
+
+async def play(folder: Path, case: Case) -> Course:
+    """The whole run; who was started has ended when it returns."""
+    size = SIZES[case.size]
+    course = Course(case)
+    with Network() as network:
+        stand = Stand(folder, case, network, course)
+        names = [f"peer-{number}" for number in range(1, case.peers + 1)]
+        try:
+            await stand.open()
+            for who in names:
+                await stand.enter(who)
+            await stand.until(lambda: stand.trains.issuperset(names), STARTING_S)
+            course.zero = time.time()
+            await stand.wait(size.calm_s / case.hurry)
+            course.victim, course.killed = names[-1], time.time()
+            OwnProcesses().kill(course.victim, stand.children[course.victim].process.pid)
+            await stand.wait(size.wounded_s / case.hurry)
+            course.newcomer, course.came = "newcomer", time.time()
+            await stand.enter(course.newcomer, late=True)
+            await stand.wait(size.healing_s / case.hurry)
+            course.ended = time.time()
+        except RuntimeError as error:
+            course.troubles.append(str(error))
+        finally:
+            meeting_point = stand.children.pop(MEETING_POINT, None)
+            await processes.stop(list(stand.children.values()), LEAVING_S)
+            await processes.stop([meeting_point] if meeting_point else [], LEAVING_S)
+    return course
+
+
+def main() -> None:
+    folder, case = Path(sys.argv[1]), Case(**json.loads(sys.argv[2]))
+    hear_sigterm()
+    course = asyncio.run(play(folder, case))
+    files.replace(folder / "course.json", json.dumps(dataclasses.asdict(course)).encode())
+
+
+if __name__ == "__main__":
+    main()

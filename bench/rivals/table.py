@@ -1,0 +1,66 @@
+"""The runs as a table: mean and spread over seeds. Pure."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from bench.rivals.course import RIVALS
+from bench.rivals.reading import LADDER
+
+HEADINGS = (
+    "model, peers",
+    "",
+    "MB sent per outer step and peer",
+    "outer steps a minute",
+    "tokens/s of a peer",
+    "blocked, %",
+    "seconds to a training loss",
+    "held-out loss at the end",
+    "stall after kill -9, s",
+    "newcomer trains after, s",
+)
+NOTHING = "-"
+
+Run = Mapping[str, Any]
+
+
+def lines(runs: Sequence[Run]) -> Iterator[list[str]]:
+    """One line for each rival at each size and number of peers."""
+    places = sorted({(run["case"]["size"], run["case"]["peers"]) for run in runs})
+    for size, peers in places:
+        here = [run for run in runs if (run["case"]["size"], run["case"]["peers"]) == (size, peers)]
+        rung = common(here)
+        for rival in RIVALS:
+            of_it = [run for run in here if run["case"]["rival"] == rival]
+            if of_it:
+                yield [
+                    f"{size}, {peers}",
+                    rival,
+                    _cell(of_it, "bytes_per_outer_step", 1e-6, 2),
+                    _cell(of_it, "outer_steps_per_minute", 1, 1),
+                    _cell(of_it, "tokens_per_s", 1, 0),
+                    _cell(of_it, "blocked_share", 100, 1),
+                    NOTHING if rung is None else f"{rung:g}: {_cell(of_it, f'seconds_to:{rung:g}', 1, 0)}",
+                    _cell(of_it, "held_out_loss", 1, 3),
+                    _cell(of_it, "stall_s", 1, 1),
+                    _cell(of_it, "newcomer_s", 1, 0),
+                ]
+
+
+def common(runs: Sequence[Run]) -> float | None:
+    """The lowest rung that every run has reached."""
+    reached = [rung for rung in LADDER if all(f"seconds_to:{rung:g}" in run for run in runs)]
+    return min(reached, default=None)
+
+
+def _cell(runs: Sequence[Run], name: str, scale: float, digits: int) -> str:
+    """Mean ± standard deviation; how many runs have none, if some do."""
+    values = [scale * run[name] for run in runs if run.get(name) is not None]
+    if not values:
+        return NOTHING
+    text = f"{statistics.fmean(values):,.{digits}f}"
+    if len(values) > 1:
+        text += f" ± {statistics.stdev(values):,.{digits}f}"
+    return text if len(values) == len(runs) else f"{text} ({len(values)} of {len(runs)} runs)"
