@@ -116,11 +116,14 @@ class Averaging:
         )
 
     def catch_up(self) -> None:
-        """Weights and progress of those who are there."""
-        found = self.averager.load_state_from_peers(timeout=STATE_S)
-        if found is not None:
-            self._take(found[1])
-            self._log.note("caught up", progress=self._progress)
+        """Weights and progress of those who are there; again and again, since each try may fail."""
+        ends_at = time.monotonic() + STATE_S
+        while (left_s := ends_at - time.monotonic()) > 0 and not self._leaving.is_set():
+            found = self.averager.load_state_from_peers(timeout=left_s)
+            if found is not None:
+                self._take(found[1])
+                self._log.note("caught up", progress=self._progress)
+                return
 
     def run(self) -> None:
         """Until it is asked to leave."""
