@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from p2ptrain.clock import steady
 from p2ptrain.errors import HomeError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import SignedManifest
@@ -266,7 +267,7 @@ def _run_in_swarm(
             transport=entrance.transport(),
             directory=connection,
             notebook=HearingNotebook(PathNotebook(session.notebook, line.paths), contributions.hear),
-            clock=time.monotonic,
+            clock=steady,
             sign=connection.sign,
             live_until=entrance.live_until,
             begin_training=reins.begin,
@@ -278,7 +279,7 @@ def _run_in_swarm(
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
 
         def records() -> list[Presence]:
-            return attendance.live_records(time.monotonic())
+            return attendance.live_records(steady())
 
         def asking() -> Transport:
             return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from p2ptrain.admission import Gate, Refusal, Ticket, remedy
 from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
+from p2ptrain.clock import steady
 from p2ptrain.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, SignedManifest
@@ -78,7 +79,7 @@ class Entrance:
         return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(give)
 
     def live_until(self, presence: Presence) -> float | None:
-        """On the monotonic clock, until when a record counts; None when its signature or its times do not hold, or its
+        """On the steady clock, until when a record counts; None when its signature or its times do not hold, or its
         peer may not take part."""
         now = time.time()
         if self.gate is not None and not self.gate.counts(presence.peer, now):
@@ -87,7 +88,7 @@ class Entrance:
         left = min(presence.lifetime_s, PRESENCE_LIFETIME_S) - age
         if age < -CLOCK_SKEW_S or left <= 0 or not verify(presence):
             return None
-        return time.monotonic() + min(left, PRESENCE_LIFETIME_S)
+        return steady() + min(left, PRESENCE_LIFETIME_S)
 
     @property
     def standing(self) -> str:

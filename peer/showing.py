@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
+from p2ptrain.clock import steady
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, Teller, Telling
 from p2ptrain.page.server import PageServer, Place
@@ -75,7 +75,7 @@ class Showing:
 
         async def meet() -> None:
             while True:
-                records = attendance.live_records(time.monotonic())
+                records = attendance.live_records(steady())
                 self.state.meet(records, lambda peer: paths.relay(peer) is not None)
                 await asyncio.sleep(MEET_S)
 
