@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import codecs
+import os
 import signal
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import click
 
+from p2ptrain import files
 from p2ptrain.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from p2ptrain.sim.reality import RealScenario
+    from p2ptrain.sim.report import Report
 
 PLAIN_WIDTH = 120
 """Columns of a table that goes to a file."""
+
+MOST_PROBLEM = 500
+"""Characters of what is wrong with a report: parts of it may be a stranger's."""
 
 FILE = click.Path(dir_okay=False, path_type=Path)
 
@@ -21,7 +35,7 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 @click.command(short_help="Simulate a swarm that a scenario file describes.")
 @click.argument("scenario", type=FILE)
 @click.option("--report", type=FILE, help="Write the whole report there, as JSON.", metavar="FILE")
-@click.option("--plot", type=FILE, help="Draw losses and disagreement there (png or svg).", metavar="FILE")
+@click.option("--plot", type=FILE, help="Draw losses and disagreement there (png, svg or pdf).", metavar="FILE")
 @click.option("--against", type=FILE, help="Compare with a report of another simulation.", metavar="FILE")
 @click.option("--set", "changes", multiple=True, help="Change a field: outer.inner_steps=20.", metavar="KEY=VALUE")
 @click.option(
@@ -45,35 +59,40 @@ def simulate(
     """
     import torch
     from rich.console import Console
-    from rich.progress import Progress
+    from rich.progress import Progress, TextColumn
 
+    from p2ptrain.page import words
     from p2ptrain.page.server import Place
-    from p2ptrain.sim import drawing, reality
-    from p2ptrain.sim import report as reports
+    from p2ptrain.sim import drawing
     from p2ptrain.sim.serving import simulate_and_show
     from p2ptrain.sim.simulate import StoppedError
     from p2ptrain.sim.simulate import simulate as run
-    from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
     from p2ptrain.train.autofit import choose_device
 
-    read = reality.load(scenario, changes)
+    read = _scenario(scenario, changes)
     told = read.simulated()
-    other = reports.load(against) if against is not None else None
-    if plot is not None:
-        drawing.check(plot)
-    for path in (report, plot):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise ScenarioError(f"{path.parent} is no directory.", "Make it, or give another path.")
-    chosen = str(choose_device(device))
-    torch.set_num_threads(1)  # tensors are small, and figures must not depend on how many cores there are
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH)
+    other = _report(against) if against is not None else None
+    form = drawing.form(plot) if plot is not None else ""
+    report = _target("--report", report, {"the scenario": scenario})
+    plot = _target("--plot", plot, {"the scenario": scenario, "the report": report, "what --against reads": against})
     place = None if serve is None else Place.parse(serve)
     kept = report.with_name(f"{report.name}.part") if report is not None and place is None else None
+    for option, path in (("--report", report), ("--report", kept), ("--plot", plot)):
+        if path is not None:
+            _prove(option, path)
+    chosen = str(choose_device(device))
+    torch.set_num_threads(1)  # tensors are small, and figures must not depend on how many cores there are
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+    name = TextColumn("{task.description}", style="progress.description", markup=False)
+    columns = name, *Progress.get_default_columns()[1:]
     try:
-        with _stopping() as asked, Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
-            task = bar.add_task(scenario.name, total=1.0)
+        with (
+            _stopping() as asked,
+            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+        ):
+            task = bar.add_task(words(scenario.name), total=1.0)
             if place is not None:
                 done = simulate_and_show(
                     told,
@@ -95,25 +114,154 @@ def simulate(
                 )
     except StoppedError:
         if kept is not None:
-            console.print(f"stopped; the same command goes on from {kept}")
+            console.print(f"stopped; the same command goes on from {_name(kept)}", soft_wrap=True)
         raise KeyboardInterrupt from None
+    try:
+        if report is not None:
+            _save(done, report)
+    finally:  # whatever becomes of the file
+        _tell(console, done, other, limited=bool(read.limits))
+    if report is not None:
+        console.print(f"report: {_name(report)}", soft_wrap=True)
+    if plot is not None:
+        try:
+            files.replace(plot, drawing.picture(done, other, form))
+        except OSError as error:
+            raise _unwritable("--plot", plot, error) from None
+        console.print(f"plot: {_name(plot)}", soft_wrap=True)
+
+
+def _scenario(path: Path, changes: Sequence[str]) -> RealScenario:
+    """What ``reality.load`` yields. Raises ScenarioError, also for what Python cannot read."""
+    from p2ptrain.manifest.faults import shown
+    from p2ptrain.sim import reality, scenario_file
+
+    what = _name(path)
+    try:
+        data = scenario_file.read(path, ())
+        for change in changes:
+            what = f"--set {shown(change)}"
+            data = scenario_file.changed(data, [change])
+        what = _name(path)
+        return reality.parse(data)
+    except ScenarioError:
+        if _begins_with_mark(path):
+            raise ScenarioError(f"{what} begins with a byte order mark.", "Save it as UTF-8 without one.") from None
+        raise
+    except (ValueError, RecursionError):
+        raise ScenarioError(
+            f"{what} cannot be taken: a key without a name, or a number or lists in lists beyond what is read.",
+            "Mend it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE as in outer.inner_steps=20.",
+        ) from None
+
+
+def _begins_with_mark(path: Path) -> bool:
+    if not path.is_file():  # a pipe is read only once
+        return False
+    try:
+        with path.open("rb") as file:
+            return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    except OSError:
+        return False
+
+
+def _report(path: Path) -> Report:
+    """The report to compare with, which may be a stranger's. Raises ScenarioError when that cannot be done."""
+    from p2ptrain.page import words
+    from p2ptrain.sim import report as reports
+    from p2ptrain.sim.tables import check
+
+    try:
+        found = reports.load(path)
+        check(found, _name(path))
+    except ScenarioError as error:
+        raise ScenarioError(words(error.problem, MOST_PROBLEM), error.remedy) from None
+    except RecursionError:
+        raise ScenarioError(f"{_name(path)} is no report: lists in lists, too deep.", "Give another one.") from None
+    return found
+
+
+def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -> Path | None:
+    """What will be written: behind a symlink, its target. Raises ScenarioError for what is not to be replaced."""
+    if path is None:
+        return None
+    if not path.name:
+        raise ScenarioError(f"{option} is given no name of a file.", "Give one, or leave it out.")
+    try:
+        target = Path(os.path.realpath(path)) if path.is_symlink() else path
+        if not target.parent.is_dir():
+            raise ScenarioError(f"{_name(target.parent)} is no directory.", "Make it, or give another path.")
+        if (target.exists() or target.is_symlink()) and not target.is_file():
+            raise ScenarioError(f"{_name(path)} is no regular file.", f"Give another path to {option}.")
+    except OSError as error:
+        raise _unwritable(option, path, error) from None
+    for what, other in others.items():
+        if other is not None and _is_same(target, other):
+            raise ScenarioError(f"{_name(path)} is {what}, and {option} would replace it.", "Give another path.")
+    return target
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:  # one of them is not there yet
+        return os.path.realpath(path) == os.path.realpath(other)
+
+
+def _prove(option: str, path: Path) -> None:
+    """Raise ScenarioError when it cannot be written: before a long simulation, not after it. Nothing is left there."""
+    probe = path.with_name(f"{path.name}.{os.getpid()}.new")  # as in files.replace: names have a longest length
+    try:
+        try:
+            files.write_new(probe, b"\n")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        raise _unwritable(option, path, error) from None
+
+
+def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
+    why = error.strerror or error
+    return ScenarioError(f"{_name(path)} cannot be written: {why}.", f"Give another path to {option}.")
+
+
+def _save(report: Report, path: Path) -> None:
+    """Write it there, or else where temporary files go: it may have taken days. Raises ScenarioError."""
+    from p2ptrain.sim import report as reports
+
+    try:
+        reports.save(report, path)
+    except ScenarioError as error:
+        refuge = Path(tempfile.gettempdir(), f"p2ptrain-report-{os.getpid()}.json")
+        try:
+            reports.save(report, refuge)
+        except ScenarioError:
+            raise ScenarioError(
+                f"{error.problem} The simulation is done, and its report is lost.", "Free some space; simulate again."
+            ) from None
+        raise ScenarioError(f"{error.problem} The report is in {refuge}.", "Move it where it belongs.") from None
+
+
+def _tell(console: Console, done: Report, other: Report | None, limited: bool) -> None:
+    """Print what became of the swarm, and how that differs from another simulation."""
+    from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
+
     console.print(summary(done))
     if (groups := by_group(done)) is not None:
         console.print(groups)
     for line in done.left_out:
-        console.print(f"left out: {line}", style="dim", markup=False, soft_wrap=True)
-    if read.limits:
+        console.print(f"left out: {line}", style="dim", soft_wrap=True)
+    if limited:
         console.print("left out: limits, which p2ptrain testnet judges", style="dim")
-    if report is not None:
-        reports.save(done, report)
-        console.print(f"report: {report}")
     if other is not None:
         for line in changed_settings(done, other):
-            console.print(line, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
         console.print(comparison(done, other))
-    if plot is not None:
-        drawing.draw(done, other, plot)
-        console.print(f"plot: {plot}")
+
+
+def _name(path: Path) -> str:
+    """A path as it is, or escaped when it holds what a terminal would obey."""
+    return str(path) if str(path).isprintable() else ascii(str(path))
 
 
 @contextmanager

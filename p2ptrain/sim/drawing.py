@@ -3,41 +3,47 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 from pathlib import Path
 
 from p2ptrain.errors import ScenarioError
 from p2ptrain.sim.report import Report
+from p2ptrain.sim.tables import title
 
 FORMATS = (".png", ".svg", ".pdf")
 
 
-def check(path: Path) -> None:
-    """Raise ScenarioError when nothing could be drawn there: before a long simulation, not after it."""
-    if path.suffix not in FORMATS:
+def form(path: Path) -> str:
+    """What kind of picture goes there. Raises ScenarioError when none can: before a long simulation, not after it."""
+    if path.suffix.lower() not in FORMATS:
         raise ScenarioError(f"{path} has no name of a picture.", f"Let it end in {', '.join(FORMATS)}.")
     if importlib.util.find_spec("matplotlib") is None:
         raise ScenarioError("Drawing needs matplotlib, which is not installed.", "pip install 'p2ptrain[plot]'")
+    return path.suffix.lower().removeprefix(".")
 
 
-def draw(report: Report, other: Report | None, path: Path) -> None:
+def picture(report: Report, other: Report | None, kind: str) -> bytes:
     """Loss against tokens and simulated time, and disagreement; another simulation's dashed. Raises ScenarioError."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
     by_tokens, by_time, apart = figure.subplots(1, 3)
-    for each, style in ((report, "-"), (other, "--")):
-        if each is None:
-            continue
-        curve = each.curve
-        loss = [point.loss if point.validation is None else point.validation for point in curve]
-        by_tokens.plot([point.tokens for point in curve], loss, style, label=each.title)
-        by_time.plot([point.time_s for point in curve], loss, style, label=each.title)
-        apart.plot([point.outer_steps for point in curve], [point.disagreement for point in curve], style)
-    by_tokens.set(xlabel="tokens per peer", ylabel="loss")
-    by_time.set(xlabel="simulated seconds", ylabel="loss")
-    apart.set(xlabel="outer steps", ylabel="disagreement", yscale="log")
-    by_tokens.legend()
+    drawn = io.BytesIO()
     try:
-        figure.savefig(path)
-    except OSError as error:
-        raise ScenarioError(f"{path} cannot be written: {error}.", "Give another path to --plot.") from None
+        for each, style in ((report, "-"), (other, "--")):
+            if each is None:
+                continue
+            curve = each.curve
+            loss = [point.loss if point.validation is None else point.validation for point in curve]
+            label = title(each).replace("$", r"\$")  # or else it is read as a formula
+            by_tokens.plot([point.tokens for point in curve], loss, style, label=label)
+            by_time.plot([point.time_s for point in curve], loss, style, label=label)
+            apart.plot([point.outer_steps for point in curve], [point.disagreement for point in curve], style)
+        by_tokens.set(xlabel="tokens per peer", ylabel="loss")
+        by_time.set(xlabel="simulated seconds", ylabel="loss")
+        apart.set(xlabel="outer steps", ylabel="disagreement", yscale="log")
+        by_tokens.legend()
+        figure.savefig(drawn, format=kind)
+    except (ValueError, ArithmeticError) as error:  # axes have no ticks for numbers such as 1e308
+        raise ScenarioError(f"The curves cannot be drawn: {error}.", "Leave --plot out.") from None
+    return drawn.getvalue()

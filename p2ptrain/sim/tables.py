@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.table import Table
+from rich.text import Text
 
+from p2ptrain import page
+from p2ptrain.errors import ScenarioError
 from p2ptrain.sim.report import Figures, Point, Report
 
 ROWS: tuple[tuple[str, str, str], ...] = (
@@ -37,12 +40,34 @@ MOST_COLUMNS = 4
 COLUMNS = ("peers", "outer_steps", "utilization", "loss", "exchanges", "exchanges_failed", "solo_share", "pulls")
 """Of ``ROWS``, what each group's line shows."""
 
+MOST_NAME = 60
+"""Characters of a title or a value: a report may be a stranger's."""
+
+
+def check(report: Report, name: str) -> None:
+    """Raise ScenarioError for a report that nothing can be compared with: before a long simulation, not after it."""
+    if not report.curve:
+        raise _unusable(name, "its curve is empty")
+    try:
+        comparison(report, report)
+    except OverflowError:
+        raise _unusable(name, "a figure is beyond all bounds") from None
+
+
+def _unusable(name: str, fault: str) -> ScenarioError:
+    return ScenarioError(f"{name} is no whole report: {fault}.", "Simulate again.")
+
+
+def title(report: Report) -> str:
+    """What it is called, on one line."""
+    return page.words(report.title, MOST_NAME)
+
 
 def summary(report: Report) -> Table:
     """All peers, and a few groups beside them."""
     cost = report.cost
     table = Table(
-        title=f"{report.title}: {report.simulated_s:,.0f} simulated seconds, {report.ending}",
+        title=_heading(f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}"),
         caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB at most",
     )
     table.add_column("")
@@ -80,9 +105,10 @@ def by_group(report: Report) -> Table | None:
 
 def comparison(report: Report, other: Report) -> Table:
     """This simulation's figures over those of another."""
-    table = Table(title=f"{report.title} against {other.title}")
-    for name in ("", report.title, other.title, "ratio"):
-        table.add_column(name, justify="right" if name else "left")
+    table = Table(title=_heading(f"{title(report)} against {title(other)}"))
+    table.add_column("")
+    for name in (title(report), title(other), "ratio"):
+        table.add_column(Text(name), justify="right")
     pairs = [(words, getattr(report.overall, f), getattr(other.overall, f), form) for words, f, form in ROWS]
     pairs += [("MB up per peer", report.overall.up.total / 1e6, other.overall.up.total / 1e6, ",.3f")]
     pairs += [("simulated seconds", report.simulated_s, other.simulated_s, ",.1f")]
@@ -97,27 +123,38 @@ def changed_settings(report: Report, other: Report) -> list[str]:
     """One line for each field in which their scenarios differ."""
     mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
     return [
-        f"{path}: {theirs.get(path, 'absent')} -> {mine.get(path, 'absent')}"
+        f"{page.words(path)}: {_setting(theirs, path)} -> {_setting(mine, path)}"
         for path in sorted(mine.keys() | theirs.keys())
         if mine.get(path, "absent") != theirs.get(path, "absent")
     ]
 
 
-def _flat(value: object, path: str = "") -> Iterator[tuple[str, object]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _flat(inner, f"{path}.{name}".removeprefix("."))
-    elif isinstance(value, list):
-        for place, inner in enumerate(value):
-            yield from _flat(inner, f"{path}[{place}]")
-    else:
-        yield path, value
+def _setting(settings: Mapping[str, object], path: str) -> str:
+    return page.words(settings.get(path, "absent"), MOST_NAME)
+
+
+def _flat(value: object) -> Iterator[tuple[str, object]]:
+    """The leaves, in order. Without recursion: a stranger's lists in lists may be as deep as JSON is read."""
+    left: list[tuple[str, object]] = [("", value)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, dict):
+            left += [(f"{path}.{name}".removeprefix("."), inner) for name, inner in reversed(value.items())]
+        elif isinstance(value, list):
+            left += [(f"{path}[{place}]", inner) for place, inner in reversed([*enumerate(value)])]
+        else:
+            yield path, value
 
 
 def _last(report: Report, field: str) -> float | None:
     last: Point = report.curve[-1]
     value: float | None = getattr(last, field)
     return value
+
+
+def _heading(text: str) -> Text:
+    """A table's title in which ``[`` is a bracket."""
+    return Text(text, style="table.title")
 
 
 def _shown(value: float | None, form: str) -> str:

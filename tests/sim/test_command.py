@@ -7,43 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from commanding import SCENARIO, run
 
 from p2ptrain import cli
-from p2ptrain.sim.command import simulate
-
-SCENARIO = """
-[run]
-outer_steps = 6
-
-[learner]
-kind = "quadratic"
-parameters = 512
-
-[outer]
-recipe = "swarm"
-inner_steps = 5
-learning_rate = 0.7
-momentum = 0.5
-nesterov = true
-topology = "random"
-partners = 1
-weights = "equal"
-exchanges_per_step = 1
-fragments = 1
-fragments_per_exchange = 1
-
-[codec]
-name = "int8"
-block_size = 1024
-gradients = "topk"
-rank = 16
-
-[[peers]]
-name = "home"
-count = 4
-step_s = 1.0
-step_jitter = 0.1
-"""
 
 
 @pytest.fixture
@@ -51,13 +17,6 @@ def path(tmp_path: Path) -> Path:
     file = tmp_path / "swarm.toml"
     file.write_text(SCENARIO, encoding="utf-8")
     return file
-
-
-def run(*words: object) -> int:
-    """The exit status, through the program's own error boundary."""
-    with pytest.raises(SystemExit) as ended:
-        cli.run_command(simulate, [str(word) for word in words])
-    return int(ended.value.code or 0)
 
 
 def test_it_prints_what_became_of_the_swarm_and_writes_a_report(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -90,6 +49,40 @@ def test_the_same_twice_and_a_change(path: Path, capsys: pytest.CaptureFixture[s
 def test_a_plot_is_drawn(path: Path) -> None:
     assert run(path, "--plot", path.with_suffix(".svg")) == 0
     assert path.with_suffix(".svg").read_text(encoding="utf-8").lstrip().startswith("<?xml")
+    assert run(path, "--plot", path.with_suffix(".PNG")) == 0
+    assert path.with_suffix(".PNG").read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_that_have_no_axis_are_one_clear_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = path.with_name("r.json")
+    words = ("--set", "peers.home.arrives_at_s=1e308", "--plot", path.with_suffix(".png"), "--report", report)
+    assert run(path, *words) == cli.EXIT_USER_ERROR
+    assert "error: The curves cannot be drawn: " in capsys.readouterr().err
+    assert report.is_file()
+    assert not path.with_suffix(".png").exists()
+
+
+def test_names_in_brackets_are_names(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = path.rename(path.with_name("[red]h:smile:$x$.toml"))
+    report = path.with_name("e[") / "x]:smile:.json"
+    report.parent.mkdir()
+    assert run(odd, "--report", report, "--plot", path.with_name("p.svg")) == 0
+    printed = capsys.readouterr().out
+    assert "[red]h:smile:$x$: " in printed
+    assert f"report: {report}\n" in printed
+    theirs = json.loads(report.read_text(encoding="utf-8")) | {"title": "[/red]"}
+    report.write_text(json.dumps(theirs), encoding="utf-8")
+    assert run(odd, "--against", report, "--plot", path.with_name("p.svg")) == 0
+    assert "[red]h:smile:$x$ against [/red]" in capsys.readouterr().out
+
+
+def test_the_bar_shows_such_a_name_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
+    assert run(path.rename(path.with_name("[red]h.toml"))) == 0
+    assert "[red]h.toml" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -105,6 +98,11 @@ def test_a_plot_is_drawn(path: Path) -> None:
         (["--set", "outer"], "'outer' is no change"),
         (["--plot", "x.doc"], "x.doc has no name of a picture"),
         (["--device", "gpu"], "there is no device 'gpu'"),
+        (["--set", "run.seed=1", "--set", ".=3"], "--set '.=3' cannot be taken: a key without a name"),
+        (["--set", "peers[²].count=1"], r"--set 'peers[\xb2].count=1' cannot be taken"),
+        (["--set", "run.seed=" + 5000 * "9"], "--set 'run.seed=9999"),
+        (["--set", "run.seed=" + 3000 * "["], "--set 'run.seed=[[[["),
+        (["--report", ""], "--report is given no name of a file."),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -114,6 +112,7 @@ def test_bad_input_is_one_clear_line(
     told = capsys.readouterr().err
     assert line in told
     assert "Traceback" not in told
+    assert len(told) < 1000
 
 
 def test_reports_of_other_versions_and_other_files_are_refused(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,3 +132,29 @@ def test_drawing_without_matplotlib_is_told_before_anything_runs(
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert run(path, "--plot", "x.png") == cli.EXIT_USER_ERROR
     assert "pip install 'p2ptrain[plot]'" in capsys.readouterr().err
+
+
+def test_what_python_cannot_read_is_one_clear_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path.write_text(SCENARIO.replace("outer_steps = 6", f"outer_steps = {5000 * '6'}"), encoding="utf-8")
+    assert run(path, "--set", "run.seed=1") == cli.EXIT_USER_ERROR
+    assert f"error: {path} cannot be taken: " in capsys.readouterr().err
+    path.write_text(SCENARIO, encoding="utf-8-sig")
+    assert run(path) == cli.EXIT_USER_ERROR
+    assert f"error: {path} begins with a byte order mark." in capsys.readouterr().err
+
+
+def test_a_strangers_report_does_no_harm(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = path.with_name("old.json")
+    old.write_text(100_000 * "[" + 100_000 * "]", encoding="utf-8")
+    assert run(path, "--against", old) == cli.EXIT_USER_ERROR
+    assert "is no report: lists in lists, too deep." in capsys.readouterr().err
+    old.write_text(json.dumps({"version": "\x1b[2J\n" + 100_000 * "x"}), encoding="utf-8")
+    assert run(path, "--against", old) == cli.EXIT_USER_ERROR
+    told = capsys.readouterr().err
+    assert "is a report of version " in told
+    assert "\x1b" not in told
+    assert len(told) < 1000
+    assert run(path, "--report", old) == 0
+    old.write_text(json.dumps({**json.loads(old.read_text(encoding="utf-8")), "curve": []}), encoding="utf-8")
+    assert run(path, "--against", old) == cli.EXIT_USER_ERROR
+    assert "is no whole report: its curve is empty." in capsys.readouterr().err

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from p2ptrain.errors import ScenarioError
 from p2ptrain.sim import report as reports
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import simulate
-from p2ptrain.sim.tables import by_group, changed_settings, summary
+from p2ptrain.sim.tables import by_group, changed_settings, check, comparison, summary
 
 
 def test_what_is_saved_is_read_back(make, tmp_path: Path):
@@ -63,3 +65,36 @@ def test_many_groups_get_a_line_each(make):
     table = by_group(many)
     assert table is not None
     assert table.row_count == 5
+
+
+def test_titles_are_text_of_one_short_line(make):
+    mine = simulate(make("run.seconds=5"), title="[/red]:smile:")
+    theirs = mine.model_copy(update={"title": "\x1b[2J\n" + 9999 * "x"})
+    console = Console(width=200, file=io.StringIO(), record=True)
+    console.print(summary(mine), comparison(mine, theirs))
+    shown = console.export_text()
+    assert "[/red]:smile:: 5 simulated seconds" in " ".join(shown.split())
+    assert "[/red]:smile: against [2J xx" in shown
+    assert "\x1b" not in shown
+    assert 61 * "x" not in shown
+
+
+def test_a_strangers_settings_are_one_short_line_each(make):
+    mine = simulate(make("run.seconds=5"))
+    deep: object = "end"
+    for _ in range(20_000):
+        deep = [deep]
+    theirs = mine.model_copy(update={"scenario": {**mine.scenario, "x\x1b]0;y": "\n\r" + 999 * "z", "deep": deep}})
+    lines = changed_settings(mine, theirs)
+    assert len(lines) == 2
+    assert all(line.isprintable() and len(line) < 400 for line in lines)
+
+
+def test_what_nothing_can_be_compared_with_is_refused(make):
+    report = simulate(make("run.seconds=5"))
+    check(report, "r.json")
+    with pytest.raises(ScenarioError, match=r"^r\.json is no whole report: its curve is empty\."):
+        check(report.model_copy(update={"curve": []}), "r.json")
+    endless = report.overall.model_copy(update={"exchanges": 10**400})
+    with pytest.raises(ScenarioError, match=r"^r\.json is no whole report: a figure is beyond all bounds\."):
+        check(report.model_copy(update={"overall": endless}), "r.json")

@@ -1,0 +1,49 @@
+"""A small scenario as a file has it, and the command that simulates it, as a user meets both."""
+
+from __future__ import annotations
+
+import pytest
+
+from p2ptrain import cli
+from p2ptrain.sim.command import simulate
+
+SCENARIO = """
+[run]
+outer_steps = 6
+
+[learner]
+kind = "quadratic"
+parameters = 512
+
+[outer]
+recipe = "swarm"
+inner_steps = 5
+learning_rate = 0.7
+momentum = 0.5
+nesterov = true
+topology = "random"
+partners = 1
+weights = "equal"
+exchanges_per_step = 1
+fragments = 1
+fragments_per_exchange = 1
+
+[codec]
+name = "int8"
+block_size = 1024
+gradients = "topk"
+rank = 16
+
+[[peers]]
+name = "home"
+count = 4
+step_s = 1.0
+step_jitter = 0.1
+"""
+
+
+def run(*words: object) -> int:
+    """The exit status, through the program's own error boundary."""
+    with pytest.raises(SystemExit) as ended:
+        cli.run_command(simulate, [str(word) for word in words])
+    return int(ended.value.code or 0)

@@ -1,0 +1,134 @@
+"""What ``p2ptrain simulate`` writes, and what it must not replace; known before anything is simulated."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commanding import SCENARIO, run
+
+from p2ptrain import cli, files
+from p2ptrain.sim import simulate as door
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "swarm.toml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    return file
+
+
+@pytest.fixture
+def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Refused before anything is simulated, with this line, and nothing is left behind."""
+
+    def never(*_: Any, **__: Any) -> None:
+        raise AssertionError("it was simulated")
+
+    def refused(line: str, path: Path, *words: object) -> None:
+        before = {each: each.lstat().st_ino for each in path.parent.rglob("*")}
+        with monkeypatch.context() as patched:
+            patched.setattr(door, "simulate", never)
+            assert run(path, *words) == cli.EXIT_USER_ERROR
+        assert line in capsys.readouterr().err
+        assert {each: each.lstat().st_ino for each in path.parent.rglob("*")} == before
+        assert path.read_text(encoding="utf-8") == SCENARIO
+
+    return refused
+
+
+def test_the_scenario_is_not_replaced(path: Path, refused: Any) -> None:
+    refused("is the scenario, and --report would replace it.", path, "--report", path)
+    refused("is the scenario, and --report would replace it.", path, "--report", path.parent / "." / path.name)
+    link = path.with_name("link.json")
+    link.symlink_to(path)
+    refused("is the scenario, and --report would replace it.", path, "--report", link)
+    picture = path.with_name("p.svg")
+    picture.hardlink_to(path)
+    refused("is the scenario, and --plot would replace it.", path, "--plot", picture)
+
+
+def test_report_and_plot_do_not_replace_each_other(path: Path, refused: Any) -> None:
+    picture, link = path.with_name("p.svg"), path.with_name("link.json")
+    refused("p.svg is the report, and --plot would replace it.", path, "--report", picture, "--plot", picture)
+    link.symlink_to(picture)
+    refused("p.svg is the report, and --plot would replace it.", path, "--report", link, "--plot", picture)
+    link.unlink()
+    assert run(path, "--report", picture) == 0
+    refused("is what --against reads, and --plot would replace it.", path, "--against", picture, "--plot", picture)
+
+
+def test_an_earlier_report_is_compared_with_and_then_replaced(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = path.with_name("r.json")
+    assert run(path, "--report", report) == 0
+    capsys.readouterr()
+    assert run(path, "--set", "run.seed=7", "--report", report, "--against", report) == 0
+    assert "run.seed: 0 -> 7" in capsys.readouterr().out
+    assert json.loads(report.read_bytes())["scenario"]["run"]["seed"] == 7
+
+
+def test_devices_and_pipes_are_refused(path: Path, refused: Any) -> None:
+    refused("/dev/null is no regular file.", path, "--report", "/dev/null")
+    os.mkfifo(path.with_name("pipe.svg"))
+    refused("pipe.svg is no regular file.", path, "--plot", path.with_name("pipe.svg"))
+    path.with_name("loop").symlink_to("loop")
+    refused("loop is no regular file.", path, "--report", path.with_name("loop"))
+
+
+def test_symlinks_are_followed(path: Path) -> None:
+    links = path.with_name("r.json"), path.with_name("p.svg")
+    (path.parent / "there").mkdir()
+    for link in links:
+        link.symlink_to(Path("there") / link.stem)
+    assert run(path, "--report", links[0], "--plot", links[1]) == 0
+    assert all(link.is_symlink() for link in links)
+    assert sorted(each.name for each in (path.parent / "there").iterdir()) == ["p", "r"]
+    assert json.loads(links[0].read_bytes())["title"] == "swarm"
+
+
+def test_what_cannot_be_written_is_told_first(path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused("absent is no directory.", path, "--report", path.parent / "absent" / "r.json")
+    refused("cannot be written: File name too long.", path, "--report", path.with_name(250 * "r"))
+    if Path("/proc").is_dir():
+        refused("/proc/r.json cannot be written: ", path, "--report", "/proc/r.json")
+        refused("/proc/p.svg cannot be written: ", path, "--plot", "/proc/p.svg")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_new", full)
+    refused("r.json cannot be written: No space left on device.", path, "--report", path.with_name("r.json"))
+
+
+def test_a_disk_that_fills_meanwhile_costs_no_report(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    refuge, full = path.parent / "tmp", {path.parent}
+    refuge.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(refuge))
+    replace = files.replace
+
+    def fills(target: Path, data: bytes) -> None:
+        if target.parent in full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(target, data)
+
+    monkeypatch.setattr(files, "replace", fills)
+    report = path.with_name("r.json")
+    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
+    printed = capsys.readouterr()
+    (saved,) = refuge.iterdir()
+    assert "exchanges made" in printed.out
+    assert f"{report} cannot be written: [Errno 28] No space left on device. The report is in {saved}." in printed.err
+    assert json.loads(saved.read_bytes())["title"] == "swarm"
+    saved.unlink()
+    full.add(refuge)
+    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
+    printed = capsys.readouterr()
+    assert "exchanges made" in printed.out
+    assert "The simulation is done, and its report is lost." in printed.err
