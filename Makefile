@@ -10,7 +10,7 @@ OUT    := out/demo
 
 help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
-	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; an hour or two)"
+	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; 2 to 3 hours)"
 	@echo "make soak    four peers for half an hour: does anything grow? (root)"
 	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker)"
 	@echo "make test    run all tests"
@@ -26,12 +26,16 @@ demo: $(STAMP)
 
 lab: $(STAMP)
 	.ci/net
-	$(BIN)/pytest -m lab
-	$(BIN)/p2ptrain testnet --scenario tests/scenarios --stage namespaces --out out/lab
+	@status=0; \
+	echo "$(BIN)/p2ptrain testnet --scenario tests/scenarios --stage namespaces --out out/lab"; \
+	$(BIN)/p2ptrain testnet --scenario tests/scenarios --stage namespaces --out out/lab || status=1; \
+	echo "$(BIN)/pytest -m lab"; \
+	$(BIN)/pytest -m lab || status=1; \
+	exit $$status
 
 soak: $(STAMP)
 	.ci/net
-	$(BIN)/p2ptrain testnet --scenario tests/scenarios/long/soak.toml --stage namespaces --out out/soak
+	$(BIN)/p2ptrain testnet --scenario tests/scenarios/long --stage namespaces --out out/soak
 
 docker-testnet: $(STAMP)
 	$(BIN)/p2ptrain testnet --stage docker --scenario docker/testnet.toml --out out/docker

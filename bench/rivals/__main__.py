@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -24,7 +22,7 @@ from bench.rivals.table import HEADINGS, lines
 from p2ptrain import files
 from p2ptrain.errors import UserError
 from p2ptrain.manifest import create_run, sign_run
-from peer.lab.cell import in_a_cell
+from peer.lab.cell import run_in_a_cell
 from peer.lab.hosts import rehearse
 from peer.lab.namespaces import check_means
 
@@ -94,20 +92,7 @@ def run(case: Case, folder: Path) -> None:
     create_run(folder / "run", SIZES[case.size].preset, changes=changes)
     sign_run(folder / "run")
     command = [sys.executable, "-m", "bench.rivals.play", str(folder), json.dumps(asdict(case))]
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    inside = subprocess.Popen(in_a_cell(command, PYTHONPATH=os.pathsep.join(sys.path[:1])), stdin=subprocess.DEVNULL)
-    try:
-        status = inside.wait()
-    except BaseException:
-        inside.terminate()
-        try:
-            inside.wait(STOP_S)
-        finally:
-            inside.kill()
-            inside.wait()
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    status = run_in_a_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]))
     if status:
         raise click.ClickException(f"{case.name} ended with status {status}; its words are above.")
     course = Course.of(json.loads((folder / "course.json").read_bytes()))

@@ -149,8 +149,8 @@ class Averaging:
             weights.copy_(self._task.theta)
             progress.fill_(self._progress / PROGRESS_UNIT)
         control = self.averager.step(wait=False, timeout=ROUND_S)
-        while not control.done() and not self._leaving.is_set():
-            time.sleep(TICK_S)
+        while not control.done() and not self._leaving.wait(TICK_S):
+            pass
         if self._leaving.is_set():
             control.cancel()
         else:

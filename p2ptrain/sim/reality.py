@@ -66,6 +66,10 @@ class RealGroup(Group):
     returns: Literal["anew", "resumed"] = "anew"
     """Who comes after returns_after_s: another peer without any weights (anew) or the same with its home (resumed)."""
 
+    leaves_every_s: float | None = Field(default=None, gt=0)
+    """The first of the group goes at leaves_at_s, and so long after that the next, in turn and again and again, until
+    somebody has done the whole run."""
+
 
 class Partition(Section):
     """A time in which the network is in parts."""
@@ -124,7 +128,7 @@ class RealScenario(Scenario):
 
     @model_validator(mode="after")
     def _reality_agrees(self) -> Self:
-        faults = [*_partition_faults(self), *_trouble_faults(self), *_limit_faults(self)]
+        faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
             faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
         faults += [
@@ -147,7 +151,7 @@ class RealScenario(Scenario):
         faults += [
             f"peers[{place}].{field}: only p2ptrain testnet has that"
             for place, group in enumerate(self.peers)
-            for field in ("troubles", "clock_off_s")
+            for field in ("troubles", "clock_off_s", "leaves_every_s")
             if getattr(group, field)
         ]
         faults += [
@@ -176,8 +180,9 @@ class RealScenario(Scenario):
         """What it is to be compared with; None where that is not asked for. Raises ScenarioError."""
         if self.undisturbed is None:
             return None
-        data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"})
-        return parse({**data, "peers": self.undisturbed.model_dump()["peers"]})
+        # What the scenario leaves out stays left out: a stage without lines takes no latency that somebody asked for.
+        data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"}, exclude_unset=True)
+        return parse({**data, "peers": self.undisturbed.model_dump(exclude_unset=True)["peers"]})
 
 
 def _partition_faults(scenario: RealScenario) -> list[str]:
@@ -201,6 +206,18 @@ def _trouble_faults(scenario: RealScenario) -> list[str]:
         for number, trouble in enumerate(group.troubles)
         if trouble.what == "daemon_dies" and trouble.for_s is not None
     ]
+
+
+def _churn_faults(scenario: RealScenario) -> list[str]:
+    faults = []
+    for place, group in enumerate(scenario.peers):
+        if group.leaves_every_s is None:
+            continue
+        if group.leaves_at_s is None:
+            faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first goes")
+        elif group.returns_after_s is not None and group.returns_after_s >= group.leaves_every_s * group.count:
+            faults.append(f"peers[{place}].leaves_every_s: who comes in another's place has to go before it comes")
+    return faults
 
 
 def _limit_faults(scenario: RealScenario) -> list[str]:

@@ -24,6 +24,9 @@ hosts       a small internet of namespaces: lines, routers, partitions
 line        a line's delay and loss: a process between two TUN devices
 namespaces  network namespaces without names
 cell        processes that end together with their starter, without exception
+course      how it all went, as plain data
+left        what one peer left in its home
+healing     what a partition did to exchanges, and how soon that was over (pure)
 report      figures and limits (pure)
 ==========  ====================================================================================
 """

@@ -2,16 +2,18 @@
 
 A disk that can fill up is a small file system in memory, mounted where the home is; one that is read-only is the home
 mounted over itself. Both need a mount namespace that others do not see, which a cell has (``lab.cell``). What the peer
-left is copied from memory into the folder at the end.
+left is copied from memory into the folder at the end; what it prints goes to a file that no such disk holds.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,17 +43,22 @@ class Disk:
     def small(cls, home: Path) -> Disk:
         """A disk of DISK_BYTES with what lies in the home."""
         aside = home.with_name(f"{home.name}.before")
-        shutil.copytree(home, aside)
+        shutil.copytree(home, aside, ignore=_sockets)
         _mount("-t", "tmpfs", "-o", f"size={DISK_BYTES},mode=700", "tmpfs", str(home))
         shutil.copytree(aside, home, dirs_exist_ok=True)
         shutil.rmtree(aside)
         return cls(home)
 
     def fill(self) -> None:
-        """Take all the room there is."""
-        free = shutil.disk_usage(self.home).free
-        with (self.home / _FILLER).open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, free)
+        """Take all the room there is, also when others take some of it meanwhile."""
+        block = bytes(1 << 16)
+        with (self.home / _FILLER).open("wb", buffering=0) as file:
+            try:
+                while True:
+                    file.write(block)
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
 
     def drain(self) -> None:
         (self.home / _FILLER).unlink(missing_ok=True)
@@ -73,7 +80,7 @@ class Disk:
         self.unlock()
         self.drain()
         kept = self.home.with_name(f"{self.home.name}.kept")
-        shutil.copytree(self.home, kept)
+        shutil.copytree(self.home, kept, ignore=_sockets)
         _unmount(self.home)
         shutil.rmtree(self.home)
         kept.rename(self.home)
@@ -108,11 +115,21 @@ class Breakages:
     _disks: dict[str, Disk] = field(default_factory=dict)
     """By the peer's name."""
     _exhausted: dict[str, Exhausted] = field(default_factory=dict)
+    _logs: dict[Path, Path] = field(default_factory=dict)
+    """What somebody prints while its disk may break, and where it belongs."""
 
     def prepare(self, acts: Iterable[Act], homes: Mapping[str, Path]) -> None:
         """Before anybody starts: disks for those whose disks will break."""
         for who in sorted({act.who for act in acts if act.do in (Do.FILL, Do.LOCK)}):
             self._disks[who] = Disk.small(homes[who])
+
+    def log(self, who: str, log: Path) -> Path:
+        """Where to write what it prints: beside its home where its disk will break, or its words would be lost."""
+        if who not in self._disks:
+            return log
+        beside = log.parent.with_name(f"{log.parent.name}.log")
+        self._logs[beside] = log
+        return beside
 
     def do(self, act: Act, pid: int) -> None:
         """Something of the computer on which this process is a peer breaks, or works again."""
@@ -147,6 +164,10 @@ class Breakages:
         for disk in self._disks.values():
             disk.close()
         self._disks.clear()
+        for beside, log in self._logs.items():
+            if beside.exists():
+                beside.rename(log)
+        self._logs.clear()
 
 
 def daemons(pid: int) -> list[int]:
@@ -159,6 +180,11 @@ def kill_daemon(pid: int) -> None:
     for each in daemons(pid):
         with contextlib.suppress(ProcessLookupError):
             os.kill(each, signal.SIGKILL)
+
+
+def _sockets(folder: str, names: list[str]) -> list[str]:
+    """Those that are sockets: nobody listens there any more, and no copy of one is any use."""
+    return [name for name in names if stat.S_ISSOCK((Path(folder) / name).lstat().st_mode)]
 
 
 def _program(pid: int) -> str:

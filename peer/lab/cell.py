@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,6 +76,28 @@ def in_a_cell(command: Sequence[str], **environment: str) -> list[str]:
     """
     place = place_for_sockets(PLACES)
     return [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid()), place, json.dumps(environment), *command]
+
+
+def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) -> int:
+    """Run ``command`` in a cell to its end; its status.
+
+    While it runs, SIGTERM interrupts us as Ctrl+C does. When we are interrupted, it has ``grace_s`` seconds to end.
+    """
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        inside = subprocess.Popen(in_a_cell(command, **environment), stdin=subprocess.DEVNULL)
+        try:
+            return inside.wait()
+        except BaseException:
+            inside.terminate()
+            try:
+                inside.wait(grace_s)
+            finally:
+                inside.kill()
+                inside.wait()
+            raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def place_for_sockets(places: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ scenario, with one key more."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,8 @@ from peer.testnet.report import Report
 
 def conclude(
     out: Path, script: Script, course: Mapping[str, Any], faults: Sequence[str], threads: int, console: Console
-) -> None:
-    """Average the models of those who stayed, write ``out/summary.json``, show the table."""
+) -> bool:
+    """Average the models of those who stayed, write ``out/summary.json``, show the table; whether all went well."""
     plan = laid_out(out, [part.name for part in script.parts])
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
     honest = {part.name for part in script.parts if part.settings.lie is None}
@@ -50,30 +51,45 @@ def conclude(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=reports.machine(),
     )
-    document = reports.summary(report) | {"killed_peer_rejoined": rejoined(lives, out)}
+    document = reports.summary(report) | {"killed_peer_rejoined": rejoined(lives, out, _returning(script))}
+    document["passed"] = document["passed"] and document["killed_peer_rejoined"] is not False
     files.replace(out / "summary.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     console.print(reports.table(report))
     for line in reports.comparison(report):
         console.print(line, markup=False, soft_wrap=True)
+    if document["killed_peer_rejoined"] is False:
+        console.print("a peer that was killed has not come back, or exchanged nothing since", style="bold red")
+    return bool(document["passed"])
+
+
+def _returning(script: Script) -> set[str]:
+    """The peers that the script kills and starts again."""
+    killed = {act.who: act.at_s for act in reversed(script.acts) if act.do is Do.KILL}
+    again = {act.who for act in script.acts if act.do is Do.START and act.at_s > killed.get(act.who, math.inf)}
+    return again - set(script.bootstraps)
 
 
 def _stayed(lives: Sequence[Mapping[str, Any]]) -> bool:
     return bool(lives) and not lives[-1]["ended_by_us"]
 
 
-def rejoined(lives: Mapping[str, Sequence[Mapping[str, Any]]], out: Path) -> bool | None:
-    """Whether everybody who was killed and started again exchanged after that; None: nobody was."""
+def rejoined(lives: Mapping[str, Sequence[Mapping[str, Any]]], out: Path, returning: Collection[str]) -> bool | None:
+    """Whether everybody who was killed to come back did, and exchanged after that; None: nobody was."""
     killed = [
         name
         for name, those in lives.items()
-        if any(each["ended_by_us"] == Do.KILL for each in those[:-1]) and _stayed(those)
+        if name in returning and any(each["ended_by_us"] == Do.KILL for each in those)
     ]
-    return all(_exchanged_lately(out / name) for name in killed) if killed else None
+    return all(_stayed(lives[name]) and _exchanged_lately(out / name) for name in killed) if killed else None
 
 
 def _exchanged_lately(home: Path) -> bool:
     """In its last process."""
-    notes = [line for line in (home / "events.jsonl").read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    try:
+        text = (home / "events.jsonl").read_text(encoding="utf-8")
+    except FileNotFoundError:  # it was never there
+        return False
+    notes = [line for line in text.splitlines() if line.endswith("}")]
     kinds = [json.loads(line).get("kind") for line in notes]
     last = max((place for place, kind in enumerate(kinds) if kind == "listening"), default=0)
     return "exchanged" in kinds[last:]

@@ -7,10 +7,9 @@ import fcntl
 import json
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import tempfile
+import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,20 +19,21 @@ from rich.console import Console
 from rich.table import Table
 
 from p2ptrain import files
-from p2ptrain.errors import DeviceError, HomeError, ScenarioError
+from p2ptrain.errors import DeviceError, HomeError, ScenarioError, UserError
 from p2ptrain.sim import reality
 from p2ptrain.sim.reality import RealScenario
 from peer.lab import closing
 from peer.lab import report as reports
-from peer.lab.cell import REFUSED, in_a_cell
+from peer.lab.cell import REFUSED, run_in_a_cell
 from peer.lab.clock import library
 from peer.lab.containers import build, check_engine, sweep_folder
 from peer.lab.freezing import marked
 from peer.lab.hosts import rehearse
+from peer.lab.left import Left, read_left
 from peer.lab.namespaces import check_means
 from peer.lab.plan import check, manifest_of
 from peer.lab.play import MARK, PLAIN_WIDTH, course_of, play
-from peer.lab.report import Left, Verdict
+from peer.lab.report import Verdict
 from peer.lab.script import Script, written
 from peer.lab.stages import StageName, members
 from peer.testnet.plan import Plan, claimed, lay_out
@@ -51,17 +51,42 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
     paths = sorted(folder.glob("*.toml"))
     if not paths:
         raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
+    _check_stage(stage)  # what this machine cannot do is told once
     reports_of: list[Any] = []
+    console = _console()
     for path in paths:
-        act_out(path, changes, stage, out / path.stem, threads)
-        reports_of.append(json.loads((out / path.stem / "report.json").read_bytes()))
+        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, console))
+        out.mkdir(parents=True, exist_ok=True)
         files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
     missed = [each["scenario"] for each in reports_of if not each["passed"]]
-    console = _console()
     console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures in {out / 'report.json'}")
     for name in missed:
         console.print(f"FAILED: {name}", style="bold red")
     return EXIT_FAILED if missed else 0
+
+
+def _acted_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, console: Console) -> Any:
+    """``act_out`` one of several: its report. What fails it fails no other, but that the owner stops it."""
+    try:
+        status = act_out(path, changes, stage, out, threads)
+        report = json.loads((out / "report.json").read_bytes())
+        return report | {"passed": report["passed"] and not status}
+    except UserError as error:
+        why = str(error)
+    except Exception as error:  # a fault of ours in one scenario: hours of the others must not be lost for it
+        why = f"{type(error).__name__}: {error}"
+        console.print(traceback.format_exc(), markup=False, soft_wrap=True)
+    console.print(f"{path.stem} FAILED: {why}", style="bold red", markup=False, soft_wrap=True)
+    return reports.refused(path.stem, stage, why).document()
+
+
+def _check_stage(stage: StageName) -> None:
+    """Raises DeviceError where this machine has no such stage."""
+    if stage == "namespaces":
+        check_means()
+        rehearse()
+    if stage == "docker":
+        check_engine()
 
 
 def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int) -> int:
@@ -71,11 +96,7 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
     scenario = reality.load(path, changes)
     script = written(scenario)
     check(scenario, script, stage)
-    if stage == "namespaces":
-        check_means()
-        rehearse()
-    if stage == "docker":
-        check_engine()
+    _check_stage(stage)
     if any(group.clock_off_s for group in scenario.peers):
         library()
     calm = scenario.calm()
@@ -85,26 +106,32 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
     if stage == "docker":
         out = out.absolute()  # a container begins in another folder
         build()
-    with claimed(out):
-        if stage == "docker":
-            for folder in (out, out / UNDISTURBED):
-                sweep_folder(folder)
-        figures, troubles = dict[str, Any](), list[str]()
+    with claimed(out, lambda: _sweep(out, stage)):
+        figures = dict[str, Any]()
         if calm is not None:
             _console().print(f"{path.stem}, undisturbed first, to compare with")
             course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads)
-            troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
+            if course["troubles"]:
+                verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
+                files.replace(out / "report.json", _json(verdict.document()))
+                _show(verdict, out, _console())
+                return EXIT_FAILED
             _console().print(f"{path.stem}, as it is written")
         course, own = _acted(scenario, stage, out, threads)
         if calm is not None:
-            course["troubles"] += troubles
             figures["compared"] = reports.compared(own, figures["undisturbed"])
         verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
         files.replace(out / "report.json", _json(verdict.document()))
-        if stage == "docker":
-            closing.conclude(out, script, course, verdict.faults, threads, _console())
+        concluded = stage != "docker" or closing.conclude(out, script, course, verdict.faults, threads, _console())
         _show(verdict, out, _console())
-    return 0 if verdict.passed else EXIT_FAILED
+    return 0 if verdict.passed and concluded else EXIT_FAILED
+
+
+def _sweep(out: Path, stage: StageName) -> None:
+    """Containers of a testnet that was killed write there until they are gone."""
+    if stage == "docker":
+        for folder in (out, out / UNDISTURBED):
+            sweep_folder(folder)
 
 
 def _acted(scenario: RealScenario, stage: StageName, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,21 +193,7 @@ def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) 
     """``play``, inside. It ends when we do, whatever ends us; SIGTERM ends us as Ctrl+C does."""
     (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "peer.lab", str(out.absolute()), str(threads)]
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        inside = subprocess.Popen(in_a_cell(command, **{MARK: mark}), stdin=subprocess.DEVNULL)
-        try:
-            status = inside.wait()
-        except BaseException:
-            inside.terminate()
-            try:
-                inside.wait(STOP_DEADLINE_S)
-            finally:
-                inside.kill()
-                inside.wait()
-            raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark})
     if status == REFUSED:
         raise DeviceError(
             "This machine does not let a testnet be shut in; why is told above.",
@@ -197,7 +210,7 @@ def _measured(
     document = course_of(plan.out)
     course, inside = document["course"], document["left"]
     left = [
-        reports.read_left(part, trainer.peer_id, trainer.home.path)
+        read_left(part, trainer.peer_id, trainer.home.path)
         for part, trainer in zip(script.parts, plan.peers, strict=True)
     ]
     sides = {
@@ -244,7 +257,7 @@ def _namespaces_in_use() -> set[str]:
 
 
 def _json(document: Any) -> bytes:
-    return (json.dumps(document, indent=1, allow_nan=False, default=str) + "\n").encode()
+    return (json.dumps(reports.finite(document), indent=1, allow_nan=False, default=str) + "\n").encode()
 
 
 def _show(verdict: Verdict, out: Path, console: Console) -> None:
@@ -263,7 +276,7 @@ def _show(verdict: Verdict, out: Path, console: Console) -> None:
             ", ".join(map(str, each["exits"])) or "never came",
         )
     console.print(table)
-    for line in verdict.course:
+    for line in [*reports.grown(verdict.figures), *verdict.course]:
         console.print(line, markup=False, soft_wrap=True)
     for name, limit in verdict.limits.items():
         bounds = ", ".join(

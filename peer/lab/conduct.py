@@ -16,7 +16,8 @@ from pathlib import Path
 from p2ptrain.sim.reality import BOOTSTRAP
 from peer.lab.breakage import BREAKAGE, Breakages
 from peer.lab.clock import beside
-from peer.lab.pulse import Pulse, Sample
+from peer.lab.course import Course, Done, Ended
+from peer.lab.pulse import Pulse
 from peer.lab.script import Act, Do, Script, told
 from peer.lab.stages import Sleep, Stage
 from peer.testnet import processes
@@ -38,45 +39,6 @@ class Life:
     child: Child
     ended_by_us: str = ""
     """What we did to end it before its run did: a ``Do``; empty: nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """Something that happened as the script says."""
-
-    at_s: float
-    """When it should have."""
-    time: float
-    """When it did, in seconds since 1970, as event logs count."""
-    do: str
-    who: str
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How one process of a peer ended."""
-
-    status: int
-    ended_by_us: str
-
-
-@dataclass(frozen=True, slots=True)
-class Course:
-    """How it all went."""
-
-    lives: dict[str, list[Ended]]
-    """Of each peer that was started."""
-    done: list[Done]
-    missed: list[str]
-    """What could not happen, because whom it concerns was not there any more."""
-    troubles: list[str]
-    """What ended it before its time."""
-    cut_short: bool
-    """The scenario's seconds were over, and everybody was asked to leave."""
-    wall_s: float
-    """Since second 0; 0 where that never came."""
-    samples: dict[str, list[Sample]]
-    """Of the last process of each peer that was there from second 0 to the end."""
 
 
 @dataclass(slots=True)
@@ -160,7 +122,8 @@ class Conductor:
         module = "peer" if settings.lie is None else "peer.lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
-        child = await processes.start(who, module, arguments, trainer.log, self.threads, inside)
+        log = self.breakages.log(who, trainer.log)
+        child = await processes.start(who, module, arguments, log, self.threads, inside)
         self.lives.setdefault(who, []).append(Life(child))  # from here on it ends with us
         await asyncio.to_thread(self.stage.started, who, settings)
         self.watch.views[who] = replace(self.watch.views[who], begun=False, last="starting")
@@ -287,10 +250,11 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> Course:
         name: [Ended(life.child.ended.result(), life.ended_by_us) for life in lives]
         for name, lives in conductor.lives.items()
     }
-    samples = {
-        name: conductor.pulse.samples.get(lives[-1].child.process.pid, []) for name, lives in conductor.lives.items()
-    }
-    return Course(lives, conductor.done, conductor.missed, troubles, cut_short, wall_s, samples)
+    last = {name: those[-1].child.process.pid for name, those in conductor.lives.items()}
+    last |= {name: those[-1].process.pid for name, those in conductor.bootstraps.items()}
+    samples = {name: conductor.pulse.samples.get(pid, []) for name, pid in last.items()}
+    peaks = {name: conductor.pulse.peaks[pid] for name, pid in last.items() if pid in conductor.pulse.peaks}
+    return Course(lives, conductor.done, conductor.missed, troubles, cut_short, wall_s, samples, peaks)
 
 
 async def _begin(conductor: Conductor) -> list[str]:
@@ -319,6 +283,8 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
     pending = deque(conductor.script.acts)
     clock_s, looked_at = 0.0, time.monotonic()
     while True:
+        if any(view.fraction >= 1.0 for view in conductor.watch.views.values()):  # churn ends before the run's end does
+            pending = deque(act for act in pending if act.who not in conductor.script.churning)
         while pending and pending[0].at_s <= clock_s and not conductor.is_waiting:
             await conductor.act(pending.popleft())
         if troubles := await _tick(conductor):
@@ -345,5 +311,5 @@ async def _tick(conductor: Conductor) -> list[str]:
     """A moment later: what went wrong in it."""
     await asyncio.sleep(TICK_S)
     conductor.watch.refresh()
-    conductor.pulse.beat(time.monotonic(), [child.process.pid for child in conductor.running_trainers])
+    conductor.pulse.beat(time.monotonic(), [child.process.pid for child in conductor.running.values()])
     return conductor.troubles(time.monotonic() - conductor.watch.heard_at)

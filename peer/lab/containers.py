@@ -205,9 +205,15 @@ def executable() -> str:
 
 def docker(*arguments: str, check: bool = True) -> str:
     """What a call of docker prints. Raises DeviceError where it fails, unless that does not matter."""
-    done = subprocess.run(
-        [executable(), *arguments], check=False, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S
-    )
+    try:
+        done = subprocess.run(
+            [executable(), *arguments], check=False, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S
+        )
+    except subprocess.TimeoutExpired:
+        raise DeviceError(
+            f"The Docker engine did not answer within {COMMAND_DEADLINE_S:.0f} s (docker {arguments[0]}).",
+            "Restart it: sudo systemctl restart docker.",
+        ) from None
     if check and done.returncode:
         raise DeviceError(
             f"docker {arguments[0]} failed: {' '.join(done.stderr.split())}",

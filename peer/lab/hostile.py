@@ -43,7 +43,9 @@ LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
 DRIP_S = 2.0
 """Between two bytes: no frame of ours may take so long."""
 FLOOD_PAUSE_S = 0.02
-"""Between two calls of a flood: fifty a second, far beyond what one peer is allowed."""
+"""Between two calls of a flood to the same peer: fifty a second, far beyond what one is allowed."""
+FLOOD_AT_ONCE = 20
+"""Calls to one peer under way at a time. A guess: more wait in the flood's own p2pd."""
 FLOOD_LOOK_S = 5.0
 """Between two looks at who is there to be flooded."""
 FOREVER_S = 3600.0
@@ -137,18 +139,18 @@ class Lying:
         await self.transport.listen(lambda link: handler(LyingLink(link, self.hostility)))
 
     async def _call_everybody(self) -> None:
-        """For ever, without a pause, and with nothing to say."""
+        """For ever, all at once, and with nothing to say."""
         loop, known, looked_at = asyncio.get_running_loop(), list[Presence](), -FLOOD_LOOK_S
-        calls = set[asyncio.Task[None]]()
+        calls = dict[PeerId, set[asyncio.Task[None]]]()
         while True:
             if loop.time() - looked_at >= FLOOD_LOOK_S:
                 looked_at = loop.time()
                 with contextlib.suppress(NetworkError):
                     known = await self.directory.lookup()
             for presence in known:
-                calls.add(call := loop.create_task(self._call(presence)))
-                call.add_done_callback(calls.discard)
-                await asyncio.sleep(FLOOD_PAUSE_S)
+                if len(under_way := calls.setdefault(presence.peer, set())) < FLOOD_AT_ONCE:
+                    under_way.add(call := loop.create_task(self._call(presence)))
+                    call.add_done_callback(under_way.discard)
             await asyncio.sleep(FLOOD_PAUSE_S)
 
     async def _call(self, presence: Presence) -> None:

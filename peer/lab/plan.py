@@ -50,8 +50,8 @@ def _learner_faults(scenario: RealScenario) -> list[str]:
 
 def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
     faults = []
-    if len(script.parts) > MOST_PEERS:
-        faults.append(f"peers: {len(script.parts)} in all, and at most {MOST_PEERS} are acted out")
+    if len(script.hosts) > MOST_PEERS:  # of those on one host only one is there at a time
+        faults.append(f"peers: {len(script.hosts)} in all, and at most {MOST_PEERS} are acted out")
     if not script.first:
         faults.append("peers: nobody is there from the beginning; give a group arrives_at_s = 0")
     return faults
@@ -65,6 +65,7 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
         wanted = {
             "up_mbit_s": group.up_mbit_s,
             "down_mbit_s": group.down_mbit_s,
+            "latency_s": _own_latency(group),
             "packet_loss": group.packet_loss,
             "router": group.router,
         }
@@ -79,6 +80,7 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
         ]
     if stage == "docker":
         beyond = {
+            "latency_s": _own_latency(group),
             "packet_loss": group.packet_loss,
             "router": group.router,
             "clock_off_s": group.clock_off_s,
@@ -90,6 +92,11 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
             if value
         ]
     return faults
+
+
+def _own_latency(group: RealGroup) -> float:
+    """What the scenario says itself; where it says nothing, there is none but the machine's own."""
+    return group.latency_s if "latency_s" in group.model_fields_set else 0.0
 
 
 def manifest_of(scenario: RealScenario) -> Manifest:

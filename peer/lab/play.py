@@ -21,8 +21,9 @@ from p2ptrain import files
 from p2ptrain.net.socket_folder import sweep
 from p2ptrain.sim.reality import RealScenario
 from peer.lab.cell import hear_sigterm
-from peer.lab.conduct import Course, conduct
+from peer.lab.conduct import conduct
 from peer.lab.containers import Containers
+from peer.lab.course import Course
 from peer.lab.freezing import marked
 from peer.lab.script import Script, written
 from peer.lab.stages import Loopback, Namespaces, Stage, StageName

@@ -5,19 +5,22 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from statistics import median
 from typing import Any
 
 from p2ptrain.sim.reality import Limit, RealScenario
+from peer.lab.healing import across, steps_to_heal
+from peer.lab.left import TOLD, Left
 from peer.lab.pulse import FIGURES as GROWTH
-from peer.lab.pulse import growth
-from peer.lab.script import Do, Part, told
+from peer.lab.pulse import ends, growth
+from peer.lab.script import Do, told
 from peer.testnet.report import LEARNED
+
+NEWCOMER_S = 60.0
+"""Who comes so shortly before everything is over need not have taken anybody's weights. A guess: starting takes 3 s,
+and 30 s on a busy machine."""
 
 ALWAYS = {
     "unexpected_exits": Limit(at_most=0),
@@ -26,73 +29,6 @@ ALWAYS = {
     "left_namespaces": Limit(at_most=0),
 }
 """Limits that no scenario need name."""
-
-Note = Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """What one peer left in its home."""
-
-    part: Part
-    peer_id: str
-    notes: Sequence[Note]
-    """Its whole event log, of all its processes."""
-    summary: Mapping[str, Any] | None
-    """Of its last process; None where that was killed, or never was."""
-
-    def count(self, kind: str) -> int:
-        return sum(note.get("kind") == kind for note in self.notes)
-
-    def caught_up_since(self, time: float) -> bool:
-        """Whether it took somebody's weights after that (seconds since 1970)."""
-        return any(note.get("kind") == "caught up" and float(note.get("time", 0.0)) >= time for note in self.notes)
-
-    def last_distance(self) -> float | None:
-        """Median of ||theirs - ours|| / ||ours|| over its last exchanges; None without any."""
-        found = [
-            float(note["distance"]) for note in self.notes if note.get("kind") == "exchanged" and "distance" in note
-        ]
-        return median(found[-LAST:]) if found else None
-
-    def exchanges(self) -> list[tuple[float, float, str]]:
-        """Of each: when it began and ended (seconds since 1970), and with whom."""
-        return [
-            (float(note["time"]) - float(note.get("seconds", 0.0)), float(note["time"]), str(note.get("peer", "")))
-            for note in self.notes
-            if note.get("kind") == "exchanged" and "time" in note
-        ]
-
-
-LAST = 10
-"""Exchanges whose distances are looked at, at the end: of the order of the outer steps within which a swarm that was
-disturbed must be as it was."""
-
-
-def read_left(part: Part, peer_id: str, home: Path) -> Left:
-    """What lies in a home, its times as of a clock that is right; a peer that never came left nothing."""
-    try:
-        lines = (home / "events.jsonl").read_bytes().splitlines()
-    except OSError:
-        lines = []
-    notes = [note for line in lines if isinstance(note := _parsed(line), dict)]
-    for note in notes:
-        if isinstance(note.get("time"), int | float):
-            note["time"] -= part.settings.clock_off_s
-    summary = None
-    try:
-        found = json.loads((home / "summary.json").read_bytes())
-        summary = found if isinstance(found, dict) else None
-    except (OSError, ValueError):
-        pass
-    return Left(part, peer_id, notes, summary)
-
-
-def _parsed(line: bytes) -> Any:
-    try:
-        return json.loads(line)
-    except ValueError:  # the last line of a killed process may be torn
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,50 +66,71 @@ def figures_of(
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
     last_act = max((float(act["time"]) for act in course["done"]), default=0.0)
     peers = {each.part.name: _peer_figures(each, lives.get(each.part.name, []), last_act) for each in left}
-    honest = [each.part for each in left if each.part.settings.lie is None]
-    staying = [peers[part.name] for part in honest if peers[part.name]["stayed"]]
-    groups = {
-        group: [peers[part.name] for part in honest if part.group == group and peers[part.name]["stayed"]]
-        for group in dict.fromkeys(part.group for part in honest)
-    }
-    names = {part.name for part in honest}
-    growing = [
-        growth(samples) for name, samples in course["samples"].items() if name in names and peers[name]["stayed"]
-    ]
-    came = {act["who"]: float(act["time"]) for act in course["done"] if act["do"] == Do.START and act["who"] in names}
-    across = [_across(left, course["done"], key, parts) for key, parts in sides.items()]
+    honest = [each for each in left if each.part.settings.lie is None]
+    names = {each.part.name for each in honest}
+    ours = [peers[each.part.name] for each in honest]
+    there = [each for each in honest if peers[each.part.name]["stayed"]]
+    staying = [peers[each.part.name] for each in there]
+    samples, steady = course["samples"], {each.part.name for each in there}
+    growing = [growth(those) for name, those in samples.items() if name in steady]
+    parted = [across(left, course["done"], key, parts) for key, parts in sides.items()]
+    healed = [steps_to_heal(there, course["done"], key, parts) for key, parts in sides.items()]
     return {
         "peers": peers,
         "stayed": len(staying),
-        "finished": sum(bool(each["finished"]) for each in staying),
+        "finished": _sum(staying, "finished"),
         "learned": sum(_learned(each) for each in staying),
         "worst_loss": _most(each["loss"] for each in staying),
         "mean_loss": _mean(each["loss"] for each in staying),
-        "tokens": sum(each["tokens"] or 0 for each in staying),
-        "exchanges_made": sum(each["exchanges_made"] for each in peers.values()),
+        "tokens": _sum(staying, "tokens"),
+        "exchanges_made": _sum(list(peers.values()), "exchanges_made"),
+        "relayed_exchanges": _sum(ours, "relayed_exchanges"),
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
         "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
-        "exchanges_failed": sum(each["exchanges_failed"] for each in peers.values()),
-        "half_commits": sum(peers[name]["half_commits"] or 0 for name in names),
-        "offences": sum(each["offences"] for each in peers.values()),
-        "caught_up": sum(peers[name]["caught_up"] for name in names),
-        "newcomers_caught_up": sum(
-            each.caught_up_since(came[each.part.name]) for each in left if each.part.name in came
-        ),
-        "resumed": sum(peers[name]["resumed"] for name in names),
+        "exchanges_failed": _sum(list(peers.values()), "exchanges_failed"),
+        **{name: _sum(ours, name) for name in ("half_commits", "offences", "caught_up", "resumed", *TOLD)},
+        **_newcomer_figures(honest, peers, course["done"]),
+        "saved_afterwards": _sum(staying, "saved_afterwards"),
         "blocked_share": _most(each["blocked_share"] for each in staying),
         "disagreement": disagreement,
         "last_distance": _most(each["last_distance"] for each in staying),
-        "exchanges_across": sum(during for during, _ in across),
-        "exchanges_across_afterwards": min((after for _, after in across), default=0),
+        "exchanges_across": sum(during for during, _ in parted),
+        "exchanges_across_afterwards": min((after for _, after in parted), default=0),
+        "outer_steps_to_heal": None if None in healed else _most(healed),
         "restarts": sum(max(len(each) - 1, 0) for name, each in lives.items() if name in names),
         "unexpected_exits": sum(
             life["status"] != 0 and not life["ended_by_us"] for each in lives.values() for life in each
         ),
         "missed_acts": len(course["missed"]),
         "wall_s": course["wall_s"],
+        "peak_memory": _most(peak for name, peak in course.get("peaks", {}).items() if name in steady),
         **{name: _most(each.get(name) for each in growing) for name in GROWTH},
-        "groups": {group: _group_figures(members) for group, members in groups.items()},
+        "bootstraps": {name: growth(samples[name]) for name in samples if name not in peers},
+        "watched": {name: ends(those) for name, those in samples.items() if those},
+        "groups": {
+            group: _group_figures([peers[each.part.name] for each in there if each.part.group == group])
+            for group in dict.fromkeys(each.part.group for each in honest)
+        },
+    }
+
+
+def _newcomer_figures(
+    honest: Sequence[Left], peers: Mapping[str, Mapping[str, Any]], done: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Of those who were started after second 0, for the first time or again."""
+    came = {act["who"]: float(act["time"]) for act in done if act["do"] == Do.START}
+    newcomers = [each for each in honest if each.part.name in came]
+    caught_up = [each for each in newcomers if each.since("caught up", came[each.part.name])]
+    over = max((each.last_time for each in honest), default=0.0)
+    due = [each for each in newcomers if each in caught_up or came[each.part.name] <= over - NEWCOMER_S]
+    staying = {each.part.name: peers[each.part.name]["loss"] for each in honest if peers[each.part.name]["stayed"]}
+    theirs = _mean(loss for name, loss in staying.items() if name in came)
+    others = _mean(loss for name, loss in staying.items() if name not in came)
+    return {
+        "newcomers": len(newcomers),
+        "newcomers_caught_up": len(caught_up),
+        "newcomers_caught_up_share": len(caught_up) / len(due) if due else None,
+        "newcomers_loss": theirs / others if theirs is not None and others else None,
     }
 
 
@@ -187,6 +144,7 @@ def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name: _mean(each[name] for each in members)
             for name in ("tokens", "exchanges_made", "exchanges_afterwards", "exchanges_failed")
         },
+        **{name: _sum(members, name) for name in ("caught_up_afterwards", *TOLD)},
     }
 
 
@@ -208,6 +166,7 @@ def _is_number(value: Any) -> bool:
 
 def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: float) -> dict[str, Any]:
     summary = left.summary or {}
+    while_training = [each for each in left.exchanges() if each.began < left.trained_at()]
     stayed = bool(lives) and not lives[-1]["ended_by_us"]
     return {
         "stayed": stayed,
@@ -216,13 +175,17 @@ def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: floa
         "loss_first": summary.get("val_loss_first"),
         "loss": summary.get("val_loss_last"),
         "tokens": summary.get("tokens"),
-        "exchanges_made": left.count("exchanged"),
-        "exchanges_afterwards": sum(began > last_act for began, _, _ in left.exchanges()),
+        "exchanges_made": len(while_training),
+        "exchanges_afterwards": sum(each.began > last_act for each in while_training),
+        "relayed_exchanges": sum(each.is_relayed for each in left.exchanges()),
         "exchanges_failed": left.count("failed"),
         "half_commits": summary.get("half_commits"),
         "offences": left.count("broke protocol"),
         "caught_up": left.count("caught up"),
+        "caught_up_afterwards": left.since("caught up", last_act),
         "resumed": left.count("resumed"),
+        "saved_afterwards": left.saved_since(last_act),
+        **{name: name in left.said for name in TOLD},
         "blocked_share": summary.get("blocked_fraction"),
         "last_distance": left.last_distance(),
         "why": summary.get("why", ""),
@@ -235,7 +198,8 @@ def _learned(figures: Mapping[str, Any]) -> bool:
 
 
 def _most(values: Any) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    known = [value for value in values if value is not None]
+    return max(known, key=lambda value: (math.isnan(value), value), default=None)  # no number is worse than any
 
 
 def _mean(values: Any) -> float | None:
@@ -243,26 +207,19 @@ def _mean(values: Any) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _across(
-    left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, sides: Sequence[Sequence[str]]
-) -> tuple[int, int]:
-    """Exchanges between the sides of a partition that began while it was there, and after it was healed."""
-    side_of = {name: place for place, side in enumerate(sides) for name in side}
-    names = {each.peer_id: each.part.name for each in left}
-    when = {act["do"]: float(act["time"]) for act in done if act["who"] == key}
-    if Do.PART not in when:
-        return 0, 0
-    healed = when.get(Do.HEAL, math.inf)
-    during = after = 0
-    for each in left:
-        ours = side_of.get(each.part.name)
-        for began, ended, partner in each.exchanges():
-            theirs = side_of.get(names.get(partner, ""))
-            if ours is None or theirs is None or ours == theirs:
-                continue
-            during += began > when[Do.PART] and ended < healed
-            after += began > healed
-    return during, after
+def _sum(figures: Sequence[Mapping[str, Any]], name: str) -> int:
+    return sum(int(each[name] or 0) for each in figures)
+
+
+def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> Verdict:
+    """What it was to be compared with did not come about, so that nothing else was acted out."""
+    faults = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
+    return Verdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, faults, _happened(course))
+
+
+def refused(title: str, stage: str, why: str) -> Verdict:
+    """It could not be acted out, or not be measured."""
+    return Verdict(title, stage, False, {"peers": {}}, {}, [why], [])
 
 
 def judged(
@@ -283,9 +240,34 @@ def judged(
             bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
             shown = "there is no such figure" if found is None else f"{found:g}"
             faults.append(f"{name}: {shown}, where {bounds} was to be")
+    return Verdict(title, stage, not faults, dict(figures), limits, faults, _happened(course))
+
+
+def _happened(course: Mapping[str, Any]) -> list[str]:
     happened = [f"{act['at_s']:g} s: {told(act['who'], act['do'])}" for act in course["done"]]
-    happened += [f"missed: {each}" for each in course["missed"]]
-    return Verdict(title, stage, not faults, dict(figures), limits, faults, happened)
+    return happened + [f"missed: {each}" for each in course["missed"]]
+
+
+def grown(figures: Mapping[str, Any]) -> list[str]:
+    """Of each process that a limit on growth may be about: what it had at first, once it had settled, and at last."""
+    if figures.get("memory_growth") is None:  # nobody was watched for long enough
+        return []
+    return [
+        f"{name}: "
+        + ", ".join(
+            f"{seen.replace('_', ' ')} {first:,.0f} and at last {last:,.0f}" for seen, (first, last) in those.items()
+        )
+        for name, those in figures["watched"].items()
+    ]
+
+
+def finite(tree: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
+    if isinstance(tree, Mapping):
+        return {str(name): finite(value) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
 
 
 def figure(figures: Mapping[str, Any], name: str) -> float | None:

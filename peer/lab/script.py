@@ -85,6 +85,11 @@ class Script:
     """In the order in which they start."""
 
     @property
+    def churning(self) -> frozenset[str]:
+        """Who goes or comes for the sake of churn alone, which ends when somebody has done the whole run."""
+        return frozenset(part.name for part in self.parts if part.settings.leaves_every_s is not None)
+
+    @property
     def hosts(self) -> dict[str, Part]:
         """The computers, each with the first who runs there."""
         found: dict[str, Part] = {}
@@ -105,7 +110,7 @@ def written(scenario: RealScenario) -> Script:
     for (name, _), group in zip(scenario.named(), scenario.peers, strict=True):
         for number in range(1, group.count + 1):
             host = f"{name}-{number}"
-            _write_seat(parts, acts, host, name, group, scenario.run.seed, end_s)
+            _write_seat(parts, acts, host, (name, number), group, scenario.run.seed, end_s)
     for place, partition in enumerate(scenario.partitions):
         acts.append(Act(partition.at_s, Do.PART, str(place)))
         acts.append(Act(partition.at_s + partition.for_s, Do.HEAL, str(place)))
@@ -121,9 +126,11 @@ def written(scenario: RealScenario) -> Script:
 
 
 def _write_seat(
-    parts: list[Part], acts: list[Act], host: str, name: str, group: RealGroup, seed: int, end_s: float
+    parts: list[Part], acts: list[Act], host: str, place: tuple[str, int], group: RealGroup, seed: int, end_s: float
 ) -> None:
-    """All who live on one computer, one after the other, and what happens to them."""
+    """All who live on one computer, one after the other, and what happens to them. ``place``: in which group, and the
+    how manieth."""
+    name, number = place
     # The same draw as the simulator's, for the same reason: the same scenario is the same story.
     share = Random(f"{seed}/{host}/arrival").random() if group.arrives_over_s else 0.0
     arrives = group.arrives_at_s + share * group.arrives_over_s
@@ -131,7 +138,7 @@ def _write_seat(
     parts.append(part)
     for life in range(1, MOST_OCCUPANTS + 1):
         acts.append(Act(arrives, Do.START, part.name))
-        leaves = _leaves(group, arrives, life, Random(f"{seed}/{host}/{life}/stay"))
+        leaves = _leaves(group, number, arrives, life, Random(f"{seed}/{host}/{life}/stay"))
         until = end_s if leaves is None else leaves
         acts += _naps(group, part.name, arrives, until)
         acts += _troubles(group, part.name, arrives, until)
@@ -146,7 +153,9 @@ def _write_seat(
             parts.append(part)
 
 
-def _leaves(group: RealGroup, arrives: float, life: int, random: Random) -> float | None:
+def _leaves(group: RealGroup, number: int, arrives: float, life: int, random: Random) -> float | None:
+    if group.leaves_at_s is not None and group.leaves_every_s is not None:  # in turn, again and again
+        return group.leaves_at_s + group.leaves_every_s * (number - 1 + (life - 1) * group.count)
     if group.leaves_at_s is not None:
         return group.leaves_at_s if life == 1 else None
     return None if group.stays_s is None else arrives + random.expovariate(1.0 / group.stays_s)

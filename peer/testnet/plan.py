@@ -17,7 +17,7 @@ import contextlib
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,8 +116,12 @@ def _read(source: Path) -> Manifest:
 
 
 @contextlib.contextmanager
-def claimed(out: Path) -> Iterator[None]:
-    """OUT for us alone, emptied of an earlier testnet. Raises HomeError when what lies there is not a testnet's."""
+def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """OUT for us alone, emptied of an earlier testnet. Raises HomeError when what lies there is not a testnet's.
+
+    Args:
+        before: called when it is ours and not yet emptied, to end what of that testnet still writes there.
+    """
     marker = out / MARKER
     try:
         if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -131,6 +135,7 @@ def claimed(out: Path) -> Iterator[None]:
         raise _unwritable(out, error) from error
     try:
         _lock(lock, out)
+        before()
         _empty(out, marker)
         yield
     finally:

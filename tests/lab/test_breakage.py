@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from peer.lab.breakage import Exhausted
+from peer.lab.breakage import Breakages, Disk, Exhausted
 
 ON_A_DISK = """
-import errno, os, sys
+import errno, os, socket, sys
 from pathlib import Path
 from peer.lab.breakage import Disk
 
 home = Path(sys.argv[1])
+socket.socket(socket.AF_UNIX).bind(str(home / "old.sock"))
 disk = Disk.small(home)
+socket.socket(socket.AF_UNIX).bind(str(home / "new.sock"))
 assert (home / "before").read_text() == "kept"
 (home / "early").write_text("x")
 
@@ -97,3 +101,48 @@ def test_who_is_gone_is_not_exhausted() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
         Exhausted([process.pid]).end()
+
+
+class Shrinking:
+    """A file on a disk that others fill, too: what was free a moment ago is not."""
+
+    def __init__(self, error: int) -> None:
+        self.blocks = 0
+        self.error = error
+
+    def __enter__(self) -> Shrinking:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Nothing is held."""
+
+    def write(self, block: bytes) -> int:
+        self.blocks += 1
+        if self.blocks > 3:
+            raise OSError(self.error, os.strerror(self.error))
+        return len(block)
+
+
+def test_a_disk_is_full_when_it_takes_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = Shrinking(errno.ENOSPC)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: file)
+    Disk(tmp_path).fill()
+    assert file.blocks == 4
+    broken = Shrinking(errno.EIO)
+    monkeypatch.setattr(Path, "open", lambda *_, **__: broken)
+    with pytest.raises(OSError, match="Input/output"):
+        Disk(tmp_path).fill()
+
+
+def test_words_of_who_has_a_breaking_disk_lie_beside_it_and_come_home(tmp_path: Path) -> None:
+    for name in ("anna", "bert"):
+        (tmp_path / name).mkdir()
+    breakages = Breakages({"anna": Disk(tmp_path / "anna")})
+    logs = {name: breakages.log(name, tmp_path / name / "output.log") for name in ("anna", "bert")}
+    assert logs == {"anna": tmp_path / "anna.log", "bert": tmp_path / "bert" / "output.log"}
+    logs["anna"].write_text("no room")
+    breakages._disks.clear()
+    breakages.close()
+    breakages.close()
+    assert (tmp_path / "anna" / "output.log").read_text() == "no room"
+    assert not logs["anna"].exists()

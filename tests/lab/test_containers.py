@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -9,12 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from p2ptrain.errors import DeviceError
 from p2ptrain.sim.reality import parse
 from peer.lab import closing, containers
 from peer.lab.containers import Containers, build, check_engine
+from peer.lab.plan import manifest_of
 from peer.lab.script import written
+from peer.testnet.plan import lay_out
 
 DOCKER = """#!{python}
 import json, os, sys
@@ -160,8 +164,38 @@ def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> 
     def noted(*kinds: str) -> None:
         (home / "events.jsonl").write_text("".join(json.dumps({"kind": kind}) + "\n" for kind in kinds) + '{"kind')
 
+    lives = {"anna": [killed, well], "bert": [well], "carl": [killed]}
     noted("listening", "exchanged", "listening", "progress")
-    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path) is False
+    assert closing.rejoined(lives, tmp_path, {"anna"}) is False
     noted("listening", "listening", "exchanged")
-    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path) is True
-    assert closing.rejoined({"bert": [well]}, tmp_path) is None
+    assert closing.rejoined(lives, tmp_path, {"anna"}) is True
+    assert closing.rejoined(lives, tmp_path, {"anna", "carl"}) is False, "it was to come back, and never did"
+    assert closing.rejoined({"bert": [well]}, tmp_path, {"bert"}) is None
+    assert closing.rejoined({"anna": [killed, well], "bert": [well]}, tmp_path / "elsewhere", {"anna"}) is False
+
+
+def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny["peers"][0] |= {"count": 1, "leaves_at_s": 5, "leaves": "killed", "returns_after_s": 1, "returns": "resumed"}
+    scenario = parse(tiny)
+    script = written(scenario)
+    out = tmp_path / "out"
+    out.mkdir()
+    lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    away = {"status": -9, "ended_by_us": "is killed"}
+    course = {"lives": {part.name: [away] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
+    console = Console(file=io.StringIO(), width=120)
+    assert closing.conclude(out, script, course, (), 1, console) is False
+    document = json.loads((out / "summary.json").read_text())
+    assert document["killed_peer_rejoined"] is False
+    assert document["passed"] is False
+    assert "has not come back" in console.file.getvalue()
+
+
+def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = asked.parent / "bin" / "docker"
+    tool.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(60)\n")
+    monkeypatch.setattr(containers, "COMMAND_DEADLINE_S", 0.2)
+    with pytest.raises(DeviceError, match="did not answer"):
+        check_engine()

@@ -191,6 +191,36 @@ def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert naps == [hostile.FOREVER_S]
 
 
+def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hostile, "FLOOD_PAUSE_S", 0.0)
+    monkeypatch.setattr(hostile, "FLOOD_AT_ONCE", 3)
+    called: list[str] = []
+
+    @dataclass
+    class Known:
+        peer: str
+        addresses: tuple[str, ...] = ()
+
+    class Everybody:
+        async def lookup(self) -> list[Known]:
+            return [Known("anna"), Known("bert")]
+
+    class Busy(OneWire):
+        async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
+            called.append(peer)
+            await asyncio.sleep(60)
+            raise NetworkError("it hangs")
+
+    async def flood() -> None:
+        nothing: Any = None
+        lying = hostile.Lying(Busy(Wire()), nothing, cast(Any, Everybody()))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(lying._call_everybody(), 0.2)
+
+    asyncio.run(flood())
+    assert sorted(called) == ["anna"] * 3 + ["bert"] * 3
+
+
 def test_real_links_can_drip() -> None:
     assert callable(StreamLink._write)  # hostile.Raw
 

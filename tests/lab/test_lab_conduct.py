@@ -281,3 +281,18 @@ def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], mon
     course, _ = conducted(place, tiny)
     assert course.cut_short
     assert course.lives["office-1"] == [Ended(0, "")]
+
+
+def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
+    through = PEER.replace('"loss": 2.0', '"loss": 2.0, "fraction": number / 20 if home.name == "home-1" else 0.0')
+    (place / "peer.py").write_text(through)
+    tiny["run"]["seconds"] = 5
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves_every_s": 3, "leaves": "killed", "returns_after_s": 0}
+    tiny["peers"][0] |= {"freezes": [{"at_s": 4, "for_s": 0.1}]}
+    course, _ = conducted(place, tiny)
+    assert course.missed == []
+    assert happened(course) == [
+        ("office-1", "is killed"),
+        ("office-1.2", "starts"),
+        *[(who, do) for do in ("falls asleep", "wakes") for who in ("home-1", "home-2")],
+    ]

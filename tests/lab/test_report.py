@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 
 from p2ptrain.sim.reality import RealGroup, parse
+from peer import lines
+from peer.lab.left import TOLD, Exchange, Left, read_left
 from peer.lab.pulse import FEWEST, FIGURES, growth
-from peer.lab.report import Left, compared, figure, figures_of, judged, read_left
+from peer.lab.report import compared, figure, figures_of, finite, grown, judged, spoiled
 from peer.lab.script import Do, Part
 
 GROUP = RealGroup(count=1, step_s=1.0)
@@ -145,14 +147,14 @@ def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
     part = Part("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
     (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
-    assert read_left(part, "id", tmp_path).exchanges() == [(4.0, 5.0, "")]
+    assert read_left(part, "id", tmp_path).exchanges() == [Exchange(4.0, 5.0, "", 0.0, False)]
 
 
 def test_liars_count_in_no_figure_of_honest_peers() -> None:
     liar = Left(
         Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
         "id of liar",
-        [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}],
+        [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}, {"kind": "broke protocol"}],
         {**SUMMARY, "val_loss_last": 99.0, "blocked_fraction": 0.9, "half_commits": 7},
     )
     happened = course(
@@ -161,6 +163,8 @@ def test_liars_count_in_no_figure_of_honest_peers() -> None:
     samples = {"liar": [(100 + number, 50, 20, 10) for number in range(FEWEST)]}
     found = figures({**happened, "samples": samples}, left("anna", summary=SUMMARY), liar)
     assert found["half_commits"] == 1
+    assert found["offences"] == found["newcomers"] == 0
+    assert found["peers"]["liar"]["offences"] == 1
     assert found["caught_up"] == found["newcomers_caught_up"] == found["resumed"] == found["restarts"] == 0
     assert found["memory_growth"] is None
     assert found["stayed"] == found["learned"] == 1
@@ -232,3 +236,92 @@ def test_how_far_apart_they_are_at_the_end() -> None:
     assert found["peers"]["anna"]["last_distance"] == 0.2
     assert found["last_distance"] == 9.0
     assert figures(course({"anna": [WELL]}), left("anna"))["last_distance"] is None
+
+
+def test_a_loss_that_is_no_number_is_the_worst_and_json_all_the_same(tiny: dict[str, Any]) -> None:
+    happened = course({"anna": [WELL], "bert": [WELL]})
+    nan = {**SUMMARY, "val_loss_last": float("nan")}
+    found = figures(happened, left("anna", summary=SUMMARY), left("bert", summary=nan))
+    scenario = parse({**tiny, "limits": {"worst_loss": {"at_most": 9}}})
+    verdict = judged("it", "local", scenario, found, happened)
+    assert "worst_loss: there is no such figure, where at most 9 was to be" in verdict.faults
+    assert '"worst_loss": null' in json.dumps(finite(verdict.document()), allow_nan=False)
+
+
+def test_what_could_not_be_compared_with_is_all_that_is_told() -> None:
+    verdict = spoiled("it", "local", {"stayed": 1}, {**course({}), "troubles": ["the bootstrap ended"]})
+    assert not verdict.passed
+    assert verdict.faults == ["undisturbed: the bootstrap ended"]
+    assert verdict.limits == {}
+
+
+def test_the_final_gossip_is_no_training() -> None:
+    notes = [exchange(1.0, "x"), exchange(2.0, "x"), {"kind": "trained", "time": 4.0}, exchange(5.0, "x")]
+    found = figures(course({"anna": [WELL]}), left("anna", *notes, summary=SUMMARY))
+    assert found["fewest_exchanges"] == found["fewest_exchanges_afterwards"] == 2
+
+
+def test_exchanges_through_a_relay() -> None:
+    notes = [exchange(1.0, "x"), {**exchange(2.0, "y"), "relay": "the bootstrap"}]
+    assert figures(course({"anna": [WELL]}), left("anna", *notes))["relayed_exchanges"] == 1
+
+
+def test_newcomers() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
+    done += [{"at_s": 9, "time": 150.0, "do": Do.START.value, "who": "dora"}]
+    everybody = [
+        left("anna", {"kind": "progress", "time": 160.0}, summary=SUMMARY),
+        left("bert", {"kind": "caught up", "time": 12.0}, summary={**SUMMARY, "val_loss_last": 3.0}),
+        left("cleo", {"kind": "progress", "time": 20.0}),
+        left("dora"),  # too late to have done anything
+    ]
+    lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
+    found = figures(course(lives, done), *everybody)
+    assert found["newcomers"] == 3
+    assert found["newcomers_caught_up"] == 1
+    assert found["newcomers_caught_up_share"] == 0.5
+    assert found["newcomers_loss"] == 1.5
+    nobody = figures(course({"anna": [WELL]}), left("anna", summary=SUMMARY))
+    assert nobody["newcomers_caught_up_share"] is nobody["newcomers_loss"] is None
+
+
+def test_what_happened_to_somebody_after_the_last_act() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": Do.THAW.value, "who": "anna"}]
+    notes = [{"kind": "caught up", "time": 5.0}, {"kind": "saved", "time": 6.0}, {"kind": "caught up", "time": 11.0}]
+    end = [{"kind": "stopping", "time": 20.0}, {"kind": "saved", "time": 21.0}]
+    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, *end))
+    assert found["peers"]["anna"]["caught_up_afterwards"] == found["groups"]["anna"]["caught_up_afterwards"] == 1
+    assert found["saved_afterwards"] == 0  # everybody saves when it leaves
+    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, {"kind": "saved", "time": 15.0}, *end))
+    assert found["saved_afterwards"] == 1
+
+
+def test_what_owners_were_told_is_counted_by_peers(tmp_path: Path) -> None:
+    words = [
+        lines.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),
+        lines.line("p2pd died", {"why": "signal 9"}),
+        lines.line("wrong clock", {"off_s": -3600.0, "nodes": 2}),
+        lines.line("right clock", {}),
+        lines.line("p2pd is back", {}),
+    ]
+    part = Part("anna", "anna", GROUP, "anna")
+    for said in (words[:3], words[3:], words[:1]):
+        (tmp_path / "output.log").write_text("\n".join(map(str, said)))
+        expected = {name for name, word in zip(TOLD, words, strict=False) if word in said}
+        assert read_left(part, "id", tmp_path).said == expected
+    found = figures(course({"anna": [WELL]}), replace(left("anna"), said=frozenset({"told_not_saved"})), left("bert"))
+    assert (found["told_not_saved"], found["told_daemon"], found["groups"]["anna"]["told_not_saved"]) == (1, 0, 1)
+
+
+def test_bootstraps_are_watched_and_count_as_no_peer() -> None:
+    samples = {"anna": [(100, 50, 20, 10)] * FEWEST, "bootstrap": [(100, 50 + n, 20, 10) for n in range(FEWEST)]}
+    happened = {**course({"anna": [WELL]}), "samples": samples, "peaks": {"anna": 7, "bootstrap": 9}}
+    found = figures(happened, left("anna", summary=SUMMARY))
+    assert found["daemon_memory_growth"] == 0
+    assert figure(found, "bootstraps.bootstrap.daemon_memory_growth") > 0.1  # type: ignore[operator]  # it is there
+    assert found["peak_memory"] == 7
+    assert grown(found)[0] == (
+        "anna: memory 100 and at last 100, daemon memory 50 and at last 50, descriptors 20 and at last 20, "
+        "daemon descriptors 10 and at last 10"
+    )
+    assert grown(figures(course({"anna": [WELL]}), left("anna"))) == []

@@ -105,3 +105,18 @@ def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) ->
         (12, Do.STOP),
     ]
     assert {act.who for act in acts} == {"office-1"}
+
+
+def test_of_a_churning_group_one_goes_after_the_other_to_the_end(tiny: dict[str, Any]) -> None:
+    churn = {"count": 2, "leaves_at_s": 5, "leaves_every_s": 10, "leaves": "killed", "returns_after_s": 0}
+    churning = script(tiny, churn)
+    assert churning.acts == (
+        Act(5.0, Do.KILL, "office-1"),
+        Act(5.0, Do.START, "office-1.2"),
+        Act(15.0, Do.KILL, "office-2"),
+        Act(15.0, Do.START, "office-2.2"),
+        Act(25.0, Do.KILL, "office-1.2"),
+        Act(25.0, Do.START, "office-1.3"),
+    )
+    assert churning.churning == {part.name for part in churning.parts if part.group == "office"}
+    assert script(tiny, {"leaves_every_s": None}).churning == set()

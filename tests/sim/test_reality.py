@@ -63,6 +63,7 @@ def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
             BROKEN.replace("1}", "1, for_s = 2}"),
             "peers[0].troubles[0].for_s: a daemon that died stays dead; leave it out",
         ),
+        ("peers.home.leaves_every_s=9", "peers[0].leaves_every_s: give leaves_at_s, when the first goes"),
         ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
         (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
         (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
@@ -92,6 +93,7 @@ def test_what_a_scenario_is_compared_with_has_its_own_peers_and_nothing_happens(
     assert [group.name for group in calm.peers] == ["calm"]
     assert (calm.partitions, calm.bootstrap.dies_at_s, calm.limits, calm.undisturbed) == ([], None, {}, None)
     assert calm.outer == reality.parse(plain).outer
+    assert calm.peers[0].model_fields_set == {"name", "count", "step_s"}
 
 
 def test_a_lie_that_needs_bytes_is_not_simulated(plain: dict[str, Any]) -> None:
@@ -99,3 +101,14 @@ def test_a_lie_that_needs_bytes_is_not_simulated(plain: dict[str, Any]) -> None:
     with pytest.raises(ScenarioError) as caught:
         reality.parse({**plain, "peers": crowd}).simulated()
     assert caught.value.problem == "peers[1].lie: drip is said in bytes, and only p2ptrain testnet has them"
+
+
+def test_churn_needs_places_that_are_free_again(plain: dict[str, Any]) -> None:
+    group = {"count": 2, "step_s": 1.0, "leaves_at_s": 5.0, "leaves_every_s": 5.0, "returns_after_s": 10.0}
+    with pytest.raises(ScenarioError) as caught:
+        reality.parse({**plain, "peers": [group]})
+    assert caught.value.problem == "peers[0].leaves_every_s: who comes in another's place has to go before it comes"
+    churn = reality.parse({**plain, "peers": [{**group, "returns_after_s": 0.0}]})
+    with pytest.raises(ScenarioError) as caught:
+        churn.simulated()
+    assert caught.value.problem == "peers[0].leaves_every_s: only p2ptrain testnet has that"

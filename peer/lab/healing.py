@@ -1,0 +1,75 @@
+"""What a partition did to exchanges, and how soon it was as if there had been none. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from peer.lab.left import LAST, Exchange, Left
+from peer.lab.script import Do
+
+HEALED = 2.0
+"""So many times as far apart as before: then a partition shows no more. A guess: distances of single exchanges
+differ by half."""
+
+Sides = Sequence[Sequence[str]]
+"""The names of the peers on each side."""
+
+
+def across(left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> tuple[int, int]:
+    """Exchanges between the sides of a partition that began while it was there, and after it was healed."""
+    when = _when(done, key)
+    if Do.PART not in when:
+        return 0, 0
+    healed = when.get(Do.HEAL, math.inf)
+    found = [each for one in left for each in _across(one, left, sides)]
+    during = sum(each.began > when[Do.PART] and each.ended < healed for each in found)
+    return during, sum(each.began > healed for each in found)
+
+
+def steps_to_heal(left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> int | None:
+    """Outer steps of the slowest to heal until it is no further from who was on the other side than HEALED says.
+
+    They count from the first exchange across that anybody begins after the network is whole: until then nobody can know
+    of it. What was before is the median of a peer's last distances. None: somebody never was so near again, or nothing
+    tells what was before.
+    """
+    when = _when(done, key)
+    if Do.PART not in when or Do.HEAL not in when:
+        return None
+    parted, healed, slowest = when[Do.PART], when[Do.HEAL], 0
+    later = {
+        one.part.name: [each for each in _across(one, left, sides) if each.began > healed]
+        for one in left
+        if _side(one.part.name, sides) is not None
+    }
+    contact = min((each.began for those in later.values() for each in those), default=math.inf)
+    for one in left:
+        if one.part.name not in later:
+            continue
+        before = [each.distance for each in one.exchanges() if each.ended < parted][-LAST:]
+        near = [each for each in later[one.part.name] if before and each.distance <= HEALED * median(before)]
+        if not near:
+            return None
+        slowest = max(slowest, (one.step_at(near[0].ended) or 0) - (one.step_at(contact) or 0))
+    return slowest if later else None
+
+
+def _across(one: Left, left: Sequence[Left], sides: Sides) -> Iterator[Exchange]:
+    """Those of one peer with peers of the other sides, in order."""
+    names = {each.peer_id: each.part.name for each in left}
+    ours = _side(one.part.name, sides)
+    for each in one.exchanges():
+        theirs = _side(names.get(each.partner, ""), sides)
+        if ours is not None and theirs is not None and ours != theirs:
+            yield each
+
+
+def _side(name: str, sides: Sides) -> int | None:
+    return next((place for place, side in enumerate(sides) if name in side), None)
+
+
+def _when(done: Sequence[Mapping[str, Any]], key: str) -> dict[str, float]:
+    return {act["do"]: float(act["time"]) for act in done if act["who"] == key}

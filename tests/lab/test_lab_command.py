@@ -1,0 +1,91 @@
+"""Folders of scenarios, and scenarios with something to compare with: what fails of one, and what goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from p2ptrain.errors import DeviceError
+from p2ptrain.sim import reality
+from peer.lab import command
+
+NAMES = ("one", "three", "two")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "scenarios"
+    made.mkdir()
+    for name in NAMES:
+        (made / f"{name}.toml").touch()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (RuntimeError("the inside ended with status 1"), "RuntimeError: the inside ended with status 1"),
+        (DeviceError("It has no line.", "Give it one."), "It has no line.\n  Give it one."),
+    ],
+)
+def test_what_fails_one_scenario_fails_no_other(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
+) -> None:
+    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int) -> int:
+        if path.stem == "three":
+            raise error
+        out.mkdir(parents=True)
+        report = {"scenario": path.stem, "passed": True, "faults": []}
+        (out / "report.json").write_text(json.dumps(report))
+        return int(path.stem == "two")  # as where its containers' closing failed
+
+    monkeypatch.setattr(command, "act_out", act_out)
+    out = tmp_path / "out"
+    assert command.act_out_all(folder, (), "local", out, 1) == 1
+    reports = {each["scenario"]: each for each in json.loads((out / "report.json").read_bytes())}
+    assert {name: each["passed"] for name, each in reports.items()} == {"one": True, "three": False, "two": False}
+    assert reports["three"]["faults"] == [fault]
+
+
+def test_whoever_stops_it_stops_all(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def act_out(*arguments: Any) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "act_out", act_out)
+    with pytest.raises(KeyboardInterrupt):
+        command.act_out_all(folder, (), "local", tmp_path / "out", 1)
+
+
+def test_a_machine_without_the_stage_is_told_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_means() -> None:
+        raise DeviceError("No namespaces.", "Take --stage local.")
+
+    monkeypatch.setattr(command, "check_means", no_means)
+    with pytest.raises(DeviceError):
+        command.act_out_all(folder, (), "namespaces", tmp_path / "out", 1)
+    assert not (tmp_path / "out").exists()
+
+
+def test_without_its_comparison_a_scenario_is_not_acted_out(
+    tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {**tiny, "undisturbed": {"peers": [{"name": "home", "count": 3, "step_s": 1.0}]}}
+    acted: list[Path] = []
+
+    def acted_out(scenario: Any, stage: Any, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        acted.append(out)
+        return {"troubles": ["home-1 ended with status 1"], "done": [], "missed": []}, {"tokens": float("nan")}
+
+    monkeypatch.setattr(command, "_acted", acted_out)
+    monkeypatch.setattr(reality, "load", lambda path, changes: reality.parse(data))
+    out = tmp_path / "out"
+    assert command.act_out(tmp_path / "it.toml", (), "local", out, 1) == 1
+    assert acted == [out / "undisturbed"]
+    report = json.loads((out / "report.json").read_bytes())
+    assert report["faults"] == ["undisturbed: home-1 ended with status 1"]
+    assert report["figures"]["undisturbed"]["tokens"] is None
