@@ -12,6 +12,9 @@ from peer.testnet.report import machine
 
 ROOT = Path(__file__).parent.parent
 
+WRITTEN = ("docs/results", "docs/RESULTS.md")
+"""What measuring itself changes."""
+
 
 def environment() -> dict[str, str]:
     """On what, when, and on which code."""
@@ -25,15 +28,15 @@ def environment() -> dict[str, str]:
 
 
 def _commit() -> str:
-    """The commit under measurement, marked where the working tree differs; unknown outside a git checkout."""
+    """The commit under measurement, marked where the working tree differs in more than results; unknown outside git."""
     try:
-        done = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        commit = _git("rev-parse", "--short=12", "HEAD")
+        changed = _git("diff", "--name-only", "HEAD", "--", ".", *(f":!{each}" for each in WRITTEN))
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+    return f"{commit}-dirty" if changed else commit
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.strip()

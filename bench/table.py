@@ -81,7 +81,10 @@ def _trainer(figures: Mapping[str, Any]) -> Iterator[Row]:
         asked = name == "llama-15m"
         core = "" if each["trainer_has_a_core"] else ", no core of its own"
         target = f"<= {100 * required:.0f} %" if asked else ""
-        per_phase = f"{each['preset_exchanges_per_outer_step']} exchanges in {each['preset_inner_phase_s']:.3g} s"
+        per_phase = (
+            f"{each['preset_exchanges_per_outer_step']} exchanges and {1000 * each['showing_s_per_phase']:.1f} ms of "
+            f"showing in {each['preset_inner_phase_s']:.3g} s"
+        )
         for what, key in (("blocked by exchanges", "blocked"), ("lost in all", "lost")):
             share = each[f"preset_{key}_share"]
             yield Row(

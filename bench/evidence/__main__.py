@@ -30,6 +30,8 @@ from bench.evidence.store import Store
 from bench.evidence.tables import DOCUMENT, RESULTS, drawings, evidence_lines, load
 from bench.results import replaced
 from p2ptrain import files
+from p2ptrain.errors import DeviceError
+from p2ptrain.train import choose_device
 
 CELLS = ROOT / "out" / "evidence"
 QUICK = ROOT / "out" / "evidence-quick"
@@ -67,6 +69,11 @@ def main(
     """Run the experiments R1 to R11 as far as they have not been run, and write docs/results and docs/RESULTS.md."""
     console = Console(highlight=False, soft_wrap=True)
     names = _names(only)
+    if math.isnan(budget_hours):
+        raise click.BadParameter("nan is no number of hours", param_hint="--budget-hours")
+    if anew and (is_quick or rehearse):
+        raise click.BadParameter("a quick or rehearsed run takes nothing that is published", param_hint="--anew")
+    device = _device(device)
     home = REHEARSAL if rehearse else QUICK if is_quick else ANEW if anew else CELLS
     folder = RESULTS if home is CELLS else home / "results"
     title = "rehearsal: made-up numbers" if rehearse else "quick: not the evidence" if is_quick else "made anew"
@@ -101,7 +108,8 @@ def main(
         campaign.say(f"written: {folder} and {target}")
     failed = [job for job in campaign.jobs() if job.state is State.FAILED]
     if failed:
-        campaign.say(f"{len(failed)} cells failed; --list names them with their reasons")
+        campaign.say(f"{len(failed)} cells failed; --list names them with their reasons, and the next call tries again")
+        raise SystemExit(1)
 
 
 def plan_table(campaign: Campaign, workers: int) -> Table:
@@ -125,6 +133,13 @@ def _list(campaign: Campaign, console: Console) -> None:
     for job in campaign.jobs():
         why = f": {job.record.failure}" if job.record is not None and job.record.failure else ""
         console.print(f"{job.state:8} {job.cell.name}{why}", markup=False)
+
+
+def _device(wish: str) -> str:
+    try:
+        return str(choose_device(wish))
+    except DeviceError as error:
+        raise click.BadParameter(str(error), param_hint="--device") from error
 
 
 def _names(only: str) -> list[str]:

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bench.evidence.cells import CENTRAL
+from bench.evidence.contenders import SWARM_2
 from bench.evidence.experiments.r1_quality import ALONG_THE_AXES, EVERY_STEP, NON_IID
 from bench.evidence.experiments.r3_straggler import SETTINGS as STRAGGLERS
 from bench.evidence.experiments.r6_churn import FAILING, MOVING
 from bench.evidence.experiments.r9_uneven import SETTINGS as UNEVEN
 from bench.evidence.experiments.r9_uneven import SHOWN, WEIGHTED
-from bench.evidence.experiments.r11_doubts import HOME_LINE
 from bench.evidence.published import HOME, Line
 from bench.evidence.rule import AT_10, AT_30, Decision, figure
 from bench.evidence.summary import Figure, better
@@ -23,6 +23,9 @@ from bench.table import Row
 
 Summary = Mapping[str, Any]
 Key = Mapping[str, Any]
+
+QUARTER = "x modular4 /4"
+"""R5's row of the default's codec in which an exchange moves a quarter of the parameters."""
 
 
 def conclusion(summary: Summary, decision: Decision | None, reached: list[Row]) -> list[str]:
@@ -68,7 +71,7 @@ def _gossip(summary: Summary, mine: str) -> Iterator[str]:
         if pair:
             told.append(f"{rival}'s {_against(*pair)}")
     if told:
-        yield f"Over the loss of those who gossip, at H = 10: {_listed(told)}; it makes more exchanges than they do."
+        yield f"Over the loss of those who gossip, at H = 10: {_listed(told)}{_traffic(summary, mine)}."
     told = []
     for one, other, alike in (
         ("swarm half", "gasloc", "bytes"),
@@ -78,11 +81,24 @@ def _gossip(summary: Summary, mine: str) -> Iterator[str]:
         if pair:
             told.append(f"with as many {alike} {one} over {other} is {_against(*pair)}")
     if told:
-        yield f"Part of that is traffic: {_listed(told)}."
+        yield f"At equal traffic, at H = 10: {_listed(told)}."
+
+
+def _traffic(summary: Summary, mine: str) -> str:
+    """What each of them sends, uncompressed."""
+    bits = {
+        name: found.mean
+        for name in (mine, "diloco", "noloco", "gasloc", "factored_gossip")
+        if (found := figure(summary, "R1", name, AT_10, "bits_per_parameter")) is not None
+    }
+    if mine not in bits or len(bits) == 1:
+        return ""
+    others = _listed([f"{name} {sent:.0f}" for name, sent in bits.items() if name != mine])
+    return f"; in fp32 {mine} sends {bits[mine]:.0f} bits per parameter and outer step, {others}"
 
 
 def _price(summary: Summary, mine: str) -> Iterator[str]:
-    exact = figure(summary, "R5", "x fp32", AT_10, "loss")
+    exact = figure(summary, "R5", "x fp32", AT_10, "loss") if mine == SWARM_2.name else None
     told = []
     for row in ("x fp32", "x modular4", "x modular4 /2", "x modular4 7/16", "x modular4 /4", "x modular4 /16"):
         bits, loss = (figure(summary, "R5", row, AT_10, name) for name in ("bits_per_parameter", "loss"))
@@ -128,7 +144,7 @@ def _straggler(summary: Summary, mine: str) -> Iterator[str]:
     ours = times.pop(mine)
     if ours is not None:
         told = [f"{each.mean / ours.mean:.2f} x {name}'s" for name, each in times.items() if each is not None]
-        yield f"With one line of eight at 10 %, nobody waits for it: the same loss comes at a speed of {_listed(told)}."
+        yield f"With one line of eight at 10 % the same loss comes at a speed of {_listed(told)}."
 
 
 def _churn(summary: Summary, mine: str) -> Iterator[str]:
@@ -148,11 +164,12 @@ def _uneven(summary: Summary, mine: str) -> Iterator[str]:
         for setting in UNEVEN[1:]:
             ratios = {rung: figure(summary, "R9", name, setting.key(), f"fast_ratio:{rung}") for rung in SHOWN}
             known = {rung: ratio.mean for rung, ratio in ratios.items() if ratio is not None}
-            if known:
-                first, last = max(known), min(known)
+            worst = figure(summary, "R9", name, setting.key(), "fast_delay")
+            if known and worst is not None:
+                last = min(known)
                 told.append(
-                    f"{setting.speed_ratio:g} times as fast as the others needs {known[first]:.2f} times its "
-                    f"time alone for a loss of {first:g}, and {known[last]:.2f} times for {last:g}"
+                    f"{setting.speed_ratio:g} times as fast as the others needs {known[last]:.2f} times its "
+                    f"time alone for a loss of {last:g}, and {worst.mean:.2f} times for the loss where it is worst"
                 )
         if told:
             yield f"{how} a peer {_listed(told)}."
@@ -161,14 +178,25 @@ def _uneven(summary: Summary, mine: str) -> Iterator[str]:
 def _at_home(summary: Summary, mine: str) -> Iterator[str]:
     row = f"{mine} modular4"
     busy, sent = (figure(summary, "R4", row, Line(HOME, 20).key(), each) for each in ("utilization", "delivered"))
-    if busy is not None and sent is not None:
-        said = f"On a home's line ({HOME}, H = 30) {row} computes {100 * busy.mean:.1f} % of its time"
-        said += f" and sends {100 * sent.mean:.0f} % of its exchanges"
-        narrow = figure(summary, "R11", row, HOME_LINE.key(), "loss")
-        wide = figure(summary, "R1", mine, AT_30, "loss")
-        if narrow is not None and wide is not None:
-            said += f"; so narrow a line makes its loss {narrow.mean / wide.mean:.3f} of what it is with wide ones"
-        yield f"{said}."
+    if busy is None or sent is None:
+        return
+    rival = figure(summary, "R4", "diloco int8", Line(HOME, 20).key(), "utilization")
+    beside = "" if rival is None else f"; diloco in int8 computes {100 * rival.mean:.0f} %, and sends all"
+    yield (
+        f"On a home's line ({HOME}, H = 30) {row} computes {100 * busy.mean:.1f} % of its time and sends "
+        f"{100 * sent.mean:.0f} % of its exchanges{beside}."
+    )
+    few = figure(summary, "R5", QUARTER, AT_10, "loss")
+    told = [
+        f"{name}'s {_against(few, other)}"
+        for name in ("diloco", "factored_gossip", "gasloc", "noloco")
+        if few is not None and (other := figure(summary, "R1", name, AT_10, "loss")) is not None
+    ]
+    if told and sent.mean < 1:
+        yield (
+            "What sending less costs was not run at that size. The nearest row, which sends a quarter of what the "
+            f"default sends ({QUARTER}, H = 10), has over the losses of those who send all in fp32: {_listed(told)}."
+        )
 
 
 def _data_parallel(summary: Summary, mine: str) -> Iterator[str]:

@@ -49,7 +49,7 @@ class State(StrEnum):
     STALE = "stale"
     """Done by older code; kept, and run again only with --refresh-stale."""
     FAILED = "failed"
-    """By the code as it is now; run again when the code changes."""
+    """Without a result, which may be the machine's doing: tried again by every call."""
     WAITING = "waiting"
     """For the tuning of its method."""
     TO_DO = "to do"
@@ -103,14 +103,14 @@ def choice_for(cell: Cell, results: Results) -> Choice | None:
 
 
 def tuned(cells: Iterable[Cell], store: Store) -> Results:
-    """The contenders whose whole grid is in the store. A cell that failed counts as diverged."""
+    """The contenders whose whole grid is in the store. A cell that failed has told nothing, as if not run."""
     found: dict[str, list[tuple[Choice, float | None]]] = {}
     incomplete = set()
     for cell in cells:
         if cell.experiment != "tuning" or cell.choice is None:
             continue
         record = store.find(scenario(cell, cell.choice))
-        if record is None:
+        if record is None or record.failure is not None:
             incomplete.add(cell.contender.name)
         else:
             found.setdefault(cell.contender.name, []).append((cell.choice, record.loss))
@@ -139,7 +139,7 @@ def _state(record: Record | None, code: str) -> State:
     if record is None:
         return State.TO_DO
     if record.failure is not None:
-        return State.FAILED if record.code == code else State.TO_DO
+        return State.FAILED
     return State.DONE if code in (record.code, *record.confirmed) else State.STALE
 
 

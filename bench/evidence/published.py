@@ -35,8 +35,10 @@ SMALL_STEP_TOKENS = 16_384
 """The same for 135M parameters. A guess: small models are trained with small batches. Utilization depends on tokens a
 step and on the device alone, since both computing and sending grow with the parameters."""
 
-APPLY_S_PER_PARAMETER = 12.7e-3 / 15.5e6
-"""A trainer stands still for 12.7 ms to apply an exchange of 15.5M parameters (our measurement, bench/trainer.py)."""
+APPLY_S_PER_PARAMETER = 30.6e-3 / 15.5e6
+"""A trainer stands still for 30.6 ms to apply an exchange of 15.5M parameters, by one thread (our measurement: "trainer
+time blocked by exchanges" in docs/RESULTS.md). What else an exchange costs a trainer that shares its cores with the
+network's thread, 364 ms in all on two cores, is left out: it is the machine's and not the method's."""
 
 
 @dataclass(frozen=True, slots=True)

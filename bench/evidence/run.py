@@ -61,7 +61,7 @@ class Campaign:
     refresh_stale: bool = False
     clock: Callable[[], float] = time.monotonic
     given_up: set[str] = field(default_factory=set)
-    """Names of cells whose worker died: not tried again in this call."""
+    """Names of cells that failed, or whose worker died: not tried again in this call."""
 
     def results(self) -> Results:
         """What the tuning found; published results only for methods that are not being tuned here."""
@@ -76,7 +76,7 @@ class Campaign:
     def wanted(self, job: Job) -> bool:
         """Whether it is to be run."""
         stale = self.refresh_stale and job.state is State.STALE
-        return (stale or job.state is State.TO_DO) and job.cell.name not in self.given_up
+        return (stale or job.state in (State.TO_DO, State.FAILED)) and job.cell.name not in self.given_up
 
     def run(self, pool: Workers, workers: int, budget_s: float) -> None:
         """Run what is wanted until nothing is left or no cell may be started any more."""
@@ -122,6 +122,8 @@ class Campaign:
             seconds=outcome.seconds,
         )
         self.store.keep(record)
+        if record.failure is not None:
+            self.given_up.add(job.cell.name)
         self.say(self._line(job, record, workers))
 
     def _line(self, job: Job, record: Record, workers: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 
@@ -222,6 +222,10 @@ def table_lines(table: Table, by_place: Mapping[tuple[str, str], Summary]) -> It
         yield f"| {row.heading} | {' | '.join(cells)} |"
 
 
+NOISY = 10.0
+"""A figure whose standard error is so many times the leader's tells nothing, and so is not among the best."""
+
+
 def _cell(by_place: Mapping[tuple[str, str], Summary], row: Row, column: Column, leader: Figure | None) -> str:
     found = _figure(by_place, row, column)
     place = by_place.get((row.contender, key(column.circumstances(row))))
@@ -232,12 +236,18 @@ def _cell(by_place: Mapping[tuple[str, str], Summary], row: Row, column: Column,
     if found is None:
         return NOT_RUN if place is None else ""
     text = _shown(found, column)
-    if leader is not None and column.best is not None and (found is leader or not better(leader, found, column.best)):
+    if leader is not None and column.best is not None and _is_among(found, leader, column.best):
         alone = found.standard_error is None and found is not leader
         text = text if alone else f"**{text}**"
     if place is not None and 0 < len(found.seeds) < place.runs:  # not all got there
         text += f" ({len(found.seeds)} of {place.runs} runs)"
     return text
+
+
+def _is_among(found: Figure, leader: Figure, best: Literal["low", "high"]) -> bool:
+    """Whether it may be said to be as good as the best."""
+    noisy = bool(leader.standard_error) and (found.standard_error or 0.0) > NOISY * (leader.standard_error or 0.0)
+    return not noisy and not better(leader, found, best)
 
 
 def _leader(figures: Iterable[Figure | None], column: Column) -> Figure | None:

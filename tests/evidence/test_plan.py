@@ -193,7 +193,7 @@ def test_states(tmp_path: Path) -> None:
     assert state("later") is State.STALE
     store.keep(record(wanted, loss=None, failure="it broke"))
     assert state() is State.FAILED
-    assert state("later") is State.TO_DO, "other code may mend it"
+    assert state("later") is State.FAILED
 
 
 def test_a_cell_waits_for_its_methods_whole_grid(tmp_path: Path) -> None:
@@ -203,6 +203,8 @@ def test_a_cell_waits_for_its_methods_whole_grid(tmp_path: Path) -> None:
     for count, each in enumerate(grid):
         assert choice_for(cells[-1], tuned(cells, store)) is None, f"{count} of 18 are done"
         assert each.choice is not None
+        store.keep(record(each, loss=None, failure="out of memory"))
+        assert choice_for(cells[-1], tuned(cells, store)) is None, "a failure tells nothing of a choice"
         loss = 1.4 if each.choice == Choice("gasloc_y", 0.4, 0.5) else 1.5
         store.keep(record(each, each.choice, loss))
     assert choice_for(cells[-1], tuned(cells, store)) == Choice("gasloc_y", 0.4, 0.5)
@@ -326,3 +328,10 @@ def test_the_pace_is_what_was_measured() -> None:
     assert pace([]) == 1
     assert pace([(some, 2 * core_seconds(some)), (some, 4 * core_seconds(some))]) == pytest.approx(3)
     assert hours([some], workers=2, pace=3) == pytest.approx(3 * core_seconds(some) / 2 / 3_600)
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_no_experiment_has_a_cell_twice(name: str) -> None:
+    """Its tables would count each of them as two runs."""
+    places = [(each.contender.name, str(each.setting), each.choice, each.seed) for each in EXPERIMENTS[name].cells]
+    assert len(set(places)) == len(places)

@@ -233,11 +233,11 @@ def test_goals_are_missed_when_they_are_missed() -> None:
 def test_few_bits_count_only_where_peers_agree() -> None:
     found = verdicts(summary({"swarm": (1.5, 0.001)}, {}, CODECS))
     assert found["at most 8 bits per parameter and outer step, everything counted"] is True
-    assert found["at most 1 bits per parameter and outer step, everything counted"] is True
+    assert found["at most 1 bit per parameter and outer step, everything counted"] is True
     apart = [each for each in CODECS if each["contender"] != "g topk"]
     silent = row("g topk", {}, loss=(1.5, 0.002), disagreement=(0.5, 0.0), bits_per_parameter=(0.3, 0.0))
     found = verdicts(summary({"swarm": (1.5, 0.001)}, {}, [*apart, silent]))
-    assert found["at most 1 bits per parameter and outer step, everything counted"] is False, (
+    assert found["at most 1 bit per parameter and outer step, everything counted"] is False, (
         "sending nothing must not win"
     )
 

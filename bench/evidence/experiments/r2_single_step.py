@@ -45,8 +45,8 @@ R2 = Experiment(
             "N = 8, H = 1",
             tuple(Row(contender.name, label=label) for label, contender in ROWS),
             (
-                Column("loss", "loss", EVERY_STEP, best="low"),
-                Column("averaged model", "averaged_loss", EVERY_STEP, best="low"),
+                Column("loss", "loss", EVERY_STEP),
+                Column("averaged model", "averaged_loss", EVERY_STEP),
                 Column("disagreement, %", "disagreement", EVERY_STEP, scale=100, digits=2),
                 Column("exchanges per step", "exchanges_per_outer_step", EVERY_STEP, digits=2),
                 Column("bits per parameter and step", "bits_per_parameter", EVERY_STEP, digits=1),

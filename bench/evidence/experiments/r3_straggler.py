@@ -72,7 +72,8 @@ R3 = Experiment(
     cells=(
         *block("R3", METHODS, (SETTINGS[2],), tier=2, quick=(DILOCO, GASLOC, SWARM_2)),
         *block("R3", (SWARM_2,), (SETTINGS[0],), tier=2),
-        *block("R3", METHODS, SETTINGS[:2], tier=4),
+        *block("R3", (DILOCO, GASLOC, GASLOC_2, FACTORED), (SETTINGS[0],), tier=4),
+        *block("R3", METHODS, (SETTINGS[1],), tier=4),
         *block("R3", (DDP,), EVERY_STEP, tier=4),
     ),
     derive=_same_loss,

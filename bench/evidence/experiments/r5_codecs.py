@@ -74,6 +74,7 @@ R5 = Experiment(
         "Bits are all that a peer sends in an outer step, offers and frames included, per parameter of the model; "
         "beside them the payload's alone. The difference is traffic of the protocol, some kB an outer step whatever "
         "the model: much for 123,000 parameters, nothing for 135M.",
+        f"{BELOW_8_BITS.name} was added when all other rows were known, to have one below 8 bits.",
     ),
     cells=(
         *block("R5", FIRST, (CENTRAL,), tier=2, quick=FIRST),
