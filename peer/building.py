@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import torch
-from torch import Tensor
 
 from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data import Tokenizer, open_corpus
@@ -141,7 +139,7 @@ def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, 
             f"The checkpoint {found.checkpoint.path} belongs to another run.", "Move it away, or use another --home."
         )
     try:
-        go_on(learner, found.checkpoint.tensors, state)
+        learner.load_state_dict(found.checkpoint.tensors, state)
         first_loss = state["val_loss_first"]
     except (KeyError, ValueError) as error:
         raise ManifestError(
@@ -149,14 +147,3 @@ def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, 
         ) from error
     log.note("resumed", step=learner.step, progress=learner.progress)
     return float(first_loss) if first_loss is not None else None
-
-
-def go_on(learner: Learner, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Load a checkpoint. Raises KeyError or ValueError where it does not fit.
-
-    Where it was saved between two inner phases, fast and slow weights are the same, and the step widths of a modular
-    codec must not be foreseen from what training moved them apart: two peers that both came back so would agree on
-    widths of nothing, and find ever after that nothing lies between them.
-    """
-    learner.load_state_dict(tensors, state)
-    learner.payloads.foresee(())

@@ -297,3 +297,4 @@ class Learner:
         self._weights.publish(self.step)
         if self._shows_fast:
             self._show()
+            self.payloads.foresee(())  # how far others are now, this phase's part that was saved does not tell

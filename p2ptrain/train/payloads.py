@@ -138,8 +138,14 @@ class Payloads:
         self,
         movements: Sequence[Tensor],  # [n] each: what an inner phase so far, or an outer step, moved
     ) -> None:
-        """Peers of one run begin alike, so before anything was measured they differ where training moved them."""
-        self._shapes = {number: first_shape(self.codec(number), moved) for number, moved in enumerate(movements)}
+        """Peers of one run begin alike, so before anything was measured they differ where training moved them.
+
+        What stood still foretells nothing: a phase that was dropped, or one that has not begun yet. Two peers that
+        agreed on widths of nothing would find ever after that nothing lies between them.
+        """
+        self._shapes = {
+            number: first_shape(self.codec(number), moved) for number, moved in enumerate(movements) if moved.any()
+        }
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 

@@ -10,15 +10,14 @@ from p2ptrain.sim import QuadraticTask
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
-from peer.building import go_on
 
 P, INNER_STEPS = 3000, 4
 
 
-def learner(seed: int, codec_name: str) -> Learner:
+def learner(seed: int, codec_name: str, recipe: str = "swarm") -> Learner:
     random = torch.Generator().manual_seed(seed)
     task = QuadraticTask(0.2 + torch.rand(P, generator=random), torch.randn(P, generator=random), noise=0.1, seed=seed)
-    rules = LearnerRules(INNER_STEPS, 1000.0, OuterRule(0.4, 0.8), RECIPES["swarm"])
+    rules = LearnerRules(INNER_STEPS, 1000.0, OuterRule(0.4, 0.8), RECIPES[recipe])
     return Learner(task, rules, slices(P, 2), codec.get(codec_name), MemoryLog())
 
 
@@ -27,7 +26,7 @@ def resumed(seed: int, codec_name: str, inner_steps: int) -> Learner:
     before, after = learner(seed, codec_name), learner(seed, codec_name)
     for _ in range(inner_steps):
         before.advance()
-    go_on(after, *before.state_dict())
+    after.load_state_dict(*before.state_dict())
     return after
 
 
@@ -59,6 +58,29 @@ def test_whoever_came_back_finds_what_lies_between_it_and_one_that_never_left(co
     one, other = resumed(1, codec_name, 2 * INNER_STEPS), learner(2, codec_name)
     for _ in range(2 * INNER_STEPS + 2):
         other.advance()
+    for _ in range(8):
+        found, true = apart(one, other)
+    assert found == pytest.approx(true, rel=0.2)
+
+
+def dropped(seed: int, codec_name: str) -> Learner:
+    """The first inner phase went wrong, so no weight has moved."""
+    each = learner(seed, codec_name, "swarm_slow")
+    for step in range(INNER_STEPS):
+        if step == INNER_STEPS - 1:
+            each.task.theta.fill_(float("nan"))
+        each.advance()
+    assert each.step == 1
+    assert torch.isfinite(each.slow).all()
+    return each
+
+
+@pytest.mark.parametrize("codec_name", ["modular8", "modular4"])
+def test_two_whose_first_phase_was_dropped_find_what_lies_between_them(codec_name) -> None:
+    one, other = (dropped(seed, codec_name) for seed in (1, 2))
+    for _ in range(INNER_STEPS):
+        for each in (one, other):
+            each.advance()
     for _ in range(8):
         found, true = apart(one, other)
     assert found == pytest.approx(true, rel=0.2)
