@@ -25,8 +25,8 @@ class Judge:
         link, rules = done.link, self._standing.rules
         if not rules.judges_distances:
             return None
-        if are_strange(done.distance):
-            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=True)
+        if are_strange(done.distance):  # which of us is the stranger, only who is in step with the swarm can tell
+            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=self._standing.settled)
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
             return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
         return None

@@ -49,6 +49,7 @@ from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import (
+    ASLEEP_S,
     GOODBYE_S,
     OUT_OF_STEP_S,
     OUT_OF_STEP_STEPS,
@@ -124,6 +125,8 @@ class Peer:
         """
         if self._stopped:
             return [Close(event.link)] if isinstance(event, Received) else []
+        if (late_s := now - self._wake_at) >= ASLEEP_S:
+            self._slept(late_s)
         self._dispatch(event, now)
         if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
             self._run_timers(now)
@@ -201,8 +204,15 @@ class Peer:
         elif self._training:
             self._enter(PeerState.TRAINING, now)
 
+    def _slept(self, seconds: float) -> None:
+        """Nothing ran here, and the swarm went on: we are a newcomer again, who pulls if others are far ahead."""
+        standing = self._standing
+        if standing.settled and standing.rules.exchanges and not self._final_gossip.has_begun:
+            standing.settled = False
+            standing.note("slept", why=f"{seconds:.0f} s")
+
     def _is_out_of_step(self, now: float) -> bool:
-        """We were frozen or cut off for so long that we would take everybody for a liar: we are a newcomer again."""
+        """We were cut off for so long that we would take everybody for a liar: we are a newcomer again."""
         standing = self._standing
         mine, rules = standing.progress, standing.rules
         return (

@@ -112,10 +112,14 @@ CROWDED_LOOKUP_PERIOD_S = 40.0
 LONELY_LOOKUP_PERIOD_S = 2.0
 """... and this often while none is."""
 
+ASLEEP_S = 30.0
+"""A peer that is woken so much later than it asked for was not running: its computer slept, or it was stopped. A guess;
+where nobody is far ahead it costs nothing to be wrong."""
+
 OUT_OF_STEP_S = 60.0
 OUT_OF_STEP_STEPS = 2
 """A peer that exchanged nothing for so long, in seconds and in outer steps, while others are implausibly far ahead, was
-frozen or cut off: it pulls like a newcomer. Guesses; one exchange with an honest peer keeps a liar from using this."""
+cut off: it pulls like a newcomer. Guesses; one exchange with an honest peer keeps a liar from using this."""
 
 ROUND_PATIENCE_S = 30.0
 ROUND_PATIENCE_STEPS = 4.0

@@ -294,31 +294,73 @@ def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothin
     assert table["cedar"].core.counters.exchanges_ok > 0
 
 
-def test_a_peer_that_was_frozen_for_long_catches_up_like_a_newcomer():
+def with_cedar_in_step():
+    """Three peers that have exchanged; cedar came last."""
     table = under_way(5)
-    cedar = table.seat("cedar")
+    table.seat("cedar")
     table.run(21.0)
     table.start("cedar")
     table.run(3.0)
     for _ in range(5):
         table.step()
         table.run(1.0)
+    assert table["cedar"].core.settled
+    return table
+
+
+def test_a_peer_that_was_cut_off_for_long_catches_up_like_a_newcomer():
+    table = with_cedar_in_step()
+    cedar = table["cedar"]
     exchanged, pulled_before = cedar.core.counters.exchanges_ok, cedar.core.counters.pulls
-    assert cedar.core.settled
-    assert exchanged
-    cedar.frozen = True
+    table.holds_back = lambda sender, receiver, what: "cedar" in (sender, receiver)
     for _ in range(70):
         table.step("amber", "birch")
+        table.step("cedar", tokens=0.1)
         table.run(1.0)
-    cedar.frozen = False
-    for _ in range(15):
-        table.step(tokens=1.0)
+    table.holds_back = lambda sender, receiver, what: False
+    for _ in range(150):  # those that it could not reach are left alone for up to two minutes
+        table.step(tokens=0.1)
         table.run(1.0)
     assert any("cedar out of step" in line for line in table.trace)
+    assert not any("cedar slept" in line for line in table.trace)
     assert cedar.core.counters.pulls == pulled_before + 1
     assert cedar.progress == pytest.approx(table["amber"].progress, abs=100)
     assert cedar.core.counters.exchanges_ok > exchanged
     assert cedar.core.counters.offences == table["amber"].core.counters.offences == 0
+
+
+@pytest.mark.parametrize(("steps_ahead", "pulls"), [(70, 1), (12, 1), (6, 0)])
+def test_a_peer_that_slept_catches_up_where_the_swarm_has_gone_on_and_goes_on_where_it_has_not(steps_ahead, pulls):
+    table = with_cedar_in_step()
+    cedar = table["cedar"]
+    exchanged, pulled_before = cedar.core.counters.exchanges_ok, cedar.core.counters.pulls
+    cedar.frozen = True
+    for second in range(80):
+        if second < steps_ahead:
+            table.step("amber", "birch")
+        table.run(1.0)
+    cedar.frozen = False
+    table.step("cedar", tokens=1.0)
+    assert not cedar.core.settled
+    for _ in range(15):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    woken = next(place for place, line in enumerate(table.trace) if "cedar slept" in line)
+    kinds = ("cedar caught up", "cedar exchanged")
+    first = next(kind for line in table.trace[woken:] for kind in kinds if kind in line)
+    assert first == kinds[0 if pulls else 1], "old weights are mixed into nobody's"
+    assert cedar.core.counters.pulls == pulled_before + pulls
+    assert cedar.core.settled
+    assert cedar.progress == pytest.approx(table["amber"].progress, abs=100)
+    assert cedar.core.counters.exchanges_ok > exchanged
+    assert cedar.core.counters.offences == table["amber"].core.counters.offences == 0
+
+
+def test_who_waits_for_nothing_long_has_not_slept():
+    table = with_cedar_in_step()
+    for _ in range(300):  # nobody's outer step ends for five minutes
+        table.run(1.0)
+    assert not any("slept" in line for line in table.trace)
 
 
 def test_weights_older_than_our_own_are_not_taken():

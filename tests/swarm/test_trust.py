@@ -189,6 +189,17 @@ def test_who_has_nothing_in_common_with_us_moves_nobody_and_offends() -> None:
     assert all(table[name].core.counters.half_commits == 0 for name in HONEST)
 
 
+def test_who_was_never_in_step_blames_nobody_for_being_strange() -> None:
+    table = Table("amber", "birch")
+    table.apart = lambda me, partner: (2.0, 10.0)
+    table.start()
+    table.run(1.0)
+    train(table, 3)
+    assert any("failed birch its weights have nothing in common with ours" in line for line in table.trace)
+    assert all(table[name].core.counters.offences == 0 for name in ("amber", "birch"))
+    assert all(table[name].core.counters.exchanges_ok == 0 for name in ("amber", "birch"))
+
+
 def test_what_pseudo_gradients_measure_is_not_judged() -> None:
     rules = SwarmRules(RULES.run, (1000, 1000), 4000, 1000.0, 10.0, streams=2, final_gossip_s=20.0)
     table = swarm(2.0, rules)
