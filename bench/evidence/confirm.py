@@ -9,7 +9,7 @@ too; else all of them stay stale. What a change does only after the first of six
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,7 +42,8 @@ class Kind:
     jobs: Sequence[Job]
     code: str
     """The last one that is known to yield them, of those whose commit is known."""
-    commit: str
+    commits: tuple[str, ...]
+    """Where that code was measured, the newest first; not every one need be in this clone."""
 
     @property
     def samples(self) -> list[Job]:
@@ -54,15 +55,14 @@ class Kind:
 
 def confirm(campaign: Campaign, here: Workers, elsewhere: Elsewhere) -> None:
     """Run short forms of stale cells on older code and on today's; mark every kind whose reports come out equal."""
-    by_build: dict[tuple[str, str], list[Kind]] = {}
+    by_code: dict[str, list[Kind]] = {}
     for found in kinds(campaign.jobs()):
-        by_build.setdefault((found.commit, found.code), []).append(found)
-    for (commit, code), alike in by_build.items():
+        by_code.setdefault(found.code, []).append(found)
+    for code, alike in by_code.items():
         samples = [(each, _short(job)) for each in alike for job in each.samples]
         scenarios = [scenario for _, scenario in samples]
         try:
-            with elsewhere(commit, code) as there:
-                before = _outcomes(there, scenarios)
+            before = _before(elsewhere, alike[0].commits, code, scenarios)
         except OlderCodeError as error:
             campaign.say(f"{error}; {sum(len(each.jobs) for each in alike)} cells of that code stay stale")
             continue
@@ -78,7 +78,9 @@ def confirm(campaign: Campaign, here: Workers, elsewhere: Elsewhere) -> None:
 def kinds(jobs: Sequence[Job]) -> list[Kind]:
     """The stale jobs, those of one kind and one older code together."""
     records = [job.record for job in jobs if job.record is not None]
-    commits = {each.code: each.commit for each in sorted(records, key=lambda each: each.date)}
+    commits: dict[str, tuple[str, ...]] = {}
+    for each in sorted(records, key=lambda each: each.date, reverse=True):
+        commits[each.code] = tuple(dict.fromkeys((*commits.get(each.code, ()), each.commit)))
     found: dict[tuple[str, str], list[Job]] = {}
     for job in jobs:
         if job.state is State.STALE and job.scenario is not None and job.record is not None:
@@ -86,7 +88,21 @@ def kinds(jobs: Sequence[Job]) -> list[Kind]:
     return [Kind(alike, code, commits[code]) for (_, code), alike in found.items()]
 
 
-def _basis(record: Record, commits: Mapping[str, str]) -> str:
+def _before(
+    elsewhere: Elsewhere, commits: Sequence[str], code: str, scenarios: Sequence[Mapping[str, Any]]
+) -> list[Outcome]:
+    """Of all scenarios, in their order, on the newest of these commits that can be had. Raises OlderCodeError."""
+    missing: OlderCodeError | None = None
+    for commit in commits:
+        try:
+            with elsewhere(commit, code) as there:
+                return _outcomes(there, scenarios)
+        except OlderCodeError as error:
+            missing = missing or error
+    raise missing or OlderCodeError(f"no commit has the numeric digest {code}")
+
+
+def _basis(record: Record, commits: Collection[str]) -> str:
     return next(code for code in (*reversed(record.confirmed), record.code) if code in commits)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,29 @@ def test_what_was_confirmed_is_compared_with_the_last_code_that_is_known(tmp_pat
     made, _ = campaign(tmp_path, "new", [*CELLS, more])
     made.run(fake.InlinePool(fake.simulate), 2, 1e9)
     newest, _ = campaign(tmp_path, "newest", [*CELLS, more])
-    assert {(each.code, each.commit) for each in kinds(newest.jobs())} == {("new", "of new")}
+    assert {(each.code, each.commits) for each in kinds(newest.jobs())} == {("new", ("of new",))}
+
+
+def test_of_a_code_that_was_measured_on_many_commits_one_that_can_be_had_is_enough(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    @contextmanager
+    def not_the_newest(commit: str, code: str) -> Iterator[fake.InlinePool]:
+        asked.append(commit)
+        if commit == "lost":
+            raise OlderCodeError(f"commit {commit} is not in this clone")
+        yield fake.InlinePool(fake.simulate)
+
+    all_run(tmp_path)
+    made, _ = campaign(tmp_path, "new")
+    for job in made.jobs()[:3]:
+        assert job.record is not None
+        made.store.keep(replace(job.record, commit="lost", date="2026-01-02"))
+    made, said = campaign(tmp_path, "new")
+    confirm(made, fake.InlinePool(fake.simulate), not_the_newest)
+    assert set.union(*states(made).values()) == {State.DONE}
+    assert asked == ["lost", "of old"]
+    assert not any("stay stale" in line for line in said)
 
 
 # --- an older commit, really ----------------------------------------------------------------------
