@@ -46,6 +46,7 @@ NUMERIC_SOURCES = (
 WITHOUT_NUMBERS = (
     "p2ptrain/manifest/presets.py",
     "p2ptrain/sim/command.py",
+    "p2ptrain/sim/cost.py",
     "p2ptrain/sim/drawing.py",
     "p2ptrain/sim/reality.py",
     "p2ptrain/sim/serving.py",
@@ -53,7 +54,7 @@ WITHOUT_NUMBERS = (
     "p2ptrain/swarm/pieces.py",
 )
 """Files among these that decide no number of a scenario: what a real run's author begins with, how reports look, and
-what only real peers act out."""
+what only real peers act out or is computed without a simulation."""
 
 COST_SOURCES = ("p2ptrain/sim/cost.py", "p2ptrain/outer/policy.py", "bench/evidence/published.py")
 """Files that decide R4, which is computed and not simulated."""
@@ -69,7 +70,7 @@ def scenario_digest(scenario: Mapping[str, Any]) -> str:
 def numeric_digest() -> str:
     """For everything that is simulated: 16 hexadecimal digits."""
     versions = {"torch": f"VERSION = {metadata.version('torch')!r}"}
-    return code_digest({**sources(NUMERIC_SOURCES, without=(*COST_SOURCES, *WITHOUT_NUMBERS)), **versions})
+    return code_digest({**sources(NUMERIC_SOURCES, without=WITHOUT_NUMBERS), **versions})
 
 
 @cache
