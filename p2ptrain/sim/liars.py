@@ -82,11 +82,8 @@ class Liar:
 def forged(payloads: Payloads, question: Question, lie: Forgery, random: Random) -> Encoded:
     """What it would send if its weights were what it says."""
     true = payloads.published
-    payloads.publish(replace(true, parts=tuple(falsified(part, lie, random) for part in true.parts)))
-    try:
-        return payloads.encode(*question)
-    finally:
-        payloads.publish(true)
+    false = replace(true, parts=tuple(falsified(part, lie, random) for part in true.parts))
+    return payloads.encode_snapshot(false, *question)
 
 
 def falsified(

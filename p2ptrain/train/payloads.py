@@ -172,7 +172,16 @@ class Payloads:
         Raises:
             RemoteError: their wishes are none for this codec.
         """
-        snapshot = self.published
+        return self.encode_snapshot(self.published, fragments, mine, theirs)
+
+    def encode_snapshot(
+        self,
+        snapshot: Snapshot,
+        fragments: Sequence[int],
+        mine: Sequence[bytes] = (),
+        theirs: Sequence[bytes | bytearray] = (),
+    ) -> Encoded:
+        """As ``encode``, of another snapshot than the one that was published last."""
         none = [b""] * len(fragments)
         terms = tuple(
             agree(self.codec(number), self._length(number), ours, bytes(other), self._matrices_of(number))
