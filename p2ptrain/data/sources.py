@@ -144,7 +144,9 @@ def _hub_pieces(spec: HubCorpus) -> Iterator[Piece]:
     try:
         rows = datasets.load_dataset(spec.name, spec.config, split=spec.split, revision=spec.revision, streaming=True)
         yield from _row_pieces(rows, spec.text_field, where)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+    except CorpusError:
+        raise
+    except Exception as error:  # OSError, ValueError, its own, and those of whichever HTTP library it comes with
         raise CorpusError(
             f"the corpus {where} could not be streamed from the Hugging Face hub: {error}",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"

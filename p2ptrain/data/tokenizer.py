@@ -115,7 +115,7 @@ def _download(name: str, revision: str) -> Path:
 
     try:
         return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
-    except (OSError, ValueError) as error:  # the hub's HTTP, offline and not-found errors are all OSErrors
+    except Exception as error:  # OSError, ValueError, and those of whichever HTTP library it comes with
         raise CorpusError(
             f"the tokenizer {name} at revision {revision} could not be had from the Hugging Face hub: {error}",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",

@@ -187,12 +187,17 @@ def test_a_hub_corpus_is_streamed_at_its_revision(manifest_with, tmp_path, monke
     ]
 
 
-def test_an_unreachable_hub_says_what_was_tried(manifest_with, tmp_path, monkeypatch):
+class ProxyError(Exception):
+    """As HTTP libraries have them: no OSError."""
+
+
+@pytest.mark.parametrize("error", [ConnectionError, ProxyError])
+def test_an_unreachable_hub_says_what_was_tried(manifest_with, tmp_path, monkeypatch, error):
     import datasets
 
     def fail(*_, **__):
         yield {"text": "the first row "}
-        raise ConnectionError("Name or service not known")
+        raise error("Name or service not known")
 
     monkeypatch.setattr(datasets, "load_dataset", fail)
     with pytest.raises(CorpusError, match=r"someone/texts .*revision 0{40}.*Name or service not known") as caught:

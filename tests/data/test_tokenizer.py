@@ -5,6 +5,7 @@ import json
 
 import huggingface_hub
 import pytest
+from huggingface_hub.errors import LocalEntryNotFoundError
 
 from p2ptrain.data import ByteTokenizer, JsonTokenizer, load_tokenizer, tokenizer
 from p2ptrain.errors import CorpusError
@@ -108,9 +109,14 @@ def test_a_hub_tokenizer_is_taken_at_its_revision(manifest_with, json_file, monk
     assert asked == [("someone/model", "tokenizer.json", "1" * 40)]
 
 
-def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch):
+class ProxyError(Exception):
+    """As HTTP libraries have them: no OSError."""
+
+
+@pytest.mark.parametrize("error", [LocalEntryNotFoundError, ProxyError])
+def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch, error):
     def fail(*_, **__):
-        raise huggingface_hub.errors.LocalEntryNotFoundError("no connection")
+        raise error("no connection")
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", fail)
     with pytest.raises(CorpusError, match=r"someone/model at revision 1{40}.*no connection"):
