@@ -90,5 +90,4 @@ R9 = Experiment(
             tuple(Column(f"1:{each.speed_ratio:g}", "loss", each, best="low") for each in SETTINGS),
         ),
     ),
-    competition=False,
 )
