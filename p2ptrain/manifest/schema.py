@@ -22,6 +22,10 @@ FRAGMENT_ALIGNMENT = 1024
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
 """Recipes with an average over all peers at once."""
 
+ONLY_GRADIENTS = ("topk", "lowrank")
+"""What nothing but pseudo-gradients travels in. The other formats are harmless where none are mixed: the field must say
+something."""
+
 MAX_STEP_TOKENS = 2**24
 """Guess: four times the batch of the largest published runs; more is a typing mistake."""
 
@@ -172,6 +176,16 @@ class Codec(Section):
     rank: int = Field(ge=1, le=4_096)
     """Rank that gradients = lowrank keeps of each matrix."""
 
+    def recipe_faults(self, name: str) -> list[str]:
+        """What does not go together with the recipe of that name, one sentence each."""
+        recipe = RECIPES.get(name)
+        if recipe is None or self.gradients not in ONLY_GRADIENTS or recipe.mix("pseudo_gradient") is not None:
+            return []
+        return [
+            f"codec.gradients: {self.gradients}, and recipe {name} mixes no pseudo-gradients, so nothing would travel"
+            " in it; set it to int8, which is then not read, or take a recipe that mixes them, as swarm_gradients"
+        ]
+
 
 class Swarm(Section):
     """Joining late, and ending together."""
@@ -267,7 +281,7 @@ def _training_faults(manifest: Manifest) -> list[str]:
 
 def _outer_faults(manifest: Manifest) -> list[str]:
     outer, block_size = manifest.outer, manifest.codec.block_size
-    faults = outer.recipe_faults()
+    faults = outer.recipe_faults() + manifest.codec.recipe_faults(outer.recipe)
     if outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete"):
         faults.append(
             f"outer.recipe: {outer.recipe} averages over all peers at once, which only the simulator can; over the"

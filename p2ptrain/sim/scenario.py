@@ -198,7 +198,8 @@ def _run_faults(scenario: Scenario) -> list[str]:
 
 
 def _outer_faults(scenario: Scenario) -> list[str]:
-    outer, codec, faults = scenario.outer, scenario.codec, scenario.outer.recipe_faults()
+    outer, codec = scenario.outer, scenario.codec
+    faults = outer.recipe_faults() + codec.recipe_faults(outer.recipe)
     if scenario.needs_everybody:
         faults += _collective_faults(scenario)
     if outer.topology == "random" and outer.partners >= scenario.total_peers:

@@ -69,7 +69,7 @@ DATA: dict[str, Any] = {
         "fragments": 4,
         "fragments_per_exchange": 2,
     },
-    "codec": {"name": "int8", "block_size": 1024, "gradients": "topk", "rank": 16},
+    "codec": {"name": "int8", "block_size": 1024, "gradients": "int8", "rank": 16},
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.01, "final_gossip_s": 20.0},
 }
 

@@ -161,6 +161,8 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"training__warmup_tokens": 100_001}, "training.warmup_tokens: 100001 exceeds run.tokens_per_peer, 100000"),
         ({"training__sequences_per_step": 65_536, "training__sequence_length": 128}, None),
         ({"codec__block_size": 1000}, "codec.block_size: 1000 does not divide 1024"),
+        ({"codec__gradients": "topk"}, "codec.gradients: topk, and recipe swarm mixes no pseudo-gradients"),
+        ({"codec__gradients": "lowrank", "outer__recipe": "swarm_both"}, None),
         ({"model__config__vocab_size": 255}, "model.config.vocab_size: 255 is below the 256 ids of tokenizer bytes"),
         ({"model__config__num_attention_heads": 5}, "model.config.hidden_size: 64 is no multiple of"),
         ({"model__config__num_key_value_heads": 3}, "model.config.num_key_value_heads: 3 does not divide"),

@@ -31,7 +31,7 @@ fragments_per_exchange = 1
 [codec]
 name = "int8"
 block_size = 1024
-gradients = "topk"
+gradients = "int8"
 rank = 16
 
 [[peers]]

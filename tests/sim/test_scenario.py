@@ -48,6 +48,8 @@ def test_there_are_examples() -> None:
         ("codec.name=topk", "codec.name: input should be 'fp32', 'bf16'"),
         ("codec.block_size=48", "codec.block_size: 48 does not divide 1024"),
         ("outer.exchanges_per_step=0", "outer.exchanges_per_step: 0, and recipe swarm would train every peer alone"),
+        ("codec.gradients=lowrank", "codec.gradients: lowrank, and recipe swarm mixes no pseudo-gradients"),
+        ("codec.gradients=int4", None),
         ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
         ("outer.partners=6", "outer.partners: 6, and there are only 5 others to meet at once"),
