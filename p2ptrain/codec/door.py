@@ -107,10 +107,14 @@ def check_snapshot(
         raise ValueError(f"a snapshot must be fp32 [{terms.elements}] on the host, not {found}")
 
 
+class MagnitudeError(ValueError):
+    """What is to be sent is not finite, or too large for its codec."""
+
+
 def check_magnitude(largest: float, limit: float = LARGEST_MAGNITUDE) -> None:
-    """Raise ValueError unless the largest magnitude of a snapshot is within the limit. NaN is not."""
+    """Raise MagnitudeError unless the largest magnitude of a snapshot is within the limit. NaN is not."""
     if not largest <= limit:
-        raise ValueError(f"snapshot is not finite or beyond {limit:.3g}")
+        raise MagnitudeError(f"snapshot is not finite or beyond {limit:.3g}")
 
 
 def check_length(message: Buffer, size: int) -> memoryview:

@@ -100,7 +100,7 @@ class Training(Section):
 class Outer(Section):
     """How an inner phase enters the slow weights, and how often peers meet."""
 
-    recipe: str
+    recipe: str = Field(max_length=64)
     """How peers train together: swarm (the default), local (no exchanges), or another of docs/ALGORITHMS.md."""
 
     inner_steps: int = Field(ge=1, le=100_000)

@@ -127,7 +127,7 @@ class QuadraticCohort:
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
         scenario = self._scenario
         assert isinstance(scenario.learner, QuadraticLearner)
-        seed = scenario.run.seed * 1_000_003 + seat + 1
+        seed = (scenario.run.seed * 1_000_003 + seat + 1) % 2**64  # what torch's generators take
         own = torch.randn(self._optimum.shape, generator=torch.Generator().manual_seed(seed))
         task = QuadraticTask(
             curvature=self._curvature,

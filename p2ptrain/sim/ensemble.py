@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from math import inf
+from math import inf, isfinite
 from random import Random
 
 import torch
 from torch import Tensor
 
 from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
+from p2ptrain.codec.door import MagnitudeError
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import InnerTask
 from p2ptrain.recipes import RECIPES, Stream
 from p2ptrain.sim import cohort as cohorts
 from p2ptrain.sim.averages import Averages
-from p2ptrain.sim.judgement import Judgement, disagreement
+from p2ptrain.sim.judgement import Judgement, disagreement, finite
 from p2ptrain.sim.language import judged, make_pool
 from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lockstep import Lockstep, LockstepRules
@@ -107,6 +108,8 @@ class EnsembleSimulation:
         self._curve: list[Point] = []
         self._made = 0
         """Inner steps of each peer."""
+        self._has_diverged = False
+        """Losses, averages or what was to be sent are no numbers any more, and the simulation is over."""
         self._now = self._sent = self._received = 0.0
         self._wall_s = self._cpu_s = 0.0
 
@@ -134,7 +137,7 @@ class EnsembleSimulation:
             title=title,
             scenario=scenario.model_dump(),
             simulated_s=self._now,
-            ending="all peers are done",
+            ending=self._ending,
             events=self._lockstep.step,
             overall=everybody,
             groups={name: self._figures(group.count, group.step_s) for name, group in scenario.named()},
@@ -161,9 +164,16 @@ class EnsembleSimulation:
         if self._rank_pace is not None:  # no token more than with a fixed H: the last phase may be cut short
             inner_steps = min(self._rank_pace.inner_steps, self._inner_steps - self._made)
             self._send.use_rank(self._rank_pace.rank)
-        self._lockstep.outer_step(inner_steps)
-        if self._rank_pace is not None:
-            self._rank_pace.follow(self._lockstep.average, inner_steps)
+        try:
+            self._lockstep.outer_step(inner_steps)
+        except MagnitudeError:
+            self._has_diverged = True
+            return
+        average = self._lockstep.average
+        if not (isfinite(self._lockstep.loss) and average.isfinite().all()):
+            self._has_diverged = True
+        elif self._rank_pace is not None:
+            self._rank_pace.follow(average, inner_steps)
         encoded = {stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()}
         self._pass_time(encoded, inner_steps)
         looks, self._made = self._made // self._look_every, self._made + inner_steps
@@ -172,11 +182,19 @@ class EnsembleSimulation:
 
     @property
     def _is_over(self) -> bool:
-        return self._is_done or self._now >= (self.scenario.run.seconds or inf)
+        return self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)
+
+    @property
+    def _ending(self) -> str:
+        return "all of them diverged" if self._has_diverged else "all peers are done"
 
     @property
     def _is_done(self) -> bool:
         return self._made >= self._inner_steps
+
+    @property
+    def _loss(self) -> float | None:
+        return None if self._has_diverged else finite(self._lockstep.loss)
 
     @property
     def _inner_steps(self) -> int:
@@ -229,16 +247,18 @@ class EnsembleSimulation:
         lockstep, peers = self._lockstep, self.scenario.total_peers
         judgement = self._judge(lockstep.slow, final)
         losses = judgement.losses or ()
-        mean = sum(losses) / len(losses)
+        mean = finite(sum(losses) / len(losses))
+        if self._has_diverged:  # weights of before the last phase may look well still
+            mean, judgement = None, Judgement(None, None, None)
         self._curve.append(
             Point(
                 time_s=self._now,
                 outer_steps=float(lockstep.step),
                 tokens=lockstep.progress / (peers if self._together else 1),
-                loss=lockstep.loss,
+                loss=self._loss,
                 validation=mean,
-                validation_of_mean=judgement.loss_of_mean,
-                disagreement=judgement.disagreement,
+                validation_of_mean=finite(judgement.loss_of_mean),
+                disagreement=finite(judgement.disagreement),
                 groups={name: mean for name, _ in self.scenario.named()},
             )
         )
@@ -272,7 +292,7 @@ class EnsembleSimulation:
 
     def _figures(self, peers: int, step_s: float) -> Figures:
         steps = self._lockstep.step
-        bits = 8 * self._sent / (self.scenario.learner.parameters * steps)
+        bits = 8 * self._sent / (self.scenario.learner.parameters * steps) if steps else None
         up, down = (
             Bytes(payload=passed, weights=0.0, control=0.0, directory=0.0, total=passed)
             for passed in (self._sent, self._received)
@@ -282,7 +302,7 @@ class EnsembleSimulation:
             peers=peers,
             outer_steps=steps * peers,
             tokens=round(tokens) * peers,
-            loss=self._lockstep.loss,
+            loss=self._loss,
             utilization=min(self._made * step_s / self._now, 1.0) if self._now else None,
             up=up,
             down=down,
@@ -297,5 +317,5 @@ class EnsembleSimulation:
             solo_share=0.0,
             pulls=0,
             offences=0,
-            endings={"all peers are done": peers},
+            endings={self._ending: peers},
         )

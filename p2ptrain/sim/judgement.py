@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -24,6 +25,11 @@ class Judgement:
     loss_of_mean: float | None
     disagreement: float | None
     """Mean distance to their mean, relative to its norm."""
+
+
+def finite(value: float | None) -> float | None:
+    """None for what is no number any more, as after a divergence: no report holds infinities."""
+    return value if value is not None and isfinite(value) else None
 
 
 def slow_weights(learners: Sequence[SimulatedLearner]) -> Tensor:

@@ -10,8 +10,13 @@ from typing import Literal
 
 from pydantic import Field
 
+from p2ptrain.manifest.schema import MAX_STEP_TOKENS
 from p2ptrain.manifest.section import Section
 from p2ptrain.manifest.sources import BYTE_VOCABULARY
+
+LARGEST = 1e6
+"""Of a quadratic's numbers, and one over it of those that something is divided by: their squares, summed over all
+dimensions, are still far from the end of fp32, 3e38."""
 
 
 class BytesLearner(Section):
@@ -23,7 +28,7 @@ class BytesLearner(Section):
     parameters: int = Field(default=135_000_000, ge=1, le=10**13)
     """Size of the model that is not there."""
 
-    tokens_per_step: int = Field(default=1, ge=1, le=2**24)
+    tokens_per_step: int = Field(default=1, ge=1, le=MAX_STEP_TOKENS)
     """Tokens of one inner step."""
 
     disagreement: float = Field(default=0.01, ge=0, le=1)
@@ -43,22 +48,22 @@ class QuadraticLearner(Section):
     parameters: int = Field(default=4096, ge=1, le=10**8)
     """Dimensions."""
 
-    tokens_per_step: int = Field(default=1, ge=1, le=2**24)
+    tokens_per_step: int = Field(default=1, ge=1, le=MAX_STEP_TOKENS)
     """What an inner step counts in progress."""
 
-    learning_rate: float = Field(default=0.1, gt=0)
+    learning_rate: float = Field(default=0.1, gt=0, le=LARGEST)
     """Of the inner SGD; at most 2 over the largest curvature."""
 
-    smallest_curvature: float = Field(default=0.05, gt=0)
+    smallest_curvature: float = Field(default=0.05, ge=1 / LARGEST, le=LARGEST)
     """Curvatures lie evenly, on a logarithmic scale, from this ..."""
 
-    largest_curvature: float = Field(default=1.0, gt=0)
+    largest_curvature: float = Field(default=1.0, ge=1 / LARGEST, le=LARGEST)
     """... to this."""
 
-    noise: float = Field(default=0.1, ge=0)
+    noise: float = Field(default=0.1, ge=0, le=LARGEST)
     """Standard deviation of each gradient element's noise."""
 
-    spread: float = Field(default=0.1, ge=0)
+    spread: float = Field(default=0.1, ge=0, le=LARGEST)
     """Standard deviation of a peer's optimum around the common one, an element: how unlike the peers' data are."""
 
     def faults(self) -> list[str]:
@@ -118,7 +123,7 @@ class LanguageModelLearner(Section):
     final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
     """Learning rate at the end as a fraction of the peak."""
 
-    curve_sequences: int = Field(default=128, ge=1)
+    curve_sequences: int = Field(default=128, ge=1, le=1_000_000)
     """Held-out sequences that a point of the curve is measured on; the last one on all."""
 
     @property
@@ -135,9 +140,17 @@ class LanguageModelLearner(Section):
 
     def faults(self) -> list[str]:
         """What contradicts itself, a line each."""
+        faults = []
         if self.hidden_size % (2 * self.heads):
-            return [f"learner.heads: {self.heads} heads of even width do not make up hidden_size, {self.hidden_size}"]
-        return []
+            faults.append(
+                f"learner.heads: {self.heads} heads of even width do not make up hidden_size, {self.hidden_size}"
+            )
+        if self.tokens_per_step > MAX_STEP_TOKENS:
+            faults.append(
+                f"learner.sequences_per_step: {self.tokens_per_step:,} tokens per inner step, and at most"
+                f" {MAX_STEP_TOKENS:,} are allowed"
+            )
+        return faults
 
 
 __all__ = ["BytesLearner", "LanguageModelLearner", "QuadraticLearner"]

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from math import isfinite
 
 from p2ptrain.sim.cohort import Cohort
+from p2ptrain.sim.judgement import finite
 from p2ptrain.sim.population import Member, Population
 from p2ptrain.sim.report import Bytes, Figures, Point
 from p2ptrain.sim.scenario import Scenario
@@ -61,8 +62,8 @@ class Observer:
             tokens=_mean(learner.tokens for learner in learners) or 0.0,
             loss=_mean(learner.loss for learner in learners),
             validation=_mean(losses) if losses is not None else None,
-            validation_of_mean=judged.loss_of_mean if judged is not None else None,
-            disagreement=judged.disagreement if judged is not None else None,
+            validation_of_mean=finite(judged.loss_of_mean) if judged is not None else None,
+            disagreement=finite(judged.disagreement) if judged is not None else None,
             groups={name: _mean(each) for name, each in groups.items()},
         )
 

@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from p2ptrain.errors import ScenarioError
 from p2ptrain.manifest.section import Section
-from p2ptrain.sim.scenario import Group, GroupName, Lie, Scenario
+from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
 from p2ptrain.sim.scenario_file import parsed, read
 
 BOOTSTRAP = "bootstrap"
@@ -38,10 +38,10 @@ class Trouble(Section):
     what: Breakage
     """disk_full, read_only, no_descriptors or daemon_dies."""
 
-    at_s: float = Field(ge=0)
+    at_s: Moment
     """When."""
 
-    for_s: float | None = Field(default=None, gt=0)
+    for_s: Duration | None = None
     """For how long; to the end if left out. A daemon that died stays dead: its peer may start another."""
 
 
@@ -66,7 +66,7 @@ class RealGroup(Group):
     returns: Literal["anew", "resumed"] = "anew"
     """Who comes after returns_after_s: another peer without any weights (anew) or the same with its home (resumed)."""
 
-    leaves_every_s: float | None = Field(default=None, gt=0)
+    leaves_every_s: Duration | None = None
     """The first of the group goes at leaves_at_s, and so long after that the next, in turn and again and again, until
     somebody has done the whole run."""
 
@@ -74,10 +74,10 @@ class RealGroup(Group):
 class Partition(Section):
     """A time in which the network is in parts."""
 
-    at_s: float = Field(ge=0)
+    at_s: Moment
     """When it falls apart."""
 
-    for_s: float = Field(gt=0)
+    for_s: Duration
     """For how long."""
 
     sides: Annotated[list[list[GroupName]], Field(min_length=2, max_length=10)]
@@ -90,10 +90,10 @@ class Bootstrap(Section):
     count: int = Field(default=1, ge=1, le=4)
     """How many there are; the join link names all. What follows happens to the first."""
 
-    dies_at_s: float | None = Field(default=None, gt=0)
+    dies_at_s: Duration | None = None
     """When it is killed; without it it stays to the end."""
 
-    returns_after_s: float | None = Field(default=None, ge=0)
+    returns_after_s: Moment | None = None
     """So long after that it is started again."""
 
 

@@ -18,6 +18,10 @@ REPORT_VERSION = 1
 """Changes with every field that another version would read wrongly."""
 
 
+MAX_BYTES = 1 << 28
+"""Of a report that is read; 2,000 points with a thousand groups each are a third of it."""
+
+
 class Bytes(Section):
     """Mean bytes of one peer in one direction, with frames and digests."""
 
@@ -144,10 +148,15 @@ def save(report: Report, path: Path) -> None:
 
 def load(path: Path) -> Report:
     """Read a report. Raises ScenarioError when it is none, or of another version."""
+    remedy = "Give a file that --report wrote."
     try:
-        data = json.loads(path.read_bytes())
+        with path.open("rb") as file:
+            text = file.read(MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ScenarioError(f"{path} has more than the {MAX_BYTES:,} bytes that are read of a report.", remedy)
+        data = json.loads(text)
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path} is no report: {error}.", "Give a file that --report wrote.") from None
+        raise ScenarioError(f"{path} is no report: {error}.", remedy) from None
     version = data.get("version") if isinstance(data, Mapping) else None
     if version != REPORT_VERSION:
         raise ScenarioError(

@@ -23,6 +23,21 @@ MAX_PEERS = 100_000
 MEGABIT = 1e6 / 8
 """Bytes."""
 
+MAX_SECONDS = 1e9
+"""30 years: a longer time is a typing mistake, and adding a step to it would be rounded away."""
+
+MAX_WEIGHTS = 4 * 10**9
+"""Of all peers together, where they have weights. About five copies are held (weights, momenta, averages): 80 GB."""
+
+Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
+"""Seconds since the beginning."""
+
+Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
+"""Seconds; none would be no event."""
+
+Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
+"""Of a line in Mbit/s: from a bit to a petabit a second, beyond which seconds are rounded to nothing or to infinity."""
+
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,24}$")]
 """A name for a group of peers: 1 to 24 letters, digits, dashes."""
 
@@ -39,7 +54,7 @@ class Run(Section):
     tokens_per_peer: int | None = Field(default=None, ge=1, le=10**15)
     """Training tokens per peer at which the run ends, as in a manifest; or give outer_steps."""
 
-    seconds: float | None = Field(default=None, gt=0)
+    seconds: Duration | None = None
     """Simulated seconds after which the simulation is broken off, if it has not ended."""
 
     failed_exchanges: float = Field(default=0.0, ge=0, lt=1)
@@ -69,10 +84,10 @@ NEED_WEIGHTS = ("nan", "stale", *get_args(Forgery))
 class Freeze(Section):
     """A pause in which a machine sleeps."""
 
-    at_s: float = Field(ge=0)
+    at_s: Moment
     """When it falls asleep."""
 
-    for_s: float = Field(gt=0)
+    for_s: Duration
     """For how long."""
 
 
@@ -85,16 +100,16 @@ class Group(Section):
     count: int = Field(ge=1, le=MAX_PEERS)
     """How many."""
 
-    step_s: float = Field(gt=0, le=1e6)
-    """Seconds of an inner step."""
+    step_s: float = Field(ge=1e-6, le=1e6)
+    """Seconds of an inner step: from a microsecond, so that time goes on, to eleven days."""
 
     step_jitter: float = Field(default=0.0, ge=0, lt=1)
     """Each step takes between 1 - this and 1 + this times step_s."""
 
-    up_mbit_s: float | None = Field(default=None, gt=0)
+    up_mbit_s: Rate | None = None
     """Upstream of its access line in Mbit/s; unlimited if left out."""
 
-    down_mbit_s: float | None = Field(default=None, gt=0)
+    down_mbit_s: Rate | None = None
     """Downstream in Mbit/s; unlimited if left out."""
 
     latency_s: float = Field(default=0.02, ge=0, le=60)
@@ -103,22 +118,22 @@ class Group(Section):
     loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of its swaps whose connection breaks by its fault."""
 
-    arrives_at_s: float = Field(default=0.0, ge=0)
+    arrives_at_s: Moment = 0.0
     """When the first of them starts."""
 
-    arrives_over_s: float = Field(default=0.0, ge=0)
+    arrives_over_s: Moment = 0.0
     """The others start at random times within so many seconds of it."""
 
-    leaves_at_s: float | None = Field(default=None, gt=0)
+    leaves_at_s: Duration | None = None
     """When they go; without it they stay to the end."""
 
-    stays_s: float | None = Field(default=None, gt=0)
-    """Mean time after which one of them goes, at random (exponential)."""
+    stays_s: Duration | None = None
+    """Mean time after which one of them goes, at random (exponential); an inner step or more."""
 
     leaves: Literal["cleanly", "killed"] = "cleanly"
     """How they go: cleanly (it says goodbye) or killed (its links break)."""
 
-    returns_after_s: float | None = Field(default=None, ge=0)
+    returns_after_s: Moment | None = None
     """So long after one went, another like it, without any weights, comes in its place."""
 
     freezes: list[Freeze] = Field(default_factory=list, max_length=100)
@@ -273,6 +288,12 @@ def _peer_faults(scenario: Scenario) -> list[str]:
     faults += [f"peers[{place}].name: {name} is taken" for place, name in enumerate(names) if name in names[:place]]
     if scenario.total_peers > MAX_PEERS:
         faults.append(f"peers: {scenario.total_peers:,} in all, and at most {MAX_PEERS:,} are allowed")
+    weights = 0 if scenario.learner.kind == "bytes" else scenario.learner.parameters * scenario.total_peers
+    if weights > MAX_WEIGHTS:
+        faults.append(
+            f"learner: all peers' weights are {weights:,}, and at most {MAX_WEIGHTS:,} are held; take a smaller model,"
+            " fewer peers or kind bytes"
+        )
     if all(group.lie for group in scenario.peers):
         faults.append("peers: all of them lie; at least one group must be honest")
     for place, group in enumerate(scenario.peers):
@@ -284,6 +305,11 @@ def _peer_faults(scenario: Scenario) -> list[str]:
             )
         if group.leaves_at_s is not None and group.stays_s is not None:
             faults.append(f"peers[{place}].stays_s: give either leaves_at_s or stays_s")
+        if group.stays_s is not None and group.stays_s < group.step_s:
+            faults.append(
+                f"peers[{place}].stays_s: {group.stays_s} is less than an inner step, {group.step_s}; hardly anybody"
+                " would make one"
+            )
         if group.returns_after_s is not None and group.leaves_at_s is None and group.stays_s is None:
             faults.append(f"peers[{place}].returns_after_s: nobody leaves; give leaves_at_s or stays_s")
         asleep = sorted((freeze.at_s, freeze.at_s + freeze.for_s) for freeze in group.freezes)

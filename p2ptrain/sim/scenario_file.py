@@ -35,11 +35,12 @@ def parse(data: Mapping[str, Any]) -> Scenario:
 def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """The plain data of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8") as file:
+            text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{path} cannot be read: {error}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
-        raise ScenarioError(f"{path} has {len(text):,} characters, and at most {MAX_CHARACTERS:,} are read.", REMEDY)
+        raise ScenarioError(f"{path} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
     try:
         data = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:

@@ -44,6 +44,10 @@ MOST_NAME = 60
 """Characters of a title or a value: a report may be a stranger's."""
 
 
+MOST_SETTINGS = 200
+"""Lines of what differs between two scenarios: some screens of them, however much a stranger's report says."""
+
+
 def check(report: Report, name: str) -> None:
     """Raise ScenarioError for a report that nothing can be compared with: before a long simulation, not after it."""
     if not report.curve:
@@ -120,13 +124,11 @@ def comparison(report: Report, other: Report) -> Table:
 
 
 def changed_settings(report: Report, other: Report) -> list[str]:
-    """One line for each field in which their scenarios differ."""
+    """One line for each field, the first of many, in which their scenarios differ."""
     mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
-    return [
-        f"{page.words(path)}: {_setting(theirs, path)} -> {_setting(mine, path)}"
-        for path in sorted(mine.keys() | theirs.keys())
-        if mine.get(path, "absent") != theirs.get(path, "absent")
-    ]
+    differ = [p for p in sorted(mine.keys() | theirs.keys()) if mine.get(p, "absent") != theirs.get(p, "absent")]
+    lines = [f"{page.words(p)}: {_setting(theirs, p)} -> {_setting(mine, p)}" for p in differ[:MOST_SETTINGS]]
+    return [*lines, f"and {len(differ) - MOST_SETTINGS:,} more"] if len(differ) > MOST_SETTINGS else lines
 
 
 def _setting(settings: Mapping[str, object], path: str) -> str:

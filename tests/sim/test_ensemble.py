@@ -280,7 +280,7 @@ def test_the_policy_needs_an_average_and_a_rank() -> None:
         assert (
             f"pace.policy: rank, and recipe {recipe} has no average of everybody's whole pseudo-gradients between inner"
             " phases; set it to fixed, or take a recipe that has, as dilocox"
-        ) in said(recipe=recipe, exchanges_per_step=exchanges)
+        ) in said(recipe=recipe, exchanges_per_step=exchanges, gradients="int8")
     assert "recipe streaming_diloco has no average of everybody's whole" in said(recipe="streaming_diloco")
     assert "recipe ddp has no average of everybody's whole" in said(recipe="ddp", inner_steps=1)
     assert (

@@ -39,7 +39,7 @@ def test_there_are_examples() -> None:
         ("learner.kind=byte", "learner.kind: 'byte' is not known; did you mean bytes?"),
         ("peers.home.leaves=kiled", "found 'kiled'; did you mean killed?"),
         ("peers.home.lie=brag", "peers[0].lie: input should be 'progress', 'garbage', 'silent'"),
-        ("peers.home.step_s=0", "peers[0].step_s: input should be greater than 0, found 0"),
+        ("peers.home.step_s=0", "peers[0].step_s: input should be greater than or equal to 0.000001, found 0"),
         ("peers.home.step_s=inf", "peers[0].step_s: input should be a finite number, found inf"),
         ("peers.home.count=1.5", "peers[0].count: input should be a valid integer, found 1.5"),
         ("peers.home.loss=1", "peers[0].loss: input should be less than 1, found 1"),
@@ -73,7 +73,7 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
 
 def test_a_wrong_field_among_groups_is_counted_from_zero(basic: dict[str, Any]) -> None:
     basic["peers"].append({"name": "away", "count": 1, "step_s": -1.0})
-    assert problems(basic) == ["peers[1].step_s: input should be greater than 0, found -1.0"]
+    assert problems(basic) == ["peers[1].step_s: input should be greater than or equal to 0.000001, found -1.0"]
 
 
 def test_names_are_given_once_and_missing_ones_are_numbers(basic: dict[str, Any]) -> None:
