@@ -24,3 +24,8 @@ def replace(path: Path, data: bytes, mode: int = 0o644) -> None:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def printable(path: Path) -> str:
+    """A path as it is, or escaped when it holds what a terminal would obey."""
+    return str(path) if str(path).isprintable() else ascii(str(path))

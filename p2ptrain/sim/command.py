@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -16,11 +15,11 @@ import click
 
 from p2ptrain import files
 from p2ptrain.errors import ScenarioError
+from p2ptrain.files import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from p2ptrain.sim.reality import RealScenario
     from p2ptrain.sim.report import Report
 
 PLAIN_WIDTH = 120
@@ -63,13 +62,13 @@ def simulate(
 
     from p2ptrain.page import words
     from p2ptrain.page.server import Place
-    from p2ptrain.sim import drawing
+    from p2ptrain.sim import drawing, reality
     from p2ptrain.sim.serving import simulate_and_show
     from p2ptrain.sim.simulate import StoppedError
     from p2ptrain.sim.simulate import simulate as run
     from p2ptrain.train.autofit import choose_device
 
-    read = _scenario(scenario, changes)
+    read = reality.load(scenario, changes)
     told = read.simulated()
     other = _report(against) if against is not None else None
     form = drawing.form(plot) if plot is not None else ""
@@ -114,7 +113,7 @@ def simulate(
                 )
     except StoppedError:
         if kept is not None:
-            console.print(f"stopped; the same command goes on from {_name(kept)}", soft_wrap=True)
+            console.print(f"stopped; the same command goes on from {printable(kept)}", soft_wrap=True)
         raise KeyboardInterrupt from None
     try:
         if report is not None:
@@ -122,47 +121,13 @@ def simulate(
     finally:  # whatever becomes of the file
         _tell(console, done, other, limited=bool(read.limits))
     if report is not None:
-        console.print(f"report: {_name(report)}", soft_wrap=True)
+        console.print(f"report: {printable(report)}", soft_wrap=True)
     if plot is not None:
         try:
             files.replace(plot, drawing.picture(done, other, form))
         except OSError as error:
             raise _unwritable("--plot", plot, error) from None
-        console.print(f"plot: {_name(plot)}", soft_wrap=True)
-
-
-def _scenario(path: Path, changes: Sequence[str]) -> RealScenario:
-    """What ``reality.load`` yields. Raises ScenarioError, also for what Python cannot read."""
-    from p2ptrain.manifest.faults import shown
-    from p2ptrain.sim import reality, scenario_file
-
-    what = _name(path)
-    try:
-        data = scenario_file.read(path, ())
-        for change in changes:
-            what = f"--set {shown(change)}"
-            data = scenario_file.changed(data, [change])
-        what = _name(path)
-        return reality.parse(data)
-    except ScenarioError:
-        if _begins_with_mark(path):
-            raise ScenarioError(f"{what} begins with a byte order mark.", "Save it as UTF-8 without one.") from None
-        raise
-    except (ValueError, RecursionError):
-        raise ScenarioError(
-            f"{what} cannot be taken: a key without a name, or a number or lists in lists beyond what is read.",
-            "Mend it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE as in outer.inner_steps=20.",
-        ) from None
-
-
-def _begins_with_mark(path: Path) -> bool:
-    if not path.is_file():  # a pipe is read only once
-        return False
-    try:
-        with path.open("rb") as file:
-            return file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-    except OSError:
-        return False
+        console.print(f"plot: {printable(plot)}", soft_wrap=True)
 
 
 def _report(path: Path) -> Report:
@@ -173,11 +138,11 @@ def _report(path: Path) -> Report:
 
     try:
         found = reports.load(path)
-        check(found, _name(path))
+        check(found, printable(path))
     except ScenarioError as error:
         raise ScenarioError(words(error.problem, MOST_PROBLEM), error.remedy) from None
     except RecursionError:
-        raise ScenarioError(f"{_name(path)} is no report: lists in lists, too deep.", "Give another one.") from None
+        raise ScenarioError(f"{printable(path)} is no report: lists in lists, too deep.", "Give another one.") from None
     return found
 
 
@@ -190,14 +155,14 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         if not target.parent.is_dir():
-            raise ScenarioError(f"{_name(target.parent)} is no directory.", "Make it, or give another path.")
+            raise ScenarioError(f"{printable(target.parent)} is no directory.", "Make it, or give another path.")
         if (target.exists() or target.is_symlink()) and not target.is_file():
-            raise ScenarioError(f"{_name(path)} is no regular file.", f"Give another path to {option}.")
+            raise ScenarioError(f"{printable(path)} is no regular file.", f"Give another path to {option}.")
     except OSError as error:
         raise _unwritable(option, path, error) from None
     for what, other in others.items():
         if other is not None and _is_same(target, other):
-            raise ScenarioError(f"{_name(path)} is {what}, and {option} would replace it.", "Give another path.")
+            raise ScenarioError(f"{printable(path)} is {what}, and {option} would replace it.", "Give another path.")
     return target
 
 
@@ -222,7 +187,7 @@ def _prove(option: str, path: Path) -> None:
 
 def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
     why = error.strerror or error
-    return ScenarioError(f"{_name(path)} cannot be written: {why}.", f"Give another path to {option}.")
+    return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give another path to {option}.")
 
 
 def _save(report: Report, path: Path) -> None:
@@ -257,11 +222,6 @@ def _tell(console: Console, done: Report, other: Report | None, limited: bool) -
         for line in changed_settings(done, other):
             console.print(line, soft_wrap=True)
         console.print(comparison(done, other))
-
-
-def _name(path: Path) -> str:
-    """A path as it is, or escaped when it holds what a terminal would obey."""
-    return str(path) if str(path).isprintable() else ascii(str(path))
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from p2ptrain.errors import ScenarioError
+from p2ptrain.files import printable
 from p2ptrain.manifest.faults import shown, told
 from p2ptrain.sim.scenario import Scenario
 
@@ -34,17 +35,22 @@ def parse(data: Mapping[str, Any]) -> Scenario:
 
 def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     """The plain data of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    name = printable(path)
     try:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{path} cannot be read: {error}.", "Give the path of a scenario file.") from None
+        raise ScenarioError(f"{name} cannot be read: {error}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
-        raise ScenarioError(f"{path} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
+        raise ScenarioError(f"{name} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
+    if text.startswith("\ufeff"):
+        raise ScenarioError(f"{name} begins with a byte order mark.", "Save it as UTF-8 without one.")
     try:
         data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ScenarioError(f"{path} is no valid TOML: {error}.", "Mend that line.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"{name} is no valid TOML: {error}.", "Mend that line.") from None
+    except (ValueError, RecursionError):
+        raise _beyond_reading(name) from None
     return changed(data, changes)
 
 
@@ -54,23 +60,42 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
         return schema.model_validate(data)
     except ValidationError as error:
         raise ScenarioError("\n".join(told(error, schema, ("learner",))), REMEDY) from None
+    except RecursionError:
+        raise _beyond_reading("the scenario") from None
 
 
 def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
     """Plain data with some fields replaced: ``outer.inner_steps=20``, ``peers.home.count=9``, ``peers[0].count=9``."""
-    copy: dict[str, Any] = deepcopy(dict(data))
+    try:
+        copy: dict[str, Any] = deepcopy(dict(data))
+    except RecursionError:
+        raise _beyond_reading("the scenario") from None
     for change in changes:
-        key, equals, value = change.partition("=")
-        if not equals or not key.strip():
-            raise ScenarioError(f"{shown(change)} is no change.", "Write KEY=VALUE, as in outer.inner_steps=20.")
-        *parents, field = _steps(key.strip())
-        table: Any = copy
-        for parent in parents:
-            table = _inside(table, parent, key)
-        if not isinstance(table, dict):
-            raise _nowhere(key, field)
-        table[field] = _value(value.strip())
+        try:
+            _change(copy, change)
+        except (ValueError, RecursionError):
+            raise _beyond_reading(f"--set {shown(change)}") from None
     return copy
+
+
+def _change(table: Any, change: str) -> None:
+    key, equals, value = change.partition("=")
+    if not equals or not key.strip():
+        raise ScenarioError(f"{shown(change)} is no change.", "Write KEY=VALUE, as in outer.inner_steps=20.")
+    *parents, field = _steps(key.strip())
+    for parent in parents:
+        table = _inside(table, parent, key)
+    if not isinstance(table, dict):
+        raise _nowhere(key, field)
+    table[field] = _value(value.strip())
+
+
+def _beyond_reading(what: str) -> ScenarioError:
+    """Of what Python itself gives up on."""
+    return ScenarioError(
+        f"{what} cannot be taken: a key without a name, or a number or lists in lists beyond what is read.",
+        "Mend it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE as in outer.inner_steps=20.",
+    )
 
 
 def _steps(key: str) -> list[str]:
