@@ -1,7 +1,8 @@
-"""README's commands run. Blocks fenced as ``sh tested`` are executed in order of need, with three changes:
+"""README's commands run. Blocks fenced as ``sh tested`` are executed in order of need, with four changes:
 
 - the swarm is on this machine alone (``--local``), and HOME is a temporary directory;
 - the link and the home that stand there as examples are replaced by the real ones;
+- the manifest, which is there to be edited before it is signed, gets a tiny model and a run without an end;
 - a testnet trains for a few seconds.
 """
 
@@ -18,17 +19,31 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from p2ptrain.manifest import JoinLink
+from p2ptrain.manifest import JoinLink, parse_toml, render_toml, with_changes
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```sh([^\n]*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+
+SMALL = {
+    "run.tokens_per_peer": 10**9,
+    "model.config.hidden_size": 32,
+    "model.config.intermediate_size": 64,
+    "model.config.num_hidden_layers": 1,
+    "model.config.num_attention_heads": 2,
+    "model.config.num_key_value_heads": 2,
+    "training.schedule": "constant",
+    "training.warmup_tokens": 3_000,
+}
+"""What is changed of the manifest that ``init`` writes: losses and steps take moments."""
 
 DEADLINE_S = 120.0
 """For each thing that is waited for. Generous: it bounds a hanging test, it measures nothing."""
@@ -79,11 +94,16 @@ class Running:
             assert time.monotonic() < deadline, f"{what} never came:\n{self.log.read_text()}"
             time.sleep(0.1)
 
+    def end(self) -> str:
+        """It ends well by itself; what it printed."""
+        status = self.process.wait(DEADLINE_S)
+        assert status == 0, self.log.read_text()
+        return self.log.read_text()
+
     def stop(self) -> None:
         """One Ctrl+C: it ends well."""
         self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(DEADLINE_S)
-        assert status == 0, self.log.read_text()
+        self.end()
 
 
 @dataclass(slots=True)
@@ -144,6 +164,11 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
                 each.process.wait()
 
 
+def make_small(shell: Shell) -> None:
+    manifest = shell.folder / "my-run" / "manifest.toml"
+    manifest.write_text(render_toml(with_changes(parse_toml(manifest.read_text(encoding="utf-8")), SMALL)))
+
+
 def notes(home: Path, kind: str) -> int:
     """How often a peer has noted something."""
     try:
@@ -165,6 +190,7 @@ def free_port() -> int:
 @pytest.mark.timeout(600)
 def test_the_commands_run(shell: Shell) -> None:
     shell.run(command("init"))
+    make_small(shell)
     assert "run" in shell.run(command("sign"))
     bootstrap = shell.start([*command("bootstrap"), "--local"])
     link_file = shell.folder / "my-run" / "bootstrap" / "join-link.txt"
@@ -173,8 +199,7 @@ def test_the_commands_run(shell: Shell) -> None:
 
     assert command("doctor")[2].startswith("p2ptrain://")
     free = free_port()
-    examined = shell.run(["p2ptrain", "doctor", str(link), "--local", "--port", str(free)])
-    assert f"others can dial us at 127.0.0.1:{free}" in examined
+    doctor = shell.start(["p2ptrain", "doctor", str(link), "--local", "--port", str(free)])  # it mostly waits
 
     join = [word for word in commands(tested=True) if word[1] == "peer" and word[2].startswith("p2ptrain://")]
     assert len(join) == 1
@@ -182,6 +207,7 @@ def test_the_commands_run(shell: Shell) -> None:
     home = shell.folder / ".p2ptrain" / link.run_id[:12]
     first.wait_for(lambda: notes(home, "progress") > 0, "training")
     first.stop()
+    assert f"others can dial us at 127.0.0.1:{free}" in doctor.end()
 
     def at_home(words: list[str]) -> list[str]:
         """README's example of a home, made real."""
@@ -201,20 +227,63 @@ def test_the_commands_run(shell: Shell) -> None:
     shell.run(at_home(command("resume")))
     second.wait_for(lambda: notes(home, "goes on") > 0, "training")
     shell.run(at_home(command("finish")))
-    assert second.process.wait(DEADLINE_S) == 0
+    second.end()
     bootstrap.stop()
 
     assert "no receipt" in shell.refused(at_home(command("contributions")))  # it had no partner
-    shell.run(at_home(command("export")))
-    assert (shell.folder / "my-model" / "config.json").exists()
+    exporting = shell.start(at_home(command("export")))
     generate = at_home(command("generate"))
     assert shell.run([*generate, "--tokens", "5"]).startswith(generate[-1])
+    exporting.end()
+    assert (shell.folder / "my-model" / "config.json").exists()
 
-    testnet = command("testnet")
-    seconds = testnet.index("--seconds") + 1
-    printed = shell.run([*testnet[:seconds], "25", *testnet[seconds + 1 :], "--no-solo"])
+
+def watched(testnet: Running) -> dict[str, Any]:
+    """What the page shows as soon as both peers have told of themselves and of an exchange."""
+    document: dict[str, Any] = {"peers": [], "exchanges": []}
+
+    def told() -> bool:
+        found = re.search(r"watch them at (http://127\.0\.0\.1:\d+/)", testnet.log.read_text())
+        if found is not None:
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"{found[1]}status", timeout=10) as answer:
+                document.update(json.load(answer))
+        return len([row for row in document["peers"] if row["tokens"]]) == 2 and bool(document["exchanges"])
+
+    testnet.wait_for(told, "an exchange on the page")
+    return document
+
+
+@pytest.mark.net
+def test_the_testnet_trains_and_its_report_tells(shell: Shell) -> None:
+    """One bootstrap, two peers that train together, and one that trains alone; and the page that shows them."""
+    (shell.folder / "p2ptrain").mkdir()  # as where a clone lies: no package of ours
+    shell.run(command("init"))
+    make_small(shell)
+    words = command("testnet")
+    words[words.index("--seconds") + 1] = "20"  # however fast this machine is, whoever watches sees it
+    testnet = shell.start([*words, "--seed", "5", "--page", "0"])
+    seen = watched(testnet)
+    printed = testnet.end()
+    assert {row["nickname"] for row in seen["peers"]} == {"peer-1", "peer-2"}
+    assert all(row["device"] == "cpu" for row in seen["peers"])
+    assert seen["join"].endswith(" --local")
+
     assert "Disagreement of the peers" in printed
-    assert json.loads((shell.folder / "out" / "my-testnet" / "summary.json").read_bytes())["passed"]
+    out = shell.folder / words[words.index("--out") + 1]
+    summary = json.loads((out / "summary.json").read_bytes())
+    assert summary["passed"]
+    assert summary["cut_short"]
+    assert summary["seed"] == 5
+    assert len(summary["peers"]) == 2
+    for peer in summary["peers"]:
+        assert peer["tokens"] > 0
+        assert peer["exchanges_ok"] >= 1
+        assert peer["val_loss_last"] < peer["val_loss_first"]
+    assert summary["averaged_val_loss"] < summary["peers"][0]["val_loss_first"]
+    assert summary["solo_val_loss"] < summary["peers"][0]["val_loss_first"]
+    assert 0 <= summary["final_disagreement"] < 1
+    assert summary["sample"] in printed
+    assert "To be, or not" in shell.run(["p2ptrain", "generate", str(out / "peer-1"), "To be, or not"])
 
 
 def test_the_simulation_runs() -> None:
