@@ -91,10 +91,14 @@ class Page:
         """``at`` of the document that it has shown to its last line; empty before the first one."""
         return str(self.run("return document.documentElement.dataset.shown ?? ''"))
 
+    def once_asked(self, holds: Callable[[], object]) -> None:
+        """Wait for what a new document brings; which is sooner where the page is made to ask for it."""
+        self.until(lambda: self.run("dispatchEvent(new Event('online'))") or holds())
+
     def next_document(self) -> None:
-        """Publish what the view holds, and wait until it was shown; which is sooner where the page is made to ask."""
+        """Publish what the view holds, and wait until it was shown."""
         self.shown.publish()
-        self.until(lambda: self.run("dispatchEvent(new Event('online'))") or self.shows == f"{self.shown.at:.0f}")
+        self.once_asked(lambda: self.shows == f"{self.shown.at:.0f}")
 
     def text(self, name: str) -> str:
         return str(self.run("return document.getElementById(arguments[0]).textContent", name))
@@ -310,7 +314,7 @@ def test_a_failure_lights_up_and_is_told_with_its_reason(page: Page) -> None:
     page.shown.view.failures.append(row)
     page.shown.happen(row)
     page.until(lambda: page.gossip("lit") == before + 1)
-    page.until(lambda: "it is asleep" in page.text("failures"))
+    page.once_asked(lambda: "it is asleep" in page.text("failures"))
 
 
 def test_what_happened_before_it_came_does_not_light_up(page: Page) -> None:
@@ -333,7 +337,7 @@ def test_a_peer_that_has_gone_is_shown_as_gone(page: Page) -> None:
     rows = list(page.shown.view.peers.values())
     page.shown.view.place(rows[:3] + rows[4:])
     page.shown.publish()
-    page.until(lambda: page.row(rows[3].id).get_attribute("data-state") == "gone")
+    page.once_asked(lambda: page.row(rows[3].id).get_attribute("data-state") == "gone")
     assert "gone" in page.row(rows[3].id).text
     assert page.run("return document.querySelector('#people tbody tr:last-child').dataset.peer") == rows[3].id
     assert page.text("peers") == "7"
@@ -441,7 +445,7 @@ def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
     port = page.shown.port
     page.shown.end()
     page.shown.serve(Place("0.0.0.0", port, "a-token-for-tests"))
-    page.until(lambda: "token is no longer known" in page.text("away"))
+    page.once_asked(lambda: "token is no longer known" in page.text("away"))
 
 
 def test_a_page_that_nobody_sees_holds_no_stream(page: Page) -> None:
@@ -466,7 +470,7 @@ def test_a_page_that_nobody_sees_holds_no_stream(page: Page) -> None:
 def test_a_newer_document_is_refused(page: Page) -> None:
     """A page that cannot read it says so, instead of showing half of it."""
     page.shown.replace({**page.shown.view.document(page.shown.at), "schema": 2})
-    page.until(lambda: "newer than the page" in page.text("away"))
+    page.once_asked(lambda: "newer than the page" in page.text("away"))
 
 
 # --- much and nothing ------------------------------------------------------------------------------------------------
@@ -516,7 +520,7 @@ def test_what_is_not_known_is_a_dash(page: Page, make_view: Callable[..., View],
         "nothing at all": {"schema": 1},
     }
     page.shown.replace({**documents[how], "at": None})
-    page.until(lambda: page.shows == "null")
+    page.once_asked(lambda: page.shows == "null")
     for name in ("peers", "speed", "exchanges", "disagreement", "up", "down", "fraction", "state"):
         assert page.text(name) == ("0" if name == "peers" and how == "nothing in it" else DASH), name
     text = page.browser.find_element("tag name", "body").text
