@@ -67,7 +67,7 @@ def running(tmp_path: Path, environment: dict[str, str]) -> Iterator[Running]:
     out = tmp_path / "out"
     scenario = str(SCENARIOS / "slow_line.toml")
     process = subprocess.Popen(
-        [*COMMAND, "--scenario", scenario, "--stage", "namespaces", "--out", str(out)],
+        [*COMMAND, "--scenario", scenario, "--stage", "namespaces", "--out", str(out), "--set", "peers.good.count=1"],
         env=environment,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

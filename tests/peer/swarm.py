@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -23,7 +24,7 @@ from typing import Any, Self, TypeVar
 import psutil
 
 from p2ptrain.ids import PeerId
-from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
+from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.socket_folder import sweep
 
@@ -46,6 +47,9 @@ TINY = {
     "outer.inner_steps": 5,
 }
 """A model of 19 thousand weights whose inner step takes some 5 ms."""
+
+STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+"""Whom nobody meets."""
 
 ENDLESS = {"run.tokens_per_peer": 10**9, "training.schedule": "constant"}
 
@@ -227,6 +231,16 @@ def endless_swarm(*names: str) -> Iterator[tuple[Swarm, Program, list[Program]]]
         for each in peers:
             psutil.Process(each.process.pid).nice(10)  # they train all the time, and newcomers have much to import
         yield swarm, bootstrap, peers
+
+
+@contextlib.contextmanager
+def nowhere() -> Iterator[Swarm]:
+    """A run whose link leads to a closed port."""
+    with Swarm() as swarm, socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        port = reserved.getsockname()[1]
+        swarm.link = str(JoinLink(swarm.signed.run_id, (f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER}",)))
+        yield swarm
 
 
 def _processes_of(folder: Path) -> list[psutil.Process]:

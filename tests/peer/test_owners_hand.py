@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from swarm import Program, Swarm, endless_swarm, until
+from swarm import Program, Swarm, endless_swarm, nowhere, until
 
 from p2ptrain import checkpoint
 from peer.owner.door import ask
@@ -143,8 +143,7 @@ def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Progra
 
 def test_commands_before_there_is_a_swarm() -> None:
     """The bootstrap of the link is gone: the peer waits for the manifest, says so, and finishes when told to."""
-    with Swarm() as swarm:
-        swarm.bootstrap().terminate()
+    with nowhere() as swarm:
         dora = swarm.peer("dora")
         dora.wait_for("waiting")
         found = status(dora)

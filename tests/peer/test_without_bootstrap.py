@@ -35,27 +35,28 @@ def test_the_swarm_goes_on(orphans: Orphans) -> None:
     orphans.bert.wait_for_more("exchanged", 5)
 
 
-def test_a_peer_resumes_after_sigterm_and_after_sigkill_and_finds_its_swarm_again(orphans: Orphans) -> None:
+def test_a_peer_resumes_after_sigterm_and_after_sigkill_and_a_stranger_joins_by_a_peers_link(
+    orphans: Orphans, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who comes back finds its swarm again. The stranger starts together with it: starts are what takes the time."""
+    invite.main([str(orphans.anna.home)], standalone_mode=False)
+    link = capsys.readouterr().out.strip()
     bert = orphans.bert
     assert bert.terminate() == 0, bert.output
     saved = checkpoint.load_latest(bert.home / "checkpoints").checkpoint
     assert saved is not None
 
     bert = orphans.bert = orphans.swarm.peer("bert", link=None)
+    cleo = orphans.swarm.peer("cleo", link=link)
     assert bert.wait_for("resumed")["step"] == saved.step
     bert.wait_for("exchanged", 2, peer=orphans.anna.peer_id)
-    assert bert.kill() == -signal.SIGKILL
-    saved = checkpoint.load_latest(bert.home / "checkpoints").checkpoint
-    assert saved is not None
-
-    bert = orphans.bert = orphans.swarm.peer("bert", link=None)
-    assert bert.wait_for("resumed")["step"] == saved.step
-    bert.wait_for("exchanged", 2, peer=orphans.anna.peer_id)
-
-
-def test_a_stranger_joins_by_a_peers_link(orphans: Orphans, capsys: pytest.CaptureFixture[str]) -> None:
-    invite.main([str(orphans.anna.home)], standalone_mode=False)
-    cleo = orphans.swarm.peer("cleo", link=capsys.readouterr().out.strip())
     cleo.wait_for("caught up")
     cleo.wait_for("exchanged", 2)
     assert cleo.terminate() == 0
+
+    assert bert.kill() == -signal.SIGKILL
+    saved = checkpoint.load_latest(bert.home / "checkpoints").checkpoint
+    assert saved is not None
+    bert = orphans.bert = orphans.swarm.peer("bert", link=None)
+    assert bert.wait_for("resumed")["step"] == saved.step
+    bert.wait_for("exchanged", 2, peer=orphans.anna.peer_id)
