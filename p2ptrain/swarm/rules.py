@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from p2ptrain.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.swarm.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SwarmRules:
-    """What one run, its codec and its model size mean for the protocol. Every peer of a run has the same."""
+    """What one run, its codec and its model size mean for the protocol. Every peer of a run has the same.
+
+    What follows from the fields is asked at every event, and computed once.
+    """
 
     run: RunId
     fragment_bytes: tuple[int, ...]
@@ -51,47 +55,47 @@ class SwarmRules:
     """... or this long after our own end, whoever still trains."""
     protocol: int = PROTOCOL_VERSION
 
-    @property
+    @cached_property
     def fragments(self) -> int:
         """F: slices of the parameters."""
         return len(self.fragment_bytes) // self.streams
 
-    @property
+    @cached_property
     def exchanges(self) -> bool:
         """Whether peers of this run exchange anything."""
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
 
-    @property
+    @cached_property
     def judges_distances(self) -> bool:
         """Whether how far off a partner is says something of it: pseudo-gradients differ by all their length."""
         return self.streams == 1 and not self.begins_at_zero
 
-    @property
+    @cached_property
     def plans(self) -> bool:
         """Whether peers have to know everybody, to plan alike who meets whom."""
         return self.topology != "random" or bool(self.beside or self.between)
 
-    @property
+    @cached_property
     def free_fragments(self) -> tuple[int, ...]:
         """The fragments that any two peers may exchange at any time."""
         return tuple(range(len(self.fragment_bytes))) if self.free is None else self.free
 
-    @property
+    @cached_property
     def most_per_exchange(self) -> int:
         """Fragment numbers in one exchange that nobody planned: ``fragments_per_exchange`` of every stream."""
         return self.fragments_per_exchange * max(1, len(self.free_fragments) // self.fragments)
 
-    @property
+    @cached_property
     def catch_up_tokens(self) -> float:
         """The bound of ``catch_up_outer_steps`` in progress."""
         return self.catch_up_outer_steps * self.tokens_per_outer_step
 
-    @property
+    @cached_property
     def implausible_distance(self) -> float:
         """Progress further than this from ours is a lie: a quarter of the run, at least 32 outer steps. A guess."""
         return max(0.25 * self.tokens_per_peer, 32 * self.tokens_per_outer_step)
 
-    @property
+    @cached_property
     def progress_ceiling(self) -> float:
         """No honest peer is further than the end, one outer step and a little averaging beyond it."""
         return self.tokens_per_peer + 4 * self.tokens_per_outer_step
