@@ -25,8 +25,9 @@ A fragment is engaged from SWAPPING (its snapshot) until Applied. An offer engag
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
+from math import inf
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import SwapDone
@@ -44,9 +45,9 @@ class ExchangeState(Enum):
 _UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Exchange:
-    """One exchange under way."""
+    """One exchange under way. Its place in the table is moved by these methods alone."""
 
     link: LinkId
     state: ExchangeState
@@ -69,29 +70,24 @@ class Exchange:
         """||theirs - mine||, a fragment."""
         return per_fragment(self.distance * self.norm, len(self.fragments))
 
-    def swapping(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> Exchange:
-        return replace(
-            self,
-            state=ExchangeState.SWAPPING,
-            fragments=fragments,
-            theirs=theirs,
-            swap_started_at=now,
-            deadline=deadline,
-        )
+    def swap(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> None:
+        """Both sides agreed on these fragments."""
+        self.state = ExchangeState.SWAPPING
+        self.fragments = fragments
+        self.theirs = theirs
+        self.swap_started_at = now
+        self.deadline = deadline
 
-    def confirming(self, done: SwapDone) -> Exchange:
-        return replace(
-            self,
-            state=ExchangeState.CONFIRMING,
-            sent_bytes=done.sent_bytes,
-            received_bytes=done.received_bytes,
-            distance=done.distance,
-            norm=done.norm,
-            fingerprint=done.fingerprint,
-        )
+    def confirm(self, done: SwapDone) -> None:
+        """Both payloads are through on our side."""
+        self.state = ExchangeState.CONFIRMING
+        self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
+        self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
 
-    def committed(self) -> Exchange:
-        return replace(self, state=ExchangeState.COMMITTED, deadline=float("inf"))
+    def commit(self) -> None:
+        """Both sides have everything."""
+        self.state = ExchangeState.COMMITTED
+        self.deadline = inf
 
 
 class ExchangeBook:
@@ -99,10 +95,11 @@ class ExchangeBook:
 
     def __init__(self, fragments: Iterable[int]) -> None:
         self._exchanges: dict[LinkId, Exchange] = {}
-        self._last_exchanged = dict.fromkeys(fragments, -1)  # a counter, not a time: who waited longest comes first
+        self._last_exchanged = dict.fromkeys(sorted(fragments), -1)  # a counter, not a time; who waited longest first
         self._commits = 0
 
     def __iter__(self) -> Iterator[Exchange]:
+        """What happens meanwhile may end them and begin others."""
         return iter(list(self._exchanges.values()))
 
     def __len__(self) -> int:
@@ -113,11 +110,14 @@ class ExchangeBook:
 
     def put(self, exchange: Exchange) -> None:
         self._exchanges[exchange.link] = exchange
-        if exchange.state is ExchangeState.COMMITTED:
-            self._commits += 1
-            for fragment in exchange.fragments:
-                if fragment in self._last_exchanged:
-                    self._last_exchanged[fragment] = self._commits
+
+    def commit(self, exchange: Exchange) -> None:
+        """Both sides have everything: its fragments have waited least from now on."""
+        exchange.commit()
+        self._commits += 1
+        for fragment in sorted(exchange.fragments):
+            if self._last_exchanged.pop(fragment, None) is not None:
+                self._last_exchanged[fragment] = self._commits
 
     def remove(self, link: LinkId) -> Exchange | None:
         return self._exchanges.pop(link, None)
@@ -137,16 +137,17 @@ class ExchangeBook:
     def free_fragments(self) -> list[int]:
         """Fragments that may enter an exchange that nobody planned, those that waited longest first."""
         engaged = self.engaged()
-        free = [fragment for fragment in self._last_exchanged if fragment not in engaged]
-        return sorted(free, key=lambda fragment: (self._last_exchanged[fragment], fragment))
+        return [fragment for fragment in self._last_exchanged if fragment not in engaged]
 
     def limit(self, fragments: Iterable[int]) -> None:
         """From now on these, and no others, may enter exchanges that nobody planned."""
-        self._last_exchanged = {each: self._last_exchanged.get(each, -1) for each in fragments}
+        waited = sorted((self._last_exchanged.get(fragment, -1), fragment) for fragment in fragments)
+        self._last_exchanged = {fragment: commit for commit, fragment in waited}
 
     def offers(self, round_: int) -> list[Exchange]:
         """Our unanswered offers that this outer step planned; of 0, those that nobody planned."""
-        return [exchange for exchange in self.in_state(ExchangeState.OFFERED) if exchange.round == round_]
+        offered = ExchangeState.OFFERED
+        return [each for each in self._exchanges.values() if each.state is offered and each.round == round_]
 
     def is_engaged_with(self, peer: PeerId) -> bool:
         """An exchange that nobody planned is under way with it, and not yet committed."""
@@ -154,6 +155,10 @@ class ExchangeBook:
             exchange.link.peer == peer and not exchange.round and exchange.state in _UNDER_WAY
             for exchange in self._exchanges.values()
         )
+
+    def next_deadline(self) -> float:
+        """Of the first that is given up; infinite when none can be."""
+        return min([exchange.deadline for exchange in self._exchanges.values()], default=inf)
 
     def partners(self) -> set[PeerId]:
         return {exchange.link.peer for exchange in self._exchanges.values()}

@@ -203,7 +203,7 @@ class Exchanging:
         if lie := self._judge.lie(done):
             self.failed(lie, now)
             return
-        self.book.put(exchange.confirming(done))
+        exchange.confirm(done)
         standing.emit(Send(done.link, Acknowledge()))
 
     def acknowledged(self, link: LinkId, now: float) -> None:
@@ -224,7 +224,7 @@ class Exchanging:
         self._committed_since_step = True
         self.last_commit_at = now
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
-        self.book.put(exchange.committed())
+        self.book.commit(exchange)
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
         standing.emit(Commit(link, self._budget.take(moved, standing.rate, now)))
         standing.emit(Close(link))
@@ -298,8 +298,7 @@ class Exchanging:
 
     def next_deadline(self) -> float:
         """When ``expire`` has something to do."""
-        deadlines = [exchange.deadline for exchange in self.book]
-        return min([*deadlines, self.rounds.next_deadline()])
+        return min(self.book.next_deadline(), self.rounds.next_deadline())
 
     @property
     def is_due(self) -> bool:
@@ -337,7 +336,7 @@ class Exchanging:
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         standing = self._standing
         size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
-        self.book.put(
-            exchange.swapping(fragments, theirs, now, now + standing.deadlines.payload_s(size, theirs.seconds_per_byte))
-        )
+        patience_s = standing.deadlines.payload_s(size, theirs.seconds_per_byte)
+        exchange.swap(fragments, theirs, now, now + patience_s)
+        self.book.put(exchange)
         standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))
