@@ -117,13 +117,22 @@ class CountingLearner:
         self._inbox: list[_Displacement | _Proceed | _Adoption] = []
 
     def steps_ahead(self) -> int:
-        """How many inner steps there are up to the next that has something to say."""
+        """How many inner steps there are up to the next that has something to say, that one included."""
         if self._inbox:
             return 1
         for due in self._rules.due:
             if due > self._inner:
                 return due - self._inner
         return self._rules.inner_steps - self._inner
+
+    def count(self, steps: int) -> None:
+        """Make so many inner steps that have nothing to say."""
+        tokens = self._rules.tokens_per_step
+        self.tokens += steps * tokens
+        self._phase_tokens += steps * tokens
+        for _ in range(steps):  # as one after the other, to the last digit
+            self.progress += tokens
+        self._inner += steps
 
     def advance(self) -> list[Event]:
         events = self.settle() if self._inbox else []
@@ -193,8 +202,8 @@ class CountingLearner:
     def encode(
         self, fragments: Sequence[int], mine: Sequence[Blank] = (), theirs: Sequence[Blank] = ()
     ) -> BlankPayload:
-        parts = tuple(self._rules.fragments[fragment] for fragment in fragments)
-        return BlankPayload(tuple(fragments), parts, sum(part.size for part in parts))
+        parts = [self._rules.fragments[fragment] for fragment in fragments]
+        return BlankPayload(tuple(fragments), tuple(parts), sum([part.size for part in parts]))
 
     def difference(self, mine: BlankPayload, theirs: Sequence[Blank]) -> BlankDifference:
         if any(part.garbage for part in theirs):

@@ -15,7 +15,7 @@ from p2ptrain.ports import Notebook
 from p2ptrain.sim.liars import Liar
 from p2ptrain.sim.link import LinkEnd
 from p2ptrain.sim.traffic import Traffic
-from p2ptrain.sim.trainer import SimulatedLearner, Trainer
+from p2ptrain.sim.trainer import Counting, SimulatedLearner, Trainer
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.events import (
@@ -57,7 +57,7 @@ class SimulatedPeer:
     Args:
         step_s: seconds of the next inner step.
         up, down: its access line.
-        steps_ahead: see ``Trainer``.
+        counting: see ``Trainer``.
         liar: what sits between its core and its links.
     """
 
@@ -93,7 +93,7 @@ class SimulatedPeer:
         notebook: Notebook,
         up: Pipe | None = None,
         down: Pipe | None = None,
-        steps_ahead: Callable[[], int] | None = None,
+        counting: Counting | None = None,
         liar: Liar | None = None,
     ) -> None:
         self.network = network
@@ -105,7 +105,7 @@ class SimulatedPeer:
         self.up = up or Pipe(inf)
         self.down = down or Pipe(inf)
         self.liar = liar
-        self.trainer = Trainer(network.metronome, learner, step_s, self.handle, steps_ahead)
+        self.trainer = Trainer(network.metronome, learner, step_s, self.handle, counting)
         self.traffic = Traffic()
         self.ends: dict[LinkId, LinkEnd] = {}
         self.finished = ""

@@ -148,7 +148,7 @@ class Population:
             notebook=self.notes,
             up=_pipe(group.up_mbit_s),
             down=_pipe(group.down_mbit_s),
-            steps_ahead=learner.steps_ahead if isinstance(learner, CountingLearner) else None,
+            counting=learner if isinstance(learner, CountingLearner) else None,
             liar=liar,
         )
 

@@ -62,6 +62,16 @@ class SimulatedLearner(Protocol):
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Any]) -> None: ...
 
 
+class Counting(Protocol):
+    """What a learner offers besides when most of its inner steps only count."""
+
+    def steps_ahead(self) -> int:
+        """How many inner steps there are up to the next that does more, that one included."""
+
+    def count(self, steps: int) -> None:
+        """Make so many of those that only count."""
+
+
 class Metronome:
     """Ends inner steps at their times; those of one instant together."""
 
@@ -98,15 +108,15 @@ class Trainer:
     Args:
         step_s: seconds of the next inner step.
         handle: takes in what the learner has to say.
-        steps_ahead: how many inner steps from now on only count, up to and with the one that does more; if nobody can
-            tell, each of them is an event, also when there is no more training.
+        counting: the learner, if it can tell which inner steps only count; if not, each of them is an event, also when
+            there is no more training.
     """
 
     metronome: Metronome
     learner: SimulatedLearner
     step_s: Callable[[], float]
     handle: Callable[[Event], None]
-    steps_ahead: Callable[[], int] | None = None
+    counting: Counting | None = None
     begun: bool = False
     stopped: bool = False
     frozen: bool = False
@@ -149,10 +159,10 @@ class Trainer:
 
     def start(self) -> None:
         """Begin the next steps."""
-        if self.steps_ahead is not None and self.learner.ended:
+        if self.counting is not None and self.learner.ended:
             self._rests_since = self.metronome.world.now
             return
-        count = self.steps_ahead() if self.steps_ahead is not None and self.is_training else 1
+        count = self.counting.steps_ahead() if self.counting is not None and self.is_training else 1
         time = self.metronome.world.now
         for _ in range(count):
             seconds = self.step_s()
@@ -216,6 +226,12 @@ class Trainer:
         lasted = self._lasting[:steps]
         del self._ends[:steps], self._lasting[:steps]
         learner, training = self.learner, self.is_training
+        if self.counting is not None and training:
+            only_count = min(self.counting.steps_ahead() - 1, steps)
+            self.counting.count(only_count)
+            for seconds in lasted[:only_count]:
+                self.compute_s += seconds
+            del lasted[:only_count]
         for seconds in lasted:
             if training:
                 self.compute_s += seconds
