@@ -9,6 +9,7 @@ until something completes again: otherwise a network that became slow would fail
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 
 REMEMBERED = 64  # guess: an hour of exchanges at one a minute
@@ -76,13 +77,13 @@ class Deadlines:
 
 
 class _Samples:
-    """The last samples; what is asked of them is computed once for each new one."""
+    """The last samples, also in order; the bound is computed once for each new one."""
 
-    __slots__ = ("_bound", "_median", "_values")
+    __slots__ = ("_bound", "_ordered", "_values")
 
     def __init__(self) -> None:
         self._values = array("d")
-        self._median: float | None = None
+        self._ordered = array("d")
         self._bound: float | None = None
 
     def __len__(self) -> int:
@@ -90,25 +91,24 @@ class _Samples:
 
     def add(self, value: float) -> None:
         if len(self._values) == REMEMBERED:
-            del self._values[0]
+            del self._ordered[bisect_left(self._ordered, self._values.pop(0))]
         self._values.append(value)
-        self._median = self._bound = None
+        insort(self._ordered, value)
+        self._bound = None
 
     def median(self) -> float:
-        if self._median is None:
-            self._median = _median(self._values)
-        return self._median
+        return _median(self._ordered)
 
     def bound(self) -> float:
         """Median + ``SPREADS`` times the median distance from it."""
         if self._bound is None:
             middle = self.median()
-            self._bound = middle + SPREADS * _median([abs(value - middle) for value in self._values])
+            self._bound = middle + SPREADS * _median(sorted([abs(value - middle) for value in self._ordered]))
         return self._bound
 
 
-def _median(values: Sequence[float]) -> float:
-    ordered, half = sorted(values), len(values) // 2
+def _median(ordered: Sequence[float]) -> float:
+    half = len(ordered) // 2
     return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
 
 

@@ -66,7 +66,7 @@ class FinalGossip:
 
     def next_due(self) -> float:
         """When it is over at the latest, or ``keep_up`` has something to do."""
-        if len(self._exchanging.book):  # the next one waits for the exchange's end
+        if not self.has_begun or len(self._exchanging.book):  # the next one waits for the exchange's end
             return self._until
         return min(self._until, self._at)
 
