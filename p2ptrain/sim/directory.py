@@ -50,9 +50,11 @@ class SimulatedDirectory:
     def lookup(self, peer: PeerId, now: float) -> tuple[tuple[Dated, ...], int, int]:
         """Live records, and the bytes that asking for them sends and receives."""
         answers = self._shelves.lookup(self._view(peer), now)
-        found = (
-            answers[0] if len(answers) == 1 else {each: dated for answer in answers for each, dated in answer.items()}
-        )
+        found = answers[0]
+        if len(answers) > 1:
+            found = {}
+            for answer in answers:
+                found.update(answer)
         records = list(found.values())
         received = len(answers) * REQUEST_BYTES
         if records:  # all are as long, but for a byte or two

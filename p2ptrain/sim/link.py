@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from p2ptrain.sim.peer import SimulatedPeer
 
 
+_PASSING_ON = (Offer, Accept, WeightsReply)
+"""Messages that say who else is here."""
+
+
 @dataclass(slots=True, eq=False)
 class LinkEnd:
     """One side's end of a link. Made open; ``close`` and ``fail`` end it."""
@@ -65,7 +69,7 @@ class LinkEnd:
         owner.traffic.control_down += size
         if not self.is_open or (owner.liar is not None and not owner.liar.hears(message)):
             return
-        if isinstance(message, Offer | Accept | WeightsReply) and message.known:
+        if isinstance(message, _PASSING_ON) and message.known:
             owner.handle(PeersSeen(owner.network.live(message.known), from_lookup=False))
         owner.handle(Received(self.link, message, size))
 

@@ -86,5 +86,4 @@ class SimulatedNetwork:
     def live(self, records: Sequence[Presence]) -> tuple[Dated, ...]:
         """Records that still count, with the time until which they do."""
         now = self.world.now
-        dated = [(record, record.issued_at + record.lifetime_s) for record in records]
-        return tuple([each for each in dated if each[1] > now])
+        return tuple([(each, until) for each in records if (until := each.issued_at + each.lifetime_s) > now])
