@@ -75,7 +75,7 @@ def test_chance_is_the_seeds(tiny: dict[str, Any]) -> None:
 
 def test_churn_without_an_end_is_bounded(tiny: dict[str, Any]) -> None:
     del tiny["run"]["seconds"]
-    endless = script(tiny, {"stays_s": 0.001, "leaves": "killed", "returns_after_s": 0})
+    endless = script(tiny, {"stays_s": 0.01, "leaves": "killed", "returns_after_s": 0})
     assert len([part for part in endless.parts if part.group == "office"]) == MOST_OCCUPANTS
 
 

@@ -101,17 +101,27 @@ def test_the_killed_are_noticed_and_the_rest_goes_on(make):
 
 
 def test_who_sleeps_misses_its_sleep_and_nothing_else(make):
-    sleepers = {"name": "sleepers", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 50.25, "for_s": 40.0}]}
+    sleepers = {"name": "sleepers", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 50.25, "for_s": 25.0}]}
     simulation = begin(make("run.outer_steps=20", groups=[sleepers]))
     simulation.world.run(until=60.0)
     (sleeper,) = (each for each in simulation.population.members if each.seat.group == "sleepers")
     before = sleeper.peer.core.counters.outer_steps, sleeper.peer.learner.tokens
-    simulation.world.run(until=90.0)
+    simulation.world.run(until=75.0)
     assert (sleeper.peer.core.counters.outer_steps, sleeper.peer.learner.tokens) == before
     simulation.run()
     report = simulation.report("")
     assert report.groups["sleepers"].utilization == pytest.approx(1.0)
     assert report.groups["sleepers"].tokens == report.groups["sleepers"].outer_steps * 10
+    assert report.groups["sleepers"].pulls == 0
+
+
+def test_who_sleeps_long_takes_the_others_weights_when_it_wakes(make):
+    sleepers = {"name": "sleepers", "count": 1, "step_s": 1.0, "freezes": [{"at_s": 50.25, "for_s": 100.0}]}
+    report = learnt(make, "run.outer_steps=30", groups=[sleepers])
+    assert report.notes["slept"] == 1
+    assert report.groups["sleepers"].pulls == 1
+    assert report.groups["sleepers"].offences == report.groups["home"].offences == 0
+    assert report.curve[-1].groups["sleepers"] == pytest.approx(report.curve[-1].groups["home"], rel=0.1)
 
 
 def test_failed_exchanges_are_as_many_as_the_scenario_says(make):
