@@ -55,8 +55,9 @@ class Discovery:
 
     def expire(self, now: float) -> None:
         """Forget who gave no sign of life."""
-        for peer in self._standing.members.expire(now):
-            if not self._crowded:
+        lost = self._standing.members.expire(now)
+        if lost and not self._crowded:
+            for peer in lost:
                 self._standing.note("lost", peer, "no sign of life")
 
     def keep_up(self, now: float) -> None:
@@ -82,6 +83,8 @@ class Discovery:
             room = max((ENOUGH_PEERS // 2 if self._crowded else ENOUGH_PEERS) - len(known), 0)
         if self._standing.rules.plans or (len(records) <= room and not event.from_lookup):
             return records
+        if room == 0:
+            return [dated for dated in records if dated[0].peer in known]
         strangers = [dated for dated in records if dated[0].peer not in known]
         if event.from_lookup:
             self._crowded = len(strangers) > room

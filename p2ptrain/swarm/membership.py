@@ -162,7 +162,8 @@ class Membership:
 
     def expire(self, now: float) -> list[PeerId]:
         """Forget peers that are no longer live and owe us nothing; name those who were live until now."""
-        self._look(now)
+        if self._alarms and self._alarms[0][0] <= now:
+            self._look(now)
         if not self._lapsed:
             return []
         lapsed, self._lapsed = self._lapsed, {}
@@ -177,7 +178,8 @@ class Membership:
 
     def live(self, now: float) -> list[Known]:
         """Peers that are here, by peer id; leaving ones are not. Not to be changed, nor kept."""
-        self._look(now)
+        if self._alarms and self._alarms[0][0] <= now:
+            self._look(now)
         return self._live
 
     def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[Known]:

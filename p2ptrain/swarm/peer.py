@@ -193,8 +193,7 @@ class Peer:
         standing = self._standing
         if self._final_gossip.has_begun or self._catch_up.pull is not None:
             return
-        in_doubt = standing.settled and standing.rules.exchanges and now - self._in_step_at >= OUT_OF_STEP_S
-        if in_doubt and self._is_out_of_step(now):
+        if standing.settled and now - self._in_step_at >= OUT_OF_STEP_S and self._is_out_of_step(now):
             standing.settled = False
             standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
         if not standing.settled and self._catch_up.begin(now):
@@ -216,7 +215,8 @@ class Peer:
         standing = self._standing
         mine, rules = standing.progress, standing.rules
         return (
-            now - self._in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
+            rules.exchanges
+            and now - self._in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
             and not standing.members.none_beyond(mine + rules.implausible_distance, now)
             and any(
                 implausible_progress(known.progress, mine, settled=True, rules=rules)
@@ -315,15 +315,14 @@ class Peer:
         """Ask to be woken when the next timer is due."""
         if self._stopped:
             return
-        exchanging = self._exchanging
-        times = [exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by]
-        if self._standing.state is not PeerState.LEAVING:
-            times += (self._discovery.next_due(), self._final_gossip.next_due())
+        exchanging, state = self._exchanging, self._standing.state
+        wake_at = min(exchanging.next_deadline(), self._catch_up.next_deadline(), self._leave_by)
+        if state is not PeerState.LEAVING:
+            wake_at = min(wake_at, self._discovery.next_due(), self._final_gossip.next_due())
             if not self._training and self._catch_up.pull is None:
-                times.append(self._search_until)
-            if exchanging.is_due or self._standing.state is PeerState.JOINING:
-                times.append(self._standing.members.next_change(now) or NEVER)
-        wake_at = min(times)
+                wake_at = min(wake_at, self._search_until)
+            if exchanging.is_due or state is PeerState.JOINING:
+                wake_at = min(wake_at, self._standing.members.next_change(now) or NEVER)
         self._next_timer = wake_at
         if wake_at != self._wake_at and wake_at < NEVER:
             self._wake_at = wake_at
