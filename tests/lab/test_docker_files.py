@@ -182,6 +182,12 @@ def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: di
     assert "RUN chmod 0755 /usr/local/bin/p2ptrain-*" in dockerfile
 
 
+def test_no_service_names_its_image(compose: dict[str, Any]) -> None:
+    """Compose would look for it at Docker Hub first; and of services built at once with one name all but one may fail
+    ("already exists", where the engine keeps images in containerd)."""
+    assert [name for name, service in compose["services"].items() if "image" in service] == []
+
+
 def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) -> None:
     router = compose["services"]["router"]
     assert router["healthcheck"] == {"disable": True}
