@@ -19,6 +19,7 @@ from peer.testnet import report as reports
 from peer.testnet.conduct import Ending
 from peer.testnet.plan import laid_out
 from peer.testnet.report import Report
+from peer.testnet.watch import Tail
 
 
 def conclude(
@@ -84,12 +85,7 @@ def rejoined(lives: Mapping[str, Sequence[Mapping[str, Any]]], out: Path, return
 
 
 def _exchanged_lately(home: Path) -> bool:
-    """In its last process."""
-    try:
-        text = (home / "events.jsonl").read_text(encoding="utf-8")
-    except FileNotFoundError:  # it was never there
-        return False
-    notes = [line for line in text.splitlines() if line.endswith("}")]
-    kinds = [json.loads(line).get("kind") for line in notes]
+    """In its last process. What a killed one was just writing may be torn, and the next one writes on behind it."""
+    kinds = [note.get("kind") for note in Tail(home / "events.jsonl").read()]
     last = max((place for place, kind in enumerate(kinds) if kind == "listening"), default=0)
     return "exchanged" in kinds[last:]

@@ -167,6 +167,9 @@ def test_who_was_killed_has_rejoined_when_it_exchanged_again(tmp_path: Path) -> 
     lives = {"anna": [killed, well], "bert": [well], "carl": [killed]}
     noted("listening", "exchanged", "listening", "progress")
     assert closing.rejoined(lives, tmp_path, {"anna"}) is False
+    torn = '{"kind": "exch{"kind": "listening"}\n'
+    (home / "events.jsonl").write_text('{"kind": "listening"}\n' + torn + '{"kind": "exchanged"}\n')
+    assert closing.rejoined(lives, tmp_path, {"anna"}) is True
     noted("listening", "listening", "exchanged")
     assert closing.rejoined(lives, tmp_path, {"anna"}) is True
     assert closing.rejoined(lives, tmp_path, {"anna", "carl"}) is False, "it was to come back, and never did"
