@@ -50,8 +50,10 @@ class Containers:
     _names: dict[str, str] = field(default_factory=dict)
     """By whom: its container of the day."""
     _count: int = 0
+    _owner: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        self._owner = owner(docker("info", "--format", "{{.SecurityOptions}}", check=False))
         docker("network", "create", *self._labels, self._network)
 
     @property
@@ -73,7 +75,7 @@ class Containers:
             _, *rest = command  # our Python; theirs is another
             options = [
                 *("--rm", "--init", "--name", name, "--hostname", name, "--network", self._network),
-                *(*self._labels, "--user", f"{os.getuid()}:{os.getgid()}", "--no-healthcheck"),
+                *(*self._labels, *self._owner, "--workdir", "/tmp", "--no-healthcheck"),
                 *("--volume", f"{self.out.absolute()}:{self.out.absolute()}"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
                 *("--stop-timeout", "60", "--entrypoint", "python3"),
@@ -142,6 +144,15 @@ class Pause:
         if not self._over:
             self._over = True
             docker("exec", self.name, "sh", "-c", "kill -CONT -1", check=False)
+
+
+def owner(security: str) -> list[str]:
+    """Options of ``docker run`` by which homes are written as our user. ``security``: what the engine says it has."""
+    options = ["--security-opt", "label=disable"] if "name=selinux" in security else []  # OUT has no such label
+    if "name=rootless" in security:  # its containers' root is the user who started it
+        return [*options, "--user", "0:0"]
+    own = ["--user", f"{os.getuid()}:{os.getgid()}"]
+    return [*options, *own, "--userns", "host"] if "name=userns" in security else [*options, *own]
 
 
 def _is_narrow(settings: RealGroup) -> bool:

@@ -66,9 +66,23 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
     assert "p2ptrain-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
     assert "--no-healthcheck" in command
-    assert calls(asked)[0][:2] == ["network", "create"]
-    for labelled in (command, calls(asked)[0]):  # so that the next testnet there finds what this one leaves
+    assert command[command.index("--workdir") + 1] == "/tmp"  # the image's belongs to its own user, who is another
+    assert calls(asked)[1][:2] == ["network", "create"]
+    for labelled in (command, calls(asked)[1]):  # so that the next testnet there finds what this one leaves
         assert f"{containers.FOLDER_LABEL}={tmp_path / 'out'}" in labelled
+
+
+@pytest.mark.parametrize(
+    ("security", "options"),
+    [
+        ("[name=seccomp,profile=builtin name=cgroupns]", "--user {me}"),
+        ("[name=seccomp,profile=default name=rootless]", "--user 0:0"),
+        ("[name=userns]", "--user {me} --userns host"),
+        ("[name=seccomp,profile=builtin name=selinux]", "--security-opt label=disable --user {me}"),
+    ],
+)
+def test_homes_are_written_as_our_user_by_every_kind_of_engine(security: str, options: str) -> None:
+    assert containers.owner(security) == options.format(me=f"{os.getuid()}:{os.getgid()}").split()
 
 
 def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
