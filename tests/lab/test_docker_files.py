@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import configparser
+import contextlib
 import os
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 STAND_IN = """#!/bin/sh
@@ -150,6 +156,35 @@ def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
     needs = done.stdout.split()
     assert {"hivemind", "torch", "transformers", "datasets", "aiohttp"} <= set(needs)
     assert "pytest" not in needs
+
+
+def test_everything_that_is_installed_is_pinned() -> None:
+    """Needs of needs too, as far as they are installed here: beside a pin, what a new build installs may be new."""
+    pinned = {re.split("[=;]", line)[0] for line in (DOCKER.parent / "constraints.txt").read_text().splitlines()}
+    setup = configparser.ConfigParser()
+    setup.read(DOCKER.parent / "setup.cfg")
+    extras = setup["options.extras_require"]
+    listed = [setup["options"]["install_requires"], extras["data"], extras["page"]]
+    waiting = [Requirement(line) for each in listed for line in each.split("\n") if line.strip()]
+    needs = dict[str, Requirement]()
+    while waiting:
+        need = waiting.pop()
+        if (name := canonicalize_name(need.name)) in needs:
+            continue
+        needs[name] = need
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            further = map(Requirement, metadata.requires(name) or [])
+            asked = [{"extra": extra} for extra in ("", *need.extras)]
+            waiting += [each for each in further if each.marker is None or any(map(each.marker.evaluate, asked))]
+    assert sorted(set(needs) - {canonicalize_name(each) for each in pinned}) == []
+    assert "setuptools" in needs
+
+
+def test_a_change_of_our_own_files_is_built_without_a_network() -> None:
+    """Into which setuptools of no pinned version would be fetched otherwise."""
+    ours = (DOCKER / "Dockerfile").read_text().partition("AS ours")[2].partition("\nFROM")[0]
+    assert "--no-index --no-deps" in ours
+    assert "--no-build-isolation" in ours
 
 
 # --- the compose file -------------------------------------------------------------------------------------------------
