@@ -14,6 +14,7 @@ shift
 if [ "$(id -u)" -eq 0 ]; then
   sh /usr/local/bin/p2ptrain-line "${UP_MBIT:-}" "${DOWN_MBIT:-}"
   unset UP_MBIT DOWN_MBIT  # done
+  export HOME=/data  # not root's, which nobody else may even look into
   exec setpriv --reuid=10001 --regid=10001 --clear-groups --bounding-set=-all sh "$0" "$what" "$@"
 fi
 if [ -n "${UP_MBIT:-}${DOWN_MBIT:-}" ]; then

@@ -117,12 +117,12 @@ def test_rates_that_cannot_be_set_are_refused(machine: Machine) -> None:
 def test_rates_are_set_by_root_who_then_steps_down(machine: Machine) -> None:
     machine.tool("id", "#!/bin/sh\necho 0\n")
     machine.tool("sh", f'#!/bin/sh\necho "sh $*" >> "{machine.asked}"\n')
-    machine.tool("setpriv", '#!/bin/sh\necho "${UP_MBIT:-}${DOWN_MBIT:-} as a user" >> "$ASKED"\n')
+    machine.tool("setpriv", '#!/bin/sh\necho "${UP_MBIT:-}${DOWN_MBIT:-} as a user at home in $HOME" >> "$ASKED"\n')
     path = machine.root / "entry.sh"
     path.write_text((DOCKER / "entry.sh").read_text())
     environment = {"PATH": f"{machine.root / 'bin'}:{os.environ['PATH']}", "ASKED": str(machine.asked), "UP_MBIT": "2"}
     subprocess.run(["/bin/sh", str(path), "peer"], env=environment, check=True, timeout=60)
-    assert machine.said == ["sh /usr/local/bin/p2ptrain-line 2 ", " as a user"]
+    assert machine.said == ["sh /usr/local/bin/p2ptrain-line 2 ", " as a user at home in /data"]
 
 
 @pytest.mark.parametrize(
@@ -178,6 +178,13 @@ def test_everything_that_is_installed_is_pinned() -> None:
             waiting += [each for each in further if each.marker is None or any(map(each.marker.evaluate, asked))]
     assert sorted(set(needs) - {canonicalize_name(each) for each in pinned}) == []
     assert "setuptools" in needs
+
+
+def test_a_volume_is_the_users_own_and_others_may_enter_it() -> None:
+    """mkdir's mode; useradd's is 0700 on some systems, and then who runs as another user cannot even begin there."""
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    assert "--no-create-home --home-dir /data" in dockerfile
+    assert "mkdir /swarm /data && chown p2ptrain:p2ptrain /swarm /data" in dockerfile
 
 
 def test_a_change_of_our_own_files_is_built_without_a_network() -> None:
