@@ -24,7 +24,11 @@ setup.read("setup.cfg")
 extras = setup["options.extras_require"]
 print(setup["options"]["install_requires"], extras["data"], extras["page"], sep="\n")  # data: runs on the hub's text
 LIST
-pip -r needs.txt
+if ! pip -r needs.txt; then
+  echo "what p2ptrain needs cannot be fetched from pip's own places: is there a network?" \
+       "(docker build --network host may help)" >&2
+  exit 1
+fi
 # What is never imported here: tests, and headers for compilers.
 find /venv -type d \( -name tests -o -name test \) -path '*/site-packages/*' -not -path '*/torch/*' -prune -exec rm -rf {} +
 rm -rf /venv/lib/python3*/site-packages/torch/include /venv/lib/python3*/site-packages/torch/test

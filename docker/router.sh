@@ -3,7 +3,7 @@ set -eu
 until bootstrap=$(getent hosts bootstrap | cut -d' ' -f1) && [ -n "$bootstrap" ]; do sleep 0.5; done
 outside=$(ip -o route get "$bootstrap" | sed -n 's/.* dev \([^ ]*\).*/\1/p')
 [ -n "$outside" ] || { echo "[router] no way to the bootstrap at $bootstrap" >&2; exit 1; }
-nft -f - <<RULES
+if ! nft -f - <<RULES
 table ip router {
     chain out { type nat hook postrouting priority 100; policy accept; oifname "$outside" masquerade; }
     chain through {
@@ -13,5 +13,9 @@ table ip router {
     }
 }
 RULES
+then
+  echo "[router] no rules can be set; why is told above. On the host: sudo modprobe -a nf_tables nft_masq" >&2
+  exit 1
+fi
 echo "[router] out through $outside; nothing new comes in"
 exec sleep infinity

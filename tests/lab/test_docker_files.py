@@ -147,6 +147,44 @@ def test_torch_comes_from_its_index_and_what_it_needs_from_pypi(
     assert machine.said == [f"{pip} {torch}", "python -", f"{pip} -r needs.txt"]
 
 
+def test_a_build_without_a_network_says_so(machine: Machine) -> None:
+    tool = machine.root / "venv" / "bin" / "python"
+    tool.parent.mkdir()
+    for step, what in (("torch", "torch cannot be fetched from "), ("needs.txt", "what p2ptrain needs cannot be ")):
+        tool.write_text(f'#!/bin/sh\ncase "$*" in *{step}) exit 1 ;; esac\n')
+        tool.chmod(0o755)
+        done = machine.run("install-needs.sh", "cpu", "")
+        assert done.returncode == 1
+        assert done.stderr.startswith(what)
+        assert "is there a network?" in done.stderr
+        assert done.stderr.count("\n") == 1
+    assert "Debian's packages cannot be fetched: is there a network?" in (DOCKER / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(("tool", "module"), [("tc", "sch_tbf"), ("nft", "nft_limit")])
+def test_a_line_that_the_kernel_cannot_narrow_is_told(machine: Machine, tool: str, module: str) -> None:
+    for each in ("tc", "nft"):
+        machine.tool(each, "#!/bin/sh\n")
+    assert machine.run("line.sh", "2", "10").returncode == 0
+    machine.tool(tool, "#!/bin/sh\necho 'not supported' >&2\nexit 2\n")
+    done = machine.run("line.sh", "2", "10")
+    assert done.returncode == 1
+    assert module in done.stderr.splitlines()[1]
+
+
+def test_a_router_without_rules_ends(machine: Machine) -> None:
+    """Rather than let everything in."""
+    machine.tool("getent", "#!/bin/sh\necho 10.231.76.2 bootstrap\n")
+    machine.tool("ip", "#!/bin/sh\necho '10.231.76.2 dev eth1 src 10.231.76.130'\n")
+    machine.tool("nft", "#!/bin/sh\n")
+    machine.tool("sleep", "#!/bin/sh\n")
+    assert "out through eth1" in machine.run("router.sh").stdout
+    machine.tool("nft", "#!/bin/sh\nexit 1\n")
+    done = machine.run("router.sh")
+    assert done.returncode == 1
+    assert "modprobe" in done.stderr
+
+
 def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
     """The list of needs is made by a script within the script: that one is run here, on the real setup.cfg."""
     script = (DOCKER / "install-needs.sh").read_text().partition("<<'LIST'\n")[2].partition("\nLIST\n")[0]
@@ -240,3 +278,11 @@ def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) ->
 @pytest.mark.parametrize("script", sorted(DOCKER.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_can_be_read(script: Path) -> None:
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
+
+
+def test_commands_of_the_image_can_be_read() -> None:
+    text = re.sub(r"^ *#.*\n", "", (DOCKER / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    commands = re.findall(r"^RUN (.*)$", text, flags=re.MULTILINE)
+    assert len(commands) > 3
+    for command in commands:
+        assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0, command
