@@ -268,6 +268,49 @@ def test_no_service_names_its_image(compose: dict[str, Any]) -> None:
     assert [name for name, service in compose["services"].items() if "image" in service] == []
 
 
+def test_whoever_has_something_to_save_has_the_time(compose: dict[str, Any]) -> None:
+    """Docker gives 10 s otherwise, and then kills."""
+    least = dict.fromkeys(("peer", "slow", "hidden", "adversary"), 60) | {"bootstrap": 30}
+    for name, seconds in least.items():
+        service = compose["services"][name]
+        assert int(service["stop_grace_period"].removesuffix("s")) >= seconds, name
+        assert service["init"], name  # the first process of a container hears no signal that it has no handler for
+
+
+def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(compose: dict[str, Any]) -> None:
+    """An anonymous volume for each replica; and no address, name or port that only one of them could have."""
+    services = compose["services"]
+    for name in ("peer", "slow", "hidden", "adversary"):
+        assert "/data" in services[name]["volumes"], name
+        assert "swarm:/swarm:ro" in services[name]["volumes"], name
+    assert not {"container_name", "ports", "hostname"} & set(services["peer"])
+    assert services["peer"]["networks"] == ["backbone"]
+    assert not any("docker.sock" in volume for each in services.values() for volume in each.get("volumes", []))
+    ports = [port for each in services.values() for port in each.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:
+    """And nobody is privileged."""
+    root = {name for name, service in compose["services"].items() if service.get("user") == "root"}
+    assert root == {name for name, service in compose["services"].items() if "cap_add" in service}
+    assert root == {"slow", "router", "hidden"}
+    assert not any("privileged" in service for service in compose["services"].values())
+
+
+def test_who_is_of_a_profile_waits_for_nobody_outside_of_it(compose: dict[str, Any]) -> None:
+    """Where a profile is left out, a service that depends on one of its own is no valid file."""
+    services = compose["services"]
+    for name, service in services.items():
+        for other in service.get("depends_on", {}):
+            assert set(services[other].get("profiles", [])) <= set(service.get("profiles", [])), (name, other)
+    assert {each for service in services.values() for each in service.get("profiles", [])} == {
+        "slow",
+        "nat",
+        "adversary",
+    }
+
+
 def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) -> None:
     router = compose["services"]["router"]
     assert router["healthcheck"] == {"disable": True}
