@@ -172,6 +172,9 @@ def _sweep(mine: str) -> None:
         docker("network", "rm", *networks, check=False)
 
 
+_VERSION_FAILED = "docker version failed: "
+
+
 def check_engine() -> None:
     """Raises DeviceError where no Docker engine answers us, with what would help."""
     if shutil.which("docker") is None:
@@ -179,13 +182,16 @@ def check_engine() -> None:
     try:
         docker("version", "--format", "{{.Server.Version}}")
     except DeviceError as error:
+        if not error.problem.startswith(_VERSION_FAILED):  # it hangs, and that is told
+            raise
         if "permission denied" in error.problem.lower():
             raise DeviceError(
                 "The Docker engine does not let this user in.",
                 "Type: sudo usermod -aG docker $USER; then log in again. Or start this with sudo.",
             ) from None
         raise DeviceError(
-            f"No Docker engine answers: {error.problem}", "Start it: sudo systemctl start docker."
+            f"No Docker engine answers: {error.problem.removeprefix(_VERSION_FAILED)}",
+            "Start it: sudo systemctl start docker.",
         ) from None
 
 
@@ -202,7 +208,8 @@ def build() -> None:
         if done.returncode:
             raise DeviceError(
                 f"The image {image} could not be built; the engine's own words are above.",
-                "Without a network nothing can be fetched; what can be set for the build is in docs/DOCKER.md.",
+                f"Mostly a network is lacking, or containers have none: try {BUILD_VARIABLE}='--network host'."
+                ' Other causes are in docs/DOCKER.md, "Usual causes".',
             )
 
 
@@ -228,6 +235,6 @@ def docker(*arguments: str, check: bool = True) -> str:
     if check and done.returncode:
         raise DeviceError(
             f"docker {arguments[0]} failed: {' '.join(done.stderr.split())}",
-            "The engine's own words; docs/DOCKER.md has the usual causes.",
+            'The engine\'s own words; docs/DOCKER.md, "Usual causes", has what they mostly mean.',
         )
     return done.stdout
