@@ -6,19 +6,20 @@
 # LINK          a peer's join link; without it the one in /swarm; without that a peer that lives in /data goes on with its
 #               run, and a new one waits for /swarm's
 # PRESET        of a new run: demo, llama-15m, llama-135m
-# UP_MBIT, DOWN_MBIT   rates of this container's line (needs the capability NET_ADMIN, and to begin as root)
+# UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   of this container's line (p2ptrain-line; needs the capability NET_ADMIN, and
+#               to begin as root)
 set -eu
 what=$1
 shift
 
 if [ "$(id -u)" -eq 0 ]; then
-  sh /usr/local/bin/p2ptrain-line "${UP_MBIT:-}" "${DOWN_MBIT:-}"
-  unset UP_MBIT DOWN_MBIT  # done
+  sh /usr/local/bin/p2ptrain-line "${UP_MBIT:-}" "${DOWN_MBIT:-}" "${DELAY_MS:-}" "${LOSS_PERCENT:-}"
+  unset UP_MBIT DOWN_MBIT DELAY_MS LOSS_PERCENT  # done
   export HOME=/data  # not root's, which nobody else may even look into
   exec setpriv --reuid=10001 --regid=10001 --clear-groups --bounding-set=-all sh "$0" "$what" "$@"
 fi
-if [ -n "${UP_MBIT:-}${DOWN_MBIT:-}" ]; then
-  echo "UP_MBIT and DOWN_MBIT need a container that begins as root: --user root --cap-add NET_ADMIN" >&2
+if [ -n "${UP_MBIT:-}${DOWN_MBIT:-}${DELAY_MS:-}${LOSS_PERCENT:-}" ]; then
+  echo "UP_MBIT, DOWN_MBIT, DELAY_MS and LOSS_PERCENT need a container that begins as root: --user root --cap-add NET_ADMIN" >&2
   exit 2
 fi
 

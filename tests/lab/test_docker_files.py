@@ -122,7 +122,7 @@ def test_rates_are_set_by_root_who_then_steps_down(machine: Machine) -> None:
     path.write_text((DOCKER / "entry.sh").read_text())
     environment = {"PATH": f"{machine.root / 'bin'}:{os.environ['PATH']}", "ASKED": str(machine.asked), "UP_MBIT": "2"}
     subprocess.run(["/bin/sh", str(path), "peer"], env=environment, check=True, timeout=60)
-    assert machine.said == ["sh /usr/local/bin/p2ptrain-line 2 ", " as a user at home in /data"]
+    assert machine.said == ["sh /usr/local/bin/p2ptrain-line 2   ", " as a user at home in /data"]
 
 
 @pytest.mark.parametrize(
@@ -170,6 +170,20 @@ def test_a_line_that_the_kernel_cannot_narrow_is_told(machine: Machine, tool: st
     done = machine.run("line.sh", "2", "10")
     assert done.returncode == 1
     assert module in done.stderr.splitlines()[1]
+
+
+def test_packets_are_late_and_lost_where_the_kernel_has_netem(machine: Machine) -> None:
+    machine.tool("tc")
+    assert machine.run("line.sh", "2", "", "30", "0.5").returncode == 0
+    bucket = "tbf rate 2mbit burst 64kb latency 300ms"
+    netem = "tc qdisc replace dev eth0 root handle 1: netem delay 30ms loss 0.5%"
+    assert machine.said == [netem, f"tc qdisc replace dev eth0 parent 1:1 handle 2: {bucket}"]
+    machine.asked.unlink()
+    machine.tool("tc", STAND_IN + 'case "$*" in *netem*) exit 2 ;; esac\n')
+    done = machine.run("line.sh", "2", "", "30")
+    assert done.returncode == 0
+    assert machine.said[-1] == f"tc qdisc replace dev eth0 root {bucket}"
+    assert "no netem" in done.stderr
 
 
 def test_a_router_without_rules_ends(machine: Machine) -> None:
