@@ -74,7 +74,7 @@ class Containers:
         def contained(*command: str) -> list[str]:
             _, *rest = command  # our Python; theirs is another
             options = [
-                *("--rm", "--init", "--name", name, "--hostname", name, "--network", self._network),
+                *("--rm", "--init", "--pull", "never", "--name", name, "--hostname", name, "--network", self._network),
                 *(*self._labels, *self._owner, "--workdir", "/tmp", "--no-healthcheck"),
                 *("--volume", f"{self.out.absolute()}:{self.out.absolute()}"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),

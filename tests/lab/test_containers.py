@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import os
@@ -15,7 +16,7 @@ from rich.console import Console
 
 from p2ptrain.errors import DeviceError
 from p2ptrain.sim.reality import parse
-from peer.lab import closing, containers
+from peer.lab import closing, containers, play
 from peer.lab.containers import Containers, build, check_engine
 from peer.lab.plan import manifest_of
 from peer.lab.script import written
@@ -32,6 +33,8 @@ if sys.argv[1] == "inspect":
     print("true")
 if sys.argv[1] == "ps":
     print("abc\\ndef")
+if sys.argv[1:3] == ["network", "ls"]:
+    print("ghi")
 """
 
 
@@ -51,6 +54,10 @@ def calls(asked: Path) -> list[list[str]]:
     return [json.loads(line) for line in asked.read_text().splitlines()]
 
 
+def name_of(command: list[str]) -> str:
+    return command[command.index("--name") + 1]
+
+
 def stage(tiny: dict[str, Any], out: Path) -> Containers:
     tiny["peers"][1] |= {"up_mbit_s": 5, "down_mbit_s": 20}
     return Containers(written(parse(tiny)), out, "0123456789abcdef")
@@ -67,6 +74,7 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
     assert "p2ptrain-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
     assert "--no-healthcheck" in command
+    assert command[command.index("--pull") + 1] == "never"  # images of ours are nowhere else
     assert command[command.index("--workdir") + 1] == "/tmp"  # the image's belongs to its own user, who is another
     assert calls(asked)[1][:2] == ["network", "create"]
     for labelled in (command, calls(asked)[1]):  # so that the next testnet there finds what this one leaves
@@ -88,7 +96,7 @@ def test_homes_are_written_as_our_user_by_every_kind_of_engine(security: str, op
 
 def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     containers_of = stage(tiny, tmp_path)
-    names = {who: containers_of.inside(who, who)("python")[5] for who in ("home-1", "office-1")}
+    names = {who: name_of(containers_of.inside(who, who)("python")) for who in ("home-1", "office-1")}
     office, home = names["office-1"], names["home-1"]
     assert office.endswith("-2")
     asked.write_text("")
@@ -116,8 +124,33 @@ def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], 
 def test_what_a_killed_testnet_left_in_a_folder_is_removed_containers_first(asked: Path, tmp_path: Path) -> None:
     containers.sweep_folder(tmp_path / "out")
     mine = f"label={containers.FOLDER_LABEL}={tmp_path / 'out'}"
-    assert [call[0] for call in calls(asked)] == ["ps", "rm", "network"]
+    assert [call[0] for call in calls(asked)] == ["ps", "rm", "network", "network"]
     assert calls(asked)[0][-1] == calls(asked)[2][-1] == mine
+    assert calls(asked)[3] == ["network", "rm", "ghi"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), asyncio.CancelledError(), DeviceError("It hangs.", "Mend it.")])
+def test_whatever_ends_a_testnet_nothing_stays(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """Ctrl+C, SIGTERM, an engine that fails."""
+    scenario, out = parse(tiny), tmp_path / "out"
+    out.mkdir()
+    lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
+
+    async def conduct(*arguments: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(play, "conduct", conduct)
+    with pytest.raises((KeyboardInterrupt, DeviceError)):
+        play.play(out, scenario, "docker", 1)
+    assert [call[:2] for call in calls(asked)[-4:]] == [
+        ["ps", "--all"],
+        ["rm", "--force"],
+        ["network", "ls"],
+        ["network", "rm"],
+    ]
+    assert not (out / "course.json").exists()
 
 
 def test_a_line_that_cannot_be_narrow_is_told(
