@@ -1,4 +1,4 @@
-"""What docker/ holds, without an engine: how a container begins, what is installed, and what the compose file says."""
+"""What docker/ holds, without an engine: how a container begins, and what is installed."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -246,92 +244,6 @@ def test_a_change_of_our_own_files_is_built_without_a_network() -> None:
     assert "--no-build-isolation" in ours
 
 
-# --- the compose file -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compose() -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-    return document
-
-
-def test_everybody_waits_for_the_link_of_a_bootstrap_that_keeps_its_own(compose: dict[str, Any]) -> None:
-    services = dict(compose["services"])
-    bootstrap = services.pop("bootstrap")
-    assert all(each["depends_on"]["bootstrap"] == {"condition": "service_healthy"} for each in services.values())
-    assert "run:/data" in bootstrap["volumes"]
-    assert "ipv4_address" in bootstrap["networks"]["backbone"]
-    health = (DOCKER / "Dockerfile").read_text().partition("AS bootstrap")[2].partition("ENTRYPOINT")[0]
-    assert "/swarm/join-link.txt" in health
-
-
-def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: dict[str, Any]) -> None:
-    for service in compose["services"].values():
-        assert service["build"]["target"] in ("peer", "bootstrap")
-        assert not any(volume.startswith(".") for volume in service.get("volumes", []))
-    dockerfile = (DOCKER / "Dockerfile").read_text()
-    for service in compose["services"].values():
-        for word in service.get("entrypoint", []):
-            assert word == "sh" or f" {word}\n" in dockerfile
-    assert "RUN chmod 0755 /usr/local/bin/p2ptrain-*" in dockerfile
-
-
-def test_no_service_names_its_image(compose: dict[str, Any]) -> None:
-    """Compose would look for it at Docker Hub first; and of services built at once with one name all but one may fail
-    ("already exists", where the engine keeps images in containerd)."""
-    assert [name for name, service in compose["services"].items() if "image" in service] == []
-
-
-def test_whoever_has_something_to_save_has_the_time(compose: dict[str, Any]) -> None:
-    """Docker gives 10 s otherwise, and then kills."""
-    least = dict.fromkeys(("peer", "slow", "hidden", "adversary"), 60) | {"bootstrap": 30}
-    for name, seconds in least.items():
-        service = compose["services"][name]
-        assert int(service["stop_grace_period"].removesuffix("s")) >= seconds, name
-        assert service["init"], name  # the first process of a container hears no signal that it has no handler for
-
-
-def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(compose: dict[str, Any]) -> None:
-    """An anonymous volume for each replica; and no address, name or port that only one of them could have."""
-    services = compose["services"]
-    for name in ("peer", "slow", "hidden", "adversary"):
-        assert "/data" in services[name]["volumes"], name
-        assert "swarm:/swarm:ro" in services[name]["volumes"], name
-    assert not {"container_name", "ports", "hostname"} & set(services["peer"])
-    assert services["peer"]["networks"] == ["backbone"]
-    assert not any("docker.sock" in volume for each in services.values() for volume in each.get("volumes", []))
-    ports = [port for each in services.values() for port in each.get("ports", [])]
-    assert all(port.startswith("127.0.0.1:") for port in ports)
-
-
-def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:
-    """And nobody is privileged."""
-    root = {name for name, service in compose["services"].items() if service.get("user") == "root"}
-    assert root == {name for name, service in compose["services"].items() if "cap_add" in service}
-    assert root == {"slow", "router", "hidden"}
-    assert not any("privileged" in service for service in compose["services"].values())
-
-
-def test_who_is_of_a_profile_waits_for_nobody_outside_of_it(compose: dict[str, Any]) -> None:
-    """Where a profile is left out, a service that depends on one of its own is no valid file."""
-    services = compose["services"]
-    for name, service in services.items():
-        for other in service.get("depends_on", {}):
-            assert set(services[other].get("profiles", [])) <= set(service.get("profiles", [])), (name, other)
-    assert {each for service in services.values() for each in service.get("profiles", [])} == {
-        "slow",
-        "nat",
-        "adversary",
-    }
-
-
-def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) -> None:
-    router = compose["services"]["router"]
-    assert router["healthcheck"] == {"disable": True}
-    assert "ipv4_address" in router["networks"]["home"]
-    assert "internal" not in compose["networks"]["home"]
-
-
 @pytest.mark.parametrize("script", sorted(DOCKER.glob("*.sh")), ids=lambda path: path.name)
 def test_scripts_can_be_read(script: Path) -> None:
     assert subprocess.run(["sh", "-n", str(script)], check=False).returncode == 0
@@ -343,3 +255,15 @@ def test_commands_of_the_image_can_be_read() -> None:
     assert len(commands) > 3
     for command in commands:
         assert subprocess.run(["sh", "-n", "-c", command], check=False).returncode == 0, command
+
+
+def test_all_that_an_image_is_built_of_is_sent_to_the_engine() -> None:
+    """.dockerignore lets nothing through but what it names."""
+    text = (DOCKER / "Dockerfile").read_text()
+    sources = [
+        word for line in re.findall(r"^COPY (?!--from)(.*) \S+$", text, flags=re.MULTILINE) for word in line.split()
+    ]
+    ignore = (DOCKER.parent / ".dockerignore").read_text().splitlines()
+    assert ignore[0] == "*"
+    assert all((DOCKER.parent / each).exists() for each in sources)
+    assert sorted({f"!{each.partition('/')[0]}" for each in sources} - set(ignore)) == []

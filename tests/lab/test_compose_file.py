@@ -1,0 +1,146 @@
+"""What docker/compose.yaml must keep, read without an engine."""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address, ip_network
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DOCKER = Path(__file__).parent.parent.parent / "docker"
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    document: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    return document
+
+
+def test_everybody_waits_for_the_link_of_a_bootstrap_that_keeps_its_own(compose: dict[str, Any]) -> None:
+    services = dict(compose["services"])
+    bootstrap = services.pop("bootstrap")
+    assert all(each["depends_on"]["bootstrap"] == {"condition": "service_healthy"} for each in services.values())
+    assert "run:/data" in bootstrap["volumes"]
+    assert "ipv4_address" in bootstrap["networks"]["backbone"]
+    health = (DOCKER / "Dockerfile").read_text().partition("AS bootstrap")[2].partition("ENTRYPOINT")[0]
+    assert "/swarm/join-link.txt" in health
+
+
+def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        assert service["build"]["target"] in ("peer", "bootstrap")
+        assert not any(volume.startswith(".") for volume in service.get("volumes", []))
+    dockerfile = (DOCKER / "Dockerfile").read_text()
+    for service in compose["services"].values():
+        for word in service.get("entrypoint", []):
+            assert word == "sh" or f" {word}\n" in dockerfile
+    assert "RUN chmod 0755 /usr/local/bin/p2ptrain-*" in dockerfile
+
+
+def test_no_service_names_its_image(compose: dict[str, Any]) -> None:
+    """Compose would look for it at Docker Hub first; and of services built at once with one name all but one may fail
+    ("already exists", where the engine keeps images in containerd)."""
+    assert [name for name, service in compose["services"].items() if "image" in service] == []
+
+
+def test_whoever_has_something_to_save_has_the_time(compose: dict[str, Any]) -> None:
+    """Docker gives 10 s otherwise, and then kills."""
+    least = dict.fromkeys(("peer", "slow", "hidden", "adversary"), 60) | {"bootstrap": 30}
+    for name, seconds in least.items():
+        service = compose["services"][name]
+        assert int(service["stop_grace_period"].removesuffix("s")) >= seconds, name
+        assert service["init"], name  # the first process of a container hears no signal that it has no handler for
+
+
+def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(compose: dict[str, Any]) -> None:
+    """An anonymous volume for each replica; and no address, name or port that only one of them could have."""
+    services = compose["services"]
+    for name in ("peer", "slow", "hidden", "adversary"):
+        assert "/data" in services[name]["volumes"], name
+        assert "swarm:/swarm:ro" in services[name]["volumes"], name
+    assert not {"container_name", "ports", "hostname"} & set(services["peer"])
+    assert services["peer"]["networks"] == ["backbone"]
+    assert not any("docker.sock" in volume for each in services.values() for volume in each.get("volumes", []))
+    ports = [port for each in services.values() for port in each.get("ports", [])]
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:
+    """And nobody is privileged."""
+    root = {name for name, service in compose["services"].items() if service.get("user") == "root"}
+    assert root == {name for name, service in compose["services"].items() if "cap_add" in service}
+    assert root == {"slow", "router", "hidden"}
+    assert not any("privileged" in service for service in compose["services"].values())
+
+
+def test_who_is_of_a_profile_waits_for_nobody_outside_of_it(compose: dict[str, Any]) -> None:
+    """Where a profile is left out, a service that depends on one of its own is no valid file."""
+    services = compose["services"]
+    for name, service in services.items():
+        for other in service.get("depends_on", {}):
+            assert set(services[other].get("profiles", [])) <= set(service.get("profiles", [])), (name, other)
+    assert {each for service in services.values() for each in service.get("profiles", [])} == {
+        "slow",
+        "nat",
+        "adversary",
+    }
+
+
+def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) -> None:
+    router = compose["services"]["router"]
+    assert router["healthcheck"] == {"disable": True}
+    assert "ipv4_address" in router["networks"]["home"]
+    assert "internal" not in compose["networks"]["home"]
+
+
+def test_both_composes_know_every_field(compose: dict[str, Any]) -> None:
+    """docker-compose 1.29 refuses a file with a field that came later."""
+    assert {each for each in compose if not each.startswith("x-")} == {"services", "networks", "volumes"}
+    known = {
+        "build",
+        "cap_add",
+        "command",
+        "depends_on",
+        "entrypoint",
+        "environment",
+        "healthcheck",
+        "init",
+        "networks",
+    }
+    known |= {"ports", "profiles", "restart", "stop_grace_period", "sysctls", "user", "volumes"}
+    for name, service in compose["services"].items():
+        assert set(service) <= known, name
+        assert set(service["build"]) <= {"context", "dockerfile", "network", "args", "target"}, name
+        for waited_for in service.get("depends_on", {}).values():
+            assert set(waited_for) == {"condition"}, name
+            assert waited_for["condition"] in ("service_started", "service_healthy"), name
+
+
+def test_nobody_is_given_an_address_that_is_somebody_elses(compose: dict[str, Any]) -> None:
+    """While its owner is away: fixed addresses lie outside of what is dealt out."""
+    fixed = 0
+    for service in compose["services"].values():
+        networks = service["networks"] if isinstance(service["networks"], dict) else {}
+        for network, settings in networks.items():
+            if "ipv4_address" in settings:
+                fixed += 1
+                pool = compose["networks"][network]["ipam"]["config"][0]
+                default = {key: with_defaults(pool[key]) for key in ("subnet", "ip_range", "gateway")}
+                address = ip_address(with_defaults(settings["ipv4_address"]))
+                assert address in ip_network(default["subnet"])
+                assert address not in ip_network(default["ip_range"])
+                assert address != ip_address(default["gateway"])
+    assert fixed == 2
+
+
+def with_defaults(text: str) -> str:
+    """With the defaults of its variables."""
+    return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
+
+
+@pytest.mark.parametrize("name", ["peer", "slow", "hidden", "adversary", "router", "bootstrap"])
+def test_who_crashes_comes_back_and_who_is_done_does_not(compose: dict[str, Any], name: str) -> None:
+    assert compose["services"][name]["restart"] == "on-failure"
