@@ -34,8 +34,9 @@ def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bo
         found = ", ".join(address.host_port(each) for each in announced or addresses) or "none"
         raise UserError(
             f"No other machine can reach this one at any address of ours (found: {found}).",
-            "Connect it to a network, or name the address that others use with --announce /ip4/PUBLIC_IP/tcp/PORT;"
-            " for a swarm on this machine alone add --local.",
+            "Connect it to a network; where that has IPv6 and no IPv4, start with --listen /ip6/::/tcp/31337. Or name"
+            " the address that others use with --announce /ip4/PUBLIC_IP/tcp/PORT; for a swarm on this machine alone"
+            " add --local.",
         )
     return tuple(wanted)
 

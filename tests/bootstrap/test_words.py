@@ -47,6 +47,7 @@ def test_loopback_is_never_printed_unless_local(own, announced) -> None:
         link_addresses(own, announced, local=False)
     assert "--announce" in caught.value.remedy
     assert "--local" in caught.value.remedy
+    assert "--listen /ip6/::/tcp/31337" in caught.value.remedy  # by itself it listens on IPv4 alone
 
 
 OTHER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
