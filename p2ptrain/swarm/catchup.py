@@ -33,23 +33,25 @@ class PullUnderWay:
     adopting: bool = False
 
 
-def supported(ahead: Sequence[Known], near: float) -> Sequence[Known]:
+def supported(ahead: Sequence[Known], near: float, others: Sequence[Known] = ()) -> Sequence[Known]:
     """Those whose claim others are near: who alone says that it is far ahead of everybody is no donor.
 
     Args:
         ahead: live peers that are far enough ahead to give us their weights.
         near: so many tokens apart, the claims support each other.
+        others: live peers that are about where we are, if that says anything of where the swarm is.
 
     Returns:
-        All of them where nobody has support: a swarm of two has no majority.
+        All of them where nobody has support and nobody contradicts: a swarm of two has no majority.
     """
-    needed = min(SUPPORTERS, len(ahead) // 2)
-    claims = sorted(known.progress for known in ahead)
+    needed = min(SUPPORTERS, (len(ahead) + len(others)) // 2)
+    claims = sorted(known.progress for known in (*ahead, *others))
 
     def support(claim: float) -> int:
         return bisect_right(claims, claim + near) - bisect_left(claims, claim - near) - 1
 
-    return [known for known in ahead if support(known.progress) >= needed] or ahead
+    believed = [known for known in ahead if support(known.progress) >= needed]
+    return believed if believed or others else ahead
 
 
 class CatchUp:
@@ -68,8 +70,7 @@ class CatchUp:
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """All whose claims are supported and who need not be left alone, in random order, with their addresses."""
         standing = self._standing
-        ahead = supported(self._ahead(now), standing.rules.catch_up_tokens)
-        ready = [known for known in ahead if known.not_before <= now]
+        ready = [known for known in self._believed(now) if known.not_before <= now]
         return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> bool:
@@ -77,8 +78,7 @@ class CatchUp:
         standing = self._standing
         if self.pull is not None:
             return True
-        ahead = supported(self._ahead(now), standing.rules.catch_up_tokens)
-        ready = [known for known in ahead if known.not_before <= now]
+        ready = [known for known in self._believed(now) if known.not_before <= now]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
         donor = choose_partner(newest, standing.random)
@@ -219,6 +219,19 @@ class CatchUp:
             and must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
             and not implausible_progress(known.progress, standing.progress, False, standing.rules)
         ]
+
+    def _believed(self, now: float) -> Sequence[Known]:
+        """Of those who say that they are ahead, whom others bear out."""
+        standing, ahead = self._standing, self._ahead(now)
+        if not ahead:
+            return []
+        near, mine = standing.rules.catch_up_tokens, standing.progress
+        here = (
+            known
+            for known in standing.members.live(now)
+            if known.state is not PeerState.JOINING and abs(known.progress - mine) <= near
+        )
+        return supported(ahead, near, list(here) if standing.was_in_step else ())
 
     def _refusal(self, peer: PeerId, request: WeightsRequest, now: float) -> DeclineReason | None:
         standing = self._standing

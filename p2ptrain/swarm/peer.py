@@ -72,7 +72,9 @@ class Peer:
     """
 
     def __init__(self, me: PeerId, rules: SwarmRules, random: Random, step: int = 0, progress: float = 0.0) -> None:
-        self._standing = Standing(me, rules, random, Membership(me), step=step, progress=progress)
+        self._standing = Standing(
+            me, rules, random, Membership(me), step=step, progress=progress, was_in_step=progress > 0
+        )
         self._exchanging = Exchanging(self._standing)
         self._catch_up = CatchUp(self._standing)
         self._discovery = Discovery(self._standing)
@@ -81,6 +83,7 @@ class Peer:
         self._training = False  # BeginTraining was emitted
         self._search_until = NEVER
         self._caught_up_at = 0.0
+        self._asks_who_is_here = False  # we slept, and whom we knew is old news
         self._leave_by = NEVER
         self._leaving_why = ""
         self._stopped = False
@@ -126,7 +129,7 @@ class Peer:
         if self._stopped:
             return [Close(event.link)] if isinstance(event, Received) else []
         if (late_s := now - self._wake_at) >= ASLEEP_S:
-            self._slept(late_s)
+            self._slept(late_s, now)
         self._dispatch(event, now)
         if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
             self._run_timers(now)
@@ -142,6 +145,7 @@ class Peer:
             case PeersSeen():
                 self._peers_seen(event, now)
             case LookupFailed():
+                self._asks_who_is_here = False
                 self._standing.note("lonely", why="nobody could be asked for peers")
             case OuterStepDone():
                 self._outer_step_done(event, now)
@@ -184,6 +188,7 @@ class Peer:
 
     def _peers_seen(self, event: PeersSeen, now: float) -> None:
         self._discovery.seen(event)
+        self._asks_who_is_here &= not event.from_lookup
         alone = not self._training and self._catch_up.pull is None and not self._catch_up.donor_exists(now)
         if alone and event.from_lookup:
             self._begin(now)
@@ -194,21 +199,28 @@ class Peer:
         if self._final_gossip.has_begun or self._catch_up.pull is not None:
             return
         if standing.settled and now - self._in_step_at >= OUT_OF_STEP_S and self._is_out_of_step(now):
-            standing.settled = False
+            standing.drop_out()
             standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
-        if not standing.settled and self._catch_up.begin(now):
+        if not standing.settled and not self._asks_who_is_here and self._catch_up.begin(now):
             if standing.state is PeerState.TRAINING:
                 self._exchanging.drop_unsettled()
                 self._enter(PeerState.JOINING, now)
         elif self._training:
             self._enter(PeerState.TRAINING, now)
 
-    def _slept(self, seconds: float) -> None:
-        """Nothing ran here, and the swarm went on: we are a newcomer again, who pulls if others are far ahead."""
+    def _slept(self, seconds: float, now: float) -> None:
+        """Nothing ran here, and the swarm went on: we are a newcomer again, who pulls if the others are far ahead.
+
+        Who they are is asked anew: the first to call whoever wakes may be the one that lies.
+        """
         standing = self._standing
+        if self._last_step_at is not None:
+            self._last_step_at += seconds  # nobody trained
         if standing.settled and standing.rules.exchanges and not self._final_gossip.has_begun:
-            standing.settled = False
+            standing.drop_out()
             standing.note("slept", why=f"{seconds:.0f} s")
+            self._asks_who_is_here = True
+            self._discovery.look_up(now)
 
     def _is_out_of_step(self, now: float) -> bool:
         """We were cut off for so long that we would take everybody for a liar: we are a newcomer again."""

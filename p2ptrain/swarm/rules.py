@@ -118,7 +118,7 @@ LONELY_LOOKUP_PERIOD_S = 2.0
 
 ASLEEP_S = 30.0
 """A peer that is woken so much later than it asked for was not running: its computer slept, or it was stopped. A guess;
-where nobody is far ahead it costs nothing to be wrong."""
+where nobody is far ahead it costs a lookup to be wrong."""
 
 OUT_OF_STEP_S = 60.0
 OUT_OF_STEP_STEPS = 2

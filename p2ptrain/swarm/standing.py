@@ -57,6 +57,8 @@ class Standing:
     """Of our own training; 0 until one is done."""
     settled: bool = False
     """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
+    was_in_step: bool = False
+    """We dropped out of it: our own progress says about where the swarm was. A newcomer's says nothing."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
     usual: Usual = field(default_factory=Usual)
@@ -69,6 +71,10 @@ class Standing:
 
     def note(self, kind: str, peer: PeerId | None = None, why: str = "") -> None:
         self.emit(Note(kind=kind, peer=peer, why=why))
+
+    def drop_out(self) -> None:
+        """We are a newcomer again, but one that knows where the swarm was."""
+        self.settled, self.was_in_step = False, True
 
     def forget_stillborn(self) -> None:
         """What was opened only now and is closed again is not opened at all: nobody need hear of it."""

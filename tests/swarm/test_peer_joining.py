@@ -10,7 +10,16 @@ from table import RULES, RUN, Table, presence
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState, exchanging
 from p2ptrain.swarm.catchup import supported
-from p2ptrain.swarm.events import Adopted, Donate, LeaveRequested, LinkFailed, Received, Send, TrainingEnded
+from p2ptrain.swarm.events import (
+    Adopted,
+    Donate,
+    LeaveRequested,
+    LinkFailed,
+    OuterStepDone,
+    Received,
+    Send,
+    TrainingEnded,
+)
 from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
@@ -354,6 +363,33 @@ def test_a_peer_that_slept_catches_up_where_the_swarm_has_gone_on_and_goes_on_wh
     assert cedar.progress == pytest.approx(table["amber"].progress, abs=100)
     assert cedar.core.counters.exchanges_ok > exchanged
     assert cedar.core.counters.offences == table["amber"].core.counters.offences == 0
+
+
+def test_one_that_boasts_takes_nobody_in_who_wakes_among_others():
+    table = Table("amber", "birch", "cedar", "delta", "liar", seed=5)
+    table.start()
+    table.run(1.0)
+    for _ in range(5):
+        table.step("amber", "birch", "cedar", "delta")
+        table.run(1.0)
+    cedar = table["cedar"]
+    assert cedar.core.settled
+    cedar.frozen = True
+    for _ in range(80):
+        table.run(1.0)
+    table["liar"].step, table["liar"].progress = 90, 900.0
+    table.handle(PeerId("liar"), OuterStepDone(90, 900.0, 10))
+    for name in table.seats:
+        table.records[name] = presence(name, table[name].progress, at=table.now)
+    cedar.frozen = False
+    for _ in range(15):
+        table.step("amber", "birch", "cedar", "delta")
+        table.step("liar", tokens=0.0)
+        table.run(1.0)
+    assert any("cedar slept" in line for line in table.trace)
+    assert cedar.core.counters.pulls == 0
+    assert cedar.core.settled
+    assert cedar.progress < 500.0
 
 
 def test_who_waits_for_nothing_long_has_not_slept():
