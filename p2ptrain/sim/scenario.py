@@ -217,7 +217,7 @@ def _outer_faults(scenario: Scenario) -> list[str]:
     faults = outer.recipe_faults() + codec.recipe_faults(outer.recipe)
     if scenario.needs_everybody:
         faults += _collective_faults(scenario)
-    if outer.topology == "random" and outer.partners >= scenario.total_peers:
+    if outer.partners >= scenario.total_peers:
         faults.append(
             f"outer.partners: {outer.partners}, and there are only {scenario.total_peers - 1} others to meet at once"
         )
