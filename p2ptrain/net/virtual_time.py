@@ -99,7 +99,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True
         return timer
 
-    def run_in_executor(  # type: ignore[override]
+    def run_in_executor(  # type: ignore[override]  # asyncio's is typed with its own TypeVarTuple; calls are the same
         self, executor: object, func: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = self.create_future()
