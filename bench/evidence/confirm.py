@@ -27,12 +27,10 @@ Elsewhere = Callable[[str, str], AbstractContextManager[Workers]]
 OF_THE_MACHINE = "cost"
 """The part of a report that differs every time."""
 
-NUMBERS = frozenset(
-    {"seed", "split", "tokens_per_peer", "points", "learning_rate", "count", "step_s"} | {"up_mbit_s", "down_mbit_s"}
-)
+NUMBERS = frozenset({"seed", "split", "tokens_per_peer", "points", "learning_rate", "count"})
 """Fields of a scenario that choose no other piece of code. Not among them: inner steps (with one of them a phase has no
-middle, in which exchanges fall due), shares of failures, exchanges a step and partners; and of the momentum a kind has
-whether it is 0."""
+middle, in which exchanges fall due), the seconds of a step and the speed of lines (they decide what is late and what
+waits), shares of failures, exchanges a step and partners; and of the momentum a kind has whether it is 0."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,3 +263,5 @@ def test_kinds_differ_by_code_not_by_numbers() -> None:
     for changes in ({"momentum": 0}, {"exchanges_per_step": 2}, {"partners": 2}):
         assert kind(scenario) != kind({**scenario, "outer": {"recipe": "swarm", "momentum": 0.5, **changes}})
     assert kind(scenario) != kind({**scenario, "run": {"seed": 1, "failed_exchanges": 0.1}})
+    line, slower = ({**scenario, "peers": [{"up_mbit_s": speed}]} for speed in (10.0, 1.0))
+    assert kind(line) != kind(slower), "what is late or left out goes by the line"
