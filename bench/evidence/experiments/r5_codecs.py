@@ -75,6 +75,8 @@ R5 = Experiment(
         "beside them the payload's alone. The difference is traffic of the protocol, some kB an outer step whatever "
         "the model: much for 123,000 parameters, nothing for 135M.",
         f"{BELOW_8_BITS.name} was added when all other rows were known, to have one below 8 bits.",
+        "Not run: bf16; int8 in more than two fragments, int4 and modular8 in any; pseudo-gradients alone in int4, and "
+        "in fragments. The pseudo-gradients alone do not train even in fp32, so no more of their codecs were tried.",
     ),
     cells=(
         *block("R5", FIRST, (CENTRAL,), tier=2, quick=FIRST),

@@ -19,8 +19,8 @@ FORMS: Mapping[str, Contender] = {
     "gasloc_z": GASLOC,
     "factored_gossip": FACTORED,
 }
-AT_32 = ("swarm", "gasloc_y")
-"""Ours and theirs as printed; the others were left out for time."""
+AT_32 = ("swarm", "gasloc_z")
+"""Ours, and theirs in the reading that was tuned better at N = 8; the others were left out for time."""
 MIXES = ("none", "local", "global")
 
 
