@@ -16,6 +16,7 @@ import click
 
 import p2ptrain
 from p2ptrain.errors import UserError
+from p2ptrain.telemetry import minded_output
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # As python_requires in setup.cfg says, and why.
 
@@ -135,13 +136,15 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
     """Run a click command as a process: every entry point goes through this error boundary.
 
     A command's return value becomes the exit status when it is an integer. A UserError prints its problem and remedy
-    and exits 2; Ctrl+C exits 130; a fault of our own keeps its traceback.
+    and exits 2, and so does a standard output that takes no more; Ctrl+C exits 130; a fault of our own keeps its
+    traceback.
     """
     try:
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:
             raise fault
-        result = command.main(arguments, prog_name=name, standalone_mode=False)
+        with minded_output():
+            result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:
         click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
         sys.exit(EXIT_USER_ERROR)

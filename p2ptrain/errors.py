@@ -10,7 +10,8 @@
      │    ├── CorpusError     a corpus is unreadable, empty, too short or has the wrong digest
      │    ├── HomeError       a peer's home is locked, unwritable, full or belongs to another run
      │    ├── DeviceError     the model does not fit, or the device or platform cannot run it
-     │    └── ScenarioError   a simulation's scenario or report is malformed, impossible or of another version
+     │    ├── ScenarioError   a simulation's scenario or report is malformed, impossible or of another version
+     │    └── OutputError     what a command prints cannot be written: a full disk, a pipe whose reader ended
      ├── RemoteError          a peer broke the protocol: costs it trust, we go on
      └── NetworkError         the network failed: a state that heals, we go on
 
@@ -64,6 +65,10 @@ class DeviceError(UserError):
 
 class ScenarioError(UserError):
     """A simulation's scenario or report is malformed, impossible or of another version."""
+
+
+class OutputError(UserError):
+    """What a command prints cannot be written: its disk is full, or whoever read it has ended."""
 
 
 class RemoteError(P2pTrainError):

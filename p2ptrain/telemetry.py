@@ -1,7 +1,8 @@
 """Noteworthy things, once: the terminal, the JSONL log and the tests all read the same notes.
 
 ``enduring_output`` keeps a process alive whose output nobody takes any more: a log on a full disk, a pipe whose reader
-ended, a terminal that was closed.
+ended, a terminal that was closed. ``minded_output`` is for commands that are there for what they print: the same is
+an error of theirs, told in one line.
 
 A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home, bounded:
 past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begun. A full disk costs lines, never
@@ -11,7 +12,6 @@ training.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import sys
@@ -21,6 +21,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
+
+from p2ptrain.errors import OutputError
 
 MAX_LOG_BYTES = 64 << 20
 """At most two files of this size: weeks of exchanges at one a second."""
@@ -94,16 +96,63 @@ class Enduring:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OutputError):
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OutputError):
             self._stream.flush()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
+
+
+class Minded:
+    """A text stream that says what became of it: OutputError where another raises OSError.
+
+    Of an OSError each library makes something else: click and rich end the process at a broken pipe, and say nothing.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            raise _unprintable(error) from None
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            raise _unprintable(error) from None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _unprintable(error: OSError) -> OutputError:
+    why = error.strerror or error
+    return OutputError(f"What is printed cannot be written: {why}.", "Print it to where there is room and a reader.")
+
+
+@contextlib.contextmanager
+def minded_output() -> Iterator[None]:
+    """Around a command: all that it prints is written when this ends. Raises OutputError where that cannot be done."""
+    before = sys.stdout
+    if before is None:  # closed from the start: nobody wants it
+        yield
+        return
+    minded = Minded(before)
+    sys.stdout = cast(TextIO, minded)
+    try:
+        yield
+        minded.flush()
+    finally:
+        sys.stdout = before
+        _drop_what_is_left(before)
 
 
 @contextlib.contextmanager
@@ -125,8 +174,8 @@ def enduring_output() -> Iterator[None]:
 
 def _writing_all(stream: TextIO) -> TextIO:
     """The stream, with letters that it has not spelled out."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
+    if (reconfigure := getattr(stream, "reconfigure", None)) is not None:  # it may be minded
+        reconfigure(errors="backslashreplace")
     return stream
 
 
@@ -134,7 +183,7 @@ def _drop_what_is_left(stream: TextIO) -> None:
     """Lest the interpreter fails on it when it ends (Python's documentation, signal, "Note on SIGPIPE")."""
     try:
         stream.flush()
-    except OSError:
+    except (OSError, OutputError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -119,6 +121,28 @@ def test_ctrl_c_exits_130() -> None:
         raise KeyboardInterrupt
 
     assert run(click.Command("stub", callback=interrupted)) == 130
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(("place", "why"), [("full", "No space left on device"), ("pipe", "Broken pipe")])
+def test_a_standard_output_that_takes_no_more_is_one_clear_line(unbuffered: str, place: str, why: str) -> None:
+    """Also where Python writes what it had kept only when it ends."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "p2ptrain.cli", "--version"]
+    with Path("/dev/full").open("wb") as full, os.fdopen(writer, "wb") as pipe:
+        done = subprocess.run(
+            command,
+            stdout={"full": full, "pipe": pipe}[place],
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+            check=False,
+        )
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"error: What is printed cannot be written: {why}.\n  Print it to where there is room and a reader.\n"
+    )
 
 
 def test_a_fault_of_our_own_keeps_its_traceback() -> None:

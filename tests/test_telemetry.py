@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.telemetry import Enduring, EventLog, enduring_output
+from p2ptrain.errors import OutputError
+from p2ptrain.telemetry import Enduring, EventLog, Minded, enduring_output, minded_output
 
 
 class Broken(io.StringIO):
@@ -46,10 +47,35 @@ def test_streams_are_as_before_afterwards() -> None:
     assert (sys.stdout, sys.stderr) == before
 
 
+def test_what_is_minded_is_an_error_and_may_be_endured() -> None:
+    stream = Minded(Broken())
+    for attempt in (lambda: stream.write("words"), stream.flush):
+        with pytest.raises(OutputError, match=r"What is printed cannot be written: No space left on device\."):
+            attempt()
+    assert stream.isatty() is False
+    Enduring(stream).write("words")  # type: ignore[arg-type]  # it is one in all that counts
+    Enduring(stream).flush()  # type: ignore[arg-type]
+    whole = io.StringIO()
+    assert Minded(whole).write("words") == 5
+    assert whole.getvalue() == "words"
+
+
+def test_the_stream_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = sys.stdout
+    with minded_output():
+        assert isinstance(sys.stdout, Minded)
+        with enduring_output():
+            sys.stdout.write("words")
+    assert sys.stdout is before
+    monkeypatch.setattr(sys, "stdout", None)
+    with minded_output():
+        assert sys.stdout is None
+
+
 LIVING_ON = """
 import sys
-from p2ptrain.telemetry import enduring_output
-with enduring_output():
+from p2ptrain.telemetry import enduring_output, minded_output
+with minded_output(), enduring_output():
     for number in range(1000):
         print("a line that nobody takes" * 10, flush=number % 2 == 0)
 sys.exit(7)
@@ -68,8 +94,8 @@ def test_a_process_outlives_a_full_disk_and_a_closed_pipe() -> None:
 
 STRANGE_NAME = """
 import os, sys
-from p2ptrain.telemetry import enduring_output
-with enduring_output():
+from p2ptrain.telemetry import enduring_output, minded_output
+with minded_output(), enduring_output():
     print("[peers] \\u738b joins", flush=True)
 os._exit(7)
 """
