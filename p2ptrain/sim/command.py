@@ -6,7 +6,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from p2ptrain import files
-from p2ptrain.errors import ScenarioError
+from p2ptrain.errors import OutputError, ScenarioError
 from p2ptrain.files import printable
 
 if TYPE_CHECKING:
@@ -115,19 +115,19 @@ def simulate(
         if kept is not None:
             console.print(f"stopped; the same command goes on from {printable(kept)}", soft_wrap=True)
         raise KeyboardInterrupt from None
-    try:
+    written = []
+    try:  # files before words: a standard output that takes no more costs neither
         if report is not None:
             _save(done, report)
-    finally:  # whatever becomes of the file
-        _tell(console, done, other, limited=bool(read.limits))
-    if report is not None:
-        console.print(f"report: {printable(report)}", soft_wrap=True)
-    if plot is not None:
-        try:
-            files.replace(plot, drawing.picture(done, other, form))
-        except OSError as error:
-            raise _unwritable("--plot", plot, error) from None
-        console.print(f"plot: {printable(plot)}", soft_wrap=True)
+            written.append(f"report: {printable(report)}")
+        if plot is not None:
+            _draw(drawing.picture(done, other, form), plot)
+            written.append(f"plot: {printable(plot)}")
+    except BaseException:
+        with suppress(OutputError):  # what went wrong first is told
+            _tell(console, done, other, written, limited=bool(read.limits))
+        raise
+    _tell(console, done, other, written, limited=bool(read.limits))
 
 
 def _report(path: Path) -> Report:
@@ -207,8 +207,16 @@ def _save(report: Report, path: Path) -> None:
         raise ScenarioError(f"{error.problem} The report is in {refuge}.", "Move it where it belongs.") from None
 
 
-def _tell(console: Console, done: Report, other: Report | None, limited: bool) -> None:
-    """Print what became of the swarm, and how that differs from another simulation."""
+def _draw(picture: bytes, path: Path) -> None:
+    """Write it there. Raises ScenarioError."""
+    try:
+        files.replace(path, picture)
+    except OSError as error:
+        raise _unwritable("--plot", path, error) from None
+
+
+def _tell(console: Console, done: Report, other: Report | None, written: list[str], limited: bool) -> None:
+    """Print what became of the swarm, how that differs from another simulation, and where files are."""
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
 
     console.print(summary(done))
@@ -222,6 +230,8 @@ def _tell(console: Console, done: Report, other: Report | None, limited: bool) -
         for line in changed_settings(done, other):
             console.print(line, soft_wrap=True)
         console.print(comparison(done, other))
+    for line in written:
+        console.print(line, soft_wrap=True)
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from math import isfinite
 from typing import Any
 
-from p2ptrain.errors import ScenarioError
+from p2ptrain.errors import OutputError, ScenarioError
 from p2ptrain.ids import PeerId
 from p2ptrain.page import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain, words
 from p2ptrain.page.server import PageServer, Place
@@ -187,7 +188,8 @@ def simulate_and_show(
         if not simulation.run(looked, is_stopped):
             raise StoppedError
         view.look(again=False)
-        say("the simulation has ended; Ctrl+C closes the page")
+        with suppress(OutputError):  # its report is worth more than this line
+            say("the simulation has ended; Ctrl+C closes the page")
         while not is_stopped():  # a signal only sets what is_stopped reads: nothing there wakes us
             time.sleep(0.1)
     return simulation.report(title)

@@ -1,0 +1,92 @@
+"""``p2ptrain simulate`` into a standard output that takes nothing more: one line, and its files are there."""
+
+from __future__ import annotations
+
+import errno
+import io
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commanding import SCENARIO, run
+
+from p2ptrain import cli, files
+from p2ptrain.errors import OutputError
+from p2ptrain.page.server import Place
+from p2ptrain.sim import reality
+from p2ptrain.sim.serving import simulate_and_show
+
+
+class Gone(io.StringIO):
+    """A stream that nothing more can be written to."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self._error = OSError(number, os.strerror(number))
+
+    def write(self, text: str) -> int:
+        raise self._error
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "swarm.toml"
+    file.write_text(SCENARIO, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EPIPE])
+def test_report_and_plot_are_saved_still(
+    path: Path, number: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Gone(number))
+    report, plot = path.with_name("r.json"), path.with_name("p.svg")
+    assert run(path, "--report", report, "--plot", plot) == cli.EXIT_USER_ERROR
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: What is printed cannot be written: {os.strerror(number)}.\n")
+    assert len(told.splitlines()) == 2
+    assert json.loads(report.read_bytes())["title"] == "swarm"
+    assert plot.read_bytes().startswith(b"<?xml")
+
+
+def test_what_went_wrong_first_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace, report = files.replace, path.with_name("r.json")
+
+    def fills(target: Path, data: bytes) -> None:
+        if target == report:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(target, data)
+
+    monkeypatch.setattr(files, "replace", fills)
+    monkeypatch.setattr(sys, "stdout", Gone(errno.ENOSPC))
+    monkeypatch.setattr("tempfile.tempdir", str(path.parent))
+    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
+    (saved,) = path.parent.glob("p2ptrain-report-*.json")
+    assert f"The report is in {saved}." in capsys.readouterr().err
+
+
+def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path) -> None:
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if len(said) > 1:
+            raise OutputError("What is printed cannot be written: Broken pipe.", "")
+
+    scenario: Any = reality.load(path).simulated()
+    report = simulate_and_show(
+        scenario,
+        Place.parse("0"),
+        title="",
+        device="cpu",
+        say=say,
+        progress=lambda share: None,
+        is_stopped=lambda: len(said) > 1,
+    )
+    assert len(said) == 2
+    assert report.overall.peers == 4
