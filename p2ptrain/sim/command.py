@@ -28,7 +28,8 @@ PLAIN_WIDTH = 120
 MOST_PROBLEM = 500
 """Characters of what is wrong with a report: parts of it may be a stranger's."""
 
-FILE = click.Path(dir_okay=False, path_type=Path)
+FILE = click.Path(path_type=Path, readable=False)
+"""Click checks nothing: what it found, it would tell with the command's usage."""
 
 
 @click.command(short_help="Simulate a swarm that a scenario file describes.")

@@ -132,6 +132,36 @@ def test_reports_of_other_versions_and_other_files_are_refused(path: Path, capsy
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("", "folder.png cannot be read: [Errno 21] Is a directory"),
+        ("--against", "folder.png is no report: [Errno 21] Is a directory"),
+        ("--report", "folder.png is no regular file."),
+        ("--plot", "folder.png is no regular file."),
+    ],
+)
+def test_folders_are_one_clear_line(path: Path, option: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = path.with_name("folder.png")
+    folder.mkdir()
+    assert run(*([path, option] if option else []), folder) == cli.EXIT_USER_ERROR
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert line in told
+    assert len(told.splitlines()) == 2
+
+
+@pytest.mark.parametrize("option", ["", "--against", "--report", "--plot"])
+def test_files_that_may_not_be_read_are_not_clicks_affair(
+    path: Path, option: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    locked = path.with_name("r.svg")
+    locked.write_text("", encoding="utf-8")
+    monkeypatch.setattr("os.access", lambda *_, **__: False)
+    run(*([path, option] if option else []), locked)
+    assert "Usage" not in capsys.readouterr().err
+
+
 def test_drawing_without_matplotlib_is_told_before_anything_runs(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
