@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -130,6 +131,36 @@ def test_reports_of_other_versions_and_other_files_are_refused(path: Path, capsy
     assert "is no report" in capsys.readouterr().err
     assert run(path.with_name("missing.toml")) == cli.EXIT_USER_ERROR
     assert "cannot be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("version", ['"1"', "true", "1.0", "null", "[1]", '{"a": "\\u001b"}'])
+def test_a_version_that_is_no_number_is_shown_as_it_is(
+    path: Path, version: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = path.with_name("old.json")
+    old.write_text(f'{{"version": {version}}}', encoding="utf-8")
+    assert run(path, "--against", old) == cli.EXIT_USER_ERROR
+    assert capsys.readouterr().err.startswith(
+        f"error: {old} is a report of version {version}, which is no whole number, and this p2ptrain reads version 1.\n"
+    )
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "1", '"text"', '{"versions": 1}'])
+def test_a_report_without_a_version_is_none(path: Path, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    old = path.with_name("old.json")
+    old.write_text(text, encoding="utf-8")
+    assert run(path, "--against", old) == cli.EXIT_USER_ERROR
+    told = capsys.readouterr().err
+    assert told.startswith(f"error: {old} is no report: it has no version, and this p2ptrain reads version 1.\n")
+
+
+def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b"[]")
+    os.close(writer)
+    assert run(path, "--against", f"/dev/fd/{reader}") == cli.EXIT_USER_ERROR
+    os.close(reader)
+    assert "is a report of version " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
