@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -28,6 +29,17 @@ PLAIN_WIDTH = 120
 
 MOST_PROBLEM = 500
 """Characters of what is wrong with a report: parts of it may be a stranger's."""
+
+HEAD_BYTES = 1 << 16
+"""Read of a file that would be replaced, to see whether it is ours: past the longest title."""
+
+REPORT = re.compile(rb'\s*\{\s*"version"\s*:[^,"{[]*,\s*"title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"scenario"\s*:\s*\{')
+"""How a report of any version begins: ``report.save`` writes its fields in this order."""
+
+KEPT = re.compile(rb'\{"scenario": "[0-9a-f]{64}", "build": "[0-9a-f]{64}", "device": "[^"]*"\}\n')
+"""How a simulation that was kept begins: ``resume.Keeper``."""
+
+SPARING = "Give another path, or remove it first."
 
 FILE = click.Path(path_type=Path, readable=False)
 """Click checks nothing: what it found, it would tell with the command's usage."""
@@ -76,8 +88,15 @@ def simulate(
     form = drawing.form(plot) if plot is not None else ""
     report = _target("--report", report, {"the scenario": scenario})
     plot = _target("--plot", plot, {"the scenario": scenario, "the report": report, "what --against reads": against})
+    if report is not None and (against is None or not _is_same(report, against)):  # that one was read whole
+        _spare("--report", report, REPORT, "report of p2ptrain simulate")
+    if plot is not None:
+        _spare("--plot", plot, drawing.BEGINNINGS[form], f"{form} picture")
     place = None if serve is None else Place.parse(serve)
     kept = report.with_name(f"{report.name}.part") if report is not None and place is None else None
+    if kept is not None:
+        _regular("--report", Path(os.path.realpath(kept)), kept)
+        _spare("--report", kept, KEPT, "interrupted simulation")
     for option, path in (("--report", report), ("--report", kept), ("--plot", plot)):
         if path is not None:
             _prove(option, path)
@@ -185,14 +204,35 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         if not target.parent.is_dir():
             raise ScenarioError(f"{printable(target.parent)} is no directory.", "Make it, or give another path.")
-        if (target.exists() or target.is_symlink()) and not target.is_file():
-            raise ScenarioError(f"{printable(path)} is no regular file.", f"Give another path to {option}.")
+        _regular(option, target, path)
     except OSError as error:
         raise _unwritable(option, path, error) from None
     for what, other in others.items():
         if other is not None and _is_same(target, other):
             raise ScenarioError(f"{printable(path)} is {what}, and {option} would replace it.", "Give another path.")
     return target
+
+
+def _regular(option: str, target: Path, path: Path) -> None:
+    """Raise ScenarioError when something else than a file is there; ``path`` is what its owner calls it."""
+    try:
+        if (target.exists() or target.is_symlink()) and not target.is_file():
+            raise ScenarioError(f"{printable(path)} is no regular file.", f"Give another path to {option}.")
+    except OSError as error:
+        raise _unwritable(option, path, error) from None
+
+
+def _spare(option: str, path: Path, beginning: re.Pattern[bytes], what: str) -> None:
+    """Raise ScenarioError for a file that is there, not empty, and begins otherwise: a slip would cost it."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ScenarioError(f"{printable(path)} cannot be read: {error.strerror or error}.", SPARING) from None
+    if head and beginning.match(head) is None:
+        raise ScenarioError(f"{printable(path)} is there and is no {what}; {option} would replace it.", SPARING)
 
 
 def _is_same(path: Path, other: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import re
 from pathlib import Path
 
 from p2ptrain.errors import ScenarioError
@@ -11,6 +12,13 @@ from p2ptrain.sim.report import Report
 from p2ptrain.sim.tables import title
 
 FORMATS = (".png", ".svg", ".pdf")
+
+BEGINNINGS = {
+    "png": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "svg": re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|svg)\b"),
+    "pdf": re.compile(rb"%PDF-"),
+}
+"""How pictures begin, whoever drew them."""
 
 
 def form(path: Path) -> str:

@@ -221,6 +221,7 @@ def test_a_strangers_report_does_no_harm(path: Path, capsys: pytest.CaptureFixtu
     assert "is a report of version " in told
     assert "\x1b" not in told
     assert len(told) < 1000
+    old.unlink()
     assert run(path, "--report", old) == 0
     old.write_text(json.dumps({**json.loads(old.read_text(encoding="utf-8")), "curve": []}), encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR

@@ -13,7 +13,9 @@ import pytest
 from commanding import SCENARIO, run
 
 from p2ptrain import cli, files
+from p2ptrain.sim import reality
 from p2ptrain.sim import simulate as door
+from p2ptrain.sim.simulate import StoppedError
 
 
 @pytest.fixture
@@ -72,6 +74,93 @@ def test_an_earlier_report_is_compared_with_and_then_replaced(path: Path, capsys
     assert json.loads(report.read_bytes())["scenario"]["run"]["seed"] == 7
 
 
+FOREIGN = (
+    b"# A diary\n",
+    b"\xff\xfe\x00",
+    b"{}",
+    b"[1]",
+    b'{"version": 1, "title": "a dashboard", "panels": []}',
+    b'{"name": "a package", "version": 1, "title": "x", "scenario": {}}',
+    b'{"scenario": "' + 64 * b"0" + b'", "build": "' + 64 * b"0" + b'", "device": "cpu"}\n',
+    100_000 * b"[",
+)
+
+
+@pytest.mark.parametrize("data", FOREIGN)
+def test_what_is_no_report_is_not_replaced(path: Path, refused: Any, data: bytes) -> None:
+    file, link = path.with_name("README.md"), path.with_name("link")
+    file.write_bytes(data)
+    link.symlink_to(file)
+    refused("README.md is there and is no report of p2ptrain simulate; --report would replace", path, "--report", file)
+    refused("README.md is there and is no report of p2ptrain simulate; --report would replace", path, "--report", link)
+    assert file.read_bytes() == data
+
+
+@pytest.mark.parametrize("data", [*FOREIGN[:-2], FOREIGN[-1], b'{"version": 1,'])
+def test_what_lies_where_a_simulation_is_kept_is_not_replaced(path: Path, refused: Any, data: bytes) -> None:
+    file = path.with_name("r.json.part")
+    file.write_bytes(data)
+    refused(
+        "r.json.part is there and is no interrupted simulation; --report", path, "--report", path.with_name("r.json")
+    )
+    assert file.read_bytes() == data
+    file.unlink()
+    os.mkfifo(file)
+    refused("r.json.part is no regular file.", path, "--report", path.with_name("r.json"))
+
+
+def test_an_interrupted_simulation_is_gone_on_with_and_not_replaced_by_a_report(
+    path: Path, refused: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report, kept = path.with_name("r.json"), path.with_name("r.json.part")
+    scenario = reality.load(path).simulated()
+    with pytest.raises(StoppedError):
+        door.simulate(scenario, title="swarm", resume=kept, is_stopped=lambda: True)
+    refused("r.json.part is there and is no report of p2ptrain simulate; --report would", path, "--report", kept)
+    assert run(path, "--report", report) == 0
+    assert not kept.exists()
+    assert json.loads(report.read_bytes())["overall"]["peers"] == 4
+
+
+@pytest.mark.parametrize("form", ["png", "svg", "pdf"])
+def test_what_is_no_such_picture_is_not_replaced(path: Path, refused: Any, form: str) -> None:
+    drawn = path.with_name(f"drawn.{form}")
+    assert run(path, "--plot", drawn) == 0
+    assert run(path, "--plot", drawn) == 0
+    others = {each: path.with_name(f"p.{each}") for each in ("png", "svg", "pdf") if each != form}
+    for each, other in others.items():
+        other.write_bytes(drawn.read_bytes())
+        refused(f"p.{each} is there and is no {each} picture; --plot would replace it.", path, "--plot", other)
+    notes = path.with_name(f"notes.{form.upper()}")
+    notes.write_bytes(b"my notes")
+    refused(f"notes.{form.upper()} is there and is no {form} picture; --plot", path, "--plot", notes)
+    refused("notes.txt has no name of a picture.", path, "--plot", path.with_name("notes.txt"))
+    assert notes.read_bytes() == b"my notes"
+
+
+def test_reports_of_any_version_other_peoples_pictures_and_empty_files_are_replaced(path: Path) -> None:
+    report, plot = path.with_name("r.json"), path.with_name("p.svg")
+    report.touch()
+    plot.touch()
+    assert run(path, "--report", report, "--plot", plot) == 0
+    old = json.loads(report.read_bytes())
+    old |= {"version": 99, "title": 'a "quoted" \u738b \\'}
+    report.write_text(json.dumps(old), encoding="utf-8")
+    plot.write_bytes(b"\xef\xbb\xbf\n<svg xmlns='http://www.w3.org/2000/svg'/>")
+    assert run(path, "--report", report, "--plot", plot) == 0
+    assert json.loads(report.read_bytes())["title"] == "swarm"
+    assert b"matplotlib" in plot.read_bytes()
+
+
+def test_a_report_in_another_order_is_replaced_where_it_was_read_whole(path: Path, refused: Any) -> None:
+    report = path.with_name("r.json")
+    assert run(path, "--report", report) == 0
+    report.write_text(json.dumps(json.loads(report.read_bytes()), sort_keys=True), encoding="utf-8")
+    refused("r.json is there and is no report of p2ptrain simulate", path, "--report", report)
+    assert run(path, "--report", report, "--against", report) == 0
+    assert report.read_bytes().startswith(b'{\n "version"')
+
+
 def test_devices_and_pipes_are_refused(path: Path, refused: Any) -> None:
     refused("/dev/null is no regular file.", path, "--report", "/dev/null")
     os.mkfifo(path.with_name("pipe.svg"))
@@ -93,7 +182,8 @@ def test_symlinks_are_followed(path: Path) -> None:
 
 def test_what_cannot_be_written_is_told_first(path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     refused("absent is no directory.", path, "--report", path.parent / "absent" / "r.json")
-    refused("cannot be written: File name too long.", path, "--report", path.with_name(250 * "r"))
+    for length in (250, 253, 255, 256, 5000):
+        refused("cannot be written: File name too long.", path, "--report", path.with_name(length * "r"))
     if Path("/proc").is_dir():
         refused("/proc/r.json cannot be written: ", path, "--report", "/proc/r.json")
         refused("/proc/p.svg cannot be written: ", path, "--plot", "/proc/p.svg")
