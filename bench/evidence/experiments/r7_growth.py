@@ -45,8 +45,8 @@ R7 = Experiment(
         "Agreement: noisy descent on a quadratic, 50 outer steps, at sizes that fit into memory.",
         "Not the default: one exchange an outer step and int8, without momentum. The bytes of the default are other "
         "ones, and as flat. The directory's are bounded, not flat: presence lies in buckets, which split, and while a "
-        "swarm is small an answer is as long as the swarm is large. How many keys a lookup asks, which is what its time "
-        "goes by, is counted by `make bench`: as many among 10,000 as among 8, to a few hundredths.",
+        "swarm is small an answer is as long as the swarm is large. How many keys a lookup asks, which is what its "
+        "time goes by, is counted by `make bench`: as many among 10,000 as among 8, to a few hundredths.",
         "Events per second are real time of this machine, everything else is counted or simulated.",
     ),
     cells=(
