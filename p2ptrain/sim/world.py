@@ -40,10 +40,11 @@ class World:
             self._schedule(time if time > now else now, callback, arguments)
 
     def after(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back this many seconds from now."""
-        self._schedule(self.now + delay, callback, arguments)
+        """Call back this many seconds from now; never if there is no end to them."""
+        if delay < inf:
+            self._schedule(self.now + delay, callback, arguments)
 
-    def run(self, until: float = float("inf"), at_most: int | None = None) -> bool:
+    def run(self, until: float = inf, at_most: int | None = None) -> bool:
         """Run until nothing is left, or the next callback lies beyond ``until``, or it is stopped.
 
         Args:
@@ -61,7 +62,7 @@ class World:
             self.now, _, callback, arguments = pop(heap)
             self.events += 1
             callback(*arguments)
-        if until < float("inf") and not self.stopped:
+        if until < inf and not self.stopped:
             self.now = max(self.now, until)
         return False
 

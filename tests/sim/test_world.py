@@ -42,6 +42,7 @@ def test_after_a_limit_in_an_empty_time_what_comes_sooner_than_all_else_still_co
 def test_what_is_due_at_no_time_never_comes() -> None:
     world, seen = World(), []
     world.at(float("inf"), seen.append, "never")
+    world.after(float("inf"), seen.append, "never")
     assert not world.run()
     assert not seen
     assert world.now == 0.0
