@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 
 from p2ptrain.errors import ManifestError
 from p2ptrain.manifest.schema import Manifest
@@ -39,11 +40,26 @@ def told(error: ValidationError, root: type[Section], tagged: Collection[str]) -
         root: what was to be validated.
         tagged: its sections that come in variants, which pydantic names after them in a location.
     """
-    entries = error.errors(include_url=False)
+    entries = _merged(error.errors(include_url=False))
     lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry, root, tagged)]
     if len(entries) > _MAX_LINES:
         lines.append(f"and {len(entries) - _MAX_LINES} more")
     return lines
+
+
+def _merged(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """One entry for a field that may be one of several lists of words: pydantic names the lists in the location."""
+    found: dict[Any, dict[str, Any]] = {}
+    for number, entry in enumerate(entries):
+        if entry["type"] != "literal_error":
+            found[number] = dict(entry)
+            continue
+        place = tuple(part for part in entry["loc"] if not str(part).startswith("literal["))
+        first = found.setdefault(place, {**entry, "loc": place, "ctx": {"expected": ""}})
+        words = [*re.findall("'[^']+'", first["ctx"]["expected"]), *re.findall("'[^']+'", entry["ctx"]["expected"])]
+        expected = " or ".join(part for part in (", ".join(words[:-1]), words[-1]) if part)
+        first.update(ctx={"expected": expected}, msg=f"Input should be {expected}")
+    return list(found.values())
 
 
 def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str]) -> list[str]:
@@ -68,12 +84,29 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
             hint = f"; did you mean {nearest[0]}?" if nearest else f"; it may be {', '.join(tags)}"
             return [f"{path}.{_discriminator(entry)}: {shown(found)} is not known{hint}"]
         case "string_pattern_mismatch":
-            return [f"{path}: found {shown(entry['input'])}; wanted: {dict(_fields(root, tag)).get(name)}"]
+            return [f"{path}: found {shown(entry['input'])}; wanted: {_field(name, root, tag).description}"]
         case "literal_error":
             return [f"{path}: {_message(entry)}, found {shown(entry['input'])}{_nearest_literal(entry)}"]
         case "value_error":
             return [f"{path}: found {shown(entry['input'])}: {entry['ctx']['error']}"]
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return [f"{path}: input should be a table of fields, found {shown(entry['input'])}"]
+        case "less_than" | "less_than_equal" | "greater_than" | "greater_than_equal":
+            bounds = _bounds(_field(name, root, tag)) or _message(entry)
+            return [f"{path}: {bounds}, found {shown(entry['input'])}"]
     return [f"{path}: {_message(entry)}, found {shown(entry['input'])}"]
+
+
+def _bounds(field: FieldInfo) -> str:
+    """``input should be at least 0 and less than 1``; nothing for what has no bounds of its own."""
+    words = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+    found = [
+        f"{word} {getattr(each, kind):g}" if isinstance(getattr(each, kind), float) else f"{word} {getattr(each, kind)}"
+        for kind, word in words.items()
+        for each in field.metadata
+        if hasattr(each, kind)
+    ]
+    return f"input should be {' and '.join(found)}" if found else ""
 
 
 def _message(entry: Mapping[str, Any]) -> str:
@@ -109,10 +142,15 @@ def _suggestion(path: str, root: type[Section], tag: str | None) -> str:
     return f"; did you mean {meant[0]}?" if meant else ""
 
 
-def _fields(section: type[Section], tag: str | None, prefix: str = "") -> Iterator[tuple[str, str | None]]:
-    """Dotted name and description of every field; among variants, only the one that ``tag`` chooses if it is one."""
+def _field(name: str, root: type[Section], tag: str | None) -> FieldInfo:
+    """The field of a dotted name; an empty one for what is no field."""
+    return dict(_fields(root, tag)).get(name) or FieldInfo()
+
+
+def _fields(section: type[Section], tag: str | None, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Dotted name and schema of every field; among variants, only the one that ``tag`` chooses if it is one."""
     for name, field in section.model_fields.items():
-        yield prefix + name, field.description
+        yield prefix + name, field
         variants = _sections(field.annotation)
         chosen = [variant for variant in variants if _answers_to(variant, tag)] if len(variants) > 1 else variants
         for variant in chosen or variants:

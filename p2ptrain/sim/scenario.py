@@ -95,7 +95,7 @@ class Group(Section):
     """Peers that are alike."""
 
     name: GroupName | None = None
-    """What the report calls the group; peers-1, peers-2, … where it has none."""
+    """What the report calls the group, 1 to 24 letters, digits, dashes; peers-1, peers-2, … where it has none."""
 
     count: int = Field(ge=1, le=MAX_PEERS)
     """How many."""

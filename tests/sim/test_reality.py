@@ -68,6 +68,7 @@ def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
         (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
         (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
         (PARTED.replace("bootstrap", "home"), "partitions[0].sides: each side needs a group, and each group is on one"),
+        ("peers.home.lie=flud", "peers[0].lie: input should be 'progress', 'garbage'"),
         ("peers.home.ruoter=true", "peers[0].ruoter: unknown field; did you mean peers.router?"),
     ],
 )

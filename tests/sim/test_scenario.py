@@ -39,10 +39,13 @@ def test_there_are_examples() -> None:
         ("learner.kind=byte", "learner.kind: 'byte' is not known; did you mean bytes?"),
         ("peers.home.leaves=kiled", "found 'kiled'; did you mean killed?"),
         ("peers.home.lie=brag", "peers[0].lie: input should be 'progress', 'garbage', 'silent'"),
-        ("peers.home.step_s=0", "peers[0].step_s: input should be greater than or equal to 0.000001, found 0"),
+        ("peers.home.step_s=0", "peers[0].step_s: input should be at least 1e-06 and at most 1e+06, found 0"),
         ("peers.home.step_s=inf", "peers[0].step_s: input should be a finite number, found inf"),
         ("peers.home.count=1.5", "peers[0].count: input should be a valid integer, found 1.5"),
-        ("peers.home.loss=1", "peers[0].loss: input should be less than 1, found 1"),
+        ("peers.home.loss=1", "peers[0].loss: input should be at least 0 and less than 1, found 1"),
+        ('peers.home.name=""', "peers[0].name: found ''; wanted: What the report calls the group, 1 to 24 letters"),
+        ("outer=3", "outer: input should be a table of fields, found 3"),
+        ("learner=3", "learner: input should be a table of fields, found 3"),
         ("outer.recipe=swam", "outer.recipe: no recipe is called 'swam'; did you mean swarm?"),
         ("codec.name=int9", "found 'int9'; did you mean int8?"),
         ("codec.name=topk", "codec.name: input should be 'fp32', 'bf16'"),
@@ -57,7 +60,7 @@ def test_there_are_examples() -> None:
         ("peers.home.leaves_at_s=0.5", None),
         ("peers.home.returns_after_s=1", "peers[0].returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
         ("peers.home.lie=silent", "peers: all of them lie; at least one group must be honest"),
-        ("peers.home.count=200000", "peers[0].count: input should be less than or equal to 100000, found 200000"),
+        ("peers.home.count=200000", "peers[0].count: input should be at least 1 and at most 100000, found 200000"),
         (
             "peers.home.freezes=[{at_s = 5, for_s = 9}, {at_s = 10, for_s = 1}]",
             "peers[0].freezes: they overlap",
@@ -73,7 +76,7 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
 
 def test_a_wrong_field_among_groups_is_counted_from_zero(basic: dict[str, Any]) -> None:
     basic["peers"].append({"name": "away", "count": 1, "step_s": -1.0})
-    assert problems(basic) == ["peers[1].step_s: input should be greater than or equal to 0.000001, found -1.0"]
+    assert problems(basic) == ["peers[1].step_s: input should be at least 1e-06 and at most 1e+06, found -1.0"]
 
 
 def test_names_are_given_once_and_missing_ones_are_numbers(basic: dict[str, Any]) -> None:
