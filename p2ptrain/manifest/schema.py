@@ -22,9 +22,9 @@ FRAGMENT_ALIGNMENT = 1024
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
 """Recipes with an average over all peers at once."""
 
-ONLY_GRADIENTS = ("topk", "lowrank")
-"""What nothing but pseudo-gradients travels in. The other formats are harmless where none are mixed: the field must say
-something."""
+UNREAD = ("fp32", "int8")
+"""What a field of codec may say where nothing travels in it: it must say something, and presets and scenarios say
+these. Whoever writes another format there wants something that would not happen."""
 
 MAX_STEP_TOKENS = 2**24
 """Guess: four times the batch of the largest published runs; more is a typing mistake."""
@@ -179,11 +179,14 @@ class Codec(Section):
     def recipe_faults(self, name: str) -> list[str]:
         """What does not go together with the recipe of that name, one sentence each."""
         recipe = RECIPES.get(name)
-        if recipe is None or self.gradients not in ONLY_GRADIENTS or recipe.mix("pseudo_gradient") is not None:
+        if recipe is None or not recipe.exchanges:  # a solo run keeps its swarm's codecs, to be like it
+            return []
+        if self.gradients in UNREAD or recipe.mix("pseudo_gradient") is not None:
             return []
         return [
             f"codec.gradients: {self.gradients}, and recipe {name} mixes no pseudo-gradients, so nothing would travel"
-            " in it; set it to int8, which is then not read, or take a recipe that mixes them, as swarm_gradients"
+            " in it; set it to int8 or fp32, which are then not read, or take a recipe that mixes them, as"
+            " swarm_gradients"
         ]
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, Codec, Outer, Swarm
+from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, UNREAD, Codec, Outer, Swarm
 from p2ptrain.manifest.section import Section
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
@@ -236,7 +236,13 @@ def _outer_faults(scenario: Scenario) -> list[str]:
 def _collective_faults(scenario: Scenario) -> list[str]:
     """What a simulation in lockstep does not have."""
     recipe, faults = scenario.outer.recipe, []
-    if RECIPES[recipe].weights_mix is not None and scenario.codec.name.startswith("modular"):
+    mixes_weights = RECIPES[recipe].weights_mix is not None
+    if not mixes_weights and scenario.codec.name not in UNREAD:
+        faults.append(
+            f"codec.name: {scenario.codec.name}, and recipe {recipe} averages no weights, so nothing would travel in"
+            " it; set it to fp32 or int8, which are then not read; pseudo-gradients travel in codec.gradients"
+        )
+    if mixes_weights and scenario.codec.name.startswith("modular"):
         faults.append(
             f"codec.name: {scenario.codec.name} has a meaning between two peers only, and recipe {recipe} averages over"
             " all; take fp32, bf16, fp16, int8 or int4"

@@ -163,6 +163,13 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"codec__block_size": 1000}, "codec.block_size: 1000 does not divide 1024"),
         ({"codec__gradients": "topk"}, "codec.gradients: topk, and recipe swarm mixes no pseudo-gradients"),
         ({"codec__gradients": "lowrank", "outer__recipe": "swarm_both"}, None),
+        (
+            {"codec__gradients": "bf16", "outer__recipe": "gasloc", "outer__exchanges_per_step": 0},
+            "codec.gradients: bf16, and recipe gasloc mixes no pseudo-gradients, so nothing would travel in it; set"
+            " it to int8 or fp32",
+        ),
+        ({"codec__gradients": "fp32"}, None),
+        ({"codec__name": "modular4", "outer__recipe": "swarm_gradients"}, None),
         ({"model__config__vocab_size": 255}, "model.config.vocab_size: 255 is below the 256 ids of tokenizer bytes"),
         ({"model__config__num_attention_heads": 5}, "model.config.hidden_size: 64 is no multiple of"),
         ({"model__config__num_key_value_heads": 3}, "model.config.num_key_value_heads: 3 does not divide"),

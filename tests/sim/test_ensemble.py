@@ -295,4 +295,9 @@ def test_what_lockstep_does_not_have_is_refused_in_one_line() -> None:
     assert "modular4 has a meaning between two peers only" in refusal(
         recipe="factored_gossip_global_none", name="modular4"
     )
+    assert (
+        "codec.name: modular4, and recipe diloco averages no weights, so nothing would travel in it; set it to fp32 or"
+        " int8, which are then not read; pseudo-gradients travel in codec.gradients"
+    ) in refusal(name="modular4")
+    assert scenario(name="int8").codec.name == "int8"
     assert "outer.fragments: 2, and recipe diloco averages everything; set 1" in refusal(fragments=2)

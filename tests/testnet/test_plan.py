@@ -27,6 +27,15 @@ def test_a_fresh_testnet_has_a_run_a_twin_and_homes(tmp_path: Path) -> None:
     assert changed == {"outer.recipe", "outer.exchanges_per_step", "run.public_key"}
 
 
+def test_the_twin_keeps_the_codec_of_pseudo_gradients(tmp_path: Path) -> None:
+    sparse = with_changes(DEMO, {"outer.recipe": "swarm_gradients", "codec.gradients": "topk"})
+    plan = lay_out(tmp_path, sparse, peers=2, solo=True, seed=None)
+    assert plan.solo is not None
+    twin = plan.solo.home.load_manifest(None)
+    assert twin is not None
+    assert (twin.manifest.outer.recipe, twin.manifest.codec) == ("local", sparse.codec)
+
+
 def test_without_a_solo_run_or_a_seed(tmp_path: Path) -> None:
     plan = lay_out(tmp_path, DEMO, peers=3, solo=False, seed=None)
     assert plan.solo is None
