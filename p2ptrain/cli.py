@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
@@ -146,7 +147,8 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         with minded_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:
-        click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
+        with suppress(OSError):  # a standard error that takes nothing either
+            click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
         sys.exit(EXIT_USER_ERROR)
     except click.ClickException as error:
         error.show()

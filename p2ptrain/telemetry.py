@@ -129,6 +129,11 @@ class Minded:
         except OSError as error:
             raise _unprintable(error) from None
 
+    @property
+    def buffer(self) -> Minded:
+        """The bytes below, minded too: click writes there what the stream's own encoding lacks."""
+        return Minded(cast(TextIO, self._stream.buffer))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 

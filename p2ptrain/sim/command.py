@@ -6,18 +6,20 @@ import json
 import os
 import re
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 
 from p2ptrain import files
 from p2ptrain.errors import OutputError, ScenarioError
 from p2ptrain.files import printable
+from p2ptrain.telemetry import Enduring
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -105,12 +107,13 @@ def simulate(
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
+    watched = Console(file=cast(TextIO, Enduring(sys.stdout)), highlight=False, markup=False, emoji=False)
     name = TextColumn("{task.description}", style="progress.description", markup=False)
     columns = name, *Progress.get_default_columns()[1:]
     try:
         with (
-            _stopping() as asked,
-            Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
+            stopping() as asked,
+            Progress(*columns, console=watched, transient=True, disable=not console.is_terminal) as bar,
         ):
             task = bar.add_task(words(scenario.name), total=1.0)
             if place is not None:
@@ -119,7 +122,7 @@ def simulate(
                     place,
                     title=scenario.stem,
                     device=chosen,
-                    say=console.print,
+                    say=watched.print if console.is_terminal else console.print,
                     progress=lambda share: bar.update(task, completed=share),
                     is_stopped=lambda: bool(asked),
                 )
@@ -304,8 +307,9 @@ def _tell(console: Console, done: Report, other: Report | None, written: list[st
 
 
 @contextmanager
-def _stopping() -> Iterator[list[int]]:
-    """A list that fills at the first Ctrl+C or SIGTERM. A second one stops at once, and keeps nothing new."""
+def stopping() -> Iterator[list[int]]:
+    """A list that fills at the first Ctrl+C or SIGTERM, or when the terminal goes. A second one stops at once, and
+    keeps nothing new."""
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:
@@ -313,7 +317,10 @@ def _stopping() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         asked.append(number)
 
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, ask) for number in numbers}
     try:
         yield asked
     finally:

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from p2ptrain import files
-from p2ptrain.errors import DeviceError, HomeError, ScenarioError, UserError
+from p2ptrain.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
 from p2ptrain.sim import reality
 from p2ptrain.sim.reality import RealScenario
 from peer.lab import closing
@@ -71,6 +71,8 @@ def _acted_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, 
         status = act_out(path, changes, stage, out, threads)
         report = json.loads((out / "report.json").read_bytes())
         return report | {"passed": report["passed"] and not status}
+    except OutputError:  # nobody takes what we print: no scenario's fault
+        raise
     except UserError as error:
         why = str(error)
     except Exception as error:  # a fault of ours in one scenario: hours of the others must not be lost for it

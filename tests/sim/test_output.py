@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from p2ptrain import cli, files
 from p2ptrain.errors import OutputError
 from p2ptrain.page.server import Place
 from p2ptrain.sim import reality
+from p2ptrain.sim.command import stopping
 from p2ptrain.sim.serving import simulate_and_show
 
 
@@ -29,6 +31,23 @@ class Gone(io.StringIO):
 
     def write(self, text: str) -> int:
         raise self._error
+
+
+class Terminal(Gone):
+    """One that goes away once the bar is there."""
+
+    def __init__(self) -> None:
+        super().__init__(errno.EIO)
+        self.taken: list[str] = []
+
+    def write(self, text: str) -> int:
+        if any("swarm" in each for each in self.taken):
+            return super().write(text)
+        self.taken.append(text)
+        return len(text)
+
+    def isatty(self) -> bool:
+        return True
 
 
 @pytest.fixture
@@ -50,6 +69,30 @@ def test_report_and_plot_are_saved_still(
     assert len(told.splitlines()) == 2
     assert json.loads(report.read_bytes())["title"] == "swarm"
     assert plot.read_bytes().startswith(b"<?xml")
+
+
+def test_a_terminal_that_goes_away_costs_no_report(
+    path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal, report = Terminal(), path.with_name("r.json")
+    monkeypatch.setattr(sys, "stdout", terminal)
+    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
+    assert terminal.taken, "the bar was there"
+    assert f"What is printed cannot be written: {os.strerror(errno.EIO)}." in capsys.readouterr().err
+    assert json.loads(report.read_bytes())["title"] == "swarm"
+
+
+def test_a_hang_up_stops_as_a_signal_to_end_does_but_for_who_ignores_it() -> None:
+    with stopping() as asked:
+        os.kill(os.getpid(), signal.SIGHUP)
+    assert asked == [signal.SIGHUP]
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stopping() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert not asked
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_what_went_wrong_first_is_told(
