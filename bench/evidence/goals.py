@@ -170,17 +170,21 @@ def _home_line(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
             )
 
 
+_DIRECTORY = "directory_bytes_per_peer"
+
+
 def _growth(summary: Mapping[str, Any], mine: str) -> Iterator[Row]:
-    found = [figure(summary, "R7", "swarm", each.key(), "bytes_per_peer") for each in COUNTED]
-    numbers = [each.mean for each in found if each is not None]
-    if len(numbers) == len(COUNTED):
-        spread = max(numbers) / min(numbers)
-        yield Row(
-            "bytes per peer, 8 to 10,000 peers (swarm, a quarter in int8): most over least",
-            "flat (<= 1.05)",
-            f"{spread:.3f}",
-            spread <= 1.05,
-        )
+    for shown, name in (("bytes per peer", "bytes_per_peer"), (f"the directory's, both ways{ADDED}", _DIRECTORY)):
+        found = [figure(summary, "R7", "swarm", each.key(), name) for each in COUNTED]
+        numbers = [each.mean for each in found if each is not None]
+        if len(numbers) == len(COUNTED):
+            spread = max(numbers) / min(numbers)
+            yield Row(
+                f"{shown}, 8 to 10,000 peers (swarm, a quarter in int8): most over least",
+                "flat (<= 1.05)",
+                f"{spread:.3f}",
+                spread <= 1.05,
+            )
 
 
 def _by_seed(one: Figure, other: Figure) -> str:

@@ -8,8 +8,8 @@ The rule, as docs/RESULTS.md prints it::
     1 loss       lowest mean of the test losses at N = 8, H = 10 and H = 30; all that are not clearly worse stay
     2 bits       of those, the fewest bits per parameter and outer step
     numbers      the tuning's, for that method
-    codec        of R5's rows for that stream in one piece: not clearly worse than fp32, disagreement at most 2 %;
-                 of those, the fewest bits
+    codec        of R5's rows for that stream in one piece (fragments are a number of the method, and not tuned): not
+                 clearly worse than fp32, disagreement at most 2 %; of those, the fewest bits
 
 "Clearly" is by more than two standard errors. None of its steps names a recipe; docs/RESULTS.md tells what in the list
 of candidates and in the first step favours ours all the same. That DiLoCo may train better and
@@ -153,7 +153,6 @@ def _codec(summary: Mapping[str, Any], stream: str | None) -> tuple[str | None, 
     if stream is None:
         return None, "codec: not decided, R5 has tried none on this recipe"
     names = [row["contender"] for row in summary.get("R5", ()) if row["contender"].startswith(f"{stream} ")]
-    names = [name for name in names if "/" not in name]
     exact = f"{stream} fp32, fp32" if stream == "x, g" else f"{stream} fp32"
     reference = figure(summary, "R5", exact, AT_10, "loss")
     if reference is None:
@@ -166,13 +165,15 @@ def _codec(summary: Mapping[str, Any], stream: str | None) -> tuple[str | None, 
             continue
         if not _clearly_worse(loss, reference) and apart.mean <= MOST_DISAGREEMENT:
             fitting[name] = bits.mean
-    if not fitting:
-        return (
-            None,
-            f"codec: none of {', '.join(names)} is as good as fp32 within {100 * MOST_DISAGREEMENT:.0f} % disagreement",
-        )
-    fewest = min(fitting, key=lambda name: fitting[name])
-    return fewest, f"codec: {fewest} ({fitting[fewest]:.3g} bits), of {', '.join(fitting)}"
+    whole = {name: bits for name, bits in fitting.items() if "/" not in name}
+    pieces = ", ".join(f"{name} ({bits:.3g} bits)" for name, bits in fitting.items() if name not in whole)
+    besides = f"; in pieces, which the rule leaves out, would serve: {pieces}" if pieces else ""
+    if not whole:
+        tried = ", ".join(name for name in names if "/" not in name)
+        limit = f"{100 * MOST_DISAGREEMENT:.0f} % disagreement"
+        return None, f"codec: none of {tried} is as good as fp32 within {limit}{besides}"
+    fewest = min(whole, key=lambda name: whole[name])
+    return fewest, f"codec: {fewest} ({whole[fewest]:.3g} bits), of {', '.join(whole)}{besides}"
 
 
 def figure(

@@ -20,7 +20,7 @@ _BYTES = (
     ("bytes sent per peer", "bytes_per_peer", 0),
     ("bits per parameter and outer step", "bits_per_parameter", 3),
     ("outer steps without an exchange, %", "solo_share", 2),
-    ("directory, bytes per peer", "directory_bytes_per_peer", 0),
+    ("directory, bytes per peer, both ways", "directory_bytes_per_peer", 0),
     ("simulator, events per second", "events_per_s", 0),
 )
 
@@ -42,7 +42,8 @@ R7 = Experiment(
     notes=(
         "Traffic: 135M parameters that are counted and not there, 100 / 20 Mbit/s, H = 30, a quarter of the "
         "parameters in each exchange, 20 outer steps. Nothing is learnt.",
-        "Agreement: noisy descent on a quadratic, 50 outer steps, at sizes that fit into memory.",
+        "Agreement: noisy descent on a quadratic, 50 outer steps, at sizes that fit into memory. A model so small that "
+        "the directory is a good part of what is sent, so that a peer's bytes grow with the swarm.",
         "Not the default: one exchange an outer step and int8, without momentum. The bytes of the default are other "
         "ones, and as flat. The directory's are bounded, not flat: presence lies in buckets, which split, and while a "
         "swarm is small an answer is as long as the swarm is large. How many keys a lookup asks, which is what its "
@@ -64,7 +65,14 @@ R7 = Experiment(
     tables=(
         _by_size("Traffic", COUNTED, _BYTES),
         _by_size(
-            "Agreement", MEASURED, (("disagreement, %", "disagreement", 2), ("outer steps alone, %", "solo_share", 2))
+            "Agreement",
+            MEASURED,
+            (
+                ("disagreement, %", "disagreement", 2),
+                ("outer steps alone, %", "solo_share", 2),
+                ("bytes sent per peer", "bytes_per_peer", 0),
+                ("directory, bytes per peer, both ways", "directory_bytes_per_peer", 0),
+            ),
         ),
     ),
     panels=(
