@@ -83,11 +83,12 @@ def test_a_terminal_that_goes_away_costs_no_report(
 
 
 def test_a_hang_up_stops_as_a_signal_to_end_does_but_for_who_ignores_it() -> None:
-    with stopping() as asked:
-        os.kill(os.getpid(), signal.SIGHUP)
-    assert asked == [signal.SIGHUP]
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever these tests were started by
     try:
+        with stopping() as asked:
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert asked == [signal.SIGHUP]
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
         with stopping() as asked:
             os.kill(os.getpid(), signal.SIGHUP)
         assert not asked
