@@ -17,10 +17,11 @@ from p2ptrain.clock import steady
 from p2ptrain.errors import HomeError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.net.copies import COPIES_PROTOCOL, Copies, Gatherer
+from p2ptrain.net.copies import COPIES_PROTOCOL, Copies
 from p2ptrain.net.copies import LIMITS as COPIES_LIMITS
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.driver import Shore
+from p2ptrain.net.gathering import Gatherer
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
@@ -221,13 +222,12 @@ def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
 
 def _contributions(session: Session, signed: SignedManifest, identity: Identity) -> Contributions:
     learner = session.record.learner
-    weights_bytes = sum(learner.payloads.weight_sizes())
     return Contributions(
         signed.run_id,
         identity.peer_id,
         identity.state,
         Ledger(session.record.home.contributions),
-        lambda: Standing(learner.step, learner.tokens, weights_bytes),
+        lambda: Standing(learner.step, learner.tokens),
         session.notebook,
     )
 
@@ -257,12 +257,11 @@ def _run_in_swarm(
 
         connection = line.connection
         contributions = _contributions(session, signed, line.identity)
-        copies = Copies(learner.payloads, work, time.monotonic)
 
         async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
             return await entrance.transport(connection.speaking(COPIES_PROTOCOL, COPIES_LIMITS)).open(peer, addresses)
 
-        gatherer = Gatherer(dial, learner.payloads.weight_sizes(), work, session.notebook)
+        sizes = learner.payloads.weight_sizes()
         shore = Shore(
             transport=entrance.transport(),
             directory=connection,
@@ -272,9 +271,11 @@ def _run_in_swarm(
             live_until=entrance.live_until,
             begin_training=reins.begin,
             work=work,
-            complete=gatherer.complete,
+            gatherer=Gatherer(dial, sizes, work, session.notebook, contributions.taken),
         )
         shore = disguise(shore, learner, float(record.tokens_per_peer))
+        copies = Copies(learner.payloads, shore.work, time.monotonic, contributions.given)
+        shore = replace(shore, copies=copies)
         attendance = Attendance(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
 

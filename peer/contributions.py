@@ -34,11 +34,10 @@ GOODBYES = 8
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where our training stands, and what a whole set of weights weighs."""
+    """Where our training stands."""
 
     step: int
     tokens: int
-    weights_bytes: int
 
 
 class Contributions:
@@ -74,13 +73,16 @@ class Contributions:
         if not isinstance(peer, str):
             return
         now, partner = self._wall(), PeerId(peer)
-        match kind:
-            case "exchanged":
-                self._book.exchanged(partner, fields.get("sent_bytes", 0), fields.get("received_bytes", 0), now)
-            case "gave weights":
-                self._book.served(partner, self._standing().weights_bytes, now)
-            case "caught up":
-                self._book.was_served(partner, self._standing().weights_bytes, now)
+        if kind == "exchanged":
+            self._book.exchanged(partner, fields.get("sent_bytes", 0), fields.get("received_bytes", 0), now)
+
+    def given(self, partner: PeerId, size: int) -> None:
+        """So many bytes of our weights went to a newcomer."""
+        self._book.served(partner, size, self._wall())
+
+    def taken(self, partner: PeerId, size: int) -> None:
+        """So many bytes of weights came from a donor."""
+        self._book.was_served(partner, size, self._wall())
 
     @contextlib.asynccontextmanager
     async def gathering(self, transport: Callable[[], Transport]) -> AsyncIterator[None]:

@@ -1,46 +1,55 @@
-"""Our copy of the weights, for newcomers to compare with what a donor gave them, and to take pieces of.
+"""Our copy of the weights, for newcomers to take pieces of, and to compare with what others gave them.
 
-A protocol of its own (docs/PROTOCOL.md), so that a peer that does not speak it is one fewer to compare with and nothing
-worse. One question a stream: the sketch of a fragment (``train.sketch``) or the fragment itself, of the slow weights as
-they are now. Both cost us something, so both are rationed (``rate_limiter``).
+A talk of questions and answers on one stream. Whoever was promised our weights (``WeightsReply``) asks on the stream of
+that promise; anybody else on ``COPIES_PROTOCOL``, a protocol of its own, so that a peer that does not speak it is one
+fewer to ask and nothing worse. All answers of a stream are of one snapshot, the one at its first question. They cost us
+something, so they are rationed: by what share of the weights they are of.
 """
 
 from __future__ import annotations
 
-import asyncio
-import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.links import Limits
-from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rate_limiter import Allowance, RateLimiter
-from p2ptrain.net.talk import hear, say
-from p2ptrain.ports import Clock, Link, Notebook
-from p2ptrain.swarm.pieces import Action, Cancel, Compare, Fetch, Gathering
+from p2ptrain.net.payload import send_payload
+from p2ptrain.net.rate_limiter import Allowance, Bucket, RateLimiter
+from p2ptrain.net.talk import hear
+from p2ptrain.ports import Clock, Link
+from p2ptrain.swarm.pieces import Span, cut
 from p2ptrain.train.payloads import Payloads
-from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
+from p2ptrain.train.sketch import sketch
 
-COPIES_PROTOCOL = "/p2ptrain/copies/1"
+COPIES_PROTOCOL = "/p2ptrain/copies/2"
 
 LIMITS = Limits(inbound=12)
-"""One newcomer may ask for several fragments at once. A guess."""
+"""One newcomer has two streams here, one for pieces and one for comparisons. A guess."""
 
-EACH = Allowance(burst=128.0, per_s=0.1)
-"""Answers to one peer: a newcomer asks a donor for about one in two of its fragments. A guess."""
-OVERALL = Allowance(burst=512.0, per_s=1.0)
-"""To all together: a sketch of 8 million weights takes .2 s of a core. A guess."""
-SKETCH_DEADLINE_S = 60.0
-"""For a comparison, dialing included; a busy machine sketches a large fragment within it. A guess."""
+PROMISED = 2.0
+"""Whole models that may be asked for where we promised one: pieces that came broken are asked for again. A guess."""
+EACH = Allowance(burst=3.0, per_s=6.0 / 3600.0)
+"""Whole models of one peer beyond that: a newcomer takes about a third of a donor's pieces, and compares as many. It
+may catch up as often within an hour as a donor promises its weights (``rules.GIVEN_TO_ONE``)."""
+OVERALL = Allowance(burst=12.0, per_s=72.0 / 3600.0)
+"""To all together; a sketch of 8 million weights takes .2 s of a core. A guess."""
+MOST_PINNED = 2
+"""Snapshots kept for askers at once, each as large as the weights: who comes third shares the younger one."""
 _MAX_WORDS = 120
 _MAX_QUESTION_BYTES = 64
 
 
-Dial = Callable[[PeerId, Sequence[str]], Awaitable[Link]]
+@dataclass(slots=True)
+class _Pin:
+    """A snapshot that somebody is taking."""
+
+    slow: Sequence[Tensor]
+    askers: int = 0
 
 
 class Copies:
@@ -49,142 +58,82 @@ class Copies:
     Args:
         payloads: of our learner.
         work: runs a function off the loop.
-    """
-
-    def __init__(self, payloads: Payloads, work: Callable[..., Awaitable[Any]], clock: Clock) -> None:
-        self._payloads = payloads
-        self._work = work
-        self._clock = clock
-        self._rations: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
-
-    async def answer(self, link: Link) -> None:
-        """One question. Raises NetworkError and RemoteError."""
-        slow = self._payloads.published.slow
-        match await hear(link, "copies", _MAX_QUESTION_BYTES):
-            case ["sketch", int(fragment), int(seed)] if 0 <= fragment < len(slow) and 0 <= seed < 2**63:
-                self._ration(link.peer)
-                await send_payload(link, [await self._work(sketch, slow[fragment], seed)])
-            case ["piece", int(fragment)] if 0 <= fragment < len(slow):
-                self._ration(link.peer)
-                await send_payload(link, [slow[fragment].numpy().data])  # never written to: no copy is needed
-            case other:
-                raise RemoteError(f"a question about copies was due, not {str(other)[:_MAX_WORDS]}")
-
-    def _ration(self, peer: PeerId) -> None:
-        if not self._rations.admits(peer, self._clock()):
-            raise NetworkError(f"{short(peer)} asked for copies too often")
-
-
-class Gatherer:
-    """Performs what a ``Gathering`` asks for. Each call owns its tasks, and ends them before it returns.
-
-    Args:
-        dial: opens a link to a peer's ``Copies``.
-        sizes: bytes of each fragment in fp32.
-        work: runs a function off the loop.
-        notebook: told where nobody could be asked.
+        given: told how many bytes of weights somebody took.
     """
 
     def __init__(
-        self, dial: Dial, sizes: Sequence[int], work: Callable[..., Awaitable[Any]], notebook: Notebook
+        self,
+        payloads: Payloads,
+        work: Callable[..., Awaitable[Any]],
+        clock: Clock,
+        given: Callable[[PeerId, int], None] = lambda peer, size: None,
     ) -> None:
-        self._dial = dial
-        self._sizes = tuple(sizes)
+        self._payloads = payloads
         self._work = work
-        self._notebook = notebook
+        self._clock = clock
+        self._given = given
+        self._spans = cut(payloads.weight_sizes())
+        self._total = max(sum(payloads.weight_sizes()), 1)
+        self._rations: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
+        self._pins: list[_Pin] = []
 
-    async def complete(
-        self, giver: PeerId, parts: Sequence[bytearray], others: Mapping[PeerId, Sequence[str]]
-    ) -> list[bytearray]:
-        """All parts of a model of which a donor gave the first ones, or all, believed by others where any can be asked.
+    async def answer(self, link: Link) -> None:
+        """Serve a stream of ``COPIES_PROTOCOL`` until its opener has enough. Raises NetworkError, RemoteError."""
+        await self._serve(link, lambda share: self._rations.admits(link.peer, self._clock(), share))
 
-        Args:
-            others: whom to ask, and their addresses.
+    async def give(self, link: Link) -> int:
+        """Serve whom we promised our weights, until it has enough; how many bytes of them it took.
 
-        Raises:
-            RemoteError: others' weights are near each other's and far from the donor's.
-            NetworkError: what the donor did not give is not to be had, or it is one's word against another's.
+        Raises NetworkError, RemoteError.
         """
-        others = {peer: places for peer, places in others.items() if peer != giver}
-        here = dict(enumerate(parts))
-        gathering = Gathering(self._sizes, list(others), dict.fromkeys(here, giver))
-        loop = asyncio.get_running_loop()
-        outcomes: asyncio.Queue[Callable[[], list[Action]]] = asyncio.Queue()
-        running: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
+        promised = Bucket(Allowance(PROMISED, 0.0), self._clock())
+        return await self._serve(link, lambda share: promised.take(self._clock(), share))
 
-        async def perform(action: Fetch | Compare) -> None:
-            donor, number = action.donor, action.piece
-            try:
-                if isinstance(action, Fetch):
-                    async with asyncio.timeout_at(action.deadline):
-                        part = await self._ask(donor, others[donor], ["piece", number], self._sizes[number])
-                    outcomes.put_nowait(lambda: _take(gathering, here, donor, number, part))
-                else:
-                    async with asyncio.timeout(SKETCH_DEADLINE_S):
-                        far = await self._compare(donor, others[donor], number, here[number])
-                    outcomes.put_nowait(lambda: gathering.compared(donor, number, far, loop.time()))
-            except (NetworkError, RemoteError, TimeoutError):
-                outcomes.put_nowait(lambda: _lose(gathering, donor))
-
-        async with asyncio.TaskGroup() as tasks:
-            actions = gathering.act(loop.time())
-            while True:
-                for action in actions:
-                    place = action.donor, action.piece
-                    if (task := running.pop(place, None)) is not None:
-                        task.cancel()
-                    if not isinstance(action, Cancel):
-                        running[place] = tasks.create_task(perform(action))
-                if gathering.is_done or gathering.is_stuck:
-                    break
-                try:
-                    async with asyncio.timeout_at(gathering.next_deadline(loop.time())):
-                        outcome = await outcomes.get()
-                except TimeoutError:
-                    actions = gathering.act(loop.time())
-                else:
-                    actions = outcome()
-            for task in running.values():
-                task.cancel()
-        return self._judged(gathering, giver, here)
-
-    def _judged(self, gathering: Gathering, giver: PeerId, here: Mapping[int, bytearray]) -> list[bytearray]:
-        if giver in gathering.dropped:
-            raise RemoteError("its weights are far from those of others")
-        if not gathering.is_done:
-            if gathering.is_disputed:
-                raise NetworkError(f"the weights of {short(giver)} and of others are far apart")
-            if len(gathering.here) < len(self._sizes):
-                raise NetworkError(f"{short(giver)} broke off, and nobody else gave the rest of the weights")
-            self._notebook.note("unconfirmed", peer=giver, why="nobody else could be asked for its copy")
-        return [here[number] for number in range(len(self._sizes))]
-
-    async def _compare(self, donor: PeerId, addresses: Sequence[str], number: int, part: bytearray) -> float:
-        seed = secrets.randbits(63)
-        theirs = await self._ask(donor, addresses, ["sketch", number, seed], SKETCH_BYTES)
-        mine = await self._work(sketch, torch.frombuffer(part, dtype=torch.float32), seed)
-        return distance(mine, bytes(theirs))
-
-    async def _ask(self, donor: PeerId, addresses: Sequence[str], question: list[Any], size: int) -> bytearray:
-        link = await self._dial(donor, addresses)
+    async def _serve(self, link: Link, admits: Callable[[float], bool]) -> int:
+        sent = 0
         try:
-            await say(link, question)
-            return (await receive_payload(link, [size]))[0]
+            with contextlib.ExitStack() as stack:
+                slow: Sequence[Tensor] | None = None
+                while (question := await self._question(link)) is not None:
+                    span, seed = question
+                    if not admits(span.size / self._total):
+                        raise NetworkError(f"{short(link.peer)} asked for copies too often")
+                    if slow is None:
+                        slow = stack.enter_context(self._pinned(await self._work(self._payloads.slow)))
+                    piece = slow[span.fragment][span.start // 4 : span.stop // 4]
+                    if seed is None:
+                        await send_payload(link, [piece.numpy().data])  # nobody writes to it: no copy is needed
+                        sent += span.size
+                    else:
+                        await send_payload(link, [await self._work(sketch, piece, seed)])
         finally:
-            await link.close()
+            if sent:
+                self._given(link.peer, sent)
+        return sent
 
+    async def _question(self, link: Link) -> tuple[Span, int | None] | None:
+        """Which piece is asked for, or is to be sketched with which seed; None: it has enough."""
+        match await hear(link, "copies", _MAX_QUESTION_BYTES):
+            case ["sketch", int(piece), int(seed)] if 0 <= piece < len(self._spans) and 0 <= seed < 2**63:
+                return self._spans[piece], seed
+            case ["piece", int(piece)] if 0 <= piece < len(self._spans):
+                return self._spans[piece], None
+            case ["enough"]:
+                return None
+            case other:
+                raise RemoteError(f"a question about copies was due, not {str(other)[:_MAX_WORDS]}")
 
-def _take(
-    gathering: Gathering, here: dict[int, bytearray], donor: PeerId, number: int, part: bytearray
-) -> list[Action]:
-    """Keep a piece, if it is the first of two to come."""
-    lacked = number not in gathering.here
-    actions = gathering.fetched(donor, number, asyncio.get_running_loop().time())
-    if lacked and number in gathering.here:
-        here[number] = part
-    return actions
-
-
-def _lose(gathering: Gathering, donor: PeerId) -> list[Action]:
-    gathering.lost(donor)
-    return gathering.act(asyncio.get_running_loop().time())
+    @contextlib.contextmanager
+    def _pinned(self, slow: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
+        """Keep this snapshot for one more asker; or the youngest kept, if there are as many as may be."""
+        pin = next((pin for pin in self._pins if pin.slow is slow), None)
+        if pin is None and len(self._pins) < MOST_PINNED:
+            self._pins.append(pin := _Pin(slow))
+        pin = pin or self._pins[-1]
+        pin.askers += 1
+        try:
+            yield pin.slow
+        finally:
+            pin.askers -= 1
+            if not pin.askers:
+                self._pins.remove(pin)

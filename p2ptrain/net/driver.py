@@ -21,8 +21,10 @@ from typing import Any, TypeVar, assert_never
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.net.copies import Copies
+from p2ptrain.net.gathering import Gatherer
 from p2ptrain.net.payload import Buffers
-from p2ptrain.net.session import Completion, Session, Tools
+from p2ptrain.net.session import Session, Tools
 from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Peer, Presence
 from p2ptrain.swarm.events import (
@@ -72,8 +74,10 @@ class Shore:
     begin_training: Callable[[], None]
     work: Callable[..., Awaitable[Any]]
     """``await work(function, *arguments)``: run it off the loop, or at once."""
-    complete: Completion | None = None
-    """What a donor gave, completed and confirmed by others (``copies.Gatherer``); None: it is taken as it is."""
+    copies: Copies | None = None
+    """Gives our weights to newcomers; None: one that nobody else asks."""
+    gatherer: Gatherer | None = None
+    """Takes others' weights; None: one that asks nobody but who promised its own."""
 
 
 async def at_once(function: Callable[..., T], *arguments: Any) -> T:
@@ -95,7 +99,8 @@ class Driver:
             payloads=learner.payloads,
             buffers=Buffers(),
             work=shore.work,
-            complete=shore.complete,
+            copies=shore.copies or Copies(learner.payloads, shore.work, shore.clock),
+            gatherer=shore.gatherer or Gatherer(None, learner.payloads.weight_sizes(), shore.work, shore.notebook),
             donors=self._donors,
             heard=self._heard,
             done=self.handle,

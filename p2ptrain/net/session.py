@@ -16,6 +16,8 @@ from typing import Any, TypeVar, assert_never
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.net.copies import Copies
+from p2ptrain.net.gathering import Gatherer
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
@@ -28,8 +30,6 @@ T = TypeVar("T")
 OPENING_DEADLINE_S = 15.0
 """How long an inbound link may take to say what it is for, and any one control message to be written."""
 
-Completion = Callable[[PeerId, Sequence[bytearray], Mapping[PeerId, Sequence[str]]], Awaitable[list[bytearray]]]
-
 Instruction = Send | Swap | Pull | Donate | Close
 
 
@@ -41,8 +41,10 @@ class Tools:
     buffers: Buffers
     work: Callable[..., Awaitable[Any]]
     """``await work(function, *arguments)``: run it off the loop, or at once."""
-    complete: Completion | None
-    """What a donor gave, completed and confirmed by others; None: it is taken as it is."""
+    copies: Copies
+    """Gives our weights."""
+    gatherer: Gatherer
+    """Takes others'."""
     donors: Callable[[], Mapping[PeerId, Sequence[str]]]
     """Who else could give us weights, and their addresses."""
     heard: Callable[[LinkId, Message, int], None]
@@ -93,9 +95,7 @@ class Session:
                 case Pull():
                     await self._pull(link, instruction)
                 case Donate():
-                    parts = await self.tools.work(self.tools.payloads.weights)
-                    await send_payload(link, parts)
-                    self.tools.done(Donated(self.link, sum(map(len, parts))))
+                    self.tools.done(Donated(self.link, await self.tools.copies.give(link)))
                 case Close():
                     return
                 case _:
@@ -135,14 +135,7 @@ class Session:
         self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
 
     async def _pull(self, link: Link, pull: Pull) -> None:
-        complete, parts = self.tools.complete, list[bytearray]()
-        try:
-            await receive_payload(link, self.tools.payloads.weight_sizes(), kept=parts)
-        except NetworkError:
-            if complete is None or not parts:
-                raise
-        if complete is not None:
-            parts = await complete(link.peer, parts, self.tools.donors())
+        parts = await self.tools.gatherer.gather(link, self.tools.donors())
         await self.tools.work(self.tools.payloads.check_weights, parts)
         self.pulled = (pull.reply, parts)
         self.tools.done(Pulled(self.link, sum(map(len, parts))))

@@ -5,7 +5,7 @@
     piece      on                                        -> becomes     what is asked
     ---------  ----------------------------------------  -----------   -------------------------------------------
     MISSING    a donor is idle                           ASKED         Fetch
-    ASKED      half its deadline is over, one is idle    ASKED         Fetch, of a second donor: who is first counts
+    ASKED      it is slow, and another is idle           ASKED         Fetch, of a second donor: who is first counts
     ASKED      all its donors are lost                   MISSING
     ASKED      it is here, its digest right              HERE          Cancel of the other; Compare, of another donor
     HERE       that donor's copy is near                 CONFIRMED
@@ -32,6 +32,10 @@ from p2ptrain.ids import PeerId
 MOST_DONORS = 3
 """Asked at once. A guess: two for speed, and one more to tell which of two is odd."""
 
+PIECE_BYTES = 4 << 20
+"""The longest piece: fragments that are longer are cut. Both sides cut alike, so this is part of the protocol. A lost
+donor costs at most one; and of the time that one takes at 100 Mbit/s, .3 s, a round trip between two is a fourth."""
+
 NEAR = 0.5
 """Two copies that differ by no more than this share of their length are of one swarm. Of equally fast peers .31
 was measured at the most (docs/SECURITY.md)."""
@@ -39,8 +43,13 @@ was measured at the most (docs/SECURITY.md)."""
 MOST_STRIKES = 2
 """A donor may be odd once: it may itself be new."""
 
-FIRST_RATE = 125_000.0
-"""Bytes per second of a donor that nothing was measured of: 1 Mbit/s, as in ``deadlines``."""
+FIRST_RATE = 31_250.0
+"""Bytes per second of a donor that nothing was measured of: .25 Mbit/s, the lowest cap that an owner may set. Who stops
+sending altogether is found by its silence, long before."""
+
+SLOW, SLOW_S = 2.0, 1.0
+"""To one that is idle and has given before, a donor is slow that takes so many times as long as it would, and so many
+seconds more. Guesses."""
 
 PATIENCE = 4.0
 """A piece may take so many times as long as its donor's last one did. A line may be shared by so many exchanges."""
@@ -77,6 +86,28 @@ class Compare:
 Action = Fetch | Cancel | Compare
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Where a piece lies: bytes ``start`` to ``stop`` of a fragment in fp32."""
+
+    fragment: int
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+def cut(sizes: Sequence[int]) -> list[Span]:
+    """The pieces of a model whose fragments have so many bytes, in order."""
+    return [
+        Span(fragment, start, min(start + PIECE_BYTES, size))
+        for fragment, size in enumerate(sizes)
+        for start in range(0, size, PIECE_BYTES)
+    ]
+
+
 @dataclass(slots=True)
 class _Piece:
     """One piece's way."""
@@ -97,6 +128,7 @@ class _Donor:
     """What we know of one that gives."""
 
     rate: float = FIRST_RATE
+    has_given: bool = False
     fetching: int | None = None
     since: float = 0.0
 
@@ -136,6 +168,11 @@ class Gathering:
         return not self.is_done and not any(piece.asked or piece.comparing for piece in self._pieces)
 
     @property
+    def lacks_pieces(self) -> bool:
+        """Some are not here yet."""
+        return any(piece.giver is None for piece in self._pieces)
+
+    @property
     def here(self) -> dict[int, PeerId]:
         """What to begin with next time: the pieces that are here, and who gave them."""
         return {number: piece.giver for number, piece in enumerate(self._pieces) if piece.giver is not None}
@@ -157,7 +194,8 @@ class Gathering:
         piece, state = self._pieces[number], self._donors.get(donor)
         if state is None or piece.asked.pop(donor, None) is None:
             return []
-        state.rate, state.fetching = piece.size_bytes / max(now - state.since, 1e-3), None
+        state.rate, state.has_given = piece.size_bytes / max(now - state.since, 1e-3), True
+        state.fetching = None
         if piece.giver is not None:
             return self.act(now)
         piece.giver = donor
@@ -196,8 +234,15 @@ class Gathering:
     def next_deadline(self, now: float) -> float:
         """When ``act`` has something to do, if nothing happens until then."""
         fetches = [fetch for piece in self._pieces for fetch in piece.asked.values()]
-        halves = [half for fetch in fetches if (half := self._half(fetch)) > now]
-        return min([*halves, *(fetch.deadline for fetch in fetches)], default=float("inf"))
+        idle = [donor for donor, state in self._donors.items() if state.fetching is None]
+        slow = [
+            at
+            for piece in self._pieces
+            if len(piece.asked) == 1
+            for donor in idle
+            if donor not in piece.refused and (at := self._slow_at(piece, donor)) > now
+        ]
+        return min([*slow, *(fetch.deadline for fetch in fetches)], default=float("inf"))
 
     # --- helpers --------------------------------------------------------------------------------------------------
 
@@ -217,13 +262,16 @@ class Gathering:
                 continue
             if not piece.asked:
                 return number
-            if slow is None and len(piece.asked) == 1 and self._half(*piece.asked.values()) <= now:
+            if slow is None and len(piece.asked) == 1 and self._slow_at(piece, donor) <= now:
                 slow = number
         return slow
 
-    def _half(self, fetch: Fetch) -> float:
-        """When half of its time is over."""
-        return (self._donors[fetch.donor].since + fetch.deadline) / 2
+    def _slow_at(self, piece: _Piece, other: PeerId) -> float:
+        """When its donor is slow to this other one: where nothing is known of that, when half of its time is over."""
+        (fetch,) = piece.asked.values()
+        since, state = self._donors[fetch.donor].since, self._donors[other]
+        half = (since + fetch.deadline) / 2
+        return min(half, since + SLOW * piece.size_bytes / state.rate + SLOW_S) if state.has_given else half
 
     def _comparisons(self) -> list[Compare]:
         """One at a time for each piece that is here."""

@@ -223,6 +223,10 @@ class Payloads:
         fp32 = codecs.get("fp32")
         return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self.published.slow]
 
+    def slow(self) -> Sequence[Tensor]:
+        """The same, as they lie in memory; nobody writes to them."""
+        return self.published.slow
+
     def weight_sizes(self) -> list[int]:
         """Bytes of each fragment in fp32."""
         return [4 * length for length in self._lengths]

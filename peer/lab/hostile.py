@@ -18,6 +18,8 @@ from random import Random
 from typing import Any, Protocol, cast, get_args
 
 import click
+import torch
+from torch import Tensor
 
 from p2ptrain import codec as codecs
 from p2ptrain.cli import run_command
@@ -82,8 +84,8 @@ class Hostility:
                 return result
             if function == payloads.encode:
                 return await shore.work(self.liar.sends, result, copy.copy(payloads), arguments)  # it publishes there
-            if function == payloads.weights:
-                return await shore.work(self.liar.gives, result)
+            if function == payloads.slow:
+                return await shore.work(self._copies, payloads)
             return result
 
         def sign(announce: Announce) -> Presence:
@@ -93,6 +95,10 @@ class Hostility:
         return replace(
             shore, transport=Lying(shore.transport, self, directory), directory=directory, work=work, sign=sign
         )
+
+    def _copies(self, payloads: Payloads) -> list[Tensor]:
+        """To newcomers, in place of its weights: pieces, and what they are compared with."""
+        return [torch.frombuffer(bytearray(part), dtype=torch.float32) for part in self.liar.gives(payloads.weights())]
 
     def garbled(self, payload: Encoded, random: Random) -> Encoded:
         return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))

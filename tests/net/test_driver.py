@@ -22,6 +22,7 @@ from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.net.driver import Driver, Shore, at_once
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.talk import say as ask
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.sim import QuadraticTask
@@ -334,8 +335,10 @@ def test_a_newcomer_gets_our_weights_whole():
         await say(link, WeightsRequest(RUN, PROTOCOL_VERSION, 0.0))
         reply = await hear(link)
         assert isinstance(reply, WeightsReply)
+        await ask(link, ["piece", 0])
         parts = await receive_payload(link, [4 * P])
         assert torch.isfinite(torch.frombuffer(parts[0], dtype=torch.float32)).all()
+        await ask(link, ["enough"])
         await until_closed(link)
 
     assert play(scene).core.counters.donations == 1

@@ -44,7 +44,7 @@ class Side:
             who.peer,
             who.state,
             self.ledger,
-            lambda: Standing(step=3, tokens=300, weights_bytes=5000),
+            lambda: Standing(step=3, tokens=300),
             self.log,
             wall=lambda: NOW + loop.time(),
             random=Random(1),
@@ -79,8 +79,9 @@ def test_what_passed_is_signed_within_a_minute(tmp_path: Path) -> None:
             for _ in range(10):
                 amber.exchanged(BIRCH, 100, 200)
                 birch.exchanged(AMBER, 200, 100)
-            amber.notebook.note("gave weights", peer=BIRCH.peer)
-            birch.notebook.note("caught up", peer=AMBER.peer)
+            amber.contributions.given(BIRCH.peer, 5000)
+            for piece in (3000, 2000):
+                birch.contributions.taken(AMBER.peer, piece)
             await asyncio.sleep(2 * PERIOD_S)
         return amber, birch
 

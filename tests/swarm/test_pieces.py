@@ -10,7 +10,21 @@ from dataclasses import dataclass, field
 import pytest
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.pieces import MOST_DONORS, PIECE_BOUNDS_S, Action, Cancel, Compare, Fetch, Gathering
+from p2ptrain.swarm.pieces import (
+    FIRST_RATE,
+    MOST_DONORS,
+    PATIENCE,
+    PIECE_BOUNDS_S,
+    PIECE_BYTES,
+    SLOW,
+    SLOW_S,
+    Action,
+    Cancel,
+    Compare,
+    Fetch,
+    Gathering,
+    cut,
+)
 
 A, B, C, D, E = (PeerId(name) for name in "abcde")
 SIZE = 1_000_000
@@ -141,14 +155,34 @@ def test_a_second_donor_is_asked_for_a_piece_only_when_the_first_is_slow() -> No
     assert play.came[slow[0]] != [C]
     twice = [piece for piece in range(6) if sum(play.asked[donor, piece] for donor in (A, B, C)) > 1]
     assert twice == slow
-    deadline = min(max(4 * SIZE / 125_000, PIECE_BOUNDS_S[0]), PIECE_BOUNDS_S[1])
-    assert deadline / 2 <= play.now <= deadline / 2 + 2.0
+    taken_over_at = SLOW * SIZE / 2e6 + SLOW_S
+    assert taken_over_at + SIZE / 2e6 <= play.now <= taken_over_at + SIZE / 2e6 + 0.2
+
+
+def test_to_who_has_given_nothing_yet_a_donor_is_slow_when_half_its_time_is_over() -> None:
+    play = Play(Script({A: 100.0, B: 1e6}), pieces=1).run()
+    assert play.gathering.is_done
+    assert play.came == {0: [B]}
+    patience_s = min(PATIENCE * SIZE / FIRST_RATE, PIECE_BOUNDS_S[1])
+    assert patience_s / 2 <= play.now <= patience_s / 2 + 2.0
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1], [PIECE_BYTES], [PIECE_BYTES + 4, 8], [3 * PIECE_BYTES, 12, 2 * PIECE_BYTES - 4]]
+)
+def test_pieces_cover_each_fragment_once_and_none_is_longer_than_allowed(sizes: list[int]) -> None:
+    spans = cut(sizes)
+    assert all(0 < span.size <= PIECE_BYTES for span in spans)
+    for fragment, size in enumerate(sizes):
+        mine = [span for span in spans if span.fragment == fragment]
+        assert [span.start for span in mine] == [0, *(span.stop for span in mine[:-1])]
+        assert mine[-1].stop == size
 
 
 def test_who_never_sends_is_given_up_at_the_deadline() -> None:
     play = Play(Script({A: 0.0, B: 0.0, C: 0.0, D: 1e6, E: 1e6}), pieces=4).run()
     assert play.gathering.is_done
-    assert play.now < 100.0
+    assert play.now < PATIENCE * SIZE / FIRST_RATE + 10.0
 
 
 @pytest.mark.parametrize("liar", [A, B, C])

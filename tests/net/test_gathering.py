@@ -1,0 +1,306 @@
+"""A model is taken from several donors at once, and a piece is believed if another's copy is near; in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from p2ptrain.codec import get
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ids import PeerId
+from p2ptrain.net import virtual_time
+from p2ptrain.net.copies import Copies
+from p2ptrain.net.driver import at_once
+from p2ptrain.net.gathering import KEEP_S, REST_S, Gatherer
+from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.net.payload import send_payload
+from p2ptrain.net.talk import hear
+from p2ptrain.ports import Link
+from p2ptrain.swarm.pieces import PIECE_BYTES
+from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train.payloads import Payloads, Snapshot
+
+ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
+F, N = 4, 5000
+COMMON = [torch.randn(N, generator=torch.Generator().manual_seed(number)) for number in range(F)]
+Weights = list[torch.Tensor]
+
+
+def honest(seed: int) -> Weights:
+    """3 % off the others."""
+    random = torch.Generator().manual_seed(1000 + seed)
+    return [part + 0.03 * torch.randn(N, generator=random) for part in COMMON]
+
+
+def negated() -> Weights:
+    return [-part for part in COMMON]
+
+
+def as_bytes(weights: Weights) -> list[bytearray]:
+    return [bytearray(part.numpy().tobytes()) for part in weights]
+
+
+Serve = Callable[[Link], Awaitable[None]]
+Donor = Weights | Serve | None
+"""Its weights; or how it answers; or it is not there at all."""
+
+
+async def silence(link: Link) -> None:
+    await asyncio.sleep(1e6)
+
+
+def copies_of(weights: Weights) -> Copies:
+    payloads = Payloads([part.numel() for part in weights], get("fp32", 1024), None)
+    payloads.publish(Snapshot(1, tuple(weights), tuple(weights)))
+    return Copies(payloads, at_once, asyncio.get_running_loop().time)
+
+
+def breaking(weights: Weights, after: int) -> Serve:
+    """A donor that answers so many questions for pieces, and is gone."""
+
+    async def serve(link: Link) -> None:
+        for _ in range(after):
+            _, number = await hear(link, "copies", 64)
+            await send_payload(link, [as_bytes(weights)[number]])
+
+    return serve
+
+
+@dataclass
+class Network:
+    """A giver that promised its weights, others, and who was asked for what."""
+
+    giver: Donor
+    others: Mapping[PeerId, Donor]
+    bandwidth: float | None = None
+    given: dict[PeerId, int] = field(default_factory=dict)
+    ended_well: bool = False
+
+    async def open(self) -> tuple[MemoryNetwork, Link]:
+        network = MemoryNetwork(0.05, bandwidth=self.bandwidth)
+        for peer, what in self.others.items():
+            if isinstance(what, list):
+                await network.transport(peer).listen(copies_of(what).answer)
+            elif what is not None:
+                await network.transport(peer).listen(what)
+        promises = MemoryNetwork(0.05, bandwidth=self.bandwidth)
+        if isinstance(self.giver, list):
+            copies = copies_of(self.giver)
+
+            async def give(link: Link) -> None:
+                await copies.give(link)
+                self.ended_well = True
+
+            await promises.transport(GIVER).listen(give)
+            await network.transport(GIVER).listen(copies.answer)
+        elif self.giver is not None:
+            await promises.transport(GIVER).listen(self.giver)
+        return network, await promises.transport(ME).open(GIVER)
+
+    def taken(self, peer: PeerId, size: int) -> None:
+        self.given[peer] = self.given.get(peer, 0) + size
+
+
+def gathered(
+    giver: Donor, others: Mapping[PeerId, Donor], notebook: MemoryLog, sizes: list[int] | None = None
+) -> tuple[list[bytearray], float, Network]:
+    """What comes of a pull, how long it took, and from whom it came."""
+    around = Network(giver, others)
+
+    async def main() -> tuple[list[bytearray], float]:
+        network, promised = await around.open()
+        gatherer = Gatherer(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
+        whole = await gatherer.gather(promised, dict.fromkeys([GIVER, *others], ()))
+        seconds = asyncio.get_running_loop().time()
+        await asyncio.sleep(1.0)  # until the farewell is heard
+        return whole, seconds
+
+    return *virtual_time.run(main()), around
+
+
+@pytest.fixture
+def notebook() -> MemoryLog:
+    return MemoryLog()
+
+
+def places(whole: list[bytearray], weights: Mapping[PeerId, Weights]) -> list[PeerId]:
+    """Whose each fragment is, to the bit."""
+    return [next(peer for peer, each in weights.items() if as_bytes(each)[place] == whole[place]) for place in range(F)]
+
+
+def test_three_donors_give_at_once_and_all_of_it_is_confirmed(notebook):
+    donors = {GIVER: honest(0), A: honest(1), B: honest(2)}
+    whole, seconds, network = gathered(donors[GIVER], {A: donors[A], B: donors[B]}, notebook)
+    assert set(places(whole, donors)) == set(donors)
+    assert sum(network.given.values()) == 4 * N * F
+    assert network.given.keys() == donors.keys()
+    assert network.ended_well
+    assert notebook.kinds() == []
+    assert seconds < 3.0
+
+
+def test_the_only_other_peer_there_is_is_believed_in_silence(notebook):
+    whole, _, network = gathered(honest(0), {}, notebook)
+    assert whole == as_bytes(honest(0))
+    assert network.ended_well
+    assert notebook.kinds() == []
+
+
+def test_a_fragment_longer_than_a_piece_comes_from_several(notebook):
+    size = PIECE_BYTES // 4 + 1000
+    one = [torch.randn(size, generator=torch.Generator().manual_seed(5))]
+    others = [one[0] + 0.01]
+    whole, _, network = gathered(one, {A: others}, notebook, [4 * size])
+    assert sorted(network.given.values()) == [4000, PIECE_BYTES]
+    mine = torch.frombuffer(whole[0], dtype=torch.float32)
+    for part in (slice(0, PIECE_BYTES // 4), slice(PIECE_BYTES // 4, size)):
+        assert any(torch.equal(mine[part], each[0][part]) for each in (one, others))
+
+
+def test_a_giver_that_two_others_contradict_broke_the_protocol(notebook):
+    with pytest.raises(RemoteError, match="far from those of others"):
+        gathered(negated(), {A: honest(1), B: honest(2)}, notebook)
+
+
+def test_a_giver_whose_weights_are_no_numbers_broke_it_too(notebook):
+    with pytest.raises(RemoteError, match=r"far from those of others|holds no numbers"):
+        gathered([torch.full((N,), float("nan"))] * F, {A: honest(1), B: honest(2)}, notebook)
+
+
+@pytest.mark.parametrize("liar", [A, B])
+def test_one_of_three_that_lies_gives_nothing_that_stays(liar, notebook):
+    donors = {GIVER: honest(0), A: honest(1), B: honest(2)}
+    others = {peer: negated() if peer == liar else donors[peer] for peer in (A, B)}
+    whole, _, _ = gathered(donors[GIVER], others, notebook)
+    assert liar not in places(whole, donors)
+
+
+def test_of_two_words_neither_is_believed_and_nobody_is_blamed(notebook):
+    with pytest.raises(NetworkError, match="far apart"):
+        gathered(honest(0), {A: negated()}, notebook)
+
+
+@pytest.mark.parametrize("after", [1, 3])
+def test_a_giver_that_breaks_off_costs_its_unfinished_piece_alone(after, notebook):
+    donors = {GIVER: honest(0), A: honest(1), B: honest(2), C: honest(3)}
+    others = {peer: donors[peer] for peer in (A, B, C)}
+    whole, _, network = gathered(breaking(donors[GIVER], after), others, notebook)
+    assert GIVER in places(whole, donors)
+    assert sum(network.given.values()) == 4 * N * F
+
+
+def test_a_giver_that_breaks_off_and_leaves_nobody_else_gave_nothing(notebook):
+    with pytest.raises(NetworkError, match="broke off, and nobody else"):
+        gathered(breaking(honest(0), 2), {A: None}, notebook)
+
+
+def test_a_giver_that_answers_with_nonsense_broke_the_protocol(notebook):
+    async def nonsense(link: Link) -> None:
+        await link.receive()
+        await link.send(FrameKind.MESSAGE, b"a payload")
+
+    with pytest.raises(RemoteError, match="a chunk of"):
+        gathered(nonsense, {A: honest(1), B: honest(2)}, notebook)
+
+
+def test_another_that_answers_with_nonsense_is_left_out(notebook):
+    async def nonsense(link: Link) -> None:
+        await link.receive()
+        await link.send(FrameKind.MESSAGE, b"a payload")
+
+    donors = {GIVER: honest(0), B: honest(2)}
+    whole, _, _ = gathered(donors[GIVER], {A: nonsense, B: donors[B]}, notebook)
+    assert set(places(whole, donors)) <= set(donors)
+
+
+def test_where_nobody_else_can_be_asked_it_is_said_and_the_weights_are_taken(notebook):
+    whole, _, _ = gathered(honest(0), {A: None, B: None}, notebook)
+    assert whole == as_bytes(honest(0))
+    assert notebook.kinds() == ["unconfirmed"]
+
+
+def test_who_takes_the_question_and_says_nothing_is_waited_for_no_longer_than_its_deadline(notebook):
+    donors = {GIVER: honest(0), B: honest(2)}
+    whole, seconds, _ = gathered(donors[GIVER], {A: silence, B: donors[B], C: silence}, notebook)
+    assert set(places(whole, donors)) <= set(donors)
+    assert seconds <= 130.0
+
+
+def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
+    given = honest(0)
+    asked: list[int] = []
+
+    async def counting(link: Link) -> None:
+        with contextlib.suppress(NetworkError):
+            while (question := await hear(link, "copies", 64))[0] != "enough":
+                asked.append(question[1])
+                await send_payload(link, [as_bytes(given)[question[1]]])
+
+    async def main() -> list[bytearray]:
+        promises, network = MemoryNetwork(0.05), MemoryNetwork(0.05)
+        await promises.transport(A).listen(breaking(given, 3))
+        await promises.transport(B).listen(counting)
+        await network.transport(B).listen(copies_of(honest(1)).answer)
+        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        with pytest.raises(NetworkError, match="broke off"):
+            await gatherer.gather(await promises.transport(ME).open(A), {})
+        await asyncio.sleep(pause_s)
+        return await gatherer.gather(await promises.transport(ME).open(B), {})
+
+    pause_s = 10.0
+    assert virtual_time.run(main()) == as_bytes(given)
+    assert asked == [3]
+    asked.clear()
+    pause_s = KEEP_S
+    assert virtual_time.run(main()) == as_bytes(given)
+    assert asked == [0, 1, 2, 3]
+
+
+def test_a_pull_that_is_broken_off_keeps_what_it_had_and_leaves_no_task(notebook):
+    async def main() -> tuple[int, set[asyncio.Task[None]]]:
+        promises = MemoryNetwork(0.05)
+
+        async def dripping(link: Link) -> None:
+            await breaking(honest(0), 2)(link)
+            await silence(link)
+
+        await promises.transport(A).listen(dripping)
+        gatherer = Gatherer(None, [4 * N] * F, at_once, notebook)
+        link = await promises.transport(ME).open(A)
+        pulling = asyncio.create_task(gatherer.gather(link, {}))
+        await asyncio.sleep(5.0)
+        pulling.cancel()
+        await asyncio.wait([pulling])
+        assert pulling.cancelled()
+        return len(gatherer._kept.givers), asyncio.all_tasks() - {asyncio.current_task()}
+
+    kept, left = virtual_time.run(main())
+    assert kept == 2
+    assert len(left) <= 1  # the donor of this test, which says nothing
+
+
+def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
+    """The other end takes silence for death."""
+    ends: list[float] = []
+
+    async def patient(link: Link) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        _, number, *_ = await hear(link, "copies", 64)
+        await send_payload(link, [as_bytes(honest(1))[number]])
+        if await hear(link, "copies", 64) == ["enough"]:
+            ends.append(loop.time() - begun)
+
+    async def slow(link: Link) -> None:
+        while (question := await hear(link, "copies", 64)) != ["enough"]:
+            await asyncio.sleep(40.0)
+            await send_payload(link, [as_bytes(honest(0))[question[1]]])
+
+    gathered(slow, {A: patient}, notebook, [4 * N])
+    assert ends == [] or max(ends) <= REST_S + 1.0
