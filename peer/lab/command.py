@@ -42,6 +42,8 @@ EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"
 UNDISTURBED = "undisturbed"
 """The folder of what a scenario is compared with."""
+Calms = dict[str, tuple[str, dict[str, Any]]]
+"""Undisturbed runs, as they were written: of which scenario they were, and their figures."""
 STOP_DEADLINE_S = 30.0
 """For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
 
@@ -54,8 +56,9 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
     _check_stage(stage)  # what this machine cannot do is told once
     reports_of: list[Any] = []
     console = _console()
+    calms: Calms = {}
     for path in paths:
-        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, console))
+        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, console, calms))
         out.mkdir(parents=True, exist_ok=True)
         files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
     missed = [each["scenario"] for each in reports_of if not each["passed"]]
@@ -65,10 +68,12 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
     return EXIT_FAILED if missed else 0
 
 
-def _acted_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, console: Console) -> Any:
+def _acted_out(
+    path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, console: Console, calms: Calms
+) -> Any:
     """``act_out`` one of several: its report. What fails it fails no other, but that the owner stops it."""
     try:
-        status = act_out(path, changes, stage, out, threads)
+        status = act_out(path, changes, stage, out, threads, calms)
         report = json.loads((out / "report.json").read_bytes())
         return report | {"passed": report["passed"] and not status}
     except OutputError:  # nobody takes what we print: no scenario's fault
@@ -91,8 +96,20 @@ def _check_stage(stage: StageName) -> None:
         check_engine()
 
 
-def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int) -> int:
-    """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended."""
+def act_out(
+    path: Path,
+    changes: Sequence[str],
+    stage: StageName,
+    out: Path,
+    threads: int,
+    calms: Calms | None = None,
+) -> int:
+    """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended.
+
+    Args:
+        calms: undisturbed runs of other scenarios of the same folder. One that is the same to the letter is not acted
+            out again; one that was acted out here is added.
+    """
     if path.is_dir():
         return act_out_all(path, changes, stage, out, threads)
     scenario = reality.load(path, changes)
@@ -110,7 +127,10 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
         build()
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()
-        if calm is not None:
+        if calm is not None and calms is not None and (same := calms.get(calm.model_dump_json())) is not None:
+            _console().print(f"{path.stem}, compared with what {same[0]} was compared with")
+            figures["undisturbed"] = same[1]
+        elif calm is not None:
             _console().print(f"{path.stem}, undisturbed first, to compare with")
             course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads)
             if course["troubles"]:
@@ -118,6 +138,8 @@ def act_out(path: Path, changes: Sequence[str], stage: StageName, out: Path, thr
                 files.replace(out / "report.json", _json(verdict.document()))
                 _show(verdict, out, _console())
                 return EXIT_FAILED
+            if calms is not None:
+                calms[calm.model_dump_json()] = path.stem, figures["undisturbed"]
             _console().print(f"{path.stem}, as it is written")
         course, own = _acted(scenario, stage, out, threads)
         if calm is not None:

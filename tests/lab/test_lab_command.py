@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_fails_one_scenario_fails_no_other(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:
-    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int) -> int:
+    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int, calms: Any) -> int:
         if path.stem == "three":
             raise error
         out.mkdir(parents=True)
@@ -89,3 +89,28 @@ def test_without_its_comparison_a_scenario_is_not_acted_out(
     report = json.loads((out / "report.json").read_bytes())
     assert report["faults"] == ["undisturbed: home-1 ended with status 1"]
     assert report["figures"]["undisturbed"]["tokens"] is None
+
+
+def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
+    folder: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = {"one": 3, "three": 4, "two": 3}
+    acted: list[str] = []
+
+    def acted_out(scenario: Any, stage: Any, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        acted.append(str(out.relative_to(tmp_path / "out")))
+        course = {"troubles": [], "done": [], "missed": [], "lives": {}}
+        return course, {"tokens": 6.0 if out.name == "undisturbed" else 3.0, "peers": {}}
+
+    def load(path: Path, changes: Any) -> Any:
+        calm = {"peers": [{"name": "home", "count": counts[path.stem], "step_s": 1.0}]}
+        return reality.parse({**tiny, "undisturbed": calm, "limits": {"compared.tokens": {"at_most": 0.5}}})
+
+    monkeypatch.setattr(command, "_acted", acted_out)
+    monkeypatch.setattr(reality, "load", load)
+    command.act_out_all(folder, (), "local", tmp_path / "out", 1)
+    assert acted == ["one/undisturbed", "one", "three/undisturbed", "three", "two"]
+    for name in NAMES:
+        assert (
+            json.loads((tmp_path / "out" / name / "report.json").read_bytes())["figures"]["compared"]["tokens"] == 0.5
+        )
