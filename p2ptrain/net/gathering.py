@@ -55,7 +55,7 @@ class Gatherer:
         dial: opens a stream to a peer's ``Copies``; None: nobody is asked but who promised its weights.
         sizes: bytes of each fragment in fp32.
         work: runs a function off the loop.
-        notebook: told where nobody could be asked.
+        notebook: told how many gave, and where nobody could be asked to confirm it.
         taken: told how many bytes of weights came from whom.
     """
 
@@ -100,6 +100,8 @@ class Gatherer:
             if pull.gathering.here and not pull.gathering.is_done:
                 self._kept = _Kept(kept.parts, pull.gathering.here, kept.since)
         self._judge(pull.gathering, giver)
+        givers, seconds = pull.gathering.here.values(), asyncio.get_running_loop().time() - now
+        self._notebook.note("took weights", donors=len(set(givers)), size_bytes=sum(self._sizes), seconds=seconds)
         return kept.parts
 
     def _judge(self, gathering: Gathering, giver: PeerId) -> None:

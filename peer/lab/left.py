@@ -47,6 +47,10 @@ class Left:
         """Notes of this kind that came after that (seconds since 1970)."""
         return sum(note.get("kind") == kind and float(note.get("time", 0.0)) >= time for note in self.notes)
 
+    def most(self, kind: str, field: str) -> float | None:
+        """The largest that its notes of this kind say of a field; None without any."""
+        return max((note[field] for note in self.notes if note.get("kind") == kind and field in note), default=None)
+
     def saved_since(self, time: float) -> bool:
         """Whether a checkpoint was written after that in mid-run: the one that everybody writes at the end is none."""
         parted = min((float(note["time"]) for note in self.notes if _ends(note, time)), default=math.inf)
