@@ -240,6 +240,7 @@ class Learner:
     def _adopt(self, ready: Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
         self._weights.replace(ready.weights)
+        self.payloads.begin_anew()
         self._guard.forget()
         self.step, self.progress = ready.step, ready.progress
         self._inner, self._losses, self._phase_tokens = 0, 0.0, 0
