@@ -81,7 +81,7 @@ MISFIT_BLOCKS = 16
 """With fewer blocks, as many may wrap by chance. A guess."""
 
 MISFITS = 3
-"""In a row, and it is our widths that do not fit. A guess: with two liars of eight it is rare, and costs little then."""
+"""In a row, and it is our widths that do not fit. A guess: two liars of eight manage it rarely, and gain little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,8 @@ class Payloads:
 
     def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison]) -> None:
         """Raises RemoteError where most of what had fitted does not any more: bytes that are no weights, or weights
-        that are not where their sketch said. They count as no difference, which no gate for distances stops; and what they
-        teach is steps too wide for everybody else. Again and again, and it is not the partner: then we learn.
+        that are not where their sketch said. They count as no difference, which no gate for distances stops, and what
+        they teach is steps too wide for everybody else. Again and again, and it is not the partner: then we learn.
         """
         known = [each for number, each in zip(fragments, compared, strict=True) if number in self._measured]
         blocks = sum(len(each.largest) for each in known)
