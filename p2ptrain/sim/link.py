@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import LinkId
 from p2ptrain.sim.sizes import message_bytes, payload_bytes
 from p2ptrain.sim.transfers import Transfer
@@ -169,8 +169,8 @@ class LinkEnd:
             return
         try:
             self.difference = self.owner.learner.payloads.difference(self.encoded, self.arrived.parts)
-        except RemoteError as error:
-            self.fail(str(error), their_fault=True)
+        except (NetworkError, RemoteError) as error:
+            self.fail(str(error), their_fault=isinstance(error, RemoteError))
             return
         agreeing = sum(map(len, self.wishes))
         sent_bytes, received_bytes = agreeing + self.encoded.size_bytes, agreeing + self.arrived.size_bytes

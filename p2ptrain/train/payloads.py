@@ -30,7 +30,7 @@ from p2ptrain.codec import (
     wish_for,
     wish_size,
 )
-from p2ptrain.errors import RemoteError
+from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
 
@@ -80,8 +80,8 @@ that stand for no weights, all (docs/SECURITY.md)."""
 MISFIT_BLOCKS = 16
 """With fewer blocks, as many may wrap by chance. A guess."""
 
-MISFITS = 3
-"""In a row, and it is our widths that do not fit. A guess: two liars of eight manage it rarely, and gain little."""
+MISFITS = 2
+"""In a row, and it is our widths that do not fit. Few: real weights move on between sketch and exchange."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,15 +211,18 @@ class Payloads:
         return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
-        """What to move towards. Raises RemoteError when their bytes are malformed or not finite."""
+        """What to move towards.
+
+        Raises RemoteError when their bytes are malformed or not finite, NetworkError when they do not fit what was
+        agreed.
+        """
         pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
         compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
         self._check_fit(mine.fragments, compared)
         for (number, _, _, terms), each in zip(pairs, compared, strict=True):
             if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
-                self._shapes[number] = next_shape(
-                    self.codec(number), self._shapes.get(number, terms.shape), terms, each
-                )
+                shape = self._shapes.get(number, terms.shape)
+                self._shapes[number] = next_shape(self.codec(number), shape, terms, each)
                 if each.wrapped <= MISFIT_SHARE:
                     self._measured.add(number)
         parts = tuple(each.difference for each in compared)
@@ -230,19 +233,20 @@ class Payloads:
         return Difference(mine.fragments, parts, distance, mine, _fingerprint(theirs))
 
     def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison]) -> None:
-        """Raises RemoteError where most of what had fitted does not any more: bytes that are no weights, or weights
-        that are not where their sketch said. They count as no difference, which no gate for distances stops, and what
-        they teach is steps too wide for everybody else. Again and again, and it is not the partner: then we learn.
+        """Raises NetworkError where most of what had fitted does not any more.
+
+        Bytes that are no weights, or weights that are not where their sketch said: such blocks count as no difference,
+        which no gate for distances stops, and what they teach is steps too wide for everybody else. It is no offence:
+        honest weights move between sketch and exchange. Again at once, and it is our widths that do not fit.
         """
         known = [each for number, each in zip(fragments, compared, strict=True) if number in self._measured]
         blocks = sum(len(each.largest) for each in known)
         if blocks < MISFIT_BLOCKS or sum(each.wrapped * len(each.largest) for each in known) <= MISFIT_SHARE * blocks:
             self._misfits = 0
             return
-        self._misfits += 1
-        if self._misfits < MISFITS:
-            raise RemoteError("its weights are not where it said they are")
-        self._misfits = 0
+        self._misfits = (self._misfits + 1) % MISFITS
+        if self._misfits:
+            raise NetworkError("its weights are not where it said they are")
 
     def begin_anew(self) -> None:
         """Our weights were replaced: step widths that fitted need not."""

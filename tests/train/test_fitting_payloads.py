@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2ptrain.codec import get
-from p2ptrain.errors import RemoteError
+from p2ptrain.errors import NetworkError
 from p2ptrain.train.payloads import MISFIT_BLOCKS, MISFITS, Difference, Encoded, Payloads, Snapshot
 
 BLOCK = 64
@@ -37,7 +37,7 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_nothing() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     before = met(one, other).distance
     widths = one.wishes([0])[0]
-    with pytest.raises(RemoteError, match="not where it said"):
+    with pytest.raises(NetworkError, match="not where it said"):
         met(one, other, random)
     assert one.wishes([0])[0] == widths
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
@@ -49,7 +49,7 @@ def test_weights_other_than_the_sketch_told_of_are_refused() -> None:
     wishes = one.wishes([0]), other.wishes([0])
     part = 3 * other.published.parts[0]
     false = other.encode_snapshot(Snapshot(1, (part,), (part,)), [0], *reversed(wishes))
-    with pytest.raises(RemoteError, match="not where it said"):
+    with pytest.raises(NetworkError, match="not where it said"):
         one.difference(one.encode([0], *wishes), false.parts)
 
 
@@ -58,7 +58,7 @@ def test_what_never_fitted_and_what_does_not_fit_again_and_again_is_learnt_from(
     met(one, other, random)  # nothing is known yet: widths rise
     assert met(one, other).distance > 0
     for _ in range(MISFITS - 1):
-        with pytest.raises(RemoteError):
+        with pytest.raises(NetworkError):
             met(one, other, random)
     widths = one.wishes([0])[0]
     met(one, other, random)
@@ -69,7 +69,7 @@ def test_an_exchange_that_fits_forgives_those_before() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     met(one, other)
     for _ in range(3 * MISFITS):
-        with pytest.raises(RemoteError):
+        with pytest.raises(NetworkError):
             met(one, other, random)
         met(one, other)
 
