@@ -108,7 +108,8 @@ def record_bytes() -> int:
     """A record as it lies in a DHT's answer: subkey, expiration, and the signed presence with two addresses."""
     places = ("/ip4/203.0.113.7/tcp/31337", "/ip6/2001:db8:1234:5678:9abc:def0:1234:5678/tcp/31337")
     peer = PeerId("12D3KooWPKW6a218aXBfTyERGQHu5bituwTmktMG1Wjqemw5Z91h")
-    presence = Presence(peer, RUN, places, PeerState.TRAINING, 123, 1e7, "a nickname", 1.7e9, PRESENCE_LIFETIME_S)
+    state, lifetime_s = PeerState.TRAINING, PRESENCE_LIFETIME_S
+    presence = Presence(peer, RUN, places, state, 123, 1e7, True, "a nickname", 1.7e9, lifetime_s)
     encoded = wire.encode_presence(replace(presence, signature=b"x" * 64))
     return len(msgpack.packb([msgpack.packb(peer), msgpack.packb(encoded), 1.7e9]))
 

@@ -186,6 +186,7 @@ _PRESENCE = _record(
     state=_STATE,
     step=_COUNT,
     progress=_AMOUNT,
+    settled=_flag(),
     nickname=_nickname(),
     issued_at=_AMOUNT,
     lifetime_s=_number(lambda x: 0 < x <= MAX_LIFETIME_S, f"a lifetime in (0, {MAX_LIFETIME_S}] s"),

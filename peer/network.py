@@ -200,6 +200,7 @@ class Connection:
                 state=PeerState(announce.state),
                 step=announce.step,
                 progress=announce.progress,
+                settled=announce.settled,
                 nickname=self._nickname,
                 issued_at=time.time(),
                 lifetime_s=PRESENCE_LIFETIME_S,

@@ -263,6 +263,7 @@ class SimulatedPeer:
             state=PeerState(effect.state),
             step=effect.step,
             progress=effect.progress,
+            settled=effect.settled,
             nickname="",
             issued_at=self.world.now,
             lifetime_s=self.network.lifetime_s,

@@ -77,7 +77,8 @@ def _presence_bytes(
     texts = (_text_bytes(peer), *map(_text, (run, *addresses, state, nickname)))
     floats = 3 * 9  # progress, issued_at, lifetime_s
     arrays = 1 + 1  # the record, its addresses: both have fewer than 16 entries
-    return sum(texts) + step + floats + arrays + 2 + signature
+    flag = 1  # settled
+    return sum(texts) + step + floats + flag + arrays + 2 + signature
 
 
 def _text(text: str) -> int:

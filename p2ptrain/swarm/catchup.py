@@ -33,18 +33,25 @@ class PullUnderWay:
     adopting: bool = False
 
 
-def supported(ahead: Sequence[Known], near: float, others: Sequence[Known] = ()) -> Sequence[Known]:
+def supported(
+    ahead: Sequence[Known], near: float, others: Sequence[Known] = (), was_in_step: bool = False
+) -> Sequence[Known]:
     """Those whose claim others are near: who alone says that it is far ahead of everybody is no donor.
+
+    A claim that as many make as contradict it counts, or two young peers that met could keep others out of an old swarm
+    of two; and so does one that ``SUPPORTERS`` others bear out, or a crowd of those who could not catch up yet, or of
+    liars, could keep them out of any.
 
     Args:
         ahead: live peers that are far enough ahead to give us their weights.
         near: so many tokens apart, the claims support each other.
         others: live peers that are about where we are, if that says anything of where the swarm is.
+        was_in_step: our own progress says so too, and is one more that contradicts.
 
     Returns:
         All of them where nobody has support and nobody contradicts: a swarm of two has no majority.
     """
-    needed = min(SUPPORTERS, (len(ahead) + len(others)) // 2)
+    needed = min(SUPPORTERS, (len(ahead) + len(others) + was_in_step - 1) // 2)
     claims = sorted(known.progress for known in (*ahead, *others))
 
     def support(claim: float) -> int:
@@ -66,6 +73,14 @@ class CatchUp:
     def donor_exists(self, now: float) -> bool:
         """Somebody live is so far ahead that we must not exchange but pull."""
         return bool(self._ahead(now))
+
+    def why_none(self, now: float) -> str:
+        """Why nobody gave us weights."""
+        if not self._ahead(now):
+            return "nobody answered"
+        if not self._believed(now):
+            return "others contradict whoever claims to be far ahead"
+        return "no peer has weights to give just now"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """All whose claims are supported and who need not be left alone, in random order, with their addresses."""
@@ -221,17 +236,23 @@ class CatchUp:
         ]
 
     def _believed(self, now: float) -> Sequence[Known]:
-        """Of those who say that they are ahead, whom others bear out."""
+        """Of those who say that they are ahead, whom others bear out.
+
+        Whoever is where we are contradicts them: anybody, if we were in step here; else who is in step itself, since
+        others may be newcomers like us.
+        """
         standing, ahead = self._standing, self._ahead(now)
         if not ahead:
             return []
         near, mine = standing.rules.catch_up_tokens, standing.progress
-        here = (
+        here = [
             known
             for known in standing.members.live(now)
-            if known.state is not PeerState.JOINING and abs(known.progress - mine) <= near
-        )
-        return supported(ahead, near, list(here) if standing.was_in_step else ())
+            if known.state is not PeerState.JOINING
+            and abs(known.progress - mine) <= near
+            and (standing.was_in_step or known.settled)
+        ]
+        return supported(ahead, near, here, standing.was_in_step)
 
     def _refusal(self, peer: PeerId, request: WeightsRequest, now: float) -> DeclineReason | None:
         standing = self._standing

@@ -21,7 +21,7 @@ from p2ptrain.swarm.messages import (
     Decline,
     Message,
     Offer,
-    PeerState,
+    Terms,
     WeightsReply,
     WeightsRequest,
 )
@@ -57,14 +57,14 @@ class Conversations:
             case Offer():
                 self._exchanging.offered(link, message, now)
                 if message.run == self._standing.rules.run and message.protocol == self._standing.rules.protocol:
-                    self._hear(link.peer, message.terms.state, message.terms.step, message.terms.progress, now)
+                    self._hear(link.peer, message.terms, now)
             case WeightsRequest():
                 self._catch_up.requested(link, message, now)
             case Accept():
                 self._exchanging.accepted(link, message, now)
-                self._hear(link.peer, message.terms.state, message.terms.step, message.terms.progress, now)
+                self._hear(link.peer, message.terms, now)
             case Decline():
-                self._hear(link.peer, message.state, message.step, message.progress, now)
+                self._hear(link.peer, message, now)
                 if self._catch_up.holds(link):
                     self._catch_up.declined(link, message, now)
                 else:
@@ -87,11 +87,12 @@ class Conversations:
         elif event.their_fault and not standing.members.is_distrusted(event.link.peer, now):
             standing.blame(event, Fault.OFFENCE, now)  # garbage in place of an opening message
 
-    def _hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
+    def _hear(self, peer: PeerId, said: Terms | Decline, now: float) -> None:
         """Believe what a peer says of itself only as far as it can be true."""
         ceiling = self._standing.rules.progress_ceiling
-        if 0 <= progress <= ceiling:  # False for NaN
-            self._standing.members.hear(peer, state, step, progress, now)
+        settled = said.settled if isinstance(said, Terms) else None
+        if 0 <= said.progress <= ceiling:  # False for NaN
+            self._standing.members.hear(peer, said.state, said.step, said.progress, now, settled)
 
     def _violation(self, link: LinkId, why: str, now: float) -> None:
         event = LinkFailed(link, why, their_fault=True)

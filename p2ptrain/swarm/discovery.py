@@ -29,13 +29,15 @@ class Discovery:
         self._standing = standing
         self._announce_at = float("inf")  # until the first time
         self._lookup_at = float("inf")
+        self._announced_settled = False
         self._crowded = False  # there are more peers than we keep in mind: who comes and goes is no news
 
     def announce(self, now: float) -> None:
         """Say where we stand; again when the period is over."""
         self._announce_at = now + ANNOUNCE_PERIOD_S
         standing = self._standing
-        standing.emit(Announce(standing.state, standing.step, standing.progress))
+        self._announced_settled = standing.settled
+        standing.emit(Announce(standing.state, standing.step, standing.progress, standing.settled))
 
     def look_up(self, now: float) -> None:
         """Ask who else is here; sooner again where nobody is known."""
@@ -61,8 +63,8 @@ class Discovery:
                 self._standing.note("lost", peer, "no sign of life")
 
     def keep_up(self, now: float) -> None:
-        """Announce and look up where it is time to."""
-        if now >= self._announce_at:
+        """Announce and look up where it is time to; and say at once that we are in step: newcomers want to know."""
+        if now >= self._announce_at or (self._standing.settled and not self._announced_settled):
             self.announce(now)
         if now >= self._lookup_at:
             self.look_up(now)

@@ -244,6 +244,7 @@ class Announce:
     state: str
     step: int
     progress: float
+    settled: bool
 
 
 @dataclass(frozen=True, slots=True)

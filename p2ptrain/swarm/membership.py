@@ -50,6 +50,8 @@ class Known:
     state: PeerState = PeerState.TRAINING
     step: int = 0
     progress: float = 0.0
+    settled: bool = False
+    """It says that it is in step with the swarm."""
     presence: Presence | None = None
     unanswered: int = 0
     """Calls of ours in a row that came to nothing, ..."""
@@ -112,14 +114,17 @@ class Membership:
             return False
         known.presence = presence
         self._unrecorded.discard(known.peer)
+        known.settled = presence.settled
         self._update(known, presence.state, presence.step, presence.progress, live_until)
         return before is None
 
-    def hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
-        """Take in what a peer said of itself in a message."""
-        known = self._known.get(peer)
-        if known is None:
-            known = self._begin(peer)
+    def hear(
+        self, peer: PeerId, state: PeerState, step: int, progress: float, now: float, settled: bool | None = None
+    ) -> None:
+        """Take in what a peer said of itself in a message. ``settled``: None where it did not say."""
+        known = self._known.get(peer) or self._begin(peer)
+        if settled is not None:
+            known.settled = settled
         self._update(known, state, step, progress, now + HEARD_LIFETIME_S)
 
     def pause(self, peer: PeerId, until: float) -> None:

@@ -60,6 +60,8 @@ class Presence:
     """Outer steps done."""
     progress: float
     """Tokens per peer."""
+    settled: bool
+    """As in ``Terms``. Who was never in step says nothing of where the swarm is."""
     nickname: str
     """Chosen by its owner, shown to people, trusted by nobody. At most 32 characters; may be empty."""
     issued_at: float

@@ -310,8 +310,7 @@ class Peer:
             return
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
-            busy = self._catch_up.donor_exists(now)
-            why = "no peer has weights to give just now" if busy else "nobody answered"
+            why = self._catch_up.why_none(now)
             self._standing.note("alone", why=f"{why}; training starts and the search goes on")
             self._begin(now)
         self._keep_in_step(now)

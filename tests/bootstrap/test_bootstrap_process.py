@@ -133,7 +133,7 @@ def test_it_serves_the_manifest_and_tells_of_peers(bootstrap: Running, tmp_path:
 
 
 def presence(identity: Identity, run: RunId, node: Node, state: PeerState, step: int) -> Presence:
-    return Presence(identity.peer_id, run, node.addresses, state, step, 1000.0, "fox", time.time(), 60.0)
+    return Presence(identity.peer_id, run, node.addresses, state, step, 1000.0, True, "fox", time.time(), 60.0)
 
 
 def test_a_second_one_beside_it_names_both_and_meets_its_peers(bootstrap: Running, tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def view(signed: SignedManifest) -> SwarmView:
 
 
 def presence(signed: SignedManifest, peer: PeerId, name: str) -> Presence:
-    return Presence(peer, signed.run_id, ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, name, 990.0, 75.0)
+    return Presence(peer, signed.run_id, ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, True, name, 990.0, 75.0)
 
 
 def exchange(serial: int, partner: str, **changes: Any) -> list[Any]:

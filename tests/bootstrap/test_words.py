@@ -20,7 +20,7 @@ LOOPBACK, PRIVATE, PUBLIC = "/ip4/127.0.0.1/tcp/31337", "/ip4/192.168.1.7/tcp/31
 
 
 def record(peer: str = "peerabcdef", state: PeerState = PeerState.TRAINING, nickname: str = "fox") -> Presence:
-    return Presence(PeerId(peer), RUN, (PUBLIC,), state, 12, 340.0, nickname, 1.7e9, 60.0)
+    return Presence(PeerId(peer), RUN, (PUBLIC,), state, 12, 340.0, True, nickname, 1.7e9, 60.0)
 
 
 def link(address: str) -> JoinLink:

@@ -80,6 +80,7 @@ _UNSIGNED = Presence(
     state=PeerState.TRAINING,
     step=3,
     progress=1024.0,
+    settled=True,
     nickname="amber fox",
     issued_at=1.7e9,
     lifetime_s=60.0,

@@ -59,7 +59,7 @@ class Swarm:
             await self.copies.transport(peer).listen(copies.answer)
             await self.links.transport(peer).listen(self._donor(peer, payloads, copies))
             await self.links.directory(0.0).announce(
-                Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), PeerState.TRAINING, 100, 400.0, "", 1.0, 3600.0)
+                Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), PeerState.TRAINING, 100, 400.0, True, "", 1.0, 3600.0)
             )
 
     def _donor(self, peer: PeerId, payloads: Payloads, copies: Copies):
@@ -106,7 +106,7 @@ def joined(
             directory=swarm.links.directory(0.01),
             notebook=notebook,
             clock=loop.time,
-            sign=lambda e: Presence(ME, RUN, (), PeerState(e.state), 0, e.progress, "", loop.time(), 75.0),
+            sign=lambda e: Presence(ME, RUN, (), PeerState(e.state), 0, e.progress, e.settled, "", loop.time(), 75.0),
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=lambda: None,
             work=at_once,

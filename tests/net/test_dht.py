@@ -109,7 +109,7 @@ def peer_id(number: int) -> PeerID:
 
 def presence_of(number: int, **more: Any) -> Presence:
     identity = somebody(number)
-    record = Presence(identity.peer_id, RUN, (), PeerState.TRAINING, 1, 2.0, "", get_dht_time(), 60.0)
+    record = Presence(identity.peer_id, RUN, (), PeerState.TRAINING, 1, 2.0, True, "", get_dht_time(), 60.0)
     return identity.sign(replace(record, **more))
 
 

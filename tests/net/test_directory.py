@@ -45,7 +45,7 @@ def identity(tmp_path: Path) -> Identity:
 
 def presence_of(identity: Identity, run: RunId = RUN, issued_at: float | None = None) -> Presence:
     at = get_dht_time() if issued_at is None else issued_at
-    return identity.sign(Presence(identity.peer_id, run, PLACES, PeerState.TRAINING, 1, 2.0, "fox", at, 60.0))
+    return identity.sign(Presence(identity.peer_id, run, PLACES, PeerState.TRAINING, 1, 2.0, True, "fox", at, 60.0))
 
 
 def key_of(bucket: Bucket, run: RunId = RUN) -> bytes:

@@ -87,7 +87,7 @@ class Trainee:
 
 
 def presence(peer: PeerId, progress: float, state: PeerState, now: float) -> Presence:
-    return Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, "", now, lifetime_s=75.0)
+    return Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, True, "", now, lifetime_s=75.0)
 
 
 async def say(link: MemoryLink, message) -> None:

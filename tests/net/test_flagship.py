@@ -126,7 +126,7 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
             notebook=notebook,
             clock=loop.time,
             sign=lambda e: Presence(
-                peer, RUN, (), PeerState(e.state), e.step, e.progress, "", loop.time(), lifetime_s=75.0
+                peer, RUN, (), PeerState(e.state), e.step, e.progress, e.settled, "", loop.time(), lifetime_s=75.0
             ),
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=begun.set,

@@ -18,7 +18,7 @@ PUBLIC = bytes.fromhex("03a107bff3ce10be1d70dd18e74bc09967e4d6309ba50d5f1ddc8664
 
 def presence_of(identity: Identity) -> Presence:
     place = "/ip4/203.0.113.7/tcp/31337"
-    return Presence(identity.peer_id, RunId("ab" * 32), (place,), PeerState.TRAINING, 1, 2.0, "fox", 1.7e9, 60.0)
+    return Presence(identity.peer_id, RunId("ab" * 32), (place,), PeerState.TRAINING, 1, 2.0, True, "fox", 1.7e9, 60.0)
 
 
 def test_an_identity_is_created_once_and_found_again(tmp_path: Path):

@@ -197,7 +197,7 @@ def test_a_frame_that_does_not_exist_cannot_be_sent():
 
 def test_the_directory_answers_after_its_latency_with_what_is_live_then():
     def presence(peer: PeerId, issued_at: float) -> Presence:
-        return Presence(peer, RunId("r"), (), PeerState.TRAINING, 0, 0.0, "", issued_at, 60.0)
+        return Presence(peer, RunId("r"), (), PeerState.TRAINING, 0, 0.0, True, "", issued_at, 60.0)
 
     async def main() -> None:
         network = MemoryNetwork()

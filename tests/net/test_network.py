@@ -111,7 +111,9 @@ def remote(swarm: Swarm, tmp_path: Path) -> Iterator[Remote]:
 
 
 def presence_of(identity: Identity, node: Node, step: int = 1) -> Presence:
-    record = Presence(identity.peer_id, RUN, node.addresses, PeerState.TRAINING, step, 2.0, "fox", time.time(), 60.0)
+    record = Presence(
+        identity.peer_id, RUN, node.addresses, PeerState.TRAINING, step, 2.0, True, "fox", time.time(), 60.0
+    )
     return identity.sign(record)
 
 

@@ -93,7 +93,7 @@ class Member:
         self.attendance = Attendance(self.learner, new_core, shore, Reins(self.signals, self.learner.wake))
 
     def _presence(self, progress: float, state: PeerState, now: float) -> Presence:
-        return Presence(self.peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, "", now, lifetime_s=75.0)
+        return Presence(self.peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, True, "", now, lifetime_s=75.0)
 
     async def live(self) -> str:
         training = asyncio.create_task(self._train())

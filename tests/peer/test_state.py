@@ -109,7 +109,7 @@ def test_curves_checkpoints_and_samples(state: State) -> None:
 
 def test_who_is_here(state: State) -> None:
     presence = Presence(
-        OTHER, RunId("5" * 64), ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, "hen\x1b", 990, 75
+        OTHER, RunId("5" * 64), ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, True, "hen\x1b", 990, 75
     )
     state.meet([presence], lambda peer: False)
     own, other = state.document()["peers"]

@@ -14,7 +14,7 @@ RUN = RunId("5" * 64)
 
 def record(number: int, at: float) -> Presence:
     name = PeerId(f"peer-{number:05d}")
-    return Presence(name, RUN, ("/ip4/1.2.3.4/tcp/1",), PeerState.TRAINING, 3, 0.0, "", at, 75.0, bytes(64))
+    return Presence(name, RUN, ("/ip4/1.2.3.4/tcp/1",), PeerState.TRAINING, 3, 0.0, True, "", at, 75.0, bytes(64))
 
 
 def filled(peers: int, rounds: int = 4) -> SimulatedDirectory:

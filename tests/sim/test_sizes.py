@@ -28,6 +28,7 @@ presences = st.builds(
     state=states,
     step=counts,
     progress=amounts,
+    settled=st.booleans(),
     nickname=st.sampled_from(["", "Ada", "Zoë", "n" * 32]),
     issued_at=amounts,
     lifetime_s=st.floats(1.0, 3600.0),

@@ -18,6 +18,7 @@ class Entry:
     live_until: float
     state: PeerState = PeerState.TRAINING
     progress: float = 0.0
+    settled: bool = False
     presence: Presence | None = None
     times: dict[Fault, int] | None = None
     not_before: float = 0.0
@@ -45,10 +46,14 @@ class PlainMembership:
             return False
         entry.live_until = max(entry.live_until, live_until)
         entry.presence, entry.state, entry.progress = presence, presence.state, presence.progress
+        entry.settled = presence.settled
         return before is None
 
-    def hear(self, peer: PeerId, state: PeerState, step: int, progress: float, now: float) -> None:
+    def hear(
+        self, peer: PeerId, state: PeerState, step: int, progress: float, now: float, settled: bool | None
+    ) -> None:
         entry = self.entry(peer, now)
+        entry.settled = entry.settled if settled is None else settled
         entry.live_until = max(entry.live_until, now + HEARD_LIFETIME_S)
         entry.state, entry.progress = state, progress
 

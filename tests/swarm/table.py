@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -53,8 +54,14 @@ RULES = SwarmRules(
 )
 
 
-def presence(peer: str, progress: float = 0.0, state: PeerState = PeerState.TRAINING, at: float = 1.0) -> Presence:
-    return Presence(PeerId(peer), RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, "", at, 75.0)
+def presence(
+    peer: str,
+    progress: float = 0.0,
+    state: PeerState = PeerState.TRAINING,
+    at: float = 1.0,
+    settled: bool = True,
+) -> Presence:
+    return Presence(PeerId(peer), RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, settled, "", at, 75.0)
 
 
 @dataclass
@@ -88,6 +95,8 @@ class Table:
         self.rules = rules
         self.trace: list[str] = []
         self.records: dict[PeerId, Presence] = {}
+        self.announced: dict[PeerId, list[bool]] = defaultdict(list)
+        """For each announcement whether it said that its peer is in step."""
         self.directory_answers = True
         self.holds_back: Callable[[PeerId, PeerId, object], bool] = lambda sender, receiver, what: False
         self.apart: Callable[[PeerId, PeerId], tuple[float, float]] = lambda me, partner: (0.001, 0.0)
@@ -202,9 +211,9 @@ class Table:
                     other, their_link = seat.ends.pop(effect.link)
                     self.after(self.latency, self._break, other, their_link, "it closed")
             case Announce():
-                self.records[peer] = replace(
-                    presence(peer, effect.progress, PeerState(effect.state), at=1.0 + self.now), step=effect.step
-                )
+                record = presence(peer, effect.progress, PeerState(effect.state), 1.0 + self.now, effect.settled)
+                self.records[peer] = replace(record, step=effect.step)
+                self.announced[peer].append(effect.settled)
             case Lookup():
                 self.after(0.03, self._looked_up, peer)
             case WakeAt():

@@ -58,7 +58,8 @@ def compare(members: Membership, plain: PlainMembership, now: float, seed: int) 
     """Every question that can be asked, asked of both."""
     excluding = {PeerId(f"peer {each}") for each in Random(seed).sample(range(PEERS), 3)}
     one, other = Random(seed), Random(seed)
-    assert [known.peer for known in members.live(now)] == [entry.peer for entry in plain.live(now)]
+    live = [(known.peer, known.settled) for known in members.live(now)]
+    assert live == [(entry.peer, entry.settled) for entry in plain.live(now)]
     partners = [known.peer for known in members.partners(now, excluding)]
     assert partners == [entry.peer for entry in plain.partners(now, excluding)]
     drawn, plainly = members.draw(one, now, excluding), plain.draw(other, now, excluding)
@@ -84,12 +85,13 @@ def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
         state, progress = random.choice(list(PeerState)), random.uniform(0.0, 100.0)
         match random.randrange(8):
             case 0 | 1 | 2:
-                record = presence(peer, progress, state, at=now - random.uniform(0.0, 70.0))
+                record = presence(peer, progress, state, now - random.uniform(0.0, 70.0), random.choice([False, True]))
                 until = record.issued_at + record.lifetime_s
                 assert members.see(record, until) == plain.see(record, until)
             case 3:
-                members.hear(peer, state, 0, progress, now)
-                plain.hear(peer, state, 0, progress, now)
+                settled = random.choice([None, False, True])
+                members.hear(peer, state, 0, progress, now, settled)
+                plain.hear(peer, state, 0, progress, now, settled)
             case 4:
                 members.pause(peer, now + 3.0)
                 plain.pause(peer, now + 3.0)

@@ -448,8 +448,142 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
     ],
 )
 def test_a_claim_counts_where_others_are_near(claims, believed):
-    ahead = [Known(PeerId(f"peer {place}"), 1e9, progress=float(claim)) for place, claim in enumerate(claims)]
-    assert [known.progress for known in supported(ahead, near=80.0)] == believed
+    assert [known.progress for known in supported(claiming(*claims), near=80.0)] == believed
+
+
+def claiming(*progress: float) -> list[Known]:
+    return [Known(PeerId(f"peer {each}"), 1e9, progress=float(each)) for each in progress]
+
+
+@pytest.mark.parametrize(
+    ("claims", "here", "believed"),
+    [
+        ([1000], [0], [1000]),  # one against one says nothing
+        ([1000], [0, 1], []),
+        ([1000], [0, 1, 2], []),
+        ([1000, 1001], [0, 1], [1000, 1001]),  # as many as contradict
+        ([1000, 1001], [0, 1, 2], []),
+        ([1000, 1001, 1002], range(20), [1000, 1001, 1002]),  # a crowd that could not catch up yet keeps nobody out
+        ([1000, 1001, 1002, 5000], [0, 1, 2], [1000, 1001, 1002]),
+    ],
+)
+def test_who_is_in_step_where_a_newcomer_is_contradicts(claims, here, believed):
+    found = supported(claiming(*claims), near=80.0, others=claiming(*here))
+    assert [known.progress for known in found] == believed
+
+
+def test_to_whom_was_in_step_its_own_progress_contradicts_too():
+    assert supported(claiming(1000), 80.0, claiming(0), was_in_step=True) == []
+    assert len(supported(claiming(1000, 1001), 80.0, claiming(0), was_in_step=True)) == 2
+    assert supported(claiming(1000, 1001), 80.0, claiming(0, 1), was_in_step=True) == []
+    assert len(supported(claiming(1000, 1001, 1002), 80.0, claiming(0, 1, 2), was_in_step=True)) == 3
+
+
+def in_the_directory(table: Table, settled: bool, **progress: float) -> None:
+    """Peers that announce themselves and answer nothing."""
+    for name, tokens in progress.items():
+        table.records[PeerId(name)] = presence(name, tokens, at=1.0 + table.now, settled=settled)
+
+
+def test_one_that_boasts_takes_no_newcomer_into_its_weights_while_a_swarm_is_young():
+    table = Table("amber", "birch", "delta")
+    table.start()
+    table.run(3.0)
+    for _ in range(3):
+        table.step()
+        table.run(1.0)
+    assert all(seat.core.settled and seat.progress < 80.0 for seat in table.seats.values())
+    newcomer = table.seat("cedar")
+    in_the_directory(table, settled=True, liar=1000.0)
+    table.start("cedar")
+    for second in range(60):
+        if second % 20 == 0:
+            in_the_directory(table, settled=True, liar=1000.0)
+        if newcomer.begun:
+            table.step("cedar")
+        table.run(1.0)
+    why = "others contradict whoever claims to be far ahead; training starts and the search goes on"
+    assert any(line.endswith(f"cedar alone {why}") for line in table.trace)
+    assert newcomer.core.counters.pulls == 0
+    assert not any("catching up" in line for line in table.trace)
+    assert newcomer.core.settled
+    assert newcomer.core.counters.exchanges_ok > 0
+
+
+def test_before_any_two_of_a_swarm_have_met_nobody_contradicts():
+    table = Table("cedar")
+    in_the_directory(table, settled=False, amber=0.0, birch=0.0)
+    in_the_directory(table, settled=True, liar=1000.0)
+    table.start("cedar")
+    table.run(1.0)
+    assert any("cedar catching up liar" in line for line in table.trace)
+
+
+def test_newcomers_that_come_together_contradict_nobody_and_all_pull():
+    table = Table(*(old := ("amber", "birch", "delta", "elm")))
+    table.start()
+    table.run(3.0)
+    for _ in range(30):
+        table.step()
+        table.run(0.5)
+    table.run(21.0)
+    new = [table.seat(name) for name in ("cedar", "fir", "hazel", "juniper", "larch", "maple")]
+    table.start("cedar", "fir", "hazel", "juniper", "larch", "maple")
+    for _ in range(15):
+        table.step(*old)
+        table.run(1.0)
+    assert [seat.core.counters.pulls for seat in new] == [1] * 6
+    assert all(seat.core.settled for seat in new)
+
+
+def test_two_young_ones_that_met_keep_nobody_out_of_an_old_swarm_of_two():
+    table = under_way()
+    table.run(21.0)
+    in_the_directory(table, settled=True, fir=5.0, hazel=5.0)
+    newcomer = table.seat("cedar")
+    table.start("cedar")
+    table.run(3.0)
+    assert newcomer.core.counters.pulls == 1
+    assert newcomer.progress == pytest.approx(300.0, abs=20)
+
+
+def test_liars_who_say_that_they_are_in_step_near_the_beginning_keep_nobody_out_of_an_old_swarm():
+    table = Table("amber", "birch", "delta", "elm")
+    table.start()
+    table.run(3.0)
+    for _ in range(30):
+        table.step()
+        table.run(0.5)
+    table.run(21.0)
+    in_the_directory(table, settled=True, liar=0.0, other=3.0, third=6.0)
+    newcomer = table.seat("cedar")
+    table.start("cedar")
+    table.run(3.0)
+    assert newcomer.core.counters.pulls == 1
+
+
+def test_that_a_peer_is_in_step_now_is_announced_at_once_and_not_at_every_step():
+    table = Table("amber", "birch")
+    table.start()
+    table.run(3.0)
+    assert not table["amber"].core.settled
+    table.announced.clear()
+    for _ in range(8):
+        table.step()
+        table.run(2.0)
+    assert table["amber"].core.settled
+    assert table.announced[PeerId("amber")] == [True]
+    assert table.records[PeerId("amber")].settled
+    assert table["birch"].core._standing.members.get(PeerId("amber")).settled  # by its terms, before any lookup
+
+
+def test_who_dropped_out_of_step_says_so_when_it_announces_itself_next():
+    table = with_cedar_in_step()
+    table.announced.clear()
+    table["cedar"].core._standing.drop_out()
+    table.holds_back = lambda sender, receiver, what: "cedar" in (sender, receiver)
+    table.run(25.0)
+    assert table.announced[PeerId("cedar")] == [False]
 
 
 def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
