@@ -200,7 +200,7 @@ class Exchanging:
             return
         standing.counters.sent_bytes += done.sent_bytes
         standing.counters.received_bytes += done.received_bytes
-        if lie := self._judge.lie(done):
+        if lie := self._judge.lie(exchange, done):
             self.failed(lie, now)
             return
         exchange.confirm(done)

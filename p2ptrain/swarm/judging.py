@@ -9,6 +9,7 @@ from __future__ import annotations
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.membership import Fault
+from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.trust import Replays, are_strange, per_fragment
 
@@ -20,16 +21,24 @@ class Judge:
         self._standing = standing
         self._replays = Replays()
 
-    def lie(self, done: SwapDone) -> LinkFailed | None:
+    def lie(self, exchange: Exchange, done: SwapDone) -> LinkFailed | None:
         """Why these weights must not be mixed; None when they may."""
         link, rules = done.link, self._standing.rules
         if not rules.judges_distances:
             return None
-        if are_strange(done.distance):  # which of us is the stranger, only who is in step with the swarm can tell
-            return LinkFailed(link, "its weights have nothing in common with ours", their_fault=self._standing.settled)
+        if are_strange(done.distance):
+            why = "its weights have nothing in common with ours"
+            return LinkFailed(link, why, their_fault=self._can_tell_who_is_strange(exchange))
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
             return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
         return None
+
+    def _can_tell_who_is_strange(self, exchange: Exchange) -> bool:
+        """Which of us is it? Only who is in step with the swarm can tell; and of two who began, neither: without a
+        warm-up the first steps are longer than the weights, and whoever began a second earlier is a stranger."""
+        standing, theirs = self._standing, exchange.theirs
+        own = standing.counters.outer_steps >= BEGINNER_STEPS
+        return standing.settled and own and theirs is not None and theirs.step >= BEGINNER_STEPS
 
     def mixed(self, exchange: Exchange, now: float) -> None:
         """Remember how far apart we were; who was further off than our radius was clipped, and is left alone."""

@@ -164,6 +164,10 @@ SUPPORTERS = 2
 """So many others must claim about as much progress as a donor does, where so many are known. Two of eight may lie
 together."""
 
+BEGINNER_STEPS = 3
+"""Who has made fewer outer steps of its own blames nobody whose weights are strange to it, and is not blamed for its
+own. Two steps at the full rate were measured to be longer than a tiny model's weights; one more is a guess."""
+
 FINAL_PACE_S = 0.25
 """Pause between two exchanges of the final gossip, so that finished peers leave the others some time to train."""
 

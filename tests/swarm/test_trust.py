@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from table import RULES, Table
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.swarm.events import Swap
+from p2ptrain.swarm.events import OuterStepDone, Swap
 from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import (
     FACTOR,
     LEAST_EXCHANGES,
@@ -198,6 +200,36 @@ def test_who_was_never_in_step_blames_nobody_for_being_strange() -> None:
     assert any("failed birch its weights have nothing in common with ours" in line for line in table.trace)
     assert all(table[name].core.counters.offences == 0 for name in ("amber", "birch"))
     assert all(table[name].core.counters.exchanges_ok == 0 for name in ("amber", "birch"))
+
+
+def test_who_begins_blames_nobody_for_being_strange_until_it_has_made_a_few_steps() -> None:
+    """Without a warm-up the first steps are longer than the weights: all are strangers, though some are in step."""
+    table = swarm(0.05)
+    train(table, 1)
+    assert all(table[name].core.settled for name in HONEST)
+    table.apart = lambda me, partner: (2.0, 10.0)
+    train(table, BEGINNER_STEPS - 2)
+    lines = [line for line in table.trace if "nothing in common" in line]
+    assert lines
+    assert not any("broke protocol" in line for line in lines)
+    assert all(table[name].core.counters.offences == 0 for name in HONEST)
+    table.apart = lambda me, partner: (0.05, 10.0)
+    train(table, 12)
+    assert all(table[name].core.counters.exchanges_ok > BEGINNER_STEPS for name in HONEST)
+
+
+def test_who_says_that_it_begins_is_not_blamed_and_moves_nobody() -> None:
+    table = swarm(2.0)
+    original = table[LIAR].core.handle
+
+    def as_a_beginner(event: object, now: float) -> list:
+        return original(replace(event, step=0) if isinstance(event, OuterStepDone) else event, now)
+
+    table[LIAR].core.handle = as_a_beginner
+    train(table, 12)
+    assert table[LIAR].core.counters.exchanges_ok == 0
+    assert any("failed liar its weights have nothing in common with ours" in line for line in table.trace)
+    assert not any("broke protocol liar" in line for line in table.trace)
 
 
 def test_what_pseudo_gradients_measure_is_not_judged() -> None:
