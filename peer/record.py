@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import median
 from typing import Any
 
 from p2ptrain import checkpoint
@@ -43,6 +45,9 @@ LOSS_PATIENCE_S = 30.0
 """Reading may take so long, by and large; a slower machine reads fewer tokens. A guess."""
 HASTE_S = 3.0
 """The same once the owner has stopped the peer: docker kills what has not ended after 10 s. A guess."""
+
+STEPS_REMEMBERED = 1000
+"""Inner steps whose seconds are remembered: the longest stall is told in their median. A guess."""
 
 
 @dataclass(slots=True)
@@ -86,6 +91,8 @@ class Record:
     """Seconds of this session in which the trainer rested."""
     _blocked_at_start_s: float = 0.0
     _blocked_s: float = 0.0
+    _inner_steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
+    """Seconds of the last inner steps but the first, which warms the device up."""
 
     def begin(self) -> None:
         """Before the first inner step of this session."""
@@ -113,6 +120,8 @@ class Record:
             # The clock starts here: searching for the swarm is no training.
             self._started_at, self._tokens_at_start, self._held_s = now, self.learner.tokens, 0.0
             self._blocked_at_start_s = self.learner.blocked_s
+        else:
+            self._inner_steps_s.append(self.learner.inner_step_s)
         if not self.learner.is_waiting:  # a checkpoint does not hold an outer step under way
             self._save_if_due()
         if now < self._next_progress:
@@ -257,11 +266,18 @@ class Record:
             "sent_bytes": counters.sent_bytes,
             "received_bytes": counters.received_bytes,
             "blocked_fraction": self._blocked_s / max(self._elapsed_s, 1e-9),
+            "longest_stall_inner_steps": self._longest_stall(),
             "outer_steps": self.learner.step,
             "coverage": self.task.coverage,
             "finished": self.learner.ended,
             "why": self.why,
         }
+
+    def _longest_stall(self) -> float | None:
+        """The longest time between two inner steps in which exchanges held the trainer up, in inner steps; None where
+        no second one was made."""
+        typical_s = median(self._inner_steps_s) if self._inner_steps_s else 0.0
+        return self.learner.longest_blocked_s / typical_s if typical_s > 0 else None
 
     def _state(self) -> dict[str, Any]:
         return {

@@ -78,6 +78,10 @@ class Learner:
         self.ended = False
         self.blocked_s = 0.0
         """Seconds the trainer spent on exchanges: on what they brought, and on showing fast weights."""
+        self.longest_blocked_s = 0.0
+        """The most of them between two inner steps. What comes before the first and after the last holds nobody up."""
+        self.inner_step_s = 0.0
+        """Seconds that the last inner step took; 0 before the first."""
         self._rules = rules
         self._shows_fast = rules.recipe.mix("fast") is not None
         of_gradients = (gradient_codec or codec) if rules.recipe.mix("pseudo_gradient") is not None else None
@@ -86,6 +90,7 @@ class Learner:
         self._notebook = notebook
         self._clock = clock
         self._inner = 0
+        self._blocked_before_s: float | None = None  # ``blocked_s`` at the last inner step's beginning
         self._losses = 0.0
         self._phase_tokens = 0
         self._due = rules.due
@@ -105,7 +110,12 @@ class Learner:
         events = self.settle()
         if self.ended or self.is_waiting:
             return events
+        started = self._clock()
+        if self._blocked_before_s is not None:
+            self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s - self._blocked_before_s)
+        self._blocked_before_s = self.blocked_s
         result = self.task.inner_step(self.progress)
+        self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
         self._phase_tokens += result.tokens
         self.progress += result.tokens

@@ -22,6 +22,9 @@ NEWCOMER_S = 60.0
 """Who comes so shortly before everything is over need not have taken anybody's weights. A guess: starting takes 3 s,
 and 30 s on a busy machine."""
 
+WAITS = ("blocked_share", "longest_stall")
+"""How much of the time exchanges held the trainer up, and for how long at once."""
+
 ALWAYS = {
     "unexpected_exits": Limit(at_most=0),
     "left_processes": Limit(at_most=0),
@@ -92,7 +95,7 @@ def figures_of(
         **_newcomer_figures(honest, peers, course["done"]),
         "donors": _most(each["donors"] for each in ours),
         "saved_afterwards": _sum(staying, "saved_afterwards"),
-        "blocked_share": _most(each["blocked_share"] for each in staying),
+        **{name: _most(each[name] for each in staying) for name in WAITS},
         "disagreement": disagreement,
         "last_distance": _most(each["last_distance"] for each in staying),
         "exchanges_across": sum(during for during, _ in parted),
@@ -140,7 +143,7 @@ def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "stayed": len(members),
         "loss": _mean(each["loss"] for each in members),
-        "blocked_share": _most(each["blocked_share"] for each in members),
+        **{name: _most(each[name] for each in members) for name in WAITS},
         **{
             name: _mean(each[name] for each in members)
             for name in ("tokens", "exchanges_made", "exchanges_afterwards", "exchanges_failed")
@@ -189,6 +192,7 @@ def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: floa
         "saved_afterwards": left.saved_since(last_act),
         **{name: name in left.said for name in TOLD},
         "blocked_share": summary.get("blocked_fraction"),
+        "longest_stall": summary.get("longest_stall_inner_steps"),
         "last_distance": left.last_distance(),
         "why": summary.get("why", ""),
     }

@@ -23,6 +23,7 @@ SUMMARY = {
     "tokens": 100,
     "half_commits": 1,
     "blocked_fraction": 0.02,
+    "longest_stall_inner_steps": 0.5,
     "finished": True,
     "why": "the swarm agrees",
 }
@@ -150,12 +151,28 @@ def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
     assert read_left(part, "id", tmp_path).exchanges() == [Exchange(4.0, 5.0, "", 0.0, False)]
 
 
+def test_the_longest_stall_is_that_of_whoever_was_held_up_most() -> None:
+    anna = left("anna", summary={**SUMMARY, "longest_stall_inner_steps": 2.5})
+    bert = left("bert", summary={**SUMMARY, "longest_stall_inner_steps": None})  # it made one inner step
+    cleo = left("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay
+    found = figures(course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}), anna, bert, cleo)
+    assert found["longest_stall"] == found["groups"]["anna"]["longest_stall"] == 2.5
+    assert found["groups"]["bert"]["longest_stall"] is None
+    assert found["peers"]["cleo"]["longest_stall"] == 9.0
+
+
 def test_liars_count_in_no_figure_of_honest_peers() -> None:
     liar = Left(
         Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
         "id of liar",
         [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}, {"kind": "broke protocol"}],
-        {**SUMMARY, "val_loss_last": 99.0, "blocked_fraction": 0.9, "half_commits": 7},
+        {
+            **SUMMARY,
+            "val_loss_last": 99.0,
+            "blocked_fraction": 0.9,
+            "longest_stall_inner_steps": 70.0,
+            "half_commits": 7,
+        },
     )
     happened = course(
         {"anna": [WELL], "liar": [KILLED, WELL]}, [{"at_s": 1, "time": 8.0, "do": Do.START.value, "who": "liar"}]
@@ -169,7 +186,7 @@ def test_liars_count_in_no_figure_of_honest_peers() -> None:
     assert found["memory_growth"] is None
     assert found["stayed"] == found["learned"] == 1
     assert found["worst_loss"] == found["mean_loss"] == 2.0
-    assert found["blocked_share"] == 0.02
+    assert (found["blocked_share"], found["longest_stall"]) == (0.02, 0.5)
     assert set(found["groups"]) == {"anna"}
     assert found["peers"]["liar"]["loss"] == 99.0
 

@@ -194,6 +194,71 @@ def test_fast_weights_are_shown_as_they_come_and_newcomers_get_the_slow_ones():
         assert torch.equal(given, slow(each))
 
 
+class Watch:
+    """A clock that stands still but for what takes time."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class TimedTask(QuadraticTask):
+    """An inner step takes a second."""
+
+    watch: Watch
+
+    def inner_step(self, progress: float):
+        self.watch.now += 1.0
+        return super().inner_step(progress)
+
+
+def watched(inner_steps: int, tokens: float = 1e9) -> tuple[Learner, Watch]:
+    task, watch = TimedTask(torch.ones(P), torch.ones(P)), Watch()
+    task.watch = watch
+    rules = LearnerRules(inner_steps, tokens, OuterRule(0.7, 0.9), RECIPES["swarm_slow"])
+    return Learner(task, rules, slices(P, 2), codec.get("fp32"), MemoryLog(), watch), watch
+
+
+def takes(monkeypatch: pytest.MonkeyPatch, one: Learner, watch: Watch, seconds: float) -> None:
+    """Whatever is applied from now on takes so long."""
+    original = Learner._apply
+
+    def slowly(self: Learner, ready: object) -> Applied:
+        watch.now += seconds
+        return original(self, ready)
+
+    monkeypatch.setattr(one, "_apply", slowly.__get__(one))
+
+
+def test_the_longest_wait_is_what_lay_between_two_inner_steps(monkeypatch):
+    (one, watch), other = watched(100), learner(quadratic(2), recipe="swarm_slow")
+    takes(monkeypatch, one, watch, 5.0)
+    exchange(one, other)
+    one.advance()  # before the first inner step nothing is held up
+    assert (one.blocked_s, one.longest_blocked_s, one.inner_step_s) == (5.0, 0.0, 1.0)
+    takes(monkeypatch, one, watch, 0.25)
+    for times in (1, 3, 2):
+        for _ in range(times):
+            exchange(one, other)
+        one.advance()
+    assert one.longest_blocked_s == 0.75  # three at once
+    assert one.blocked_s == 6.5
+
+
+def test_what_is_applied_after_the_last_inner_step_holds_nobody_up(monkeypatch):
+    (one, watch), other = watched(2, tokens=4.0), learner(quadratic(2), recipe="swarm_slow")
+    while not one.ended:
+        one.advance()
+    takes(monkeypatch, one, watch, 5.0)
+    exchange(one, other)
+    one.settle()
+    one.advance()
+    assert one.blocked_s == 5.0
+    assert one.longest_blocked_s == 0.0
+
+
 def shown(each: Learner) -> torch.Tensor:
     return torch.cat(each.payloads.published.parts)
 
