@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -164,37 +163,10 @@ def _report(path: Path) -> Report:
         found = reports.load(path)
         check(found, printable(path))
     except ScenarioError as error:
-        told = _odd_version(path) or error
-        raise ScenarioError(words(told.problem, MOST_PROBLEM), told.remedy) from None
+        raise ScenarioError(words(error.problem, MOST_PROBLEM), error.remedy) from None
     except RecursionError:
         raise ScenarioError(f"{printable(path)} is no report: lists in lists, too deep.", "Give another one.") from None
     return found
-
-
-def _odd_version(path: Path) -> ScenarioError | None:
-    """Why a file that was refused as a report is none, if its version is no number; told as JSON has it."""
-    from p2ptrain.sim.report import MAX_BYTES, REPORT_VERSION
-
-    name, remedy = printable(path), "Give a file that --report wrote."
-    try:
-        if not path.is_file():  # a pipe has been read
-            return None
-        with path.open("rb") as file:
-            data = json.loads(file.read(MAX_BYTES))
-        if not isinstance(data, dict) or "version" not in data:
-            return ScenarioError(
-                f"{name} is no report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
-            )
-        if type(data["version"]) is int:
-            return None
-        version = json.dumps(data["version"])
-    except (OSError, ValueError, RecursionError):
-        return None
-    return ScenarioError(
-        f"{name} is a report of version {version}, which is no whole number, and this p2ptrain reads version"
-        f" {REPORT_VERSION}.",
-        remedy,
-    )
 
 
 def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -> Path | None:

@@ -157,7 +157,17 @@ def load(path: Path) -> Report:
         data = json.loads(text)
     except (OSError, ValueError) as error:
         raise ScenarioError(f"{path} is no report: {error}.", remedy) from None
-    version = data.get("version") if isinstance(data, Mapping) else None
+    if not isinstance(data, Mapping) or "version" not in data:
+        raise ScenarioError(
+            f"{path} is no report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
+        )
+    version = data["version"]
+    if type(version) is not int:
+        raise ScenarioError(
+            f"{path} is a report of version {json.dumps(version)}, which is no whole number, and this p2ptrain reads"
+            f" version {REPORT_VERSION}.",
+            remedy,
+        )
     if version != REPORT_VERSION:
         raise ScenarioError(
             f"{path} is a report of version {version}, and this p2ptrain reads version {REPORT_VERSION}.",

@@ -160,7 +160,7 @@ def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pyt
     os.close(writer)
     assert run(path, "--against", f"/dev/fd/{reader}") == cli.EXIT_USER_ERROR
     os.close(reader)
-    assert "is a report of version " in capsys.readouterr().err
+    assert "is no report: it has no version, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
