@@ -133,6 +133,7 @@ def simulate(
                     progress=lambda share: bar.update(task, completed=share),
                     resume=kept,
                     is_stopped=lambda: bool(asked),
+                    say=lambda line: print(line, file=Enduring(sys.stderr), flush=True),
                 )
     except StoppedError:
         if kept is not None:
@@ -141,7 +142,7 @@ def simulate(
     written = []
     try:  # files before words: a standard output that takes no more costs neither
         if report is not None:
-            _save(done, report)
+            _save(done, report, kept)
             written.append(f"report: {printable(report)}")
         if plot is not None:
             _draw(drawing.picture(done, other, form), plot)
@@ -234,9 +235,11 @@ def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
     return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give another path to {option}.")
 
 
-def _save(report: Report, path: Path) -> None:
-    """Write it there, or else where temporary files go: it may have taken days. Raises ScenarioError."""
+def _save(report: Report, path: Path, kept: Path | None) -> None:
+    """Write it there, or else where temporary files go: it may have taken days. What was kept of the simulation stays
+    until it is written. Raises ScenarioError."""
     from p2ptrain.sim import report as reports
+    from p2ptrain.sim.resume import discard
 
     try:
         reports.save(report, path)
@@ -245,10 +248,19 @@ def _save(report: Report, path: Path) -> None:
         try:
             reports.save(report, refuge)
         except ScenarioError:
+            if kept is not None and kept.exists():
+                raise ScenarioError(
+                    f"{error.problem} The simulation is done, and {printable(kept)} has it but for its end.",
+                    "Free some space; the same command goes on from there.",
+                ) from None
             raise ScenarioError(
                 f"{error.problem} The simulation is done, and its report is lost.", "Free some space; simulate again."
             ) from None
+        if kept is not None:
+            discard(kept)
         raise ScenarioError(f"{error.problem} The report is in {refuge}.", "Move it where it belongs.") from None
+    if kept is not None:
+        discard(kept)
 
 
 def _draw(picture: bytes, path: Path) -> None:

@@ -10,6 +10,8 @@ import hashlib
 import json
 import platform
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +20,7 @@ import torch
 import p2ptrain
 from p2ptrain import files
 from p2ptrain.errors import ScenarioError
+from p2ptrain.files import printable
 from p2ptrain.manifest.document import canonical_json
 from p2ptrain.sim import snapshot
 from p2ptrain.sim.ensemble import EnsembleSimulation
@@ -39,10 +42,15 @@ class Keeper:
         scenario: what is simulated.
         device: where.
         is_stopped: whether the owner wants to stop.
+        say: told, once, that the disk does not take it.
     """
 
-    def __init__(self, path: Path, scenario: Scenario, device: str, is_stopped: Stopped) -> None:
+    def __init__(
+        self, path: Path, scenario: Scenario, device: str, is_stopped: Stopped, say: Callable[[str], None]
+    ) -> None:
         self.is_interrupted = False
+        self._say = say
+        self._has_said = False
         self._path = path
         self._belongs = {"scenario": _digest(scenario), "build": _build(), "device": device}
         self._is_stopped = is_stopped
@@ -71,13 +79,19 @@ class Keeper:
         return loaded
 
     def save(self, simulation: Simulation | EnsembleSimulation) -> None:
-        """Write it down. Raises ScenarioError when the disk does not take it."""
+        """Write it down. Where the disk does not take it, the simulation goes on, and what was kept before stays; who
+        is stopped now is told so by a ScenarioError."""
         began = time.monotonic()
         data = json.dumps(self._belongs).encode() + b"\n" + snapshot.dump(simulation)
         try:
             files.replace(self._path, data)
         except OSError as error:
-            raise ScenarioError(f"{self._path} cannot be written: {error}.", "Give another path to --report.") from None
+            if self.is_interrupted:
+                raise self._not_kept(error) from None
+            if not self._has_said:
+                why = error.strerror or error
+                self._say(f"not kept: {printable(self._path)} cannot be written: {why}; the simulation goes on")
+                self._has_said = True
         self._next = time.monotonic() + max(EVERY_S, DEAR * (time.monotonic() - began))
 
     def is_due(self) -> bool:
@@ -85,9 +99,18 @@ class Keeper:
         self.is_interrupted = self._is_stopped()
         return self.is_interrupted or time.monotonic() >= self._next
 
-    def discard(self) -> None:
-        """It is done."""
-        self._path.unlink(missing_ok=True)
+    def _not_kept(self, error: OSError) -> ScenarioError:
+        if self._path.exists():
+            remedy = "Free some space; the same command goes on from what was kept before."
+        else:
+            remedy = "Free some space, or give another path to --report; the simulation begins anew."
+        return ScenarioError(f"{printable(self._path)} cannot be written: {error.strerror or error}.", remedy)
+
+
+def discard(path: Path) -> None:
+    """The simulation that was kept there is done, and its report is safe."""
+    with suppress(OSError):  # it is not worth an error
+        path.unlink(missing_ok=True)
 
 
 def _digest(scenario: Scenario) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from p2ptrain.sim.ensemble import EnsembleSimulation
@@ -23,6 +24,7 @@ def simulate(
     progress: Progress | None = None,
     resume: Path | None = None,
     is_stopped: Stopped = never,
+    say: Callable[[str], None] = lambda line: None,
 ) -> Report:
     """Simulate a scenario to its end: peer to peer, or in lockstep where the recipe needs everybody at once.
 
@@ -31,24 +33,22 @@ def simulate(
         device: where learners with tensors compute.
         progress: told now and then which share is done.
         resume: a file that keeps the simulation while it lasts. If it is there, the simulation goes on from it, and
-            ends as if it had never stopped.
+            ends as if it had never stopped. Who has saved the report removes it (``resume.discard``).
         is_stopped: asked about ten times a second whether to stop.
+        say: told that ``resume`` cannot be written for now.
 
     Raises:
         StoppedError: ``is_stopped`` said so.
-        ScenarioError: ``resume`` is of something else, or cannot be written.
+        ScenarioError: ``resume`` is of something else, or cannot be written when ``is_stopped`` said so.
     """
-    keeper = Keeper(resume, scenario, device, is_stopped) if resume is not None else None
+    keeper = Keeper(resume, scenario, device, is_stopped, say) if resume is not None else None
     simulation = (keeper.load() if keeper is not None else None) or begin(scenario, device)
     while not simulation.run(progress, keeper.is_due if keeper is not None else is_stopped):
         if keeper is not None:
             keeper.save(simulation)
         if keeper is None or keeper.is_interrupted:
             raise StoppedError
-    report = simulation.report(title)
-    if keeper is not None:
-        keeper.discard()
-    return report
+    return simulation.report(title)
 
 
 def begin(scenario: Scenario, device: str = "cpu") -> Simulation | EnsembleSimulation:

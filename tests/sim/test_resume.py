@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from array import array
 from collections import Counter, defaultdict, deque
 from pathlib import Path
@@ -14,6 +16,7 @@ import torch
 
 from p2ptrain.errors import ScenarioError
 from p2ptrain.sim import snapshot
+from p2ptrain.sim.resume import discard
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import StoppedError, simulate
 from p2ptrain.sim.transfers import Pipe
@@ -87,7 +90,7 @@ def test_interrupted_again_and_again_it_ends_the_same(make, tmp_path, monkeypatc
             times += 1
     assert times >= 3
     assert resumed.without_cost() == whole.without_cost()
-    assert not path.exists()
+    assert path.exists()  # the report is not saved yet
 
 
 def test_it_is_kept_now_and_then_without_being_asked(make, tmp_path, monkeypatch):
@@ -97,7 +100,43 @@ def test_it_is_kept_now_and_then_without_being_asked(make, tmp_path, monkeypatch
     path, seen = tmp_path / "kept", []
     simulate(make(), resume=path, progress=lambda share: seen.append(path.exists()))
     assert any(seen)
+    assert path.exists()
+    discard(path)
     assert not path.exists()
+
+
+def fill(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(target: Path, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("p2ptrain.files.replace", full)
+
+
+def test_a_full_disk_is_told_once_and_does_not_end_a_simulation(make, tmp_path, monkeypatch):
+    monkeypatch.setattr("p2ptrain.sim.resume.EVERY_S", 0.0)
+    monkeypatch.setattr("p2ptrain.sim.resume.DEAR", 0.0)
+    monkeypatch.setattr("p2ptrain.sim.simulation.SLICE_S", 0.001)
+    path, said, scenario = tmp_path / "kept", [], make()
+    fill(monkeypatch)
+    done = simulate(scenario, resume=path, say=said.append)
+    assert said == [f"not kept: {path} cannot be written: No space left on device; the simulation goes on"]
+    assert done.without_cost() == simulate(scenario).without_cost()
+    assert not path.exists()
+
+
+def test_who_is_stopped_where_the_disk_is_full_keeps_what_was_kept_before(make, tmp_path, monkeypatch):
+    path = tmp_path / "kept"
+    scenario = interrupted(make, path)
+    before = path.read_bytes()
+    fill(monkeypatch)
+    with pytest.raises(ScenarioError) as caught:
+        simulate(scenario, resume=path, is_stopped=lambda: True)
+    assert "goes on from what was kept before" in caught.value.remedy
+    assert path.read_bytes() == before
+    path.unlink()
+    with pytest.raises(ScenarioError) as caught:
+        simulate(scenario, resume=path, is_stopped=lambda: True)
+    assert "begins anew" in caught.value.remedy
 
 
 def interrupted(make, path: Path) -> Scenario:

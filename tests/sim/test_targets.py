@@ -222,3 +222,14 @@ def test_a_disk_that_fills_meanwhile_costs_no_report(
     printed = capsys.readouterr()
     assert "exchanges made" in printed.out
     assert "The simulation is done, and its report is lost." in printed.err
+    kept = path.with_name("r.json.part")
+    full.clear()
+    with pytest.raises(StoppedError):
+        door.simulate(reality.load(path).simulated(), title="swarm", resume=kept, is_stopped=lambda: True)
+    full.update((path.parent, refuge))
+    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
+    assert f"The simulation is done, and {kept} has it but for its end." in capsys.readouterr().err
+    full.discard(refuge)
+    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
+    assert not kept.exists()
+    assert len(list(refuge.iterdir())) == 1
