@@ -91,6 +91,8 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
             return [f"{path}: found {shown(entry['input'])}: {entry['ctx']['error']}"]
         case "model_type" | "model_attributes_type" | "dict_type":
             return [f"{path}: input should be a table of fields, found {shown(entry['input'])}"]
+        case "list_type" if _sections(_field(name, root, tag).annotation):
+            return [f"{path}: input should be a list of tables of fields, found {shown(entry['input'])}"]
         case "less_than" | "less_than_equal" | "greater_than" | "greater_than_equal":
             bounds = _bounds(_field(name, root, tag)) or _message(entry)
             return [f"{path}: {bounds}, found {shown(entry['input'])}"]
@@ -103,10 +105,18 @@ def _bounds(field: FieldInfo) -> str:
     found = [
         f"{word} {getattr(each, kind):g}" if isinstance(getattr(each, kind), float) else f"{word} {getattr(each, kind)}"
         for kind, word in words.items()
-        for each in field.metadata
+        for each in (*field.metadata, *_nested_metadata(field.annotation))
         if hasattr(each, kind)
     ]
     return f"input should be {' and '.join(found)}" if found else ""
+
+
+def _nested_metadata(annotation: Any) -> list[Any]:
+    """Of what lies inside of a type: ``Annotated[float, Field(ge=0)] | None``."""
+    found: list[Any] = []
+    for argument in get_args(annotation):
+        found += argument.metadata if isinstance(argument, FieldInfo) else _nested_metadata(argument)
+    return found
 
 
 def _message(entry: Mapping[str, Any]) -> str:

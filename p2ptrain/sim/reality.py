@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from p2ptrain.errors import ScenarioError
 from p2ptrain.manifest.section import Section
 from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
-from p2ptrain.sim.scenario_file import parsed, read
+from p2ptrain.sim.scenario_file import by_name, parsed, read
 
 BOOTSTRAP = "bootstrap"
 """What partitions call the bootstrap; no group may be called so."""
@@ -169,7 +169,8 @@ class RealScenario(Scenario):
         if self.bootstrap != Bootstrap():
             faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
         if faults:
-            raise ScenarioError("\n".join(faults), "Run it with p2ptrain testnet --scenario, or leave these out.")
+            lines = by_name(faults, [group.name for group in self.peers])
+            raise ScenarioError("\n".join(lines), "Run it with p2ptrain testnet --scenario, or leave these out.")
         data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"})
         for group in data["peers"]:
             for field in set(RealGroup.model_fields) - set(Group.model_fields):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,9 @@ S = TypeVar("S", bound=Scenario)
 
 MAX_CHARACTERS = 1 << 20
 """Of a file; a thousand groups are a tenth of it."""
+
+_NUMBERED = re.compile(r"^peers\[(\d+)\]")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,24}")
 
 REMEDY = "Mend these fields; docs/SIMULATOR.md explains all of them."
 
@@ -59,9 +63,27 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
     try:
         return schema.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError("\n".join(told(error, schema, ("learner",))), REMEDY) from None
+        groups = data.get("peers") if isinstance(data, Mapping) else None
+        groups = groups if isinstance(groups, list) else []
+        names = [group.get("name") if isinstance(group, Mapping) else None for group in groups]
+        raise ScenarioError("\n".join(by_name(told(error, schema, ("learner",)), names)), REMEDY) from None
     except RecursionError:
         raise _beyond_reading("the scenario") from None
+
+
+def by_name(lines: Iterable[str], names: Sequence[object]) -> list[str]:
+    """Lines about ``peers[0].…`` as ``peers.home.…``, where the group has a name and no other has it."""
+
+    return [_by_name(line, names) for line in lines]
+
+
+def _by_name(line: str, names: Sequence[object]) -> str:
+    found = _NUMBERED.match(line)
+    name = names[int(found[1])] if found is not None else None
+    if found is None or not isinstance(name, str) or not _NAME.fullmatch(name) or names.count(name) > 1:
+        return line
+    called = f"peers.{name}"
+    return called + line[found.end() :].replace("; did you mean peers.", f"; did you mean {called}.")
 
 
 def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from p2ptrain.errors import ScenarioError
 from p2ptrain.manifest import Manifest, preset, with_changes
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.reality import RealGroup, RealScenario
+from p2ptrain.sim.scenario_file import by_name
 from peer.lab.script import Script
 from peer.lab.stages import StageName
 
@@ -26,7 +27,8 @@ def check(scenario: RealScenario, script: Script, stage: StageName) -> None:
         why = "has one loopback for all" if stage == "local" else "has one network for all"
         faults.append(f"partitions: stage {stage} {why}; take --stage namespaces")
     if faults:
-        raise ScenarioError("\n".join(faults), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")
+        lines = by_name(faults, [group.name for group in scenario.peers])
+        raise ScenarioError("\n".join(lines), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")
 
 
 def _learner_faults(scenario: RealScenario) -> list[str]:

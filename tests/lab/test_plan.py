@@ -42,7 +42,7 @@ def refused(data: dict[str, Any], stage: StageName, *changes: str) -> str:
         ("run.failed_exchanges=0.1", "run.failed_exchanges"),
         ("run.split=test", "run.split"),
         ("pace.policy=by_speed", "pace.policy"),
-        ("peers.home.loss=0.1", "peers[0].loss"),
+        ("peers.home.loss=0.1", "peers.home.loss"),
         ("peers.home.count=65", "peers: 66 in all"),
     ],
 )
@@ -54,11 +54,11 @@ def test_what_real_peers_cannot_do_is_refused_everywhere(tiny: dict[str, Any], c
 @pytest.mark.parametrize(
     ("change", "field"),
     [
-        ("peers.home.up_mbit_s=1", "peers[0].up_mbit_s"),
-        ("peers.home.down_mbit_s=1", "peers[0].down_mbit_s"),
-        ("peers.office.packet_loss=0.01", "peers[1].packet_loss"),
-        ("peers.office.router=true", "peers[1].router"),
-        ('peers.home.troubles=[{what = "disk_full", at_s = 1}]', "peers[0].troubles"),
+        ("peers.home.up_mbit_s=1", "peers.home.up_mbit_s"),
+        ("peers.home.down_mbit_s=1", "peers.home.down_mbit_s"),
+        ("peers.office.packet_loss=0.01", "peers.office.packet_loss"),
+        ("peers.office.router=true", "peers.office.router"),
+        ('peers.home.troubles=[{what = "disk_full", at_s = 1}]', "peers.home.troubles"),
         ('partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["office"]]}]', "partitions"),
     ],
 )

@@ -34,11 +34,11 @@ def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ("peers.home.router=true", "peers[0].router: only p2ptrain testnet --stage namespaces has that"),
-        ("peers.home.packet_loss=0.01", "peers[0].packet_loss: only p2ptrain testnet --stage namespaces has that"),
-        ("peers.home.returns=resumed", "peers[0].returns: only p2ptrain testnet has resumed"),
-        ("peers.home.clock_off_s=9", "peers[0].clock_off_s: only p2ptrain testnet has that"),
-        (BROKEN, "peers[0].troubles: only p2ptrain testnet has that"),
+        ("peers.home.router=true", "peers.home.router: only p2ptrain testnet --stage namespaces has that"),
+        ("peers.home.packet_loss=0.01", "peers.home.packet_loss: only p2ptrain testnet --stage namespaces has that"),
+        ("peers.home.returns=resumed", "peers.home.returns: only p2ptrain testnet has resumed"),
+        ("peers.home.clock_off_s=9", "peers.home.clock_off_s: only p2ptrain testnet has that"),
+        (BROKEN, "peers.home.troubles: only p2ptrain testnet has that"),
         (PARTED, "partitions: only p2ptrain testnet --stage namespaces has them"),
         ("bootstrap.dies_at_s=3", "bootstrap: the simulator has none; only p2ptrain testnet has"),
     ],
@@ -57,19 +57,19 @@ def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ("peers.home.name=bootstrap", "peers[0].name: bootstrap is the bootstrap's name"),
+        ("peers.home.name=bootstrap", "peers.bootstrap.name: bootstrap is the bootstrap's name"),
         ("bootstrap.returns_after_s=3", "bootstrap.returns_after_s: it does not die; give dies_at_s"),
         (
             BROKEN.replace("1}", "1, for_s = 2}"),
-            "peers[0].troubles[0].for_s: a daemon that died stays dead; leave it out",
+            "peers.home.troubles[0].for_s: a daemon that died stays dead; leave it out",
         ),
-        ("peers.home.leaves_every_s=9", "peers[0].leaves_every_s: give leaves_at_s, when the first goes"),
+        ("peers.home.leaves_every_s=9", "peers.home.leaves_every_s: give leaves_at_s, when the first goes"),
         ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
         (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
         (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
         (PARTED.replace("bootstrap", "home"), "partitions[0].sides: each side needs a group, and each group is on one"),
-        ("peers.home.lie=flud", "peers[0].lie: input should be 'progress', 'garbage'"),
-        ("peers.home.ruoter=true", "peers[0].ruoter: unknown field; did you mean peers.router?"),
+        ("peers.home.lie=flud", "peers.home.lie: input should be 'progress', 'garbage'"),
+        ("peers.home.ruoter=true", "peers.home.ruoter: unknown field; did you mean peers.home.router?"),
     ],
 )
 def test_what_is_wrong_is_told(plain: dict[str, Any], change: str, line: str) -> None:

@@ -34,16 +34,27 @@ def test_there_are_examples() -> None:
     ("change", "line"),
     [
         ("outer.inner_step=3", "outer.inner_step: unknown field; did you mean outer.inner_steps?"),
-        ("peers.home.up_mbits=3", "peers[0].up_mbits: unknown field; did you mean peers.up_mbit_s?"),
+        ("peers.home.up_mbits=3", "peers.home.up_mbits: unknown field; did you mean peers.home.up_mbit_s?"),
         ("lerner.kind=bytes", "lerner: unknown section; did you mean learner?"),
         ("learner.kind=byte", "learner.kind: 'byte' is not known; did you mean bytes?"),
         ("peers.home.leaves=kiled", "found 'kiled'; did you mean killed?"),
-        ("peers.home.lie=brag", "peers[0].lie: input should be 'progress', 'garbage', 'silent'"),
-        ("peers.home.step_s=0", "peers[0].step_s: input should be at least 1e-06 and at most 1e+06, found 0"),
-        ("peers.home.step_s=inf", "peers[0].step_s: input should be a finite number, found inf"),
-        ("peers.home.count=1.5", "peers[0].count: input should be a valid integer, found 1.5"),
-        ("peers.home.loss=1", "peers[0].loss: input should be at least 0 and less than 1, found 1"),
+        ("peers.home.lie=brag", "peers.home.lie: input should be 'progress', 'garbage', 'silent'"),
+        ("peers.home.step_s=0", "peers.home.step_s: input should be at least 1e-06 and at most 1e+06, found 0"),
+        ("peers.home.step_s=inf", "peers.home.step_s: input should be a finite number, found inf"),
+        ("peers.home.count=1.5", "peers.home.count: input should be a valid integer, found 1.5"),
+        ("peers.home.loss=1", "peers.home.loss: input should be at least 0 and less than 1, found 1"),
         ('peers.home.name=""', "peers[0].name: found ''; wanted: What the report calls the group, 1 to 24 letters"),
+        ("peers.home.up_mbit_s=0", "peers.home.up_mbit_s: input should be at least 1e-06 and at most 1e+09, found 0"),
+        (
+            "peers.home.arrives_at_s=-1",
+            "arrives_at_s: input should be at least 0 and at most 1e+09, found -1",
+        ),
+        (
+            "peers.home.leaves_at_s=0",
+            "leaves_at_s: input should be greater than 0 and at most 1e+09, found 0",
+        ),
+        ("peers=3", "peers: input should be a list of tables of fields, found 3"),
+        ("peers.home.freezes=3", "peers.home.freezes: input should be a list of tables of fields, found 3"),
         ("outer=3", "outer: input should be a table of fields, found 3"),
         ("learner=3", "learner: input should be a table of fields, found 3"),
         ("outer.recipe=swam", "outer.recipe: no recipe is called 'swam'; did you mean swarm?"),
@@ -59,12 +70,12 @@ def test_there_are_examples() -> None:
         ("outer.partners=6", "outer.partners: 6, and there are only 5 others to meet at once"),
         ("run.tokens_per_peer=80", "run.outer_steps: give either outer_steps or tokens_per_peer"),
         ("peers.home.leaves_at_s=0.5", None),
-        ("peers.home.returns_after_s=1", "peers[0].returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
+        ("peers.home.returns_after_s=1", "peers.home.returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
         ("peers.home.lie=silent", "peers: all of them lie; at least one group must be honest"),
-        ("peers.home.count=200000", "peers[0].count: input should be at least 1 and at most 100000, found 200000"),
+        ("peers.home.count=200000", "peers.home.count: input should be at least 1 and at most 100000, found 200000"),
         (
             "peers.home.freezes=[{at_s = 5, for_s = 9}, {at_s = 10, for_s = 1}]",
-            "peers[0].freezes: they overlap",
+            "peers.home.freezes: they overlap",
         ),
     ],
 )
@@ -75,8 +86,12 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
     assert any(line in problem for problem in problems(basic, change)), problems(basic, change)
 
 
-def test_a_wrong_field_among_groups_is_counted_from_zero(basic: dict[str, Any]) -> None:
+def test_a_wrong_field_among_groups_is_named_by_its_group_or_counted_from_zero(basic: dict[str, Any]) -> None:
     basic["peers"].append({"name": "away", "count": 1, "step_s": -1.0})
+    assert problems(basic) == ["peers.away.step_s: input should be at least 1e-06 and at most 1e+06, found -1.0"]
+    basic["peers"][1].pop("name")
+    assert problems(basic) == ["peers[1].step_s: input should be at least 1e-06 and at most 1e+06, found -1.0"]
+    basic["peers"][1]["name"] = "home"
     assert problems(basic) == ["peers[1].step_s: input should be at least 1e-06 and at most 1e+06, found -1.0"]
 
 
@@ -96,7 +111,7 @@ def test_a_learner_that_diverges_is_refused_with_the_bound(basic: dict[str, Any]
 
 def test_who_leaves_before_coming_is_refused(basic: dict[str, Any]) -> None:
     basic["peers"][0] |= {"arrives_at_s": 9.0, "leaves_at_s": 9.0}
-    assert problems(basic) == ["peers[0].leaves_at_s: 9.0 is not after arrives_at_s, 9.0"]
+    assert problems(basic) == ["peers.home.leaves_at_s: 9.0 is not after arrives_at_s, 9.0"]
 
 
 def test_changes_reach_every_field(basic: dict[str, Any]) -> None:
