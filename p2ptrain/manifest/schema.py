@@ -151,6 +151,11 @@ class Outer(Section):
             faults.append(
                 f"outer.exchanges_per_step: {exchanges}, and recipe {recipe.name} plans its exchanges; set it to 0"
             )
+        if self.partners > 1 and recipe.mixes and all(mix.who == "random" for mix in recipe.mixes):
+            faults.append(
+                f"outer.partners: {self.partners}, and recipe {recipe.name} meets one at a time; set it to 1, and"
+                " outer.exchanges_per_step to how many it is to meet in an outer step"
+            )
         if self.fragments == 1 and any(mix.share < 1 for mix in recipe.mixes):
             faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of them; set at least 2")
         if recipe.every_step and self.inner_steps != 1:

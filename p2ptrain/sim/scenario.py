@@ -217,10 +217,12 @@ def _outer_faults(scenario: Scenario) -> list[str]:
     faults = outer.recipe_faults() + codec.recipe_faults(outer.recipe)
     if scenario.needs_everybody:
         faults += _collective_faults(scenario)
-    if outer.partners >= scenario.total_peers:
-        faults.append(
-            f"outer.partners: {outer.partners}, and there are only {scenario.total_peers - 1} others to meet at once"
-        )
+    others = scenario.total_peers - 1
+    if others == 0:
+        faults.append("peers: one alone, who has nobody to meet; give a count of 2 or another group")
+    elif outer.partners > others and not any(fault.startswith("outer.partners: ") for fault in faults):
+        there = "is only 1 other" if others == 1 else f"are only {others} others"
+        faults.append(f"outer.partners: {outer.partners}, and there {there} to meet at once")
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(
             f"outer.fragments_per_exchange: {outer.fragments_per_exchange} exceeds outer.fragments, {outer.fragments}"
@@ -256,13 +258,17 @@ def _collective_faults(scenario: Scenario) -> list[str]:
             f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} sends at most one after each of its"
             f" {scenario.outer.inner_steps} inner steps; some would never be sent"
         )
-    for place, group in enumerate(scenario.peers):
-        changes = group.leaves_at_s, group.stays_s, group.lie, group.arrives_at_s or None, *group.freezes
-        if any(change is not None for change in changes):
-            faults.append(
-                f"peers[{place}]: recipe {recipe} averages over everybody, who must come, stay and be honest; for"
-                " failures there is run.failed_exchanges"
-            )
+    changing = [
+        name
+        for name, group in scenario.named()
+        if group.freezes or group.arrives_at_s or (group.leaves_at_s, group.stays_s, group.lie) != (None, None, None)
+    ]
+    if changing:
+        first, more = ", ".join(changing[:3]), f" and {len(changing) - 3} more" if len(changing) > 3 else ""
+        faults.append(
+            f"peers: recipe {recipe} averages over everybody, who must come at once, stay and be honest, and"
+            f" {first}{more} {'does' if len(changing) == 1 else 'do'} not; for failures there is run.failed_exchanges"
+        )
     if scenario.pace.policy not in ("fixed", "rank"):
         faults.append(f"pace.policy: {scenario.pace.policy}, and recipe {recipe} has everybody make as many steps")
     return faults

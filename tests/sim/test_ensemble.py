@@ -289,9 +289,13 @@ def test_the_policy_needs_an_average_and_a_rank() -> None:
 
 
 def test_what_lockstep_does_not_have_is_refused_in_one_line() -> None:
-    assert "recipe diloco averages over everybody, who must come, stay and be honest" in refusal(
-        peers=[LINE | {"leaves_at_s": 5.0}]
+    assert (
+        "recipe diloco averages over everybody, who must come at once, stay and be honest, and peers-1 does"
+        in refusal(peers=[LINE | {"leaves_at_s": 5.0}])
     )
+    told = refusal(peers=[LINE | {"arrives_at_s": 5.0 * place} for place in range(6)])
+    assert told.count("averages over everybody") == 1
+    assert "and peers-2, peers-3, peers-4 and 2 more do not; for failures there is run.failed_exchanges" in told
     assert "modular4 has a meaning between two peers only" in refusal(
         recipe="factored_gossip_global_none", name="modular4"
     )

@@ -67,7 +67,8 @@ def test_there_are_examples() -> None:
         ("codec.gradients=int8", None),
         ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
-        ("outer.partners=6", "outer.partners: 6, and there are only 5 others to meet at once"),
+        ("outer.partners=2", "outer.partners: 2, and recipe swarm meets one at a time; set it to 1"),
+        ("peers.home.count=1", "peers: one alone, who has nobody to meet; give a count of 2 or another group"),
         ("run.tokens_per_peer=80", "run.outer_steps: give either outer_steps or tokens_per_peer"),
         ("peers.home.leaves_at_s=0.5", None),
         ("peers.home.returns_after_s=1", "peers.home.returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
@@ -84,6 +85,12 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
         parse(changed(basic, (change,)))
         return
     assert any(line in problem for problem in problems(basic, change)), problems(basic, change)
+
+
+@pytest.mark.parametrize(("count", "there"), [(6, "are only 5 others"), (2, "is only 1 other")])
+def test_nobody_meets_more_at_once_than_there_are(basic: dict[str, Any], count: int, there: str) -> None:
+    planned = ("outer.recipe=gasloc", "outer.exchanges_per_step=0", "outer.partners=6", f"peers.home.count={count}")
+    assert problems(basic, *planned) == [f"outer.partners: 6, and there {there} to meet at once"]
 
 
 def test_a_wrong_field_among_groups_is_named_by_its_group_or_counted_from_zero(basic: dict[str, Any]) -> None:
