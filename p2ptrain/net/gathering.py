@@ -272,7 +272,8 @@ class _Line:
             answer = (await receive_payload(link, [size]))[0]
         except BaseException:  # broken off: what comes next on it is no answer
             self._link, self.is_promised = None, False
-            await link.close()
+            with contextlib.suppress(NetworkError):
+                await link.close()
             raise
         self._asked_at = _now()
         return answer
@@ -282,10 +283,10 @@ class _Line:
         link, self._link, self.is_promised = self._link, None, False
         if link is None:
             return
-        if not self._asking.locked():
-            with contextlib.suppress(NetworkError):
+        with contextlib.suppress(NetworkError):
+            if not self._asking.locked():
                 await say(link, ["enough"])
-        await link.close()
+            await link.close()
 
 
 def _now() -> float:

@@ -56,18 +56,16 @@ async def receive_payload(
     lengths: Sequence[int],
     buffers: Buffers | None = None,
     pace: Pace | None = None,
-    kept: list[bytearray] | None = None,
 ) -> list[bytearray]:
     """Receive parts of exactly these lengths. NetworkError when the stream ends early, RemoteError when it differs.
 
     Args:
         buffers: where to take the parts' memory from; None: allocate it. Give it back when nobody reads them any more.
         pace: how slow the whole may be. NetworkError when it is slower.
-        kept: the list to put whole parts into, for who wants those that came before a failure.
     """
     buffers, pace = buffers or Buffers(), pace or Pace()
     begun = asyncio.get_running_loop().time()
-    received, parts = 0, kept if kept is not None else []
+    received, parts = 0, list[bytearray]()
     try:
         async with asyncio.timeout(None) as deadline:
             for index, length in enumerate(lengths):

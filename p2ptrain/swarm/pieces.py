@@ -34,7 +34,7 @@ MOST_DONORS = 3
 
 PIECE_BYTES = 4 << 20
 """The longest piece: fragments that are longer are cut. Both sides cut alike, so this is part of the protocol. A lost
-donor costs at most one; and of the time that one takes at 100 Mbit/s, .3 s, a round trip between two is a fourth."""
+donor costs at most one. At 100 Mbit/s one takes .3 s, and the round trip before it, of .1 s, a quarter of the whole."""
 
 NEAR = 0.5
 """Two copies that differ by no more than this share of their length are of one swarm. Of equally fast peers .31
@@ -54,8 +54,8 @@ seconds more. Guesses."""
 PATIENCE = 4.0
 """A piece may take so many times as long as its donor's last one did. A line may be shared by so many exchanges."""
 
-PIECE_BOUNDS_S = (5.0, 300.0)
-"""Of a piece's deadline. Guesses."""
+PIECE_BOUNDS_S = (30.0, 300.0)
+"""Of a piece's deadline, dialing its donor included, which may take 20 s (``net.links.Limits``). Guesses."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ import asyncio
 import msgpack
 import pytest
 import torch
+from donors import F, N, Weights, honest, published
 
-from p2ptrain.codec import get
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
@@ -19,29 +19,14 @@ from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import receive_payload
 from p2ptrain.net.talk import say
 from p2ptrain.ports import Link
-from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.train.payloads import Snapshot
 from p2ptrain.train.sketch import SKETCH_BYTES, sketch
 
 ME, A = PeerId("me"), PeerId("a")
-F, N = 4, 5000
-COMMON = [torch.randn(N, generator=torch.Generator().manual_seed(number)) for number in range(F)]
-Weights = list[torch.Tensor]
-
-
-def honest(seed: int) -> Weights:
-    """3 % off the others."""
-    random = torch.Generator().manual_seed(1000 + seed)
-    return [part + 0.03 * torch.randn(N, generator=random) for part in COMMON]
 
 
 def as_bytes(weights: Weights) -> list[bytes]:
     return [part.numpy().tobytes() for part in weights]
-
-
-def published(weights: Weights) -> Payloads:
-    payloads = Payloads([part.numel() for part in weights], get("fp32", 1024), None)
-    payloads.publish(Snapshot(1, tuple(weights), tuple(weights)))
-    return payloads
 
 
 async def asked(link: Link, *questions: list[object]) -> list[bytes]:
