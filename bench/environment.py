@@ -23,20 +23,22 @@ def environment() -> dict[str, str]:
         "python": platform.python_version(),
         "torch": metadata.version("torch"),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "commit": _commit(),
+        "commit": commit_of(ROOT),
     }
 
 
-def _commit() -> str:
-    """The commit under measurement, marked where the working tree differs in more than results; unknown outside git."""
+def commit_of(folder: Path) -> str:
+    """The commit of the checkout that a folder lies in, marked where its files differ in more than results."""
     try:
-        commit = _git("rev-parse", "--short=12", "HEAD")
-        changed = _git("diff", "--name-only", "HEAD", "--", ".", *(f":!{each}" for each in WRITTEN))
+        commit = _git(folder, "rev-parse", "--short=12", "HEAD")
+        changed = _git(
+            folder, "diff", "--name-only", "HEAD", "--", ":/", *(f":(top,exclude){each}" for each in WRITTEN)
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
     return f"{commit}-dirty" if changed else commit
 
 
-def _git(*words: str) -> str:
-    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+def _git(folder: Path, *words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, check=True)
     return done.stdout.strip()

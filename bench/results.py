@@ -1,6 +1,6 @@
 """Writes measured figures into ``docs/RESULTS.md``, between the marks that it carries for them.
 
-    python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json …]
+    python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json …] [--lab out/lab/report.json …]
 
 Each part is replaced as a whole; what no file is named for, or what does not exist, stays as it is.
 """
@@ -14,6 +14,8 @@ from typing import Any
 
 import click
 
+from bench import lab
+from bench.environment import commit_of
 from bench.table import markdown, rows
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "RESULTS.md"
@@ -23,13 +25,17 @@ FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 @click.command()
 @click.option("--bench", type=FILE, help="What `python -m bench` wrote.")
 @click.option("--demo", "demos", multiple=True, type=FILE, help="A testnet's summary.json; one per seed.")
-def main(bench: Path | None, demos: tuple[Path, ...]) -> None:
+@click.option("--lab", "labs", multiple=True, type=FILE, help="The laboratory's report.json; one per run.")
+def main(bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...]) -> None:
     """Write measured figures into docs/RESULTS.md."""
     text = DOCUMENT.read_text(encoding="utf-8")
     if bench is not None:
         text = replaced(text, "bench", bench_lines(json.loads(bench.read_bytes())))
     if demos:
         text = replaced(text, "demo", demo_lines([json.loads(each.read_bytes()) for each in demos]))
+    if labs:
+        runs = [lab.Run(commit_of(each.parent), json.loads(each.read_bytes())) for each in labs]
+        text = replaced(text, "lab", lab.lines(runs))
     DOCUMENT.write_text(text, encoding="utf-8")
     click.echo(f"{DOCUMENT}: written")
 

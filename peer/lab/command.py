@@ -12,6 +12,7 @@ import tempfile
 import traceback
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from peer.lab.report import Verdict
 from peer.lab.script import Script, written
 from peer.lab.stages import StageName, members
 from peer.testnet.plan import Plan, claimed, lay_out
+from peer.testnet.report import machine
 
 EXIT_FAILED = 1
 FOLDER_PREFIX = "p2pt-lab-"
@@ -84,7 +86,7 @@ def _acted_out(
         why = f"{type(error).__name__}: {error}"
         console.print(traceback.format_exc(), markup=False, soft_wrap=True)
     console.print(f"{path.stem} FAILED: {why}", style="bold red", markup=False, soft_wrap=True)
-    return reports.refused(path.stem, stage, why).document()
+    return _dated(reports.refused(path.stem, stage, why))
 
 
 def _check_stage(stage: StageName) -> None:
@@ -135,7 +137,7 @@ def act_out(
             course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads)
             if course["troubles"]:
                 verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
-                files.replace(out / "report.json", _json(verdict.document()))
+                files.replace(out / "report.json", _json(_dated(verdict)))
                 _show(verdict, out, _console())
                 return EXIT_FAILED
             if calms is not None:
@@ -145,7 +147,7 @@ def act_out(
         if calm is not None:
             figures["compared"] = reports.compared(own, figures["undisturbed"])
         verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
-        files.replace(out / "report.json", _json(verdict.document()))
+        files.replace(out / "report.json", _json(_dated(verdict)))
         concluded = stage != "docker" or closing.conclude(out, script, course, verdict.faults, threads, _console())
         _show(verdict, out, _console())
     return 0 if verdict.passed and concluded else EXIT_FAILED
@@ -278,6 +280,11 @@ def _namespaces_in_use() -> set[str]:
         with contextlib.suppress(OSError):  # just gone, or another user's
             found.add(str(place.readlink()))
     return found
+
+
+def _dated(verdict: Verdict) -> dict[str, Any]:
+    """The report as it is kept: with the machine that it is of, and when it was written."""
+    return verdict.document() | {"machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
 
 
 def _json(document: Any) -> bytes:

@@ -1,0 +1,113 @@
+"""The table that docs/RESULTS.md has of the laboratory's reports."""
+
+import json
+import subprocess
+
+from bench.environment import commit_of
+from bench.lab import Run, lines
+
+
+def report(scenario, *, passed=True, **limits):
+    return {
+        "scenario": scenario,
+        "passed": passed,
+        "machine": "an abacus",
+        "date": "noon",
+        "limits": limits,
+    }
+
+
+def limit(found, kept=True, **bounds):
+    return {"found": found, "kept": kept, **bounds}
+
+
+def test_each_limit_is_a_row_with_what_each_run_found():
+    first = Run("aaa", [report("kill", stayed=limit(3.0, at_least=3.0), stall=limit(0.31234, at_most=1.0))])
+    second = Run("bbb", [report("kill", stayed=limit(4.0, at_least=3.0), stall=limit(0.5, at_most=1.0))])
+
+    assert lines([first, second]) == [
+        "- run 1: 1 of 1 scenarios passed; an abacus; noon to noon; commit aaa",
+        "- run 2: 1 of 1 scenarios passed; an abacus; noon to noon; commit bbb",
+        "",
+        "| scenario | figure | asked for | run 1 | run 2 |",
+        "|---|---|---|---|---|",
+        "| kill | passed |  | yes | yes |",
+        "|  | stayed | >= 3 | 3 | 4 |",
+        "|  | stall | <= 1 | 0.3123 | 0.5 |",
+    ]
+
+
+def test_what_was_missed_stands_out_and_what_was_not_measured_is_said():
+    shown = lines(
+        [
+            Run(
+                "aaa",
+                [report("late", passed=False, donors=limit(1.0, kept=False, at_least=2.0), loss=limit(None, False))],
+            )
+        ]
+    )
+    assert shown[0].startswith("- run 1: 0 of 1 scenarios passed")
+    assert "| late | passed |  | NO |" in shown
+    assert "|  | donors | >= 2 | **1, MISSED** |" in shown
+    assert "|  | loss |  | **none, MISSED** |" in shown
+
+
+def test_both_bounds_are_told_and_one_number_where_they_meet():
+    shown = lines([Run("aaa", [report("x", a=limit(2, at_least=1, at_most=3), b=limit(1, at_least=1, at_most=1))])])
+    assert "|  | a | >= 1, <= 3 | 2 |" in shown
+    assert "|  | b | 1 | 1 |" in shown
+
+
+def test_limits_that_always_hold_are_told_only_where_they_did_not():
+    kept, left = limit(0.0, at_most=0.0), limit(2.0, kept=False, at_most=0.0)
+    shown = lines([Run("aaa", [report("x", passed=False, left_sockets=kept, left_processes=left)])])
+    assert "|  | left_processes | <= 0 | **2, MISSED** |" in shown
+    assert not any("left_sockets" in line for line in shown)
+
+
+def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
+    shown = lines([Run("aaa", [report("x", a=limit(1, at_most=3))]), Run("bbb", [report("y", b=limit(2, at_most=3))])])
+    assert shown[-4:] == [
+        "| x | passed |  | yes |  |",
+        "|  | a | <= 3 | 1 |  |",
+        "| y | passed |  |  | yes |",
+        "|  | b | <= 3 |  | 2 |",
+    ]
+
+
+def test_a_report_is_of_the_commit_of_the_checkout_it_lies_in(tmp_path):
+    def git(*words):
+        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
+        return subprocess.run(
+            ["git", *author, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    git("init", "-q")
+    (tmp_path / "out" / "lab").mkdir(parents=True)
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "RESULTS.md").write_text("before")
+    (tmp_path / "code.py").write_text("1")
+    git("add", "docs", "code.py")
+    git("commit", "-q", "-m", "first")
+    commit = git("rev-parse", "--short=12", "HEAD")
+
+    assert commit_of(tmp_path / "out" / "lab") == commit
+    (tmp_path / "docs" / "RESULTS.md").write_text("after")
+    assert commit_of(tmp_path / "out" / "lab") == commit
+    (tmp_path / "code.py").write_text("2")
+    assert commit_of(tmp_path / "out" / "lab") == f"{commit}-dirty"
+
+
+def test_without_a_checkout_the_commit_is_unknown(tmp_path, monkeypatch):
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert commit_of(tmp_path) == "unknown"
+
+
+def test_a_kept_report_says_of_which_machine_and_when_it_is(tmp_path):
+    from peer.lab.command import _dated
+    from peer.lab.report import refused
+
+    kept = json.loads(json.dumps(_dated(refused("kill", "local", "no such file"))))
+    assert kept["machine"]
+    assert kept["date"].endswith("+00:00")
+    assert kept["faults"] == ["no such file"]
