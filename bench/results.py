@@ -1,6 +1,7 @@
 """Writes measured figures into ``docs/RESULTS.md``, between the marks that it carries for them.
 
     python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json …] [--lab out/lab/report.json …]
+        [--rivals out/rivals/rivals.json]
 
 Each part is replaced as a whole; what no file is named for, or what does not exist, stays as it is.
 """
@@ -16,6 +17,7 @@ import click
 
 from bench import lab
 from bench.environment import commit_of
+from bench.rivals.table import markdown as rivals_lines
 from bench.table import markdown, rows
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "RESULTS.md"
@@ -26,7 +28,8 @@ FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 @click.option("--bench", type=FILE, help="What `python -m bench` wrote.")
 @click.option("--demo", "demos", multiple=True, type=FILE, help="A testnet's summary.json; one per seed.")
 @click.option("--lab", "labs", multiple=True, type=FILE, help="The laboratory's report.json; one per run.")
-def main(bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...]) -> None:
+@click.option("--rivals", type=FILE, help="What `python -m bench.rivals` wrote.")
+def main(bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...], rivals: Path | None) -> None:
     """Write measured figures into docs/RESULTS.md."""
     text = DOCUMENT.read_text(encoding="utf-8")
     if bench is not None:
@@ -36,6 +39,8 @@ def main(bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...]) ->
     if labs:
         runs = [lab.Run(commit_of(each.parent), json.loads(each.read_bytes())) for each in labs]
         text = replaced(text, "lab", lab.lines(runs))
+    if rivals is not None:
+        text = replaced(text, "rivals", rivals_lines(json.loads(rivals.read_bytes())["runs"]))
     DOCUMENT.write_text(text, encoding="utf-8")
     click.echo(f"{DOCUMENT}: written")
 

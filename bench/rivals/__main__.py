@@ -15,10 +15,10 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from bench.environment import environment
+from bench.environment import ROOT, environment
 from bench.rivals.course import RECIPES, RIVALS, SIZES, Case, Course
 from bench.rivals.reading import figures, notes_of
-from bench.rivals.table import HEADINGS, lines
+from bench.rivals.table import HEADINGS, lines, merged
 from p2ptrain import files
 from p2ptrain.errors import UserError
 from p2ptrain.manifest import create_run, sign_run
@@ -26,6 +26,7 @@ from peer.lab.cell import run_in_a_cell
 from peer.lab.hosts import rehearse
 from peer.lab.namespaces import check_means
 
+KNOWN = ROOT / "docs" / "results" / "rivals.json"
 STOP_S = 240.0
 """For a run that is asked to end."""
 
@@ -39,6 +40,12 @@ STOP_S = 240.0
     "--hurry", type=click.FloatRange(1.0), default=1.0, help="Divide all times by this, to see that it works."
 )
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/rivals"), show_default=True)
+@click.option(
+    "--known",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=KNOWN,
+    help="A rivals.json of earlier runs: what stands there is not run again.  [default: docs/results/rivals.json]",
+)
 def main(
     rivals: tuple[str, ...],
     sizes: tuple[str, ...],
@@ -46,6 +53,7 @@ def main(
     seeds: tuple[int, ...],
     hurry: float,
     out: Path,
+    known: Path,
 ) -> None:
     """Side by side on home lines: swarm, diloco and hivemind's averager. Four to nine minutes a run."""
     console = Console(highlight=False)
@@ -62,15 +70,15 @@ def main(
         for rival in RIVALS
         if not rivals or rival in rivals
     ]
+    earlier = json.loads(known.read_bytes())["runs"] if known.exists() else []
     for number, case in enumerate(cases, 1):
         folder = (out / case.name).absolute()
-        if (folder / "figures.json").exists():
+        if (folder / "figures.json").exists() or any(each["case"] == asdict(case) for each in earlier):
             continue
         console.print(f"[rivals] {number} of {len(cases)}: {case.name}", markup=False)
         run(case, folder)
-    found = [json.loads(path.read_bytes()) for path in sorted(out.glob("*/figures.json"))]
-    document = {"environment": environment(), "runs": found}
-    files.replace(out / "rivals.json", json.dumps(document, indent=1).encode())
+    found = merged(earlier, [json.loads(path.read_bytes()) for path in sorted(out.glob("*/figures.json"))])
+    files.replace(out / "rivals.json", json.dumps({"runs": found}, indent=1).encode())
     shown = Table(title="on home lines")
     for heading in HEADINGS:
         shown.add_column(heading)
@@ -106,7 +114,10 @@ def run(case: Case, folder: Path) -> None:
         if (home / "summary.json").exists()
     }
     found = figures(course, {who: notes_of(home) for who, home in homes.items()}, summaries)
-    files.replace(folder / "figures.json", json.dumps({"case": asdict(case), **found}, indent=1).encode())
+    files.replace(
+        folder / "figures.json",
+        json.dumps({"case": asdict(case), "environment": environment(), **found}, indent=1).encode(),
+    )
 
 
 if __name__ == "__main__":

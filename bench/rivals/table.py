@@ -26,6 +26,23 @@ NOTHING = "-"
 Run = Mapping[str, Any]
 
 
+def merged(earlier: Sequence[Run], fresh: Sequence[Run]) -> list[Run]:
+    """All runs, those of a case that was run again once: as it was run last."""
+    again = [run["case"] for run in fresh]
+    return [run for run in earlier if run["case"] not in again] + list(fresh)
+
+
+def markdown(runs: Sequence[Run]) -> list[str]:
+    """For a document: on which machines and which code, and the table."""
+    builds = dict.fromkeys(
+        f"- seed {run['case']['seed']}: {env['machine']}; {env['date'][:10]}; commit {env['commit']}"
+        for run in sorted(runs, key=lambda run: run["case"]["seed"])
+        for env in (run["environment"],)
+    )
+    table = [HEADINGS, ["---"] * len(HEADINGS), *lines(runs)]
+    return [*builds, "", *(f"| {' | '.join(row)} |" for row in table)]
+
+
 def lines(runs: Sequence[Run]) -> Iterator[list[str]]:
     """One line for each rival at each size and number of peers."""
     places = sorted({(run["case"]["size"], run["case"]["peers"]) for run in runs})

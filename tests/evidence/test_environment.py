@@ -23,11 +23,12 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_changed_file_is_told_but_not_what_measuring_writes(checkout: Path) -> None:
     clean = module.environment()["commit"]
     assert len(clean) == 12
+    assert module.commit_of(checkout / "docs") == clean, "from a folder of the checkout, too"
     (checkout / "docs" / "RESULTS.md").write_text("after\n", encoding="utf-8")
     (checkout / "docs" / "results" / "R1.json").unlink()
     assert module.environment()["commit"] == clean
     (checkout / "code.py").write_text("after\n", encoding="utf-8")
-    assert module.environment()["commit"] == f"{clean}-dirty"
+    assert module.environment()["commit"] == module.commit_of(checkout / "docs") == f"{clean}-dirty"
 
 
 def test_without_git_the_commit_is_not_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

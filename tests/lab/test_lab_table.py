@@ -1,9 +1,7 @@
 """The table that docs/RESULTS.md has of the laboratory's reports."""
 
 import json
-import subprocess
 
-from bench.environment import commit_of
 from bench.lab import Run, lines
 
 
@@ -73,34 +71,6 @@ def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
         "| y | passed |  |  | yes |",
         "|  | b | <= 3 |  | 2 |",
     ]
-
-
-def test_a_report_is_of_the_commit_of_the_checkout_it_lies_in(tmp_path):
-    def git(*words):
-        author = ("-c", "user.name=a", "-c", "user.email=a@example.org")
-        return subprocess.run(
-            ["git", *author, *words], cwd=tmp_path, check=True, capture_output=True, text=True
-        ).stdout.strip()
-
-    git("init", "-q")
-    (tmp_path / "out" / "lab").mkdir(parents=True)
-    (tmp_path / "docs").mkdir()
-    (tmp_path / "docs" / "RESULTS.md").write_text("before")
-    (tmp_path / "code.py").write_text("1")
-    git("add", "docs", "code.py")
-    git("commit", "-q", "-m", "first")
-    commit = git("rev-parse", "--short=12", "HEAD")
-
-    assert commit_of(tmp_path / "out" / "lab") == commit
-    (tmp_path / "docs" / "RESULTS.md").write_text("after")
-    assert commit_of(tmp_path / "out" / "lab") == commit
-    (tmp_path / "code.py").write_text("2")
-    assert commit_of(tmp_path / "out" / "lab") == f"{commit}-dirty"
-
-
-def test_without_a_checkout_the_commit_is_unknown(tmp_path, monkeypatch):
-    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert commit_of(tmp_path) == "unknown"
 
 
 def test_a_kept_report_says_of_which_machine_and_when_it_is(tmp_path):

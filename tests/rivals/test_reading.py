@@ -7,7 +7,7 @@ import pytest
 
 from bench.rivals.course import Case, Course
 from bench.rivals.reading import figures, notes_of
-from bench.rivals.table import common, lines
+from bench.rivals.table import common, lines, markdown, merged
 
 CASE = Case("swarm", "demo", 3, 1)
 ZERO, KILLED, CAME, ENDED = 1000.0, 1090.0, 1135.0, 1195.0
@@ -95,3 +95,24 @@ def test_seeds_are_a_mean_and_a_spread_and_what_is_missing_is_said() -> None:
     assert line[8] == "2.0 ± 1.4"
     [line] = lines([*runs, {"case": {**case, "seed": 3}, "stall_s": None}])
     assert line[8] == "2.0 ± 1.4 (2 of 3 runs)"
+
+
+def test_a_document_says_of_which_machine_and_code_each_seed_is() -> None:
+    def run(rival: str, seed: int, commit: str) -> dict[str, Any]:
+        environment = {"machine": "an abacus", "date": "2026-01-02T03:04:05+00:00", "commit": commit}
+        case = {"rival": rival, "size": "demo", "peers": 4, "seed": seed}
+        return {"case": case, "environment": environment, "stall_s": 1.0}
+
+    shown = markdown([run("swarm", 2, "bbb"), run("swarm", 1, "aaa"), run("diloco", 1, "aaa")])
+    assert shown[:3] == [
+        "- seed 1: an abacus; 2026-01-02; commit aaa",
+        "- seed 2: an abacus; 2026-01-02; commit bbb",
+        "",
+    ]
+    assert [row.split(" | ")[:2] for row in shown[5:]] == [["| demo, 4", "swarm"], ["| demo, 4", "diloco"]]
+
+
+def test_what_was_run_again_takes_the_place_of_what_was_known() -> None:
+    old, other = {"case": {"seed": 1}, "stall_s": 1.0}, {"case": {"seed": 2}}
+    new = {"case": {"seed": 1}, "stall_s": 2.0}
+    assert merged([old, other], [new]) == [other, new]
