@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
 
 from p2ptrain.page.server import PageServer, Place
 from p2ptrain.page.view import (
@@ -22,6 +25,8 @@ from p2ptrain.page.view import (
     plain,
 )
 
+FLAGS = ("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-dev-shm-usage")
+"""Of Chromium."""
 NOW = 1_790_000_000.0
 """Seconds since 1970: the documents' clock, which is nobody's."""
 TOKENS_PER_PEER = 1_200_000
@@ -189,3 +194,23 @@ def make_view() -> Callable[..., View]:
 @pytest.fixture
 def exchange() -> Callable[..., ExchangeRow]:
     return an_exchange
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[webdriver.Chrome]:
+    """One browser for all tests of a file: its start takes seconds. Nothing is ever downloaded for it."""
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    driver = shutil.which("chromedriver")
+    if browser is None or driver is None:
+        pytest.skip("the page is looked at with chromium and chromedriver, which are not installed")
+    options = webdriver.ChromeOptions()
+    options.binary_location = browser
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("unhandledPromptBehavior", "ignore")
+    found = webdriver.Chrome(options=options, service=Service(executable_path=driver))
+    try:
+        yield found
+    finally:
+        found.quit()

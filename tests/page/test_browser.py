@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from selenium import webdriver
 from selenium.common.exceptions import NoAlertPresentException, StaleElementReferenceException, TimeoutException
-from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -37,27 +35,6 @@ MOST_NODES_PER_PEER = 30
 DASH = "\u2013"
 HOSTILE = "<img src=x onerror=alert(1)>"
 TURNING = "\u202egnihtemos\u200b\u2066\u3164"
-FLAGS = ("--no-sandbox", "--disable-gpu", "--headless=new", "--disable-dev-shm-usage")
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[webdriver.Chrome]:
-    """One browser for all tests here: its start takes seconds. Nothing is ever downloaded for it."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    driver = shutil.which("chromedriver")
-    if browser is None or driver is None:
-        pytest.skip("the page is looked at with chromium and chromedriver, which are not installed")
-    options = webdriver.ChromeOptions()
-    options.binary_location = browser
-    for flag in FLAGS:
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    options.set_capability("unhandledPromptBehavior", "ignore")
-    found = webdriver.Chrome(options=options, service=Service(executable_path=driver))
-    try:
-        yield found
-    finally:
-        found.quit()
 
 
 class Page:

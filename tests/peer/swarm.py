@@ -171,10 +171,12 @@ class Swarm:
     def signed(self) -> SignedManifest:
         return load_run(self.root / "run")
 
-    def bootstrap(self) -> Program:
+    def bootstrap(self, *arguments: str) -> Program:
         """Start the bootstrap; ``link`` is its join link."""
         home = self.root / "bootstrap"
-        program = self._start(home, "-m", "bootstrap", str(self.root / "run"), "--local", "--home", str(home))
+        program = self._start(
+            home, "-m", "bootstrap", str(self.root / "run"), "--local", "--home", str(home), *arguments
+        )
         place = home / "join-link.txt"
         self.link = until("the join link", lambda: place.exists() and place.read_text().strip())
         return program
