@@ -43,6 +43,17 @@ class InnerTask(Protocol):
         """Inverse of ``state_dict``; raises KeyError or ValueError where it does not fit."""
 
 
+class HeldOut(Protocol):
+    """How good the fast weights are, as they stand. Owned by the trainer thread."""
+
+    @property
+    def guessing(self) -> float:
+        """Nats a token: the loss of whoever knows nothing, ln(vocabulary)."""
+
+    def loss(self) -> float:
+        """Nats a token, over held-out text. Training is not disturbed."""
+
+
 class StepResult(Protocol):
     """What one inner step did."""
 

@@ -19,13 +19,16 @@ from p2ptrain.page.server import Place
 from p2ptrain.ports import Notebook
 from p2ptrain.swarm import Peer
 from p2ptrain.telemetry import EventLog
-from p2ptrain.train import LanguageModelTask, Reader, Sampling, flat_model, generate_text, place
+from p2ptrain.train import HeldOutText, LanguageModelTask, Reader, Sampling, flat_model, generate_text, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
 from peer.fit import check_memory, explained
 from peer.home import Home, cache_directory
 from peer.record import Record
 
+TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 30.0
+"""Held-out text that a donor's weights are tried on before they replace ours. Guesses: its standard error is some
+hundredths of a nat, and what is refused is worse than guessing; .3 s for the demo model."""
 SAMPLE_TOKENS = 120
 """Of the text that the page shows. A guess: two lines of bytes, a third of a second of the demo model."""
 
@@ -88,6 +91,7 @@ def build(
         log,
         gradient_codec=gradient_codec,
         matrices=matrices_of(model.layout, fragments),
+        held_out=HeldOutText(model.module, corpus, TRIED_TOKENS, placement.autocast, TRIED_PATIENCE_S),
     )
     checkpoints = Checkpoints(home.checkpoints)
     first_loss = _resume(checkpoints, learner, signed, log)

@@ -79,7 +79,7 @@ def messages(source: str) -> set[str]:
         match call:
             case ast.Call(func=ast.Name(id=name), args=[first, *_]) if name in CLASSES:
                 found.add(tidy(template(first)))
-            case ast.Call(func=ast.Name(id="LinkFailed"), args=[_, why, *_]):
+            case ast.Call(func=ast.Name(id="LinkFailed" | "Unfit"), args=[_, why, *_]):
                 found.add(tidy(template(why)))
     return found - {PASSED_ON}
 
@@ -113,11 +113,12 @@ def test_the_collectors_see() -> None:
     fail(LinkFailed(link, why or f"no {x}", their_fault=True))
     raise ManifestError("\\n".join([f"{file} was edited:", *rows]), "y")
     raise NetworkError(str(error))
+    return [Unfit(link, f"worth {x}")]
     self._standing.note("bad" if fault else "sad", peer)
     emit(Note(kind="good", peer=link.peer))
     """
     code = "\n".join(line.strip() for line in source.splitlines())
-    assert messages(code) == {"… is … gone.", "no …", "… was edited:"}
+    assert messages(code) == {"… is … gone.", "no …", "… was edited:", "worth …"}
     assert kinds(code) == {"bad", "sad", "good"}
     assert len(ALL_MESSAGES) > 100
     assert len(ALL_KINDS) > 20

@@ -3,7 +3,7 @@
 ::
 
     newcomer   Open(WeightsRequest) -> WeightsReply -> Pull -> Pulled -> Adopt -> Adopted: settled
-                                    -> Decline, failure or deadline: another donor, or wait and look again
+                                    -> Decline, failure, deadline, Unfit: another donor, or wait and look again
     donor      WeightsRequest -> Send(WeightsReply), Donate -> Donated | failure
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send
+from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
@@ -151,6 +151,12 @@ class CatchUp:
         self._standing.counters.pulls += 1
         self._standing.members.praise(link.peer)
         self._standing.note("caught up", link.peer)
+
+    def unfit(self, event: Unfit, now: float) -> None:
+        """Its weights are worth nothing: another donor's. It may be whom they came from that is at fault, or us."""
+        if self.pull is not None and self.pull.link == event.link:
+            self.pull = None
+            self._standing.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
         """Somebody wants our weights."""

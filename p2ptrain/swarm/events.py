@@ -115,6 +115,14 @@ class Adopted:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfit:
+    """The trainer would not take the donor's weights: they are worth nothing. Its own are as they were."""
+
+    link: LinkId
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class Donated:
     """The newcomer has taken all our weights."""
 
@@ -155,6 +163,7 @@ Event = (
     | Applied
     | Pulled
     | Adopted
+    | Unfit
     | Donated
     | LinkFailed
     | Woke

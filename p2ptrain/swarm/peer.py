@@ -40,6 +40,7 @@ from p2ptrain.swarm.events import (
     Started,
     SwapDone,
     TrainingEnded,
+    Unfit,
     WakeAt,
     Woke,
 )
@@ -168,6 +169,8 @@ class Peer:
                 self._catch_up.pulled(event.link, event.received_bytes)
             case Adopted():
                 self._adopted(event, now)
+            case Unfit():
+                self._catch_up.unfit(event, now)
             case Donated():
                 self._catch_up.donated(event.link, event.sent_bytes)
             case LinkFailed():

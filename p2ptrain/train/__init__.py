@@ -15,13 +15,14 @@ Importing this package imports torch, and transformers only when a model is buil
 """
 
 from p2ptrain.train.autofit import Placement, choose_device, place
-from p2ptrain.train.evaluate import validation_loss
+from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
 from p2ptrain.train.inner import InnerStepResult, LanguageModelTask, Reader, learning_rate
 from p2ptrain.train.model import FlatModel, build_module, flat_model
 
 __all__ = [
     "FlatModel",
+    "HeldOutText",
     "InnerStepResult",
     "LanguageModelTask",
     "Placement",

@@ -22,9 +22,9 @@ from torch import Tensor
 from p2ptrain.codec import Codec, Matrices, needs_feedback
 from p2ptrain.ids import LinkId
 from p2ptrain.outer import displaced, displacement, l2_norm, late_momentum, late_pseudo_gradient
-from p2ptrain.ports import Clock, InnerTask, Notebook
+from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
 from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.inbox import Adoption, Displacement, Inbox, Proceed
 from p2ptrain.train.outer_phase import OuterPhase
@@ -55,6 +55,7 @@ class Learner:
         matrices: that lie in each fragment (``rules.matrices_of``); none at all: nothing is known of them.
         notebook: told of discarded inner phases.
         clock: measures what the network costs the trainer.
+        held_out: donors' weights are tried on it before they replace ours; None: they are taken unseen.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class Learner:
         clock: Clock = time.perf_counter,
         gradient_codec: Codec | None = None,
         matrices: Sequence[Matrices] = (),
+        held_out: HeldOut | None = None,
     ) -> None:
         self.task = task
         self.step = 0
@@ -89,6 +91,7 @@ class Learner:
         self.payloads = Payloads(lengths, codec, of_gradients, matrices, "fast" if self._shows_fast else "slow")
         self._notebook = notebook
         self._clock = clock
+        self._held_out = held_out
         self._inner = 0
         self._blocked_before_s: float | None = None  # ``blocked_s`` at the last inner step's beginning
         self._losses = 0.0
@@ -249,6 +252,8 @@ class Learner:
 
     def _adopt(self, ready: Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
+        if (loss := self._loss_if_worthless(ready.weights)) is not None:
+            return [Unfit(ready.link, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
         self._weights.replace(ready.weights)
         self.payloads.begin_anew()
         self._guard.forget()
@@ -260,6 +265,19 @@ class Learner:
         events: list[Event] = [Applied(link, self.progress) for link in self._inbox.drop()]
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
+
+    def _loss_if_worthless(self, weights: Sequence[Tensor]) -> float | None:
+        """The held-out loss of a donor's weights where they do worse than guessing, and than ours.
+
+        Only what is worth nothing is refused. A swarm that trains on other text than ours may do worse on ours than
+        we do, and still be the swarm.
+        """
+        if self._held_out is None:
+            return None
+        theirs = self._weights.try_on(weights, self._held_out.loss)
+        if theirs <= self._held_out.guessing or theirs <= self._held_out.loss():  # NaN is neither
+            return None
+        return theirs
 
     # --- any thread -------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ Legend: P parameters (padded), F elements of one fragment.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ from p2ptrain.outer import OuterState, displaced, initial_state, l2_norm, pseudo
 from p2ptrain.ports import InnerTask
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
+
+T = TypeVar("T")
 
 
 class Weights:
@@ -78,6 +81,19 @@ class Weights:
         """The next inner phase begins at the slow weights."""
         for state, piece in zip(self._states, self._slices, strict=True):
             self._task.theta[piece].copy_(state.slow)
+
+    def try_on(self, weights: Sequence[Tensor], tell: Callable[[], T]) -> T:
+        """What is told while these weights, [F] each, are the fast ones; then those are what they were."""
+        ours = self.copy_fast()
+        try:
+            self._load(weights)
+            return tell()
+        finally:
+            self._load(ours)
+
+    def _load(self, fast: Sequence[Tensor]) -> None:
+        for part, piece in zip(fast, self._slices, strict=True):
+            self._task.theta[piece].copy_(part)
 
     def replace(self, slow: Sequence[Tensor]) -> None:
         """Begin anew at a donor's weights, [F] each; all that was known of the old ones is dropped."""

@@ -19,6 +19,7 @@ from p2ptrain.swarm.events import (
     Received,
     Send,
     TrainingEnded,
+    Unfit,
 )
 from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
@@ -206,6 +207,28 @@ def pulled(table: Table) -> LinkId:
     assert pull is not None
     assert pull.adopting
     return pull.link
+
+
+def test_weights_that_are_worth_nothing_are_taken_from_somebody_else():
+    table = under_way()
+    link = pulled(table)
+    [other] = {"amber", "birch"} - {link.peer}
+    table.apply_s = 0.0
+    table.handle(PeerId("cedar"), Unfit(link, "its weights do worse than guessing"))
+    assert table["cedar"].core.state is PeerState.JOINING
+    assert any(f"cedar failed {link.peer} its weights do worse than guessing" in line for line in table.trace)
+    table.run(1.0)
+    assert table["cedar"].core.counters.pulls == 1
+    assert any(f"cedar caught up {other}" in line for line in table.trace)
+
+
+def test_that_weights_are_worth_nothing_is_no_news_of_a_pull_that_is_over():
+    table = under_way()
+    link = pulled(table)
+    table.handle(PeerId("cedar"), Adopted(link, 30, 300.0))
+    table.handle(PeerId("cedar"), Unfit(link, "too late"))
+    assert table["cedar"].core.settled
+    assert not any("too late" in line for line in table.trace)
 
 
 def test_an_owner_who_stops_while_weights_are_adopted_gets_a_peer_that_stops():

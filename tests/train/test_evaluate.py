@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from p2ptrain.train import evaluate, validation_loss
+from p2ptrain.train import HeldOutText, evaluate, validation_loss
 from p2ptrain.train.model import summed_loss
 
 
@@ -24,6 +24,16 @@ def test_it_is_the_mean_over_every_held_out_token(tiny_run, monkeypatch):
 def test_a_new_model_knows_nothing(tiny_run):
     tiny = tiny_run()
     assert validation_loss(tiny.model().module, tiny.corpus, 1000) == pytest.approx(math.log(256), rel=0.02)
+
+
+def test_a_donors_weights_are_tried_on_the_same_text(tiny_run):
+    tiny = tiny_run()
+    model = tiny.model()
+    tried = HeldOutText(model.module, tiny.corpus, 1000)
+    assert tried.guessing == pytest.approx(math.log(256))
+    assert tried.loss() == validation_loss(model.module, tiny.corpus, 1000)
+    model.theta.mul_(1000)
+    assert tried.loss() > 2 * tried.guessing
 
 
 def test_training_is_not_disturbed(tiny_run):

@@ -14,7 +14,7 @@ from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
-from p2ptrain.swarm.events import Adopted, Applied, ExchangeDue, OuterStepDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import REWARM_STEPS, Learner
 from p2ptrain.train.rules import LearnerRules
@@ -466,6 +466,52 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
     assert not newcomer.state_dict()[0]["momentum"].any()
     assert newcomer.task.resets == 1
     assert REWARM_STEPS > 0
+
+
+class Judge:
+    """Held-out losses by whose weights the fast ones are."""
+
+    guessing = 5.5
+
+    def __init__(self, task, of_others, of_own=5.6):
+        self.task, self.own, self.of_others, self.of_own = task, task.theta.clone(), of_others, of_own
+
+    def loss(self):
+        return self.of_own if torch.equal(self.task.theta, self.own) else self.of_others
+
+
+def offered(of_others, of_own=5.6):
+    """A learner that is given a donor's weights, which have so much of a held-out loss."""
+    task, donor = quadratic(2), learner(quadratic(1))
+    rules = LearnerRules(4, 1000.0, OuterRule(0.7, 0.9), RECIPES["swarm"])
+    judge = Judge(task, of_others, of_own)
+    each = Learner(task, rules, slices(P, 2), codec.get("fp32"), MemoryLog(), held_out=judge)
+    advance(8, donor)
+    each.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.payloads.weights()])
+    return each, donor, each.settle()
+
+
+@pytest.mark.parametrize("loss", [9.1, float("nan"), float("inf")])
+def test_a_donors_weights_that_do_worse_than_guessing_are_not_taken(loss):
+    each, _, events = offered(loss)
+    assert events == [Unfit(LINK, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
+    assert torch.equal(each.task.theta, quadratic(2).theta)
+    assert torch.equal(slow(each), quadratic(2).theta)
+    assert (each.step, each.progress, each.task.resets) == (0, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("loss", "ours"),
+    [
+        (2.1, 5.6),
+        (2.1, 1.9),  # its text is not ours, and it is the swarm all the same
+        (5.55, 5.6),  # a run that has just begun: still no better than guessing, and better than we are
+    ],
+)
+def test_a_donors_weights_that_have_learned_anything_are_taken(loss, ours):
+    each, donor, events = offered(loss, ours)
+    assert events == [Adopted(LINK, 2, 8.0)]
+    assert torch.equal(each.task.theta, slow(donor))
 
 
 def test_a_donors_bad_weights_are_refused():
