@@ -57,8 +57,52 @@ def supported(
     def support(claim: float) -> int:
         return bisect_right(claims, claim + near) - bisect_left(claims, claim - near) - 1
 
-    believed = [known for known in ahead if support(known.progress) >= needed]
-    return believed if believed or others else ahead
+    borne_out = [known for known in ahead if support(known.progress) >= needed]
+    return borne_out if borne_out or others else ahead
+
+
+def ahead_of(standing: Standing, now: float) -> list[Known]:
+    """Live peers that say they are so far ahead that we must not exchange with them, but pull."""
+    if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
+        return []
+    if standing.members.none_beyond(standing.progress + standing.rules.catch_up_tokens, now):
+        return []
+    return [
+        known
+        for known in standing.members.live(now)
+        if known.state is not PeerState.JOINING
+        and must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
+        and not implausible_progress(known.progress, standing.progress, False, standing.rules)
+    ]
+
+
+def believed(standing: Standing, now: float) -> Sequence[Known]:
+    """Of those who say that they are ahead, whom others bear out.
+
+    Whoever is where we are contradicts them: anybody, if we were in step here; else who is in step itself, since
+    others may be newcomers like us.
+    """
+    ahead = ahead_of(standing, now)
+    if not ahead:
+        return []
+    near, mine = standing.rules.catch_up_tokens, standing.progress
+    here = [
+        known
+        for known in standing.members.live(now)
+        if known.state is not PeerState.JOINING
+        and abs(known.progress - mine) <= near
+        and (standing.was_in_step or known.settled)
+    ]
+    return supported(ahead, near, here, standing.was_in_step)
+
+
+def is_left_behind(standing: Standing, now: float) -> bool:
+    """A swarm is ahead of us: whom we meet meanwhile is a newcomer too, and to meet it puts neither in step.
+
+    A swarm is two at least. One that says it is ahead, and gives nobody its weights, must not keep a young swarm from
+    getting in step, which is what contradicts it.
+    """
+    return len(believed(standing, now)) > 1
 
 
 class CatchUp:
@@ -72,20 +116,20 @@ class CatchUp:
 
     def donor_exists(self, now: float) -> bool:
         """Somebody live is so far ahead that we must not exchange but pull."""
-        return bool(self._ahead(now))
+        return bool(ahead_of(self._standing, now))
 
     def why_none(self, now: float) -> str:
         """Why nobody gave us weights."""
-        if not self._ahead(now):
+        if not ahead_of(self._standing, now):
             return "nobody answered"
-        if not self._believed(now):
+        if not believed(self._standing, now):
             return "others contradict whoever claims to be far ahead"
         return "no peer has weights to give just now"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """All whose claims are supported and who need not be left alone, in random order, with their addresses."""
         standing = self._standing
-        ready = [known for known in self._believed(now) if known.not_before <= now]
+        ready = [known for known in believed(standing, now) if known.not_before <= now]
         return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> bool:
@@ -93,7 +137,7 @@ class CatchUp:
         standing = self._standing
         if self.pull is not None:
             return True
-        ready = [known for known in self._believed(now) if known.not_before <= now]
+        ready = [known for known in believed(standing, now) if known.not_before <= now]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
         donor = choose_partner(newest, standing.random)
@@ -226,39 +270,6 @@ class CatchUp:
         self._donations.clear()
         for link in links:
             self._standing.emit(Close(link))
-
-    def _ahead(self, now: float) -> list[Known]:
-        standing = self._standing
-        if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
-            return []
-        if standing.members.none_beyond(standing.progress + standing.rules.catch_up_tokens, now):
-            return []
-        return [
-            known
-            for known in standing.members.live(now)
-            if known.state is not PeerState.JOINING
-            and must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
-            and not implausible_progress(known.progress, standing.progress, False, standing.rules)
-        ]
-
-    def _believed(self, now: float) -> Sequence[Known]:
-        """Of those who say that they are ahead, whom others bear out.
-
-        Whoever is where we are contradicts them: anybody, if we were in step here; else who is in step itself, since
-        others may be newcomers like us.
-        """
-        standing, ahead = self._standing, self._ahead(now)
-        if not ahead:
-            return []
-        near, mine = standing.rules.catch_up_tokens, standing.progress
-        here = [
-            known
-            for known in standing.members.live(now)
-            if known.state is not PeerState.JOINING
-            and abs(known.progress - mine) <= near
-            and (standing.was_in_step or known.settled)
-        ]
-        return supported(ahead, near, here, standing.was_in_step)
 
     def _refusal(self, peer: PeerId, request: WeightsRequest, now: float) -> DeclineReason | None:
         standing = self._standing

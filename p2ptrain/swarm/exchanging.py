@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.catchup import is_left_behind
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
@@ -220,7 +221,7 @@ class Exchanging:
         standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         standing.members.praise(link.peer)
         standing.counters.exchanges_ok += 1
-        standing.settled = True
+        standing.settled = standing.settled or not is_left_behind(standing, now)
         self._committed_since_step = True
         self.last_commit_at = now
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]

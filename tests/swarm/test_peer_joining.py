@@ -24,7 +24,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S
+from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS
 
 
 def under_way(steps: int = 30) -> Table:
@@ -229,6 +229,49 @@ def test_that_weights_are_worth_nothing_is_no_news_of_a_pull_that_is_over():
     table.handle(PeerId("cedar"), Unfit(link, "too late"))
     assert table["cedar"].core.settled
     assert not any("too late" in line for line in table.trace)
+
+
+def busy_donors(*newcomers: str) -> Table:
+    """A swarm of two whose weights nobody gets for now, and newcomers who have lost patience and train."""
+    table = under_way()
+    table.run(21.0)
+    for donor in ("amber", "birch"):
+        others = [LinkId(PeerId("ghost"), number, outbound=False) for number in range(MAX_DONATIONS)]
+        table[donor].core._catch_up._donations = dict.fromkeys(others, float("inf"))
+    for name in newcomers:
+        table.seat(name)
+        table.start(name)
+    table.run(60.0)
+    assert all(table.seats[PeerId(name)].begun for name in newcomers)
+    for _ in range(5):
+        table.step(*newcomers)
+        table.run(0.5)
+    return table
+
+
+def test_two_newcomers_that_meet_are_not_in_step_for_it():
+    """Or they would go on near the beginning, the swarm's slowest peers, and never take its weights."""
+    table = busy_donors("cedar", "dusk")
+    newcomers = [table[name].core for name in ("cedar", "dusk")]
+    assert all(each.counters.exchanges_ok > 0 for each in newcomers)
+    assert not any(each.settled for each in newcomers)
+    for donor in ("amber", "birch"):
+        table[donor].core._catch_up._donations.clear()
+    table.run(60.0)
+    assert [each.counters.pulls for each in newcomers] == [1, 1]
+    assert all(each.settled for each in newcomers)
+
+
+def test_one_that_boasts_and_gives_nothing_does_not_keep_a_young_swarm_out_of_step():
+    table = Table("amber", "birch")
+    table.records[PeerId("liar")] = presence("liar", progress=900.0)
+    table.start()
+    table.run(30.0)
+    for _ in range(20):
+        table.step("amber", "birch")
+        table.run(1.0)
+    assert table["amber"].core.settled
+    assert table["birch"].core.settled
 
 
 def test_an_owner_who_stops_while_weights_are_adopted_gets_a_peer_that_stops():
