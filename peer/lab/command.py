@@ -27,7 +27,7 @@ from peer.lab import closing
 from peer.lab import report as reports
 from peer.lab.cell import REFUSED, run_in_a_cell
 from peer.lab.clock import library
-from peer.lab.containers import build, check_engine, sweep_folder
+from peer.lab.containers import build, check_engine, check_folder, sweep_folder
 from peer.lab.freezing import marked
 from peer.lab.hosts import rehearse
 from peer.lab.left import Left, read_left
@@ -126,6 +126,7 @@ def act_out(
     manifest_of(scenario)  # whatever is wrong with it is told before anything is removed
     if stage == "docker":
         out = out.absolute()  # a container begins in another folder
+        check_folder(out)
         build()
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()

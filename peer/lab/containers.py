@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from p2ptrain.errors import DeviceError
+from p2ptrain.errors import DeviceError, HomeError
 from p2ptrain.sim.reality import RealGroup
 from peer.lab.script import Script
 from peer.testnet.processes import Wrap
@@ -76,7 +76,7 @@ class Containers:
             options = [
                 *("--rm", "--init", "--pull", "never", "--name", name, "--hostname", name, "--network", self._network),
                 *(*self._labels, *self._owner, "--workdir", "/tmp", "--no-healthcheck"),
-                *("--volume", f"{self.out.absolute()}:{self.out.absolute()}"),
+                *("--mount", f"type=bind,source={self.out.absolute()},target={self.out.absolute()}"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
                 *("--stop-timeout", "60", "--entrypoint", "python3"),
                 *narrow,
@@ -193,6 +193,15 @@ def check_engine() -> None:
             f"No Docker engine answers: {error.problem.removeprefix(_VERSION_FAILED)}",
             "Start it: sudo systemctl start docker.",
         ) from None
+
+
+def check_folder(out: Path) -> None:
+    """Raises HomeError where containers cannot have this folder mounted: ``--mount`` takes fields of a line of CSV."""
+    if any(mark in str(out.absolute()) for mark in ',"\n'):
+        raise HomeError(
+            f"{out} cannot be mounted in a container: its path holds a comma, a double quote or a line break.",
+            "Choose another folder with --out.",
+        )
 
 
 def build() -> None:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.errors import DeviceError
+from p2ptrain.errors import DeviceError, HomeError
 from p2ptrain.sim.reality import parse
 from peer.lab import closing, containers, play
+from peer.lab.command import act_out
 from peer.lab.containers import Containers, build, check_engine
 from peer.lab.plan import manifest_of
 from peer.lab.script import written
@@ -69,7 +70,6 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     assert command[1] == "run"
     assert command[-5:] == ["p2ptrain-peer", "-P", "-m", "peer", "link"]
     assert command[command.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
-    assert f"{tmp_path / 'out'}:{tmp_path / 'out'}" in command
     assert "NET_ADMIN" not in command
     assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
     assert "p2ptrain-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
@@ -79,6 +79,26 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     assert calls(asked)[1][:2] == ["network", "create"]
     for labelled in (command, calls(asked)[1]):  # so that the next testnet there finds what this one leaves
         assert f"{containers.FOLDER_LABEL}={tmp_path / 'out'}" in labelled
+
+
+def test_a_folder_is_mounted_where_it_is_whatever_its_name(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    """``--volume`` would take a colon for the end of the path."""
+    out = tmp_path / "12:30 at noon"
+    containers.check_folder(out)
+    command = stage(tiny, out).inside("home-1", "home-1")(sys.executable, "-m", "peer")
+    assert command[command.index("--mount") + 1] == f"type=bind,source={out},target={out}"
+    assert "--volume" not in command
+
+
+@pytest.mark.parametrize("name", ["a,b", 'say "hello"', "two\nlines"])
+def test_a_folder_that_docker_would_misread_is_refused_before_anything_is_built(
+    asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    with pytest.raises(HomeError, match="comma") as caught:
+        act_out(containers.SOURCE / "docker" / "testnet.toml", (), "docker", tmp_path / name, 1)
+    assert "--out" in caught.value.remedy
+    assert [call[0] for call in calls(asked)] == ["version"]
+    assert not (tmp_path / name).exists()
 
 
 @pytest.mark.parametrize(
