@@ -94,6 +94,9 @@ def test_the_router_stays_where_it_is_and_is_no_peer(compose: dict[str, Any]) ->
     assert router["healthcheck"] == {"disable": True}
     assert "ipv4_address" in router["networks"]["home"]
     assert "internal" not in compose["networks"]["home"]
+    for name in ("router", "hidden"):  # who needs that address is told the same
+        assert compose["services"][name]["environment"]["ROUTER"] == router["networks"]["home"]["ipv4_address"]
+    assert "OMP_NUM_THREADS" in compose["services"]["hidden"]["environment"]
 
 
 def test_both_composes_know_every_field(compose: dict[str, Any]) -> None:

@@ -184,17 +184,50 @@ def test_packets_are_late_and_lost_where_the_kernel_has_netem(machine: Machine) 
     assert "no netem" in done.stderr
 
 
+ADDRESSES = """#!/bin/sh
+[ "$*" = "-o -4 address show to 10.231.77.2/32" ] && echo '7: eth1@if8    inet 10.231.77.2/24 scope global eth1'
+exit 0
+"""
+
+
 def test_a_router_without_rules_ends(machine: Machine) -> None:
     """Rather than let everything in."""
-    machine.tool("getent", "#!/bin/sh\necho 10.231.76.2 bootstrap\n")
-    machine.tool("ip", "#!/bin/sh\necho '10.231.76.2 dev eth1 src 10.231.76.130'\n")
-    machine.tool("nft", "#!/bin/sh\n")
+    machine.tool("ip", ADDRESSES)
+    machine.tool("nft", '#!/bin/sh\ncat > "$ASKED"\n')
     machine.tool("sleep", "#!/bin/sh\n")
-    assert "out through eth1" in machine.run("router.sh").stdout
+    assert "eth1 may go out" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
+    rules = " ".join(" ".join(machine.said).split())
+    assert 'oifname != { "lo", "eth1" } masquerade' in rules
+    assert 'policy drop; ct state established,related accept iifname "eth1" accept }' in rules
     machine.tool("nft", "#!/bin/sh\nexit 1\n")
-    done = machine.run("router.sh")
+    done = machine.run("router.sh", ROUTER="10.231.77.2")
     assert done.returncode == 1
     assert "modprobe" in done.stderr
+
+
+def test_a_router_and_who_is_behind_it_come_back_while_nobody_else_is_there(machine: Machine) -> None:
+    """They know the one address that they need, and ask for nobody's name, the bootstrap's and the router's least."""
+    machine.tool("getent", "#!/bin/sh\nexit 2\n")
+    machine.tool("ip", ADDRESSES)
+    machine.tool("nft", "#!/bin/sh\n")
+    assert "nothing new comes in" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
+    machine.tool("ip")
+    machine.tool("sh", "#!/bin/sh\n")  # what it becomes
+    path = machine.root / "behind-router.sh"
+    path.write_text((DOCKER / "behind-router.sh").read_text())
+    environment = {"PATH": str(machine.root / "bin"), "ASKED": str(machine.asked), "ROUTER": "10.231.77.2"}
+    environment["PATH"] += f"{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["/bin/sh", str(path)], env=environment, check=True, timeout=60)
+    assert machine.said == ["ip route replace default via 10.231.77.2"]
+
+
+def test_a_router_that_is_on_no_network_says_so_after_a_while(machine: Machine) -> None:
+    machine.tool("ip", ADDRESSES)
+    machine.tool("sleep")
+    done = machine.run("router.sh", ROUTER="10.9.9.9")
+    assert done.returncode == 1
+    assert "no link of ours has the address 10.9.9.9" in done.stderr
+    assert machine.said == ["sleep 0.5"] * 20
 
 
 def test_what_is_installed_can_read_every_corpus_and_serve_a_page() -> None:
