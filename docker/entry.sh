@@ -6,6 +6,7 @@
 # LINK          a peer's join link; without it the one in /swarm; without that a peer that lives in /data goes on with its
 #               run, and a new one waits for /swarm's
 # PRESET        of a new run: demo, llama-15m, llama-135m
+# PORT          of a bootstrap, unless an option --listen says it; p2ptrain-health dials there
 # UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   of this container's line (p2ptrain-line; needs the capability NET_ADMIN, and
 #               to begin as root)
 set -eu
@@ -23,8 +24,26 @@ if [ -n "${UP_MBIT:-}${DOWN_MBIT:-}${DELAY_MS:-}${LOSS_PERCENT:-}" ]; then
   exit 2
 fi
 
+# Where a bootstrap with these options listens, if they say it.
+listens() {
+  while [ $# -gt 0 ]; do
+    case "$1" in
+      --listen) echo "${2:-}"; return ;;
+      --listen=*) echo "${1#*=}"; return ;;
+      --local) echo /ip4/127.0.0.1/tcp/0; return ;;
+    esac
+    shift
+  done
+}
+
 case "$what" in
   bootstrap)
+    listen=$(listens "$@")
+    if [ -z "$listen" ]; then
+      listen=/ip4/0.0.0.0/tcp/${PORT:-31337}
+      set -- --listen "$listen" "$@"
+    fi
+    echo "$listen" > /data/listen
     rm -f /swarm/join-link.txt /data/run/bootstrap/join-link.txt  # of last time: nobody may join by it meanwhile
     if [ ! -e /data/run ]; then  # it is there as a whole or not at all, whenever we are killed
       rm -rf /data/run.new

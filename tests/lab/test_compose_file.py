@@ -26,7 +26,8 @@ def test_everybody_waits_for_the_link_of_a_bootstrap_that_keeps_its_own(compose:
     assert "run:/data" in bootstrap["volumes"]
     assert "ipv4_address" in bootstrap["networks"]["backbone"]
     health = (DOCKER / "Dockerfile").read_text().partition("AS bootstrap")[2].partition("ENTRYPOINT")[0]
-    assert "/swarm/join-link.txt" in health
+    assert "p2ptrain-health" in health
+    assert "/swarm/join-link.txt" in (DOCKER / "health.sh").read_text()
 
 
 def test_every_image_can_be_built_and_no_script_comes_from_the_clone(compose: dict[str, Any]) -> None:

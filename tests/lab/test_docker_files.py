@@ -6,6 +6,7 @@ import configparser
 import contextlib
 import os
 import re
+import socket
 import subprocess
 import sys
 from importlib import metadata
@@ -79,10 +80,38 @@ def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> N
     assert not link.exists()  # gone before anything else happens
     assert machine.run("entry.sh", "bootstrap").returncode == 0
     assert (run / "manifest.toml").exists()
-    assert machine.said[-1] == f"python3 -m p2ptrain.cli bootstrap {run}"
+    begins = f"python3 -m p2ptrain.cli bootstrap {run} --listen /ip4/0.0.0.0/tcp/31337"
+    assert machine.said[-1] == begins
     machine.asked.unlink()
     machine.run("entry.sh", "bootstrap", "--page", "80")
-    assert machine.said == [f"python3 -m p2ptrain.cli bootstrap {run} --page 80"]
+    assert machine.said == [f"{begins} --page 80"]
+
+
+@pytest.mark.parametrize("way", ["PORT", "--listen", "--listen="])
+def test_health_is_asked_where_the_bootstrap_listens(machine: Machine, way: str) -> None:
+    """Whether a variable or an option says where that is."""
+    (machine.root / "data" / "run").mkdir()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        where = f"/ip4/0.0.0.0/tcp/{port}"
+        options = {"PORT": [], "--listen": ["--listen", where], "--listen=": [f"--listen={where}"]}[way]
+        machine.run("entry.sh", "bootstrap", *options, PORT=str(port) if way == "PORT" else "1")
+        assert machine.said[-1].count("--listen") == 1
+        assert machine.said[-1].endswith(where)
+        machine.tool("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        assert machine.run("health.sh").returncode == 1  # nobody could join
+        (machine.root / "swarm" / "join-link.txt").touch()
+        assert machine.run("health.sh").returncode == 0
+    assert machine.run("health.sh").returncode == 1
+
+
+def test_at_whatever_port_is_free_the_link_alone_is_health(machine: Machine) -> None:
+    (machine.root / "data" / "run").mkdir()
+    machine.run("entry.sh", "bootstrap", "--local")
+    assert machine.said[-1].endswith("/run --local")
+    machine.tool("python3", f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (machine.root / "swarm" / "join-link.txt").touch()
+    assert machine.run("health.sh").returncode == 0
 
 
 def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: Machine) -> None:
