@@ -145,6 +145,20 @@ def with_defaults(text: str) -> str:
     return re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text)
 
 
+def test_cards_are_for_those_who_train_and_nothing_else_changes(compose: dict[str, Any]) -> None:
+    cards: dict[str, Any] = yaml.safe_load((DOCKER / "compose.gpu.yaml").read_text())
+    assert {each for each in cards if not each.startswith("x-")} == {"services"}
+    assert set(cards["services"]) == set(compose["services"])
+    for name, service in cards["services"].items():
+        assert set(service) <= {"build", "deploy"}, name
+        assert service["build"] == {"args": {"VARIANT": "${VARIANT:-cuda}"}}, name  # one build for all
+        assert set(service["build"]["args"]) <= set(compose["x-build"]["args"])
+        assert ("deploy" in service) is (name not in ("bootstrap", "router")), name
+    [device] = cards["services"]["peer"]["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": "all", "capabilities": ["gpu"]}
+    assert "cuda)" in (DOCKER / "install-needs.sh").read_text()
+
+
 @pytest.mark.parametrize("name", ["peer", "slow", "hidden", "adversary", "router", "bootstrap"])
 def test_who_crashes_comes_back_and_who_is_done_or_cannot_begin_does_not(compose: dict[str, Any], name: str) -> None:
     """Docker tells no statuses apart but 0: without a bound an owner's mistake would be repeated for ever."""

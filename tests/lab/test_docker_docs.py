@@ -57,6 +57,9 @@ def check_compose(words: list[str]) -> None:
     """Behind ``docker compose``."""
     assert words[:4] == ["-p", "p2ptrain", "-f", "docker/compose.yaml"]
     rest = words[4:]
+    if rest[0] == "-f":
+        assert rest[1] == "docker/compose.gpu.yaml"
+        rest = rest[2:]
     while rest[0] == "--profile":
         assert any(rest[1] in service.get("profiles", []) for service in COMPOSE["services"].values()), rest[1]
         rest = rest[2:]
