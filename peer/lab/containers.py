@@ -86,7 +86,7 @@ class Containers:
         return contained
 
     def kill(self, who: str, pid: int) -> None:
-        docker("kill", self._names[who], check=False)
+        docker("kill", self._names[who])
 
     def nap(self, who: str, pid: int) -> Pause:
         return Pause(self._names[who])
@@ -140,10 +140,10 @@ class Pause:
         docker("exec", self.name, "sh", "-c", "kill -STOP -1")
 
     def end(self) -> None:
-        """Safe to call twice."""
+        """Safe to call twice. Raises DeviceError where it sleeps on."""
         if not self._over:
+            docker("exec", self.name, "sh", "-c", "kill -CONT -1")
             self._over = True
-            docker("exec", self.name, "sh", "-c", "kill -CONT -1", check=False)
 
 
 def owner(security: str) -> list[str]:

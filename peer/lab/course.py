@@ -35,7 +35,7 @@ class Course:
     """Of each peer that was started."""
     done: list[Done]
     missed: list[str]
-    """What could not happen, because whom it concerns was not there any more."""
+    """What could not happen, and why: whom it concerns was not there any more, or the stage could not do it."""
     troubles: list[str]
     """What ended it before its time."""
     cut_short: bool

@@ -24,7 +24,7 @@ class Sleep(Protocol):
     """Somebody is asleep."""
 
     def end(self) -> None:
-        """Wake up. Safe to call twice."""
+        """Wake up. Safe to call twice. In a thread, as ``Stage.nap``; raises DeviceError where it sleeps on."""
         ...
 
 
@@ -47,11 +47,14 @@ class Stage(Protocol):
         ...
 
     def kill(self, who: str, pid: int) -> None:
-        """As when the power fails: all of somebody's processes, of which ``pid`` was started here, at once."""
+        """As when the power fails: all of somebody's processes, of which ``pid`` was started here, at once.
+
+        Called in a thread, where it may take its time. Raises DeviceError where they live on.
+        """
         ...
 
     def nap(self, who: str, pid: int) -> Sleep:
-        """All of them stop until the end of the nap."""
+        """All of them stop until the end of the nap. In a thread, as ``kill``; raises DeviceError where they go on."""
         ...
 
     def sleeps(self, host: str, is_asleep: bool) -> None:

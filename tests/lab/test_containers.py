@@ -134,6 +134,22 @@ def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, A
     assert calls(asked)[-1] == ["kill", home]
 
 
+def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    containers_of = stage(tiny, tmp_path)
+    name = name_of(containers_of.inside("home-1", "home-1")("python"))
+    nap = containers_of.nap("home-1", 1)
+    monkeypatch.setenv("WHY", "it is not running")
+    for fails, does in (("kill", lambda: containers_of.kill("home-1", 1)), ("exec", nap.end)):
+        monkeypatch.setenv("FAILS", fails)
+        with pytest.raises(DeviceError, match=f"docker {fails} failed: it is not running"):
+            does()
+    monkeypatch.delenv("FAILS")
+    nap.end()
+    assert calls(asked)[-1] == ["exec", name, "sh", "-c", "kill -CONT -1"]
+
+
 def test_what_is_left_is_counted_and_removed(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
     containers_of = stage(tiny, tmp_path)
     assert containers_of.left() == 2

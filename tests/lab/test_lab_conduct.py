@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ from rich.console import Console
 from p2ptrain.errors import DeviceError
 from p2ptrain.sim.reality import RealGroup, parse
 from peer.lab import conduct as conducting
-from peer.lab.conduct import Course, Ended, conduct
+from peer.lab import conductor
+from peer.lab.conduct import conduct
+from peer.lab.course import Course, Ended
 from peer.lab.plan import manifest_of
+from peer.lab.pulse import Pulse
 from peer.lab.script import written
-from peer.lab.stages import Loopback
+from peer.lab.stages import Loopback, Sleep
 from peer.testnet import processes
 from peer.testnet.plan import lay_out
 from peer.testnet.processes import Child, Wrap
@@ -85,9 +90,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def conducted(place: Path, data: dict[str, Any]) -> tuple[Course, Recording]:
+def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None) -> tuple[Course, Recording]:
     scenario = parse(data)
-    script, stage = written(scenario), Recording()
+    script, stage = written(scenario), stage or Recording()
     names = [part.name for part in script.parts]
     plan = lay_out(place / "out", manifest_of(scenario), names, solo=False, seed=None)
     with (place / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
@@ -272,7 +277,7 @@ def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[st
 
 
 def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conducting, "STARTING_S", 0.5)
+    monkeypatch.setattr(conductor, "STARTING_S", 0.5)
     (place / "peer.py").write_text(
         PEER.replace("for number", "if home.name == 'office-1': time.sleep(100)\nfor number")
     )
@@ -296,3 +301,131 @@ def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict
         ("office-1.2", "starts"),
         *[(who, do) for do in ("falls asleep", "wakes") for who in ("home-1", "home-2")],
     ]
+
+
+class Hanging(Recording):
+    """To put somebody to sleep it takes as long as it takes until all else has happened."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.killed, self.beaten = threading.Event(), threading.Event(), threading.Event()
+
+    def nap(self, who: str, pid: int) -> Sleep:
+        self.begun.set()
+        assert self.killed.wait(20.0)
+        assert self.beaten.wait(20.0)
+        return super().nap(who, pid)
+
+    def kill(self, who: str, pid: int) -> None:
+        super().kill(who, pid)
+        self.killed.set()
+
+
+def test_while_a_stage_takes_its_time_all_else_goes_on(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What happens to others, and the pulse; what happens to the same waits for its turn."""
+    stage = Hanging()
+
+    def beat(self: Pulse, now: float, pids: Sequence[int]) -> None:
+        if stage.begun.is_set():
+            stage.beaten.set()
+
+    monkeypatch.setattr(Pulse, "beat", beat)
+    tiny["run"]["seconds"] = 2
+    tiny["peers"][0] |= {"count": 1, "freezes": [{"at_s": 0.1, "for_s": 0.1}]}
+    tiny["peers"][1] |= {"leaves_at_s": 0.4, "leaves": "killed"}
+    course, _ = conducted(place, tiny, stage)
+    assert course.troubles == course.missed == []
+    assert [(done.who, done.do) for done in sorted(course.done, key=lambda each: each.time)] == [
+        ("office-1", "is killed"),
+        ("home-1", "falls asleep"),
+        ("home-1", "wakes"),
+    ]
+    assert happened(course) == [("home-1", "falls asleep"), ("home-1", "wakes"), ("office-1", "is killed")]
+
+
+class Restless:
+    """A nap whose first end fails."""
+
+    def __init__(self, nap: Sleep) -> None:
+        self.inner, self.asked = nap, 0
+
+    def end(self) -> None:
+        self.asked += 1
+        if self.asked == 1:
+            raise DeviceError("The engine did not answer.", "Restart it.")
+        self.inner.end()
+
+
+class Failing(Recording):
+    """A stage that cannot do this."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+
+    def _perhaps(self, what: str) -> None:
+        if what == self.what:
+            raise DeviceError("The engine did not answer.", "Restart it.")
+
+    def nap(self, who: str, pid: int) -> Sleep:
+        self._perhaps("nap")
+        nap = super().nap(who, pid)
+        return Restless(nap) if self.what == "wake" else nap
+
+    def kill(self, who: str, pid: int) -> None:
+        self._perhaps("kill")
+        super().kill(who, pid)
+
+    def started(self, who: str, settings: RealGroup | None) -> None:
+        if who == "late-1":
+            self._perhaps("started")
+
+
+@pytest.mark.parametrize(
+    ("what", "missed"),
+    [
+        ("nap", ["home-1 falls asleep: The engine did not answer", "home-1 wakes: it did not fall asleep"]),
+        ("wake", ["home-1 wakes: The engine did not answer"]),
+        (
+            "kill",
+            [
+                "office-1 is killed: The engine did not answer",
+                "office-1.2 starts: who was there before could not be ended",
+            ],
+        ),
+        ("started", ["late-1 starts: The engine did not answer"]),
+    ],
+)
+def test_what_a_stage_cannot_do_is_missed_and_told_and_the_rest_goes_on(
+    place: Path, tiny: dict[str, Any], what: str, missed: list[str]
+) -> None:
+    tiny["run"]["seconds"] = 3
+    tiny["peers"][0] |= {"count": 1, "freezes": [{"at_s": 0.1, "for_s": 0.1}]}
+    tiny["peers"][1] |= {"leaves_at_s": 0.4, "leaves": "killed", "returns_after_s": 0.2}
+    tiny["peers"].append({"name": "late", "count": 1, "step_s": 0.01, "arrives_at_s": 0.8})
+    course, _ = conducted(place, tiny, Failing(what))
+    assert course.missed == missed
+    assert course.troubles == []
+    assert course.cut_short
+    assert len(course.done) == 5 - len(missed)
+    assert course.lives["home-1"] == [Ended(0, "")]  # it woke at the end and saved
+    if what == "kill":
+        assert course.lives["office-1"] == [Ended(0, "")]
+        assert "office-1.2" not in course.lives
+    late = course.lives["late-1"]
+    assert [each.ended_by_us for each in late] == ["is asked to leave" if what == "started" else ""]
+
+
+def test_a_fault_of_ours_in_an_act_ends_everybody(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(self: Recording, who: str, pid: int) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(Recording, "kill", kill)
+    tiny["run"]["seconds"] = 30
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed"}
+    with pytest.raises(RuntimeError, match="a bug"):
+        conducted(place, tiny)

@@ -1,0 +1,77 @@
+"""Turns: side by side, but in order where they concern the same."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from peer.lab.turns import Turns
+
+
+def test_the_same_waits_and_others_do_not() -> None:
+    heard: list[str] = []
+
+    async def scene() -> None:
+        turns, gate = Turns(), asyncio.Event()
+
+        async def waits() -> None:
+            await gate.wait()
+            heard.append("a first")
+
+        async def says(word: str) -> None:
+            heard.append(word)
+            gate.set()
+
+        turns.give("a", waits)
+        turns.give("a", lambda: says("a second"))
+        turns.give("b", lambda: says("b"))
+        await turns.over()
+        turns.give("a", lambda: says("a third"))
+        await turns.over()
+
+    asyncio.run(scene())
+    assert heard == ["b", "a first", "a second", "a third"]
+
+
+def test_what_fails_is_raised_and_nothing_is_done_behind_it() -> None:
+    heard: list[str] = []
+
+    async def fails() -> None:
+        raise RuntimeError("a bug")
+
+    async def says() -> None:
+        heard.append("behind")
+
+    async def scene() -> None:
+        turns = Turns()
+        turns.give("a", fails)
+        turns.give("a", says)
+        await turns.over()
+
+    with pytest.raises(RuntimeError, match="a bug"):
+        asyncio.run(scene())
+    assert heard == []
+
+
+def test_what_is_under_way_can_be_ended() -> None:
+    heard: list[str] = []
+
+    async def hangs() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            heard.append("ended")
+
+    async def scene() -> None:
+        turns = Turns()
+        turns.give("a", hangs)
+        turns.give("a", hangs)  # which never begins
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        turns.check()  # nothing is over yet
+        await turns.cancel()
+        turns.check()
+
+    asyncio.run(scene())
+    assert heard == ["ended"]
