@@ -30,6 +30,8 @@ from peer.testnet.watch import Watch
 
 STARTING_S = 90.0
 """So long the script waits until somebody who comes trains. A guess: imports take 3 s, and 30 s on a busy machine."""
+ENDING_S = 10.0
+"""For a process that was killed to be gone. A guess: it takes milliseconds."""
 
 
 @dataclass(slots=True)
@@ -142,6 +144,7 @@ class Conductor:
             raise
         if act.do is Do.KILL:
             await self.naps.forget(act.who)
+            await asyncio.wait([child.ended], timeout=ENDING_S)  # or who comes at once would find it there
         else:
             child.terminate()
 

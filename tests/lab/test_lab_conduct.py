@@ -134,6 +134,14 @@ def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
     assert course.troubles == []
 
 
+def test_who_was_killed_may_come_back_at_once(place: Path, tiny: dict[str, Any]) -> None:
+    tiny["run"]["seconds"] = 3
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0, "returns": "resumed"}
+    course, _ = conducted(place, tiny)
+    assert course.missed == []
+    assert course.lives["office-1"] == [Ended(-signal.SIGKILL, "is killed"), Ended(0, "")]
+
+
 def test_who_leaves_is_replaced_by_another(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "returns_after_s": 0.2}
