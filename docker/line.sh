@@ -1,34 +1,52 @@
-# p2ptrain-line UP DOWN [DELAY LOSS]: this container's line; empty: none of it. Needs root and NET_ADMIN.
+# p2ptrain-line UP DOWN [DELAY LOSS [both]]: this container's line; empty: none of it. Needs root and NET_ADMIN.
 # UP, DOWN   rates in Mbit/s. A token bucket for what leaves. What comes in too fast is dropped, which slows its sender
 #            down.
 # DELAY, LOSS   milliseconds and percent of the packets that leave, where the kernel has netem; elsewhere rates alone
+# both       as many of those that come in are lost, too, and what the kernel cannot do ends this: for a laboratory
+# DEVICE     a variable: the link, else eth0
 set -eu
-up=${1:-} down=${2:-} delay=${3:-} loss=${4:-}
+up=${1:-} down=${2:-} delay=${3:-} loss=${4:-} both=${5:-}
+link=${DEVICE:-eth0}
 cannot() {
   echo "[line] $1 cannot be set; why is told above. The container needs --cap-add NET_ADMIN, and the host's kernel" \
        "its modules: sudo modprobe -a $2" >&2
   exit 1
 }
+netem() {  # its own queue would hold 1000 packets, which a fast line that is late has under way
+  tc qdisc replace dev "$link" root handle 1: netem limit 100000 delay "${delay:-0}ms" loss "${loss:-0}%"
+}
 place=root
 if [ -n "$delay$loss" ]; then
-  if tc qdisc replace dev eth0 root handle 1: netem delay "${delay:-0}ms" loss "${loss:-0}%" 2>/dev/null; then
+  if [ -n "$both" ]; then
+    netem || cannot "the delay and loss of what leaves" sch_netem
+    place="parent 1:1 handle 2:"
+  elif netem 2>/dev/null; then
     place="parent 1:1 handle 2:"
   else
     echo "[line] this kernel has no netem (on the host: sudo modprobe sch_netem), so no packet is late or lost" >&2
   fi
 fi
 if [ -n "$up" ]; then
-  tc qdisc replace dev eth0 $place tbf rate "${up}mbit" burst 64kb latency 300ms \
+  tc qdisc replace dev "$link" $place tbf rate "${up}mbit" burst 64kb latency 300ms \
     || cannot "the rate of what leaves" sch_tbf
 fi
+rules=
+if [ -n "$both" ]; then  # of a million packets so many
+  lost=$(awk "BEGIN { printf \"%d\", ${loss:-0} * 10000 + .5 }")
+  [ "$lost" -eq 0 ] || rules="iifname \"$link\" numgen random mod 1000000 < $lost drop"
+fi
 if [ -n "$down" ]; then
-  nft -f - <<RULES || cannot "the rate of what comes in" "nf_tables nft_limit"
+  rules="$rules
+        iifname \"$link\" limit rate over $(awk "BEGIN { printf \"%d\", $down * 125 }") kbytes/second burst 256 kbytes drop"
+fi
+if [ -n "$rules" ]; then
+  nft -f - <<RULES || cannot "the rate or loss of what comes in" "nf_tables nft_limit nft_numgen"
 table inet line
 delete table inet line
 table inet line {
     chain down {
         type filter hook input priority 0; policy accept;
-        iifname "eth0" limit rate over $(awk "BEGIN { printf \"%d\", $down * 125 }") kbytes/second burst 256 kbytes drop
+        $rules
     }
 }
 RULES

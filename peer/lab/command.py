@@ -27,7 +27,7 @@ from peer.lab import closing
 from peer.lab import report as reports
 from peer.lab.cell import REFUSED, run_in_a_cell
 from peer.lab.clock import library
-from peer.lab.containers import build, check_engine, check_folder, sweep_folder
+from peer.lab.containers import build, check_engine, check_folder, has_netem, line_of, sweep_folder
 from peer.lab.freezing import marked
 from peer.lab.hosts import rehearse
 from peer.lab.left import Left, read_left
@@ -128,6 +128,7 @@ def act_out(
         out = out.absolute()  # a container begins in another folder
         check_folder(out)
         build()
+        _check_lines([scenario] if calm is None else [scenario, calm])
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()
         if calm is not None and calms is not None and (same := calms.get(calm.model_dump_json())) is not None:
@@ -152,6 +153,14 @@ def act_out(
         concluded = stage != "docker" or closing.conclude(out, script, course, verdict.faults, threads, _console())
         _show(verdict, out, _console())
     return 0 if verdict.passed and concluded else EXIT_FAILED
+
+
+def _check_lines(scenarios: Sequence[RealScenario]) -> None:
+    """Raises ScenarioError where containers' lines are to be late or lossy, and the kernel under them cannot."""
+    if not any("both" in line_of(group) for scenario in scenarios for group in scenario.peers) or has_netem():
+        return
+    for scenario in scenarios:
+        check(scenario, written(scenario), "docker", netem=False)
 
 
 def _sweep(out: Path, stage: StageName) -> None:

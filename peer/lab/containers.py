@@ -10,18 +10,20 @@ next testnet in that OUT does (``sweep_folder``); clients end with us, and mostl
 
 from __future__ import annotations
 
+import functools
 import os
 import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2ptrain.errors import DeviceError, HomeError
 from p2ptrain.sim.reality import RealGroup
 from peer.lab.script import Script
+from peer.lab.stages import own_latency
 from peer.testnet.processes import Wrap
 
 LABEL = "p2ptrain.testnet"
@@ -33,6 +35,10 @@ COMMAND_DEADLINE_S = 60.0
 IMAGES = {"bootstrap": "p2ptrain-bootstrap", "peer": "p2ptrain-peer"}
 SOURCE = Path(__file__).parent.parent.parent
 """The clone: images are built from it."""
+LINE = "/usr/local/bin/p2ptrain-line"
+"""docker/line.sh in the images."""
+PROBE_S = 20.0
+"""For a container to try what its kernel can. A guess: less than a second."""
 START_S = 30.0
 """For a container to run. A guess: one second."""
 BUILD_VARIABLE = "P2PTRAIN_DOCKER_BUILD"
@@ -69,7 +75,7 @@ class Containers:
         name = self._names[who] = f"{self._network}-{self._count}"
         image = IMAGES["bootstrap" if who in self.script.bootstraps else "peer"]
         settings = next((part.settings for part in self.script.parts if part.name == who), None)
-        narrow = ["--cap-add", "NET_ADMIN"] if settings is not None and _is_narrow(settings) else []
+        shaped = ["--cap-add", "NET_ADMIN"] if line_of(settings) else []
 
         def contained(*command: str) -> list[str]:
             _, *rest = command  # our Python; theirs is another
@@ -79,7 +85,7 @@ class Containers:
                 *("--mount", f"type=bind,source={self.out.absolute()},target={self.out.absolute()}"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
                 *("--stop-timeout", "60", "--entrypoint", "python3"),
-                *narrow,
+                *shaped,
             ]
             return [executable(), "run", *options, image, *rest]
 
@@ -100,8 +106,9 @@ class Containers:
     heals = parts
 
     def started(self, who: str, settings: RealGroup | None) -> None:
-        """Narrow its line as soon as it runs (docker/line.sh). Raises DeviceError where that cannot be done."""
-        if settings is None or not _is_narrow(settings):
+        """Make its line as soon as it runs (docker/line.sh). Raises DeviceError where that cannot be done."""
+        line = line_of(settings)
+        if not line:
             return
         name = self._names[who]
         if not self._runs(name):
@@ -109,8 +116,7 @@ class Containers:
                 f"The container of {who} did not run within {START_S:.0f} s, so its line could not be made narrow.",
                 f"Why it did not is told in {self.out / who / 'output.log'}; on a busy machine try again.",
             )
-        rates = ["" if rate is None else f"{rate:g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
-        docker("exec", "--user", "root", name, "sh", "/usr/local/bin/p2ptrain-line", *rates)
+        docker("exec", "--user", "root", name, "sh", LINE, *line)
 
     def _runs(self, name: str) -> bool:
         """Whether it does, within a while. (In a thread of its own: docker has no call that waits for a start.)"""
@@ -155,8 +161,15 @@ def owner(security: str) -> list[str]:
     return [*options, *own, "--userns", "host"] if "name=userns" in security else [*options, *own]
 
 
-def _is_narrow(settings: RealGroup) -> bool:
-    return settings.up_mbit_s is not None or settings.down_mbit_s is not None
+def line_of(settings: RealGroup | None) -> list[str]:
+    """What docker/line.sh takes for such a peer's line; nothing: it has none of its own. Pure."""
+    if settings is None:
+        return []
+    rates = ["" if rate is None else f"{rate:g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
+    late_s, lost = own_latency(settings), settings.packet_loss
+    if late_s or lost:  # only what leaves can be late, so by twice as much: a round trip takes what it should
+        return [*rates, f"{2000 * late_s:g}", f"{100 * lost:g}", "both"]
+    return rates if any(rates) else []
 
 
 def sweep_folder(out: Path) -> None:
@@ -247,3 +260,15 @@ def docker(*arguments: str, check: bool = True) -> str:
             'The engine\'s own words; docs/DOCKER.md, "Usual causes", has what they mostly mean.',
         )
     return done.stdout
+
+
+@functools.cache
+def has_netem(run: Callable[..., str] = docker) -> bool:
+    """Whether a line of a container can be late and lossy. Tried once, on the loopback of a container that ends then.
+
+    Args:
+        run: as ``docker``. It needs the image of a peer.
+    """
+    attempt = f'DEVICE=lo timeout {PROBE_S:.0f} sh {LINE} "" "" 1 1 both >&2 && echo yes || echo no'
+    options = ["--rm", "--pull", "never", "--network", "none", "--user", "root", "--cap-add", "NET_ADMIN"]
+    return run("run", *options, "--entrypoint", "sh", IMAGES["peer"], "-c", attempt).strip() == "yes"

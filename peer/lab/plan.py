@@ -10,7 +10,7 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.reality import RealGroup, RealScenario
 from p2ptrain.sim.scenario_file import by_name
 from peer.lab.script import Script
-from peer.lab.stages import StageName
+from peer.lab.stages import StageName, own_latency
 
 MOST_PEERS = 64
 """Processes of half a gigabyte each; as in a testnet without a scenario."""
@@ -18,11 +18,15 @@ MOST_PEERS = 64
 _NO_AUTHOR = "00" * 32
 
 
-def check(scenario: RealScenario, script: Script, stage: StageName) -> None:
-    """Raises ScenarioError with one line for each thing that real peers, or this stage, cannot act out."""
+def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool = True) -> None:
+    """Raises ScenarioError with one line for each thing that real peers, or this stage, cannot act out.
+
+    Args:
+        netem: whether the kernel under containers makes packets late and loses them (``containers.has_netem``).
+    """
     faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
     for place, group in enumerate(scenario.peers):
-        faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage)]
+        faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage, netem)]
     if stage != "namespaces" and scenario.partitions:
         why = "has one loopback for all" if stage == "local" else "has one network for all"
         faults.append(f"partitions: stage {stage} {why}; take --stage namespaces")
@@ -59,7 +63,7 @@ def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
     return faults
 
 
-def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
+def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
     faults = []
     if group.loss:
         faults.append("loss: no real exchange fails to order; take packet_loss")
@@ -67,7 +71,7 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
         wanted = {
             "up_mbit_s": group.up_mbit_s,
             "down_mbit_s": group.down_mbit_s,
-            "latency_s": _own_latency(group),
+            "latency_s": own_latency(group),
             "packet_loss": group.packet_loss,
             "router": group.router,
         }
@@ -82,8 +86,8 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
         ]
     if stage == "docker":
         beyond = {
-            "latency_s": _own_latency(group),
-            "packet_loss": group.packet_loss,
+            "latency_s": not netem and own_latency(group),
+            "packet_loss": not netem and group.packet_loss,
             "router": group.router,
             "clock_off_s": group.clock_off_s,
             "troubles": [each.what for each in group.troubles if each.what not in ("disk_full", "read_only")],
@@ -94,11 +98,6 @@ def _group_faults(group: RealGroup, stage: StageName) -> list[str]:
             if value
         ]
     return faults
-
-
-def _own_latency(group: RealGroup) -> float:
-    """What the scenario says itself; where it says nothing, there is none but the machine's own."""
-    return group.latency_s if "latency_s" in group.model_fields_set else 0.0
 
 
 def manifest_of(scenario: RealScenario) -> Manifest:

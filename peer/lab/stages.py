@@ -150,6 +150,11 @@ def access(group: RealGroup) -> Access:
     return Access(group.up_mbit_s, group.down_mbit_s, group.latency_s, group.packet_loss, group.router)
 
 
+def own_latency(group: RealGroup) -> float:
+    """What the scenario says itself, for stages that have no lines but those that are asked for; else none."""
+    return group.latency_s if "latency_s" in group.model_fields_set else 0.0
+
+
 def members(side: Sequence[str], seats: Callable[[str], list[str]]) -> list[str]:
     """The hosts on one side of a partition."""
     return [host for name in side for host in ([BOOTSTRAP] if name == BOOTSTRAP else seats(name))]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.errors import DeviceError, HomeError
+from p2ptrain.errors import DeviceError, HomeError, ScenarioError
 from p2ptrain.sim.reality import parse
 from peer.lab import closing, containers, play
 from peer.lab.command import act_out
@@ -132,6 +132,59 @@ def test_lines_sleep_and_death_are_the_containers(asked: Path, tiny: dict[str, A
     assert [call[1:2] + call[-1:] for call in calls(asked)[-2:]] == [[home, "kill -STOP -1"], [home, "kill -CONT -1"]]
     containers_of.kill("home-1", 1)
     assert calls(asked)[-1] == ["kill", home]
+
+
+def test_lines_are_late_and_lossy_as_the_scenario_says(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    tiny["peers"][0] |= {"latency_s": 0.02, "packet_loss": 0.005}
+    containers_of = stage(tiny, tmp_path)
+    assert "NET_ADMIN" in containers_of.inside("home-1", "home-1")("python")
+    containers_of.started("home-1", next(part.settings for part in containers_of.script.parts if part.name == "home-1"))
+    # Only what leaves is late: 40 ms there and none back, as 20 ms each way.
+    assert calls(asked)[-1][-6:] == ["/usr/local/bin/p2ptrain-line", "", "", "40", "0.5", "both"]
+
+
+def test_a_latency_that_nobody_asked_for_is_the_machines_own(tiny: dict[str, Any]) -> None:
+    group = parse(tiny).peers[0]
+    assert group.latency_s > 0  # as simulated
+    assert containers.line_of(group) == []
+
+
+@pytest.mark.parametrize(("said", "found"), [("yes\n", True), ("no\n", False), ("", False)])
+def test_what_the_kernel_under_containers_can_is_tried_once(said: str, found: bool) -> None:
+    asked_for: list[tuple[str, ...]] = []
+
+    def run(*arguments: str) -> str:
+        asked_for.append(arguments)
+        return said
+
+    assert containers.has_netem(run) is found
+    assert containers.has_netem(run) is found
+    [words] = asked_for
+    assert words[:2] == ("run", "--rm")
+    assert "NET_ADMIN" in words
+    assert "timeout 20 sh /usr/local/bin/p2ptrain-line" in words[-1]
+    assert f" {containers.LINE}\n" in (containers.SOURCE / "docker" / "Dockerfile").read_text()
+
+
+def test_an_engine_that_cannot_try_has_not_answered() -> None:
+    def run(*arguments: str) -> str:
+        raise DeviceError("docker run failed: no such image", "Mend it.")
+
+    for _ in range(2):  # which is not remembered as an answer
+        with pytest.raises(DeviceError):
+            containers.has_netem(run)
+
+
+def test_without_netem_late_lines_are_refused_before_anything_is_removed(
+    asked: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    containers.has_netem.cache_clear()
+    path = containers.SOURCE / "docker" / "testnet.toml"
+    with pytest.raises(ScenarioError, match=r"^peers\.narrow\.latency_s: stage docker cannot act that out"):
+        act_out(path, ["peers.narrow.latency_s=0.05"], "docker", tmp_path / "out", 1)
+    containers.has_netem.cache_clear()
+    assert [call[0] for call in calls(asked)] == ["version", "build", "build", "run"]
+    assert not (tmp_path / "out").exists()
 
 
 def test_what_an_engine_cannot_do_is_no_secret_and_may_be_tried_again(

@@ -203,7 +203,7 @@ def test_packets_are_late_and_lost_where_the_kernel_has_netem(machine: Machine) 
     machine.tool("tc")
     assert machine.run("line.sh", "2", "", "30", "0.5").returncode == 0
     bucket = "tbf rate 2mbit burst 64kb latency 300ms"
-    netem = "tc qdisc replace dev eth0 root handle 1: netem delay 30ms loss 0.5%"
+    netem = "tc qdisc replace dev eth0 root handle 1: netem limit 100000 delay 30ms loss 0.5%"
     assert machine.said == [netem, f"tc qdisc replace dev eth0 parent 1:1 handle 2: {bucket}"]
     machine.asked.unlink()
     machine.tool("tc", STAND_IN + 'case "$*" in *netem*) exit 2 ;; esac\n')
@@ -211,6 +211,28 @@ def test_packets_are_late_and_lost_where_the_kernel_has_netem(machine: Machine) 
     assert done.returncode == 0
     assert machine.said[-1] == f"tc qdisc replace dev eth0 root {bucket}"
     assert "no netem" in done.stderr
+
+
+def test_a_laboratorys_line_loses_both_ways_or_is_none(machine: Machine) -> None:
+    """Otherwise the scenario would be another."""
+    machine.tool("tc")
+    machine.tool("nft", '#!/bin/sh\ncat >> "$ASKED"\n')
+    assert machine.run("line.sh", "", "20", "40", "0.5", "both", DEVICE="lo").returncode == 0
+    assert machine.said[0] == "tc qdisc replace dev lo root handle 1: netem limit 100000 delay 40ms loss 0.5%"
+    rules = [line.strip() for line in machine.said if "iifname" in line]
+    assert rules == [
+        'iifname "lo" numgen random mod 1000000 < 5000 drop',
+        'iifname "lo" limit rate over 2500 kbytes/second burst 256 kbytes drop',
+    ]
+    machine.asked.unlink()
+    assert machine.run("line.sh", "", "", "40", "0", "both").returncode == 0
+    assert len(machine.said) == 1  # nothing is lost, so there is no rule
+    for tool, module in (("nft", "nft_numgen"), ("tc", "sch_netem")):
+        machine.tool(tool, "#!/bin/sh\necho 'not supported' >&2\nexit 2\n")
+        done = machine.run("line.sh", "", "", "40", "0.5", "both")
+        assert done.returncode == 1
+        assert done.stderr.startswith("not supported\n")
+        assert module in done.stderr
 
 
 ADDRESSES = """#!/bin/sh

@@ -166,9 +166,15 @@ def test_the_testnet_in_containers_can_be_acted_out_there() -> None:
     check(scenario, written(scenario), "docker")
 
 
-@pytest.mark.parametrize(
-    "change", ["peers.home.router=true", "peers.home.clock_off_s=9", "peers.office.packet_loss=0.1"]
-)
+@pytest.mark.parametrize("change", ["peers.office.packet_loss=0.1", "peers.home.latency_s=0.1"])
+def test_late_and_lossy_lines_of_containers_need_netem(tiny: dict[str, Any], change: str) -> None:
+    scenario = reality.parse(changed(tiny, [change]))
+    check(scenario, written(scenario), "docker")
+    with pytest.raises(ScenarioError, match="take --stage namespaces"):
+        check(scenario, written(scenario), "docker", netem=False)
+
+
+@pytest.mark.parametrize("change", ["peers.home.router=true", "peers.home.clock_off_s=9"])
 def test_what_containers_cannot_do_needs_namespaces(tiny: dict[str, Any], change: str) -> None:
     assert "take --stage namespaces" in refused(tiny, "docker", change)
 
