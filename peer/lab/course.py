@@ -37,7 +37,7 @@ class Course:
     missed: list[str]
     """What could not happen, and why: whom it concerns was not there any more, or the stage could not do it."""
     troubles: list[str]
-    """What ended it before its time."""
+    """What ended it before its time, or went wrong when it was over."""
     cut_short: bool
     """The scenario's seconds were over, and everybody was asked to leave."""
     wall_s: float

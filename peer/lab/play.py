@@ -6,11 +6,13 @@ In stage ``namespaces`` this is the init of a cell (``lab.cell``), started as ``
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import stat
 import tempfile
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from p2ptrain import files
+from p2ptrain.errors import DeviceError
 from p2ptrain.net.socket_folder import sweep
 from p2ptrain.sim.reality import RealScenario
 from peer.lab.cell import hear_sigterm
@@ -65,11 +68,16 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int)
             assert task is not None  # asyncio.run made it
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             hear_sigterm()
-            stage = _stage(stage_name, script, scenario, out)
+            stage, there = _stage(stage_name, script, scenario, out), 0
             try:
                 course = await conduct(plan, script, stage, scenario.run.seconds, threads, watch)
-                made, there = _namespaces(), stage.left()
-            finally:
+            except BaseException:
+                stage.close()
+                raise
+            made = _namespaces()
+            with _told(course):
+                there = stage.left()
+            with _told(course):
                 stage.close()
             return course, Leftovers(await _left_running() + there, sockets_left(Path(tempfile.gettempdir())), made)
 
@@ -80,6 +88,15 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int)
             raise KeyboardInterrupt from None
     document = {"course": asdict(course), "left": asdict(left)}
     files.replace(out / "course.json", json.dumps(document, indent=1).encode())
+
+
+@contextlib.contextmanager
+def _told(course: Course) -> Iterator[None]:
+    """A stage that fails in the end does not take away what was seen on it."""
+    try:
+        yield
+    except DeviceError as error:
+        course.troubles.append(f"in the end: {error.problem}")
 
 
 def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path) -> Stage:

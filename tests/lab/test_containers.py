@@ -19,6 +19,7 @@ from p2ptrain.sim.reality import parse
 from peer.lab import closing, containers, play
 from peer.lab.command import act_out
 from peer.lab.containers import Containers, build, check_engine
+from peer.lab.course import Course
 from peer.lab.plan import manifest_of
 from peer.lab.script import written
 from peer.testnet.plan import lay_out
@@ -240,6 +241,25 @@ def test_whatever_ends_a_testnet_nothing_stays(
         ["network", "rm"],
     ]
     assert not (out / "course.json").exists()
+
+
+def test_an_engine_that_fails_in_the_end_takes_no_course_away(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scenario, out = parse(tiny), tmp_path / "out"
+    out.mkdir()
+    lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
+
+    async def conduct(*arguments: Any) -> Course:
+        monkeypatch.setenv("FAILS", "ps")
+        monkeypatch.setenv("WHY", "the engine has gone")
+        return Course({}, [], [], [], True, 9.0, {}, {})
+
+    monkeypatch.setattr(play, "conduct", conduct)
+    play.play(out, scenario, "docker", 1)
+    course = play.course_of(out)["course"]
+    assert course["wall_s"] == 9.0
+    assert course["troubles"] == ["in the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
 
 
 def test_a_line_that_cannot_be_narrow_is_told(
