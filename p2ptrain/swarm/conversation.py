@@ -54,6 +54,9 @@ class Conversations:
                 self._violation(link, "weights in reply to an offer", now)
             case Decline() if (exchange := self._exchanging.book.get(link)) and exchange.state is not OFFERED:
                 self._violation(link, "it declined what it had accepted", now)
+            case Offer(terms=terms) | Accept(terms=terms) if not self._standing.rules.is_fair(terms.weight):
+                self.failed(LinkFailed(link, f"it claims a mixing weight of {terms.weight:g}", their_fault=True), now)
+                self._standing.emit(Close(link))
             case Offer():
                 self._exchanging.offered(link, message, now)
                 if message.run == self._standing.rules.run and message.protocol == self._standing.rules.protocol:

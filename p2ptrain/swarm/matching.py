@@ -109,7 +109,8 @@ def work_weight(rate: float) -> float:
 
 def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
     """What an exchange adds to our progress: averaged like the weights, for the fragments exchanged, bounded."""
-    share = 2.0 / (1 + max(mine.partners, theirs.partners)) * theirs.weight / (mine.weight + theirs.weight)
+    weight = mine.weight_of(theirs)
+    share = 2.0 / (1 + max(mine.partners, theirs.partners)) * weight / (mine.weight + weight)
     moved = share * (theirs.progress - mine.progress) * min(fragments / rules.fragments, 1.0)
     bound = rules.catch_up_tokens
     return max(-bound, min(moved, bound))

@@ -72,6 +72,11 @@ class Presence:
     """Ed25519 over all the other fields, by the key that ``peer`` is the hash of."""
 
 
+LARGEST_RATIO = 16.0
+"""Of two mixing weights: whatever a partner says of its speed, it moves us by no more than 16/17 of the difference. As
+``matching.RATE_SLACK``: what computers of one swarm may differ by."""
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """One side's numbers for an exchange. Both sides compute the mixing coefficients from the same two Terms."""
@@ -93,6 +98,10 @@ class Terms:
     seconds_per_byte: float = 0.0
     """How long this side is prepared to wait for a payload; the larger of both sides' numbers counts. So whose line is
     fast waits for whose is slow."""
+
+    def weight_of(self, theirs: Terms) -> float:
+        """A partner's mixing weight as it counts beside ours: both sides come to the same ratio."""
+        return min(max(theirs.weight, self.weight / LARGEST_RATIO), self.weight * LARGEST_RATIO)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,6 +90,10 @@ class SwarmRules:
         """The bound of ``catch_up_outer_steps`` in progress."""
         return self.catch_up_outer_steps * self.tokens_per_outer_step
 
+    def is_fair(self, weight: float) -> bool:
+        """Whether a peer may ask to be weighed so: where all count equally, all say 1."""
+        return self.work_weights or weight == 1.0
+
     @cached_property
     def implausible_distance(self) -> float:
         """Progress further than this from ours is a lie: a quarter of the run, at least 32 outer steps. A guess."""

@@ -71,7 +71,7 @@ class Inbox:
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
         """Queue a committed exchange's displacement, with what it adds to progress."""
         clip_radius = min(mine.clip_radius, theirs.clip_radius)
-        portion = share(mine.weight, theirs.weight, max(mine.partners, theirs.partners))
+        portion = share(mine.weight, mine.weight_of(theirs), max(mine.partners, theirs.partners))
         # Who has finished has no pseudo-gradient to come, and both must move x by the same share.
         finished = PeerState.FINISHING in (mine.state, theirs.state)
         follow = 1.0 if finished else self._follow
