@@ -19,6 +19,7 @@ from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, 
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
+from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, SUPPORTERS
 from p2ptrain.swarm.standing import Standing
 
@@ -112,6 +113,8 @@ class CatchUp:
         self._standing = standing
         self.pull: PullUnderWay | None = None
         self._donations: dict[LinkId, float] = {}  # link -> deadline
+        self._begun: dict[LinkId, float] = {}  # link -> when the donation began
+        self._overtime = Overtime(standing)
         self._given: dict[PeerId, deque[float]] = {}  # when we began to give to whom; who came last comes last
 
     def donor_exists(self, now: float) -> bool:
@@ -127,9 +130,12 @@ class CatchUp:
         return "no peer has weights to give just now"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
-        """All whose claims are supported and who need not be left alone, in random order, with their addresses."""
+        """All whose claims are supported and whom we do not distrust, in random order, with their addresses.
+
+        Who is busy gives no promise, and answers for its copies all the same.
+        """
         standing = self._standing
-        ready = [known for known in believed(standing, now) if known.not_before <= now]
+        ready = [known for known in believed(standing, now) if known.distrusted_until <= now]
         return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> bool:
@@ -212,15 +218,16 @@ class CatchUp:
             return
         patience_s = standing.deadlines.payload_s(standing.rules.weights_bytes, request.seconds_per_byte)
         self._donations[link] = now + patience_s
+        self._begun[link] = now
         self._remember(link.peer, now)
         known = standing.known_to_pass_on(now, link.peer)
         reply = WeightsReply(standing.step, standing.progress, standing.deadlines.seconds_per_byte(), known)
         standing.emit(Send(link, reply))
         standing.emit(Donate(link))
 
-    def donated(self, link: LinkId, sent_bytes: int) -> None:
+    def donated(self, link: LinkId, sent_bytes: int, now: float) -> None:
         """The newcomer has taken everything."""
-        if self._donations.pop(link, None) is not None:
+        if self._end_donation(link, now):
             self._standing.counters.donations += 1
             self._standing.counters.sent_bytes += sent_bytes
             self._standing.emit(Close(link))
@@ -232,7 +239,7 @@ class CatchUp:
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
             fault = Fault.BROKEN if self.pull.replied else Fault.UNANSWERED
             self.pull = None
-        elif self._donations.pop(event.link, None) is not None:
+        elif self._end_donation(event.link, now):
             fault = Fault.BROKEN
         else:
             return False
@@ -268,6 +275,7 @@ class CatchUp:
             links.append(self.pull.link)
             self.pull = None
         self._donations.clear()
+        self._begun.clear()
         for link in links:
             self._standing.emit(Close(link))
 
@@ -285,9 +293,16 @@ class CatchUp:
             return DeclineReason.NOT_BEHIND
         if standing.state is PeerState.JOINING or self.pull is not None:
             return DeclineReason.NO_WEIGHTS
-        if len(self._donations) >= MAX_DONATIONS or self._has_enough(peer, now):
+        if len(self._donations) >= MAX_DONATIONS or self._has_enough(peer, now) or self._overtime.waits(peer, now):
             return DeclineReason.BUSY
         return None
+
+    def _end_donation(self, link: LinkId, now: float) -> bool:
+        """Its place is free again; False: it had none."""
+        if self._donations.pop(link, None) is None:
+            return False
+        self._overtime.gave(link.peer, now - self._begun.pop(link, now), now)
+        return True
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:
         """It began to take our weights so often lately that it is not weights that it wants."""

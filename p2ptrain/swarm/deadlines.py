@@ -2,7 +2,7 @@
 
 A deadline is ``median + 8 MAD`` of what completed attempts took (median absolute deviation; outliers do not move it),
 for payloads per byte. Before anything completed a sane start value counts. Of a payload's two deadlines the longer one
-counts on both sides. A missed deadline doubles all that follow
+counts on both sides, within reason. A missed deadline doubles all that follow
 until something completes again: otherwise a network that became slow would fail every exchange for ever.
 """
 
@@ -20,6 +20,8 @@ REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine was seen to answer after
 PROMPT_BOUNDS_S = (0.2, 1.0)  # a round trip across the world, and a busy machine
 FIRST_RATE = 125_000.0  # bytes/s before anything is measured: 1 Mbit/s, the slowest home upload we care about
 PAYLOAD_BOUNDS_S = (5.0, 900.0)  # the upper one grows with the payload: twice its time at FIRST_RATE
+TOLERANCE = 4.0  # a partner may ask for so many times our own patience. Guess: of lines at 100 and at 2 Mbit/s
+UNNOTICED_S = 1.0  # nobody is held for so little. Guess: a busy machine
 MAX_PATIENCE = 16.0  # largest multiple after missed deadlines
 
 
@@ -65,11 +67,18 @@ class Deadlines:
 
         Args:
             theirs: what the partner said of its ``seconds_per_byte``. Who knows fast lines only would give up each time
-                on one whose line is slow, for ever.
+                on one whose line is slow, for ever. It counts up to ``TOLERANCE`` times our own, or as a line of
+                ``FIRST_RATE`` takes that is shared: else it would say how long it may hold us.
         """
         shortest, longest = PAYLOAD_BOUNDS_S
-        per_byte = max(self.seconds_per_byte(), theirs)
+        ours = self.seconds_per_byte()
+        per_byte = max(ours, min(theirs, max(TOLERANCE * ours, SHARING / FIRST_RATE)))
         return _clamp(per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
+
+    def too_long_s(self, size_bytes: int, seconds: float) -> float:
+        """By how much a payload of this size took longer than a shared line takes; 0 where it did not."""
+        per_byte = self._per_byte.median() if self._per_byte else 1.0 / FIRST_RATE
+        return max(seconds - max(SHARING * per_byte * size_bytes, UNNOTICED_S), 0.0)
 
     def typical_payload_s(self, size_bytes: int) -> float | None:
         """The median time of a payload of this size, None before any was measured."""

@@ -10,6 +10,7 @@ from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import ProgressBudget, answer, progress_displacement, refusal
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
 from p2ptrain.swarm.rounds import Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES
@@ -30,6 +31,7 @@ class Exchanging:
         self.book = ExchangeBook(standing.rules.free_fragments)
         self.rounds = Rounds(standing)
         self._judge = Judge(standing)
+        self._overtime = Overtime(standing)
         self._budget = ProgressBudget(standing.rules.catch_up_tokens, standing.rules.catch_up_tokens)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
@@ -127,7 +129,7 @@ class Exchanging:
                 me=standing.me,
                 crossing=crossing is not None,
                 offering=any(now - offer.started_at < prompt for offer in offers),
-                engaged=self.book.is_engaged_with(link.peer),
+                engaged=self.book.is_engaged_with(link.peer) or self._overtime.waits(link.peer, now),
                 free=self.book.free_fragments(),
                 under_way=len(self.book) - len(offers),
                 rules=standing.rules,
@@ -218,8 +220,9 @@ class Exchanging:
             self.failed(LinkFailed(link, "it acknowledged too early", their_fault=True), now)
             return
         seconds = now - exchange.swap_started_at
-        standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         standing.members.praise(link.peer)
+        self._overtime.exchanged(exchange, now)
+        standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         standing.counters.exchanges_ok += 1
         standing.settled = standing.settled or not is_left_behind(standing, now)
         self._committed_since_step = True
@@ -261,6 +264,7 @@ class Exchanging:
         else:
             standing.counters.exchanges_failed += 1
             fault = Fault.BROKEN
+            self._overtime.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:

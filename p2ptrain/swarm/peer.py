@@ -172,7 +172,7 @@ class Peer:
             case Unfit():
                 self._catch_up.unfit(event, now)
             case Donated():
-                self._catch_up.donated(event.link, event.sent_bytes)
+                self._catch_up.donated(event.link, event.sent_bytes, now)
             case LinkFailed():
                 self._conversations.failed(event, now)
             case Woke():

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.swarm.deadlines import FIRST_RATE, PAYLOAD_BOUNDS_S, REMEMBERED, REPLY_BOUNDS_S, SHARING, Deadlines
+from p2ptrain.swarm.deadlines import (
+    FIRST_RATE,
+    PAYLOAD_BOUNDS_S,
+    REMEMBERED,
+    REPLY_BOUNDS_S,
+    SHARING,
+    TOLERANCE,
+    Deadlines,
+)
 
 MEGABYTE = 1_000_000
 
@@ -67,4 +75,22 @@ def test_the_more_patient_side_decides(deadlines: Deadlines) -> None:
     assert own * 10 * MEGABYTE == SHARING * 10.0
     assert deadlines.payload_s(10 * MEGABYTE, own / 2) == SHARING * 10.0
     assert deadlines.payload_s(10 * MEGABYTE, 3 * own) == pytest.approx(3 * SHARING * 10.0)
-    assert deadlines.payload_s(10 * MEGABYTE, 1e9) == PAYLOAD_BOUNDS_S[1]
+
+
+def test_nobody_says_for_how_long_it_may_hold_us(deadlines: Deadlines) -> None:
+    """A partner counts up to a slow line that is shared, or four times our own patience, whichever is more."""
+    shared_s = SHARING * 10 * MEGABYTE / FIRST_RATE
+    deadlines.transferred(10 * MEGABYTE, 10.0)
+    assert deadlines.payload_s(10 * MEGABYTE, 1e9) == pytest.approx(shared_s)
+    for _ in range(REMEMBERED):
+        deadlines.transferred(10 * MEGABYTE, 40.0)
+    assert deadlines.payload_s(10 * MEGABYTE, 1e9) == pytest.approx(TOLERANCE * SHARING * 40.0)
+
+
+def test_what_took_too_long_is_beyond_a_shared_line_and_beyond_a_second(deadlines: Deadlines) -> None:
+    assert deadlines.too_long_s(10 * MEGABYTE, 500.0) == pytest.approx(500.0 - SHARING * 80.0)  # nothing is measured
+    deadlines.transferred(10 * MEGABYTE, 1.0)
+    assert deadlines.too_long_s(10 * MEGABYTE, 4.0) == 0.0
+    assert deadlines.too_long_s(10 * MEGABYTE, 6.0) == pytest.approx(2.0)
+    assert deadlines.too_long_s(1000, 0.9) == 0.0
+    assert deadlines.too_long_s(1000, 1.5) == pytest.approx(0.5)

@@ -21,7 +21,7 @@ from p2ptrain.swarm.events import (
     TrainingEnded,
     Unfit,
 )
-from p2ptrain.swarm.membership import Known
+from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
 from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS
@@ -260,6 +260,21 @@ def test_two_newcomers_that_meet_are_not_in_step_for_it():
     table.run(60.0)
     assert [each.counters.pulls for each in newcomers] == [1, 1]
     assert all(each.settled for each in newcomers)
+
+
+def test_who_is_busy_is_asked_for_its_copies_all_the_same():
+    """It would be for whoever keeps the donors busy to say whom a newcomer compares weights with."""
+    table = under_way()
+    table.run(21.0)
+    table.seat("cedar")
+    table.start("cedar")
+    table.run(0.045)
+    core = table["cedar"].core
+    for donor in ("amber", "birch"):
+        core._standing.members.pause(PeerId(donor), table.now + 10.0)
+    assert set(core.donors(table.now)) == {"amber", "birch"}
+    core._standing.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    assert set(core.donors(table.now)) == {"amber"}
 
 
 def test_one_that_boasts_and_gives_nothing_does_not_keep_a_young_swarm_out_of_step():

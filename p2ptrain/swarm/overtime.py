@@ -1,0 +1,47 @@
+"""Who kept something of ours for longer than it takes, and now waits while others are served.
+
+A partner that is slow may be honest, so it is no offence. But what it holds, nobody else gets: fragments while they
+pass one byte at a time, the one place for a newcomer. Whoever has held us for too long waits ``REST`` times as long,
+whoever calls; so no partner has more than a fifth of our time beyond its due, and others come between.
+"""
+
+from __future__ import annotations
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.rules import MAX_KNOWN
+from p2ptrain.swarm.standing import Standing
+
+REST = 4.0
+"""A guess. The slowest of a swarm, ten times slower than the others, still spends most of its time with somebody: each
+of its partners rests from it alone."""
+
+
+class Overtime:
+    """By peer, strangers too; bounded: the one that was noted first is forgotten first."""
+
+    def __init__(self, standing: Standing) -> None:
+        self._standing = standing
+        self._until: dict[PeerId, float] = {}
+
+    def exchanged(self, exchange: Exchange, now: float) -> None:
+        """Its payloads passed, or did not, and its fragments are free again."""
+        size = sum(self._standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
+        self._held(exchange.link.peer, size, now - exchange.swap_started_at, now)
+
+    def gave(self, peer: PeerId, seconds: float, now: float) -> None:
+        """A newcomer took our weights, or broke off, and its place is free again."""
+        self._held(peer, self._standing.rules.weights_bytes, seconds, now)
+
+    def waits(self, peer: PeerId, now: float) -> bool:
+        """Others come first."""
+        return self._until.get(peer, now) > now
+
+    def _held(self, peer: PeerId, size: int, seconds: float, now: float) -> None:
+        too_long_s = self._standing.deadlines.too_long_s(size, seconds)
+        if too_long_s <= 0:
+            return
+        until = self._until[peer] = max(self._until.pop(peer, now), now + REST * too_long_s)
+        self._standing.members.pause(peer, until)
+        if len(self._until) > MAX_KNOWN:
+            del self._until[next(iter(self._until))]
