@@ -97,7 +97,7 @@ class Gatherer:
         try:
             await pull.run()
         finally:
-            if pull.gathering.here and not pull.gathering.is_done:
+            if pull.gathering.here and (giver in pull.gathering.dropped or not pull.gathering.is_done):
                 self._kept = _Kept(kept.parts, pull.gathering.here, kept.since)
         self._judge(pull.gathering, giver)
         givers, seconds = pull.gathering.here.values(), asyncio.get_running_loop().time() - now
@@ -108,6 +108,8 @@ class Gatherer:
         if giver in gathering.dropped:
             raise RemoteError("its weights are far from those of others")
         if gathering.is_done:
+            if not gathering.was_compared:
+                self._notebook.note("unconfirmed", peer=giver, why="nobody else could be asked for its copy")
             return
         if gathering.is_disputed:
             raise NetworkError(f"the weights of {short(giver)} and of others are far apart")

@@ -7,17 +7,18 @@
     MISSING    a donor is idle                           ASKED         Fetch
     ASKED      it is slow, and another is idle           ASKED         Fetch, of a second donor: who is first counts
     ASKED      all its donors are lost                   MISSING
-    ASKED      it is here, its digest right              HERE          Cancel of the other; Compare, of another donor
-    HERE       that donor's copy is near                 CONFIRMED
-    HERE       that donor's copy is far                  HERE          Compare, of a third: two against one
-    HERE       the third's copy is near                  CONFIRMED     (the second was odd: a strike)
-    HERE       all others' copies are far                MISSING       (the giver was odd: a strike)
+    ASKED      it is here, its digest right              HERE          Cancel of the other; Compare, of ``WITNESSES``
+    HERE       all their copies are near                 CONFIRMED
+    HERE       somebody's copy of any piece is far       HERE          Compare, of ``JURY``, of all pieces
+    HERE       most copies are near                      CONFIRMED     (those that are far were odd: a strike)
+    HERE       most copies are far                       MISSING       (the giver was odd: a strike)
     HERE       there never was anybody else              CONFIRMED
 
 A digest proves transport only. What a piece is worth is known from another peer's copy of it: peers of one swarm are
 never the same, but near. Copies are compared by sketches of some hundred bytes (``train.sketch``), made after the piece
-is here. A donor with ``MOST_STRIKES`` is dropped, and what nobody else has confirmed of it is asked of others. A donor
-that is lost costs the pieces that it had not finished, and nothing else.
+is here. Any donor may be asked for one, also those that give no piece: few that lie together are outvoted wherever one
+honest copy is seen beside theirs. A donor with ``MOST_STRIKES`` is dropped, and what nobody else has confirmed of it is
+asked of others. A donor that is lost costs the pieces that it had not finished, and nothing else.
 
 The shell fetches and compares, and says how it went; ``Gathering`` holds no byte of them.
 """
@@ -37,8 +38,15 @@ PIECE_BYTES = 4 << 20
 donor costs at most one. At 100 Mbit/s one takes .3 s, and the round trip before it, of .1 s, a quarter of the whole."""
 
 NEAR = 0.5
-"""Two copies that differ by no more than this share of their length are of one swarm. Of equally fast peers .31
-was measured at the most (docs/SECURITY.md)."""
+"""Two copies that differ by no more than this share of the shorter one's length are of one swarm. Of equally fast peers
+.31 was measured at the most (docs/SECURITY.md)."""
+
+WITNESSES = 2
+"""Others whose copies are near before a piece counts, where nobody is far: of two that lie together, one gives it."""
+
+JURY = 6
+"""Others who are asked for a sketch once copies are far apart; the giver is the seventh. A guess: two or three liars
+among seven are the minority, and a sketch costs half a kilobyte."""
 
 MOST_STRIKES = 2
 """A donor may be odd once: it may itself be new."""
@@ -116,11 +124,16 @@ class _Piece:
     asked: dict[PeerId, Fetch] = field(default_factory=dict)
     giver: PeerId | None = None
     comparing: PeerId | None = None
+    near: set[PeerId] = field(default_factory=set)
     far: set[PeerId] = field(default_factory=set)
-    """Whose copies are far from the one that is here."""
+    """Whose copies are near to, and far from, the one that is here."""
     refused: set[PeerId] = field(default_factory=set)
     """Whose copy was odd: not asked for this piece again."""
     confirmed: bool = False
+
+    def forget(self) -> None:
+        """It is not here any more."""
+        self.giver, self.comparing, self.confirmed, self.near, self.far = None, None, False, set(), set()
 
 
 @dataclass(slots=True)
@@ -152,6 +165,8 @@ class Gathering:
         self._strikes: dict[PeerId, int] = {}
         self.dropped: set[PeerId] = set()
         """Donors whose copies were odd too often."""
+        self.was_compared = False
+        """Somebody's copy was near another's."""
         self.is_disputed = False
         """Some copies were far from each other."""
         for number, giver in (have or {}).items():
@@ -206,20 +221,20 @@ class Gathering:
         return [*(Cancel(other, number) for other in slower), *self.act(now)]
 
     def compared(self, donor: PeerId, number: int, distance: float, now: float) -> list[Action]:
-        """How far this donor's copy is from the one that is here: ||theirs - ours|| / ||ours||, NaN for no number."""
+        """How far this donor's copy is from the one that is here (``train.sketch.distance``); NaN for no number."""
         piece = self._pieces[number]
         if piece.comparing != donor or piece.giver is None:
             return []
         piece.comparing = None
         if distance <= NEAR:
-            piece.confirmed = True
-            for odd in list(piece.far):
-                self._strike(odd)
+            piece.near.add(donor)
+            self.was_compared = True
         else:
-            self.is_disputed = True
             piece.far.add(donor)
-            if len(piece.far) >= MOST_DONORS - 1:
-                self._refuse(piece)
+            if not self.is_disputed:  # whoever confirmed what is here may lie together with who gave it
+                self.is_disputed = True
+                for each in self._pieces:
+                    each.confirmed = False
         return self.act(now)
 
     def lost(self, donor: PeerId) -> None:
@@ -274,28 +289,35 @@ class Gathering:
         return min(half, since + SLOW * piece.size_bytes / state.rate + SLOW_S) if state.has_given else half
 
     def _comparisons(self) -> list[Compare]:
-        """One at a time for each piece that is here."""
+        """One at a time for each piece that is here, until enough have said what they have."""
         wanted = []
         for number, piece in enumerate(self._pieces):
             if piece.giver is None or piece.confirmed or piece.comparing is not None:
                 continue
-            judges = [donor for donor in self._donors if donor != piece.giver and donor not in piece.far]
-            if judges:
+            said = piece.near | piece.far
+            judges = [each for each in (*self._donors, *self._waiting) if each != piece.giver and each not in said]
+            if judges and len(said) < (JURY if self.is_disputed else WITNESSES):
                 piece.comparing = judges[number % len(judges)]
                 wanted.append(Compare(piece.comparing, number))
+            elif said:
+                self._decide(piece)
             elif not self._had_others:
                 piece.confirmed = True  # a swarm of two: there is nobody else to ask
-            elif piece.far:
-                self._refuse(piece)
         return wanted
 
-    def _refuse(self, piece: _Piece) -> None:
-        """Nobody confirms it: ask others for it."""
-        giver, contradicted = piece.giver, len(piece.far)
+    def _decide(self, piece: _Piece) -> None:
+        """Most copies are right, the giver's own among them; one word against one is nobody's."""
+        for_it, against = 1 + len(piece.near), len(piece.far)
+        if for_it > against:
+            piece.confirmed = True
+            for odd in sorted(piece.far):
+                self._strike(odd)
+            return
+        giver = piece.giver
         assert giver is not None
-        piece.giver, piece.comparing, piece.far = None, None, set()
+        piece.forget()
         piece.refused.add(giver)
-        if contradicted > 1:  # else it is one's word against another's
+        if against > for_it:
             self._strike(giver)
 
     def _strike(self, donor: PeerId) -> None:
@@ -306,6 +328,7 @@ class Gathering:
         self.dropped.add(donor)
         self.lost(donor)
         for piece in self._pieces:
+            piece.near.discard(donor)
             piece.far.discard(donor)
             if piece.giver == donor and not piece.confirmed:
-                piece.giver, piece.comparing, piece.far = None, None, set()
+                piece.forget()

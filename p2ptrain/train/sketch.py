@@ -40,10 +40,15 @@ def sketch(
 
 
 def distance(mine: bytes, theirs: bytes) -> float:
-    """||theirs - mine|| / ||mine|| as the sketches tell it. Raises RemoteError where theirs is none."""
+    """How far apart two copies are, as their sketches tell it: ||theirs - mine|| over the smaller of the two lengths.
+
+    Over the larger one, or over mine alone, a copy of twice the true length would seem near. Raises RemoteError where
+    theirs is none.
+    """
     if len(theirs) != SKETCH_BYTES:
         raise RemoteError(f"a sketch of {len(theirs)} bytes instead of {SKETCH_BYTES}")
     one, other = (np.frombuffer(each, dtype="<f4").astype(np.float64) for each in (mine, theirs))
     if not np.isfinite(other).all():
         raise RemoteError("the sketch of its weights holds no numbers")
-    return float(np.linalg.norm(other - one) / max(np.linalg.norm(one), np.finfo(np.float32).tiny))
+    shorter = min(np.linalg.norm(one), np.linalg.norm(other))
+    return float(np.linalg.norm(other - one) / max(shorter, np.finfo(np.float32).tiny))

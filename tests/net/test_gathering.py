@@ -134,11 +134,11 @@ def test_three_donors_give_at_once_and_all_of_it_is_confirmed(notebook):
     assert seconds < 3.0
 
 
-def test_the_only_other_peer_there_is_is_believed_in_silence(notebook):
+def test_the_only_other_peer_there_is_is_believed_and_that_is_told(notebook):
     whole, _, network = gathered(honest(0), {}, notebook)
     assert whole == as_bytes(honest(0))
     assert network.ended_well
-    assert notebook.kinds() == ["took weights"]
+    assert notebook.kinds() == ["unconfirmed", "took weights"]
 
 
 def test_a_fragment_longer_than_a_piece_comes_from_several(notebook):
@@ -249,6 +249,28 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
     pause_s = KEEP_S
     assert virtual_time.run(main()) == as_bytes(given)
     assert asked == [0, 1, 2, 3]
+
+
+def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_for_again(notebook):
+    donors = {A: honest(1), B: honest(2), C: honest(3)}
+    around = Network(negated(), donors)
+
+    async def main() -> tuple[int, list[bytearray]]:
+        network, promised = await around.open()
+        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
+        others = dict.fromkeys(donors, ())
+        with pytest.raises(RemoteError, match="far from those of others"):
+            await gatherer.gather(promised, others)
+        before = sum(size for peer, size in around.given.items() if peer != GIVER)
+        again = MemoryNetwork(0.05)
+        await again.transport(A).listen(copies_of(donors[A]).give)
+        whole = await gatherer.gather(await again.transport(ME).open(A), others)
+        return before, whole
+
+    before, whole = virtual_time.run(main())
+    assert set(places(whole, donors)) <= set(donors)
+    assert before > 0
+    assert sum(size for peer, size in around.given.items() if peer != GIVER) == 4 * N * F
 
 
 def test_a_pull_that_is_broken_off_keeps_what_it_had_and_leaves_no_task(notebook):

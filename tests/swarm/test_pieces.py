@@ -56,6 +56,7 @@ class Play:
         self.now = 0.0
         self.gathering = Gathering([SIZE] * pieces, list(script.rates), have)
         self.asked: Counter[tuple[PeerId, int]] = Counter()
+        self.compared: Counter[int] = Counter()
         self.came: dict[int, list[PeerId]] = {}
         self.at_once = 0
         self._cancelled: set[tuple[PeerId, int]] = set()
@@ -104,6 +105,7 @@ class Play:
                 case Cancel(donor, piece):
                     self._cancelled.add((donor, piece))
                 case Compare(donor, piece):
+                    self.compared[piece] += 1
                     self._at(self.now + 0.1, "is_compared", donor, piece, self.gathering.here[piece])
         fetching = {donor for each in self.gathering._pieces for donor in each.asked}
         self.at_once = max(self.at_once, len(fetching))
@@ -238,3 +240,27 @@ def test_answers_that_nobody_asked_for_change_nothing() -> None:
     gathering.fetched(A, 0, 1.0)
     gathering.compared(B, 0, float("nan"), 1.0)
     assert not gathering._pieces[0].confirmed
+
+
+@pytest.mark.parametrize("order", ["abcdefg", "bcadefg", "badcefg", "debfcga"])
+@pytest.mark.parametrize("pieces", [1, 2, 12])
+def test_two_that_lie_together_among_seven_give_nothing_that_stays(order: str, pieces: int) -> None:
+    """Wherever the two stand in the line: also where one gives and the other is the first to be asked about it."""
+    liars = frozenset((B, C))
+    play = Play(Script({PeerId(name): 1e6 for name in order}, odd=liars, together=True), pieces).run()
+    assert play.gathering.is_done
+    assert not liars & set(play.gathering.here.values())
+    assert play.gathering.dropped <= liars, "an honest one is blamed"
+
+
+def test_where_all_agree_each_piece_is_compared_with_two_others_and_no_more() -> None:
+    play = Play(Script(dict.fromkeys((A, B, C, D, E), 1000000.0)), 4).run()
+    assert play.gathering.is_done
+    assert play.gathering.was_compared
+    assert sum(play.compared.values()) == 2 * 4
+
+
+def test_a_swarm_of_two_compares_nothing_and_says_so() -> None:
+    play = Play(Script({A: 1e6}), 4).run()
+    assert play.gathering.is_done
+    assert not play.gathering.was_compared

@@ -31,6 +31,13 @@ def test_lies_are_far_and_equal_weights_are_at_nothing() -> None:
     assert distance(sketch(mine, 5), sketch(mine, 6)) > 1.0  # another seed is another sketch
 
 
+@pytest.mark.parametrize("times", [0.5, 1.95])
+def test_a_copy_that_was_scaled_is_as_far_whichever_of_the_two_is_ours(times: float) -> None:
+    mine = weights()
+    for one, other in ((mine, times * mine), (times * mine, mine)):
+        assert distance(sketch(one, 1), sketch(other, 1)) == pytest.approx(abs(1 - times) / min(times, 1.0))
+
+
 def test_pieces_longer_than_a_chunk_are_sketched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p2ptrain.train.sketch.CHUNK", 1000)
     mine = weights(2500)
