@@ -29,7 +29,7 @@ _MAX_PART_BYTES = 255
 """Of a host name or a peer id. RFC 1035 allows a name as many; a peer id has 38."""
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
-_BRIDGES = ("docker", "br-", "virbr", "veth")
+_BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
 _SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
 
 
@@ -179,6 +179,11 @@ def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterabl
     return [address for rank, address in best if rank < 3] or [address for _, address in best]
 
 
+def is_of_use(address: str) -> bool:
+    """Whether others may be able to dial it: public, or of a private network that is not this machine's own."""
+    return _rank(address, False, set(bridge_addresses())) in (1, 2)
+
+
 def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
     """The one address to print in a join link; None when no other machine can reach any."""
     return next(iter(announceable(addresses, local)), None)
@@ -238,6 +243,8 @@ def _packed_host(protocol: str, host: str) -> bytes:
     if protocol == "ip4":
         return varint(code) + ipaddress.IPv4Address(host).packed
     if protocol == "ip6":
+        if "%" in host:  # Python takes a zone, of any text at all; it means something on one machine only
+            raise ValueError(f"{host!r} has a zone")
         return varint(code) + ipaddress.IPv6Address(host).packed
     if not _HOSTNAME.fullmatch(host):
         raise ValueError(f"{host!r} is no host name")

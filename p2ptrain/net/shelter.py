@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import math
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -74,6 +75,22 @@ def verdict(sights: Iterable[Sight]) -> bool | None:
     if not judged:
         return None
     return 2 * sum(each.dialed is Dialed.YES for each in judged) > len(judged)
+
+
+def places_seen(sights: Iterable[Sight], port: int) -> tuple[str, ...]:
+    """Where others dialed us at this port and found us, as most of them say who can tell alike.
+
+    A single witness among several could name anybody's address, this machine's loopback among them, and we would send
+    the whole swarm there. Who sees us at a public address and who sees us in a private network tell different things,
+    and so do IPv4 and IPv6.
+    """
+    found: dict[tuple[bool, bool], Counter[str]] = {}
+    for host in (address.ip_of(each.place) for each in sights if each.dialed is Dialed.YES):
+        place = address.multiaddress(str(host), port)
+        if host is not None and address.is_of_use(place):
+            found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
+    leading = [(*places.most_common(1)[0], places.total()) for places in found.values()]
+    return tuple(place for place, times, of in leading if 2 * times > of)
 
 
 def candidates(
@@ -233,8 +250,7 @@ class Shelter:
         if found is None:
             return
         self._judged_at = now
-        hosts = dict.fromkeys(address.host_of(each.place) for each in sights if each.dialed is Dialed.YES)
-        self._seen = tuple(address.multiaddress(host, self._port) for host in hosts)
+        self._seen = places_seen(sights, self._port)
         if found == self.reachable:
             return
         self.reachable = found

@@ -54,6 +54,40 @@ def test_a_majority_of_those_who_speak_for_the_internet_decides(sights: list[Sig
     assert verdict(sights) is found
 
 
+def yes(*hosts: str) -> list[Sight]:
+    return [sight(Dialed.YES, address.multiaddress(host, 9)) for host in hosts]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "found"),
+    [
+        (["8.8.8.8"], ["8.8.8.8"]),  # one bootstrap and nobody else
+        (["8.8.8.8", "8.8.8.8", "9.9.9.9"], ["8.8.8.8"]),
+        (["8.8.8.8", "9.9.9.9"], []),  # one of the two lies
+        (["8.8.8.8", "192.168.1.2", "2606:4700::1"], ["8.8.8.8", "192.168.1.2", "2606:4700::1"]),
+        (["2606:4700::1", "2606:4700:0::1"], ["2606:4700::1"]),
+        (["127.0.0.1"], []),
+        (["172.17.0.1"], []),
+        (["0.0.0.0"], []),
+        (["169.254.1.1"], []),
+        (["fe80::1%eth0"], []),
+        (["2606:4700::1%a,b"], []),
+        (["example.org"], []),
+    ],
+)
+def test_we_are_where_most_who_dialed_us_found_us_and_where_others_may_dial(hosts: list[str], found: list[str]) -> None:
+    assert list(shelter.places_seen(yes(*hosts), 31337)) == [address.multiaddress(host, 31337) for host in found]
+
+
+def test_who_did_not_find_us_does_not_say_where_we_are() -> None:
+    assert shelter.places_seen([sight(Dialed.NO), sight(Dialed.DECLINED)], 31337) == ()
+
+
+def test_an_address_with_a_zone_is_none_that_anybody_takes() -> None:
+    assert not address.is_dialable("/ip6/2606:4700::1%a,b/tcp/9")
+    assert address.is_dialable("/ip6/2606:4700::1/tcp/9")
+
+
 def told(clock: float) -> Sight:
     return Sight(PUBLIC, Dialed.DECLINED, "", clock)
 
