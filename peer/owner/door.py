@@ -65,7 +65,7 @@ class Door:
         with contextlib.suppress(OSError, ValueError):
             connection, _ = self.socket.accept()
             with connection:
-                request = json.loads(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
+                request = _parse(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
                 if isinstance(request, dict):
                     line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
                     connection.settimeout(REQUEST_DEADLINE_S)
@@ -85,7 +85,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.settimeout(ANSWER_DEADLINE_S)
             connection.connect(str(_where(home.resolve())))
             connection.sendall(json.dumps(request).encode() + b"\n")
-            answer = json.loads(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
+            answer = _parse(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
     except (FileNotFoundError, ConnectionRefusedError):
         raise HomeError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
     except PermissionError:
@@ -135,6 +135,14 @@ def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes
         if len(line) > most:
             raise ValueError("too long")
     return bytes(line)
+
+
+def _parse(line: bytes) -> Any:
+    """What a line of JSON says. Raises ValueError."""
+    try:
+        return json.loads(line)
+    except RecursionError:
+        raise ValueError("lists in lists in lists") from None
 
 
 def _remove(home: Path) -> None:

@@ -78,11 +78,12 @@ class Option:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Not NaN, and not beyond HIGHEST: comparing takes integers of any length, which no float holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST
 
 
 def _cap(value: Any) -> bool:
-    return _number(value) and (value == 0 or LOWEST_MBIT <= value <= HIGHEST)
+    return _number(value) and (value == 0 or value >= LOWEST_MBIT)
 
 
 def _is_span(value: Any) -> bool:
@@ -124,7 +125,7 @@ OPTIONS = (
         "Most that it sends and receives together in a calendar month, in GB (10^9 bytes). When it is used up, the\n"
         "peer trains alone until the month is over or this number is raised. 0: no limit.",
         f"0 (no limit), or a number up to {HIGHEST:,.0f}",
-        lambda value: _number(value) and 0 <= value <= HIGHEST,
+        _number,
     ),
     Option(
         "hours",
@@ -191,6 +192,10 @@ def parse(text: str) -> Settings:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"it is no valid TOML: {error}") from None
+    except ValueError:  # int() takes no more than 4,300 digits
+        raise ValueError("it holds a number of thousands of digits") from None
+    except RecursionError:
+        raise ValueError("it holds lists in lists in lists") from None
     rows = {option.name: option for option in OPTIONS}
     for name, value in document.items():
         if name not in rows:
@@ -198,10 +203,18 @@ def parse(text: str) -> Settings:
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(rows)}"
             raise ValueError(f"there is no option {name[:40]!r}; {hint}")
         if not rows[name].fits(value):
-            raise ValueError(f"{name} must be {rows[name].allowed}, and is {str(value)[:40]!r}")
+            raise ValueError(f"{name} must be {rows[name].allowed}, and is {_found(value)}")
     floats = {each.name for each in fields(Settings) if isinstance(each.default, float)}
     chosen: dict[str, Any] = {name: float(value) if name in floats else value for name, value in document.items()}
     return Settings(**chosen)
+
+
+def _found(value: object) -> str:
+    """The beginning of what stands in the file."""
+    try:
+        return repr(str(value)[:40])
+    except (ValueError, RecursionError):  # a number of thousands of digits in hexadecimal; a.a.a.a.a…
+        return "too much to be shown"
 
 
 class SettingsFile:

@@ -15,6 +15,8 @@ from p2ptrain import files
 
 FILE = "traffic.json"
 KEPT_MONTHS = 24
+MOST_BYTES = 10**18
+"""In a month: beyond any line, and few enough to be divided."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ class Traffic:
             return ""
         except OSError as error:
             return error.strerror or str(error)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return "it is not what was written"
         return ""
 
@@ -83,6 +85,6 @@ class Traffic:
 
 
 def _count(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_BYTES:
         raise ValueError(f"{value!r} is no count")
     return value

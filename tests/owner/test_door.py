@@ -109,7 +109,17 @@ def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [b"", b"\n", b"{}", b"nonsense\n", b"[1]\n", b"\xff\n", b'{"a":' + b"1" * MAX_REQUEST + b"}\n"]
+    "words",
+    [
+        b"",
+        b"\n",
+        b"{}",
+        b"nonsense\n",
+        b"[1]\n",
+        b"\xff\n",
+        b'{"a":' + b"1" * MAX_REQUEST + b"}\n",
+        b"[" * 4000 + b"\n",
+    ],
 )
 def test_nonsense_gets_no_answer_and_the_next_one_does(home: Path, words: bytes) -> None:
     door = Door(home)
@@ -144,7 +154,7 @@ def test_a_peer_that_is_frozen(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
     door.close()
 
 
-@pytest.mark.parametrize("answer", [b"", b"nonsense\n", b"[]\n"])
+@pytest.mark.parametrize("answer", [b"", b"nonsense\n", b"[]\n", b"[" * 60_000 + b"\n"])
 def test_an_answer_that_is_none(home: Path, answer: bytes) -> None:
     door = Door(home)
     door.socket.setblocking(True)

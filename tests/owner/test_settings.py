@@ -65,6 +65,12 @@ def test_units() -> None:
         ("uplaod_mbit = 1", "there is no option 'uplaod_mbit'; did you mean upload_mbit?"),
         ("zzz = 1", "there is no option 'zzz'; there are upload_mbit, download_mbit,"),
         ("upload_mbit = ", "it is no valid TOML:"),
+        (f"monthly_gb = {10**400}", "monthly_gb must be 0 (no limit), or a number up to 1,000,000, and is '1000"),
+        (f"upload_mbit = -{10**400}", "upload_mbit must be"),
+        (f"threads = {'9' * 5000}", "it holds a number of thousands of digits"),
+        (f"threads = 0x{'f' * 5000}", "threads must be a whole number from 0 to 1,024, and is too much to be shown"),
+        (f"threads = {'[' * 5000}{']' * 5000}", "it holds lists in lists in lists"),
+        (f"threads{'.a' * 5000} = 1", "threads must be a whole number from 0 to 1,024, and is too much to be shown"),
         ("[upload_mbit]\nx = 1", "upload_mbit must be"),
     ],
 )
@@ -132,6 +138,16 @@ def test_a_fault_at_the_start_is_the_owners_to_mend(tmp_path: Path) -> None:
     (tmp_path / "settings.toml").unlink()
     (tmp_path / "settings.toml").mkdir()
     with pytest.raises(HomeError, match="cannot be used"):
+        SettingsFile(tmp_path).load()
+
+
+@pytest.mark.parametrize("text", [f"monthly_gb = {10**400}", f"hours = {'[' * 5000}"], ids=["digits", "lists"])
+def test_what_breaks_a_reader_is_a_fault_like_others(tmp_path: Path, text: str) -> None:
+    file = SettingsFile(tmp_path)
+    file.load()
+    file.path.write_text(text)
+    assert isinstance(twice(file), str)
+    with pytest.raises(HomeError, match="is faulty"):
         SettingsFile(tmp_path).load()
 
 

@@ -57,7 +57,16 @@ def test_old_months_are_forgotten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"2026-11": 5}', '{"2026-11": {"sent_bytes": -1, "received_bytes": 0}}']
+    "content",
+    [
+        "",
+        "[]",
+        '{"2026-11": 5}',
+        '{"2026-11": {"sent_bytes": -1, "received_bytes": 0}}',
+        f'{{"2026-11": {{"sent_bytes": {10**400}, "received_bytes": 0}}}}',
+        "[" * 100_000,
+    ],
+    ids=["empty", "list", "number", "negative", "digits", "lists"],
 )
 def test_a_damaged_count_says_so_and_begins_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / "traffic.json").write_text(content)
