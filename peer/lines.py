@@ -142,6 +142,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "settings refused": lambda f: (
         f"[owner] settings.toml is faulty and not used: {_why(f)}; the previous settings stay in force"
     ),
+    "owner stumbled": lambda f: f"[owner] something went wrong in p2ptrain itself, and it goes on: {_why(f)}",
     "paused": lambda f: f"[owner] resting: {_why(f)}; the weights stay in memory, and the swarm goes on without us",
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"

@@ -7,6 +7,7 @@ of others are single numbers and references, each whole at any moment.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -40,6 +41,10 @@ SAVE_PERIOD_S = 10.0
 MEASURED_S = 60.0
 """The rates that ``status`` shows are of this last while."""
 KEPT_LINES = 5
+MOST_TOLD = 200
+"""Characters of an error of our own."""
+MOST_STUMBLES = 20
+"""So many of them are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +93,8 @@ class Hand:
         self._heard: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
         self._door: Door | None = None
         self._bell, self._button = socket.socketpair()
-        self._ends = False
+        self._ends = threading.Event()
+        self._stumbles: set[str] = set()
         self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
 
     def __enter__(self) -> Self:
@@ -106,7 +112,7 @@ class Hand:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ends = True
+        self._ends.set()
         self._button.send(b"!")
         self._thread.join()
         for each in (self._door, self._bell, self._button):
@@ -129,27 +135,49 @@ class Hand:
 
     def _run(self) -> None:
         watched: list[Any] = [self._bell] if self._door is None else [self._bell, self._door.socket]
-        while not self._ends:
-            ready, _, _ = select.select(watched, [], [], POLL_S)
-            if self._bell in ready:
-                self._bell.recv(64)
-            self.look()
-            if self._door is not None and self._door.socket in ready:
-                self._door.serve(self.answer)
+        while not self._ends.is_set():
+            try:
+                self._turn(watched)
+            except Exception as error:
+                self._tell_of(error)
+                self._ends.wait(POLL_S)  # it may be the waiting that failed
+
+    def _turn(self, watched: list[Any]) -> None:
+        ready, _, _ = select.select(watched, [], [], POLL_S)
+        if self._bell in ready:
+            self._bell.recv(64)
+        self.look()
+        if self._door is not None and self._door.socket in ready:
+            self._door.serve(self.answer)
 
     def look(self) -> None:
-        """Once a second: what has changed, and what follows."""
+        """Once a second: what has changed, and what follows. A part that fails stops no other."""
+        for part in (self._read, self._count, self._save_if_due, self._obey):
+            try:
+                part()
+            except Exception as error:
+                self._tell_of(error)
+
+    def _tell_of(self, error: Exception) -> None:
+        """A fault of ours, once: the thread outlives it, since budget, hours and commands hang on it."""
+        what = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+        if what not in self._stumbles and len(self._stumbles) < MOST_STUMBLES:
+            self._stumbles.add(what)
+            with contextlib.suppress(Exception):  # it may be the notebook that fails
+                self._notebook.note("owner stumbled", why=what)
+
+    def _read(self) -> None:
         match self._file.changed():
             case Settings() as settings:
                 self._accept(settings)
             case str(why) if why != self._fault:
                 self._fault = why
                 self._notebook.note("settings refused", why=why)
-        self._count()
+
+    def _save_if_due(self) -> None:
         if self._clock() >= self._save_at:
             self._save_at = self._clock() + SAVE_PERIOD_S
             self._save()
-        self._obey()
 
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""

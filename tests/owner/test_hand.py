@@ -13,12 +13,15 @@ from typing import Any, cast
 
 import pytest
 
+from p2ptrain.errors import HomeError
 from p2ptrain.net.rates import Rates
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer.attendance import Attendance, Reins, Wish
 from peer.home import Home
 from peer.owner import commands, status
+from peer.owner import hand as hands
+from peer.owner.door import ask
 from peer.owner.hand import Hand, Held
 from peer.owner.settings import MBIT, Settings, SettingsFile
 from peer.owner.traffic import Month, Traffic
@@ -142,6 +145,42 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
     desk.edit("download_mbit = 4")
     assert (desk.rates.up.rate, desk.rates.down.rate) == (math.inf, 4 * MBIT)
     assert desk.status()["settings_fault"] == ""
+
+
+@pytest.mark.parametrize("text", [f"monthly_gb = {10**400}", f"hours = {'[' * 5000}"], ids=["digits", "lists"])
+def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk: Desk, text: str) -> None:
+    desk.take()
+    desk.edit("monthly_gb = 0.001")
+    desk.edit(text)
+    assert desk.kinds() == ["settings", "settings refused"]
+    desk.rates.up.book(10**6)
+    desk.look()
+    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
+
+
+def test_an_error_of_ours_is_told_once_and_stops_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise RuntimeError("our own")
+
+    desk.take()
+    desk.edit("monthly_gb = 0.001")
+    monkeypatch.setattr(desk.file, "changed", broken)
+    monkeypatch.setattr(desk.hand, "_save", broken)
+    desk.rates.up.book(10**6)
+    desk.look(20)
+    assert desk.kinds() == ["settings", "owner stumbled", "budget used up"]
+    assert desk.notebook.notes[1][1] == {"why": "RuntimeError: our own"}
+
+
+def test_the_thread_outlives_a_command_that_fails(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hands, "POLL_S", 0.01)
+    desk.hand._status, works = cast(Any, lambda: 1 / 0), desk.hand._status  # type: ignore[method-assign]
+    with desk.hand:
+        with pytest.raises(HomeError, match="does not answer"):
+            ask(desk.home.path, command="status")
+        desk.hand._status = works  # type: ignore[method-assign]
+        assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
+    assert desk.kinds() == ["owner stumbled"]
 
 
 def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
