@@ -13,6 +13,7 @@
     HOME/summary.json        the figures of the last session
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
+    HOME/paused.json         there while its owner has paused it (peer.owner.pause)
     HOME/contributions.jsonl what we did, with partners' signatures (peer.ledger)
     HOME/badge               what lets us take part in a run by invite (peer.entrance)
     HOME/rulings.signed      what its author has ruled about who may take part (peer.entrance)

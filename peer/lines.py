@@ -144,6 +144,11 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "owner stumbled": lambda f: f"[owner] something went wrong in p2ptrain itself, and it goes on: {_why(f)}",
     "paused": lambda f: f"[owner] resting: {_why(f)}; the weights stay in memory, and the swarm goes on without us",
+    "still paused": lambda f: (
+        "[owner] this peer was paused by its owner before it was started, and rests; to go on: "
+        f"p2ptrain resume {f['home']}"
+    ),
+    "pause not kept": lambda f: f"[owner] whether this peer is paused is NOT kept for its next start: {_why(f)}",
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),

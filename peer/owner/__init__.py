@@ -7,6 +7,7 @@ that rests, or has used up its month, has left the swarm in all politeness (``pe
 ========  =============================================================================================================
 settings  ``HOME/settings.toml``: its options, their meanings and bounds, in one table
 traffic   ``HOME/traffic.json``: bytes sent and received, by calendar month
+pause     ``HOME/paused.json``: there while the owner has paused the peer, also after the process
 wishes    what follows from commands, settings, the hour and the month: one pure decision
 hand      the thread that watches all of these and tells the rest of the peer
 door      the Unix socket in the home: one JSON line in, one out; and the client's side of it

@@ -41,7 +41,8 @@ def status(home: Path, as_json: bool) -> None:
 def pause(home: Path) -> None:
     """Let the peer in HOME rest, until `p2ptrain resume`.
 
-    It stops after the inner step under way, saves, leaves the swarm and keeps its weights in memory.
+    It stops after the inner step under way, saves, leaves the swarm and keeps its weights in memory. A peer that is
+    started anew meanwhile stays paused.
     """
     _order(home, "pause")
 

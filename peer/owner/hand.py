@@ -29,6 +29,7 @@ from peer.home import Home
 from peer.lines import line
 from peer.owner import status
 from peer.owner.door import Door
+from peer.owner.pause import Pause
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Traffic
 from peer.owner.wishes import Verdict, decide
@@ -86,6 +87,7 @@ class Hand:
         self._save_at = 0.0
         self._is_saved = True
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
+        self._pause = Pause(home.path)
         self._paused = False
         self._verdict = Verdict(Wish.PRESENT)
         self._fault = ""
@@ -100,6 +102,7 @@ class Hand:
     def __enter__(self) -> Self:
         if why := self._traffic.load():
             self._notebook.note("not counted", why=f"what {self._traffic.path} held: {why}")
+        self._recall_pause()
         self._count()
         self._obey()
         try:
@@ -191,10 +194,8 @@ class Hand:
     def _obey(self) -> None:
         """Let what is wished be so."""
         self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
-        now = self._now()
-        used = self._traffic.month(now).both
-        verdict = decide(self._settings, paused=self._paused, now=now, used_bytes=used)
-        before, self._verdict = self._verdict, verdict
+        before, self._verdict = self._verdict, self._decide()
+        verdict = self._verdict
         self._rates.gives = verdict.wish is Wish.PRESENT
         if verdict.wish is not before.wish:
             match verdict.wish:
@@ -213,6 +214,25 @@ class Hand:
             held.reins.hold()
         elif not self._signals.begin.is_set():
             held.reins.begin()
+
+    def _decide(self) -> Verdict:
+        now = self._now()
+        return decide(self._settings, paused=self._paused, now=now, used_bytes=self._traffic.month(now).both)
+
+    def _recall_pause(self) -> None:
+        """What the owner asked of an earlier process."""
+        self._paused, fault = self._pause.load()
+        if fault:
+            self._notebook.note("pause not kept", why=fault)
+        if self._paused:
+            self._verdict = self._decide()
+            self._notebook.note("still paused", home=str(self._home.path))
+
+    def _set_pause(self, is_paused: bool) -> None:
+        self._paused = is_paused
+        if fault := self._pause.keep(is_paused):
+            self._notebook.note("pause not kept", why=fault)
+        self._obey()
 
     def _count(self) -> None:
         now = self._rates.up.total_bytes, self._rates.down.total_bytes
@@ -237,11 +257,11 @@ class Hand:
             case "status":
                 told = ""
             case "pause":
-                told, self._paused = "already paused" if self._paused else "pausing", True
-                self._obey()
+                told = "already paused" if self._paused else "pausing"
+                self._set_pause(True)
             case "resume":
-                told, self._paused = "resuming" if self._paused else "not paused", False
-                self._obey()
+                told = "resuming" if self._paused else "not paused"
+                self._set_pause(False)
                 if self._verdict.wish is Wish.ABSENT:
                     told = f"it still rests: {self._verdict.why}"
             case "finish":

@@ -19,6 +19,7 @@ from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer.attendance import Attendance, Reins, Wish
 from peer.home import Home
+from peer.lines import line
 from peer.owner import commands, status
 from peer.owner import hand as hands
 from peer.owner.door import ask
@@ -190,6 +191,52 @@ def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
     assert [desk.order("resume"), desk.order("resume")] == ["resuming", "not paused"]
     assert desk.attendance.wishes == [Wish.PRESENT, Wish.ABSENT, Wish.PRESENT]
     assert desk.kinds() == ["paused", "called back"]
+
+
+def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
+    with desk.hand:
+        desk.order("pause")
+    desk.notebook.notes.clear()
+    desk.hand = desk.new_hand()
+    with desk.hand:
+        desk.take()
+        assert desk.attendance.wishes == [Wish.ABSENT]
+        assert desk.kinds() == ["still paused"]
+        assert line(*desk.notebook.notes[0]) == (
+            "[owner] this peer was paused by its owner before it was started, and rests; to go on: "
+            f"p2ptrain resume {desk.home.path}"
+        )
+        assert not desk.rates.gives
+        assert desk.order("resume") == "resuming"
+    desk.notebook.notes.clear()
+    desk.hand = desk.new_hand()
+    with desk.hand:
+        assert desk.status()["state"] == "starting"
+    assert desk.kinds() == []
+    assert not (desk.home.path / "paused.json").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"paused": tr', b"[" * 10_000])
+def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
+    (desk.home.path / "paused.json").write_bytes(content)
+    with desk.hand:
+        assert desk.status()["state"] == "starting"
+        assert desk.order("resume") == "not paused"
+    path = desk.home.path / "paused.json"
+    assert list(desk.notebook.notes) == [
+        ("pause not kept", {"why": f"{path} is not what was written; it counts as not paused"})
+    ]
+    assert not path.exists()
+
+
+def test_a_pause_that_cannot_be_kept_holds_for_now_and_is_told(desk: Desk) -> None:
+    (desk.home.path / "paused.json").mkdir()
+    with desk.hand:
+        assert desk.order("pause") == "pausing"
+        assert desk.status()["state"] == "paused"
+        assert desk.order("resume") == "resuming"
+        assert desk.status()["state"] == "starting"
+    assert desk.kinds() == ["pause not kept", "pause not kept", "paused", "pause not kept", "called back"]
 
 
 def test_a_pause_before_there_is_a_trainer_counts_once_there_is_one(desk: Desk) -> None:
@@ -379,7 +426,7 @@ def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureF
     told, shown = capsys.readouterr().out.split("\n", 1)
     assert told == "pausing"
     assert json.loads(shown)["state"] == "pausing"
-    assert sorted(path.name for path in home.iterdir()) == ["settings.toml"]
+    assert sorted(path.name for path in home.iterdir()) == ["paused.json", "settings.toml"]
     assert not [thread for thread in threading.enumerate() if thread.name == "owner"]
 
 

@@ -129,7 +129,11 @@ def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Progra
     assert command("resume", cleo)[0] == 2
 
     cleo = swarm.peer("cleo", link=None)
+    cleo.wait_for("still paused")
     assert cleo.wait_for("resumed")["step"] == held["step"]
+    until("cleo to be paused", lambda: status(cleo)["training"] is not None)
+    assert status(cleo)["state"] == "paused"
+    assert command("resume", cleo) == (0, "resuming\n")
     cleo.wait_for("exchanged")
     assert status(cleo)["month"]["sent_bytes"] > status(cleo)["training"]["exchanges_ok"] > 0
     ask(cleo.home, command="pause")
