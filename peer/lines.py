@@ -132,6 +132,10 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "saved": lambda f: f"[save] {f['path']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
+    "save waits": lambda f: (
+        f"[save] NOT saved yet, {f['what']}: {_why(f)}; trying every {duration(f['every_s'])} for "
+        f"{duration(f['seconds'])}: free some space. A second Ctrl+C gives it up at once"
+    ),
     "discarded": lambda f: f"[train] inner phase {f['step']} discarded: {_why(f)}",
     "stopping": lambda f: (
         "[stop] ending this inner step, saving, saying goodbye; once more to stop at once"

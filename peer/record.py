@@ -15,7 +15,7 @@ from p2ptrain.checkpoint import Checkpoints
 from p2ptrain.data import Corpus
 from p2ptrain.errors import HomeError, UserError
 from p2ptrain.ids import PeerId, RunId
-from p2ptrain.ports import Notebook
+from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Counters
 from p2ptrain.train import LanguageModelTask, Placement, validation_loss
 from p2ptrain.train.learner import Learner
@@ -46,6 +46,11 @@ LOSS_PATIENCE_S = 30.0
 HASTE_S = 3.0
 """The same once the owner has stopped the peer: docker kills what has not ended after 10 s. A guess."""
 
+RETRY_S = 10.0
+"""Between two tries to save what a session ends with, on a disk that takes nothing. A guess."""
+LAST_PATIENCE_S = 300.0
+"""So long it is tried: an owner who sees it has time to free some space. A guess."""
+
 STEPS_REMEMBERED = 1000
 """Inner steps whose seconds are remembered: the longest stall is told in their median. A guess."""
 
@@ -74,6 +79,10 @@ class Record:
     """What the model writes just now."""
     is_watched: Callable[[], bool] = lambda: False
     """Somebody may look at how the held-out loss falls."""
+    clock: Clock = time.monotonic
+    """Of the last save's patience."""
+    sleep: Callable[[float], None] = time.sleep
+    """Between its tries; a signal's handler may raise out of it."""
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
@@ -211,11 +220,30 @@ class Record:
 
         The checkpoint comes first: an owner who is out of patience may end the process before the loss is read.
         """
-        self.save()
-        if self._ended_at is None:
-            self._stop_the_clock()
+        is_timed = self._ended_at is not None
+        if not is_timed:
+            self._stop_the_clock()  # what a full disk takes is no training
+        self._insist("the last checkpoint", self.save)
+        if not is_timed:
             self.last_loss = self._held_out_loss(patience_s=HASTE_S if in_haste else LOSS_PATIENCE_S)
-        self.home.save_summary(self.summary())
+        self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
+
+    def _insist(self, what: str, write: Callable[[], object]) -> None:
+        """Try for a while: nobody will save it after us. Raises HomeError when that is over."""
+        deadline, is_told = self.clock() + LAST_PATIENCE_S, False
+        while True:
+            try:
+                write()
+                return
+            except HomeError as error:
+                left_s, why = deadline - self.clock(), error.problem
+                if left_s <= 0:
+                    self.notebook.note("not saved", what=what, why=f"{why}; given up")
+                    raise
+            if not is_told:
+                is_told = True
+                self.notebook.note("save waits", what=what, why=why, every_s=RETRY_S, seconds=LAST_PATIENCE_S)
+            self.sleep(min(RETRY_S, left_s))
 
     def _stop_the_clock(self) -> None:
         """Training is over; what the final gossip blocks, blocks nothing."""

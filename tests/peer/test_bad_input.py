@@ -330,6 +330,7 @@ def test_a_disk_that_is_full_at_the_end(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr("peer.record.LAST_PATIENCE_S", 0.0)
     home.save_manifest(signed_run())
     assert "the disk is full" in refused("--home", home.path)
     assert list(home.checkpoints.iterdir()) == []

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from p2ptrain.errors import HomeError
 from p2ptrain.telemetry import MemoryLog
-from peer.record import STEPS_REMEMBERED, Record
+from p2ptrain.train.loop import Signals
+from peer.lines import line
+from peer.record import LAST_PATIENCE_S, STEPS_REMEMBERED, Record
+from peer.stopping import Stopping
 
 
 @pytest.fixture
@@ -47,3 +52,68 @@ def test_of_one_inner_step_no_stall_is_known(record: Record) -> None:
 def test_no_more_steps_are_remembered_than_a_median_needs(record: Record) -> None:
     steps(record, *[1.0] * (3 * STEPS_REMEMBERED))
     assert len(record._inner_steps_s) == STEPS_REMEMBERED
+
+
+class Disk:
+    """Takes nothing for a while; time passes in sleep alone."""
+
+    def __init__(self, record: Record, full_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.full_s, self.slept = 0.0, full_s, 0
+        self.kept: list[str] = []
+        record.clock, record.sleep = (lambda: self.now), self.sleep
+        monkeypatch.setattr(Record, "save", lambda _: self.write("checkpoint"))
+        monkeypatch.setattr(Record, "_held_out_loss", lambda *_, **__: 2.0)
+        cast(Any, record).home = SimpleNamespace(save_summary=lambda _: self.write("summary"))
+
+    def write(self, what: str) -> int:
+        if self.now < self.full_s:
+            raise HomeError("the disk is full", "Free some space.")
+        self.kept.append(what)
+        return 0
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.slept += 1
+
+
+def told(record: Record) -> list[str | None]:
+    return [line(kind, fields) for kind, fields in cast(MemoryLog, record.notebook).notes]
+
+
+def test_the_last_checkpoint_waits_for_a_full_disk(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(record, 25.0, monkeypatch)
+    record.end()
+    assert disk.kept == ["checkpoint", "summary"]
+    assert disk.slept == 3
+    assert told(record) == [
+        "[save] NOT saved yet, the last checkpoint: the disk is full; trying every 10.0 s for 5 min: free some space. "
+        "A second Ctrl+C gives it up at once"
+    ]
+
+
+def test_a_disk_that_stays_full_is_an_error_in_the_end(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk(record, 1e9, monkeypatch)
+    with pytest.raises(HomeError, match="the disk is full"):
+        record.end()
+    assert disk.now == LAST_PATIENCE_S
+    assert disk.kept == []
+    assert told(record)[1:] == ["[save] NOT saved, the last checkpoint: the disk is full; given up"]
+
+
+def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    Disk(record, 1e9, monkeypatch)
+    signals = Signals()
+
+    def press_twice(_: float) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    def end() -> None:
+        with Stopping(signals, MemoryLog()) as stopping:
+            stopping.let_finish(lambda: None)
+            record.end()
+
+    record.sleep = press_twice
+    with pytest.raises(KeyboardInterrupt):
+        end()
+    assert told(record) != []
