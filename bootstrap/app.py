@@ -268,7 +268,7 @@ async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:
     try:
         async with asyncio.timeout(OWN_WORD_S):
             own = await node.daemon.own_addresses()
-    except (TimeoutError, OSError, EOFError):
+    except (TimeoutError, NetworkError):
         own = [each.replace("/tcp/0", f"/tcp/{node.port}") for each in listen]
     return settled(listen, own)
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
@@ -140,8 +141,14 @@ class Daemon:
         return f"exit code {self.p2p._child.returncode}"
 
     async def own_addresses(self) -> list[str]:
-        """The multiaddresses it listens on, every interface's, without ``/p2p/``; or those that it is to announce."""
-        _, addresses = await self.p2p._client.identify()
+        """The multiaddresses it listens on, every interface's, without ``/p2p/``; or those that it is to announce.
+
+        Raises NetworkError where it has died or answers nonsense; no deadline.
+        """
+        try:
+            _, addresses = await self.p2p._client.identify()
+        except (P2PDaemonError, ControlFailure, OSError, EOFError) as error:
+            raise NetworkError(f"p2pd does not answer: {error}") from error
         own = [str(each) for each in addresses]
         self.caution.stand_at([*own, *address.way_out()])
         return own

@@ -142,8 +142,8 @@ class Node:
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 own = await self.daemon.own_addresses()
-        except (TimeoutError, P2PDaemonError, ControlFailure, OSError, EOFError) as error:
-            raise NetworkError(f"p2pd does not answer: {error}") from error
+        except TimeoutError as error:
+            raise NetworkError(f"p2pd does not answer: {error or 'too late'}") from error
         self._announced = tuple(address.announceable(own, self._local))
 
     @property

@@ -17,6 +17,7 @@ import pytest
 
 from bootstrap.app import same_ports
 from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
+from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
@@ -317,7 +318,7 @@ def test_a_p2pd_that_dies_at_the_start_costs_no_traceback() -> None:
         return cast(Any, SimpleNamespace(daemon=SimpleNamespace(own_addresses=own), port=4001))
 
     async def dead() -> list[str]:
-        raise ConnectionRefusedError
+        raise NetworkError("p2pd does not answer")
 
     async def hanging() -> list[str]:
         await asyncio.sleep(1e6)

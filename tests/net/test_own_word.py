@@ -1,0 +1,21 @@
+"""What p2pd says of itself, when it has died or answers nonsense: an error of ours, whatever hivemind raises."""
+
+from types import SimpleNamespace
+
+import pytest
+from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
+
+from p2ptrain.errors import NetworkError
+from p2ptrain.net import virtual_time
+from p2ptrain.net.daemon import Daemon
+
+
+@pytest.mark.parametrize("error", [P2PDaemonError("x"), ControlFailure("x"), ConnectionRefusedError(), EOFError()])
+def test_a_p2pd_that_falters_is_an_error_of_the_network(error):
+    async def identify():
+        raise error
+
+    daemon = SimpleNamespace(p2p=SimpleNamespace(_client=SimpleNamespace(identify=identify)))
+    with pytest.raises(NetworkError, match="p2pd does not answer"):
+        virtual_time.run(Daemon.own_addresses(daemon))
