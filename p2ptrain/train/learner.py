@@ -269,8 +269,8 @@ class Learner:
     def _loss_if_worthless(self, weights: Sequence[Tensor]) -> float | None:
         """The held-out loss of a donor's weights where they do worse than guessing, and than ours.
 
-        Only what is worth nothing is refused. A swarm that trains on other text than ours may do worse on ours than
-        we do, and still be the swarm.
+        Only what is worth nothing is refused: where we stood before may be better than where the swarm is now, by a
+        little, and it is the swarm all the same.
         """
         if self._held_out is None:
             return None

@@ -504,7 +504,7 @@ def test_a_donors_weights_that_do_worse_than_guessing_are_not_taken(loss):
     ("loss", "ours"),
     [
         (2.1, 5.6),
-        (2.1, 1.9),  # its text is not ours, and it is the swarm all the same
+        (2.1, 1.9),  # a little behind where we stood, and it is the swarm all the same
         (5.55, 5.6),  # a run that has just begun: still no better than guessing, and better than we are
     ],
 )
