@@ -81,6 +81,8 @@ def messages(source: str) -> set[str]:
                 found.add(tidy(template(first)))
             case ast.Call(func=ast.Name(id="LinkFailed" | "Unfit"), args=[_, why, *_]):
                 found.add(tidy(template(why)))
+            case ast.Call(func=ast.Attribute(attr="_violation"), args=[_, why, *_]):
+                found.add(tidy(template(why)))
     return found - {PASSED_ON}
 
 
@@ -114,11 +116,12 @@ def test_the_collectors_see() -> None:
     raise ManifestError("\\n".join([f"{file} was edited:", *rows]), "y")
     raise NetworkError(str(error))
     return [Unfit(link, f"worth {x}")]
+    self._violation(link, "out of turn", now)
     self._standing.note("bad" if fault else "sad", peer)
     emit(Note(kind="good", peer=link.peer))
     """
     code = "\n".join(line.strip() for line in source.splitlines())
-    assert messages(code) == {"… is … gone.", "no …", "… was edited:", "worth …"}
+    assert messages(code) == {"… is … gone.", "no …", "… was edited:", "worth …", "out of turn"}
     assert kinds(code) == {"bad", "sad", "good"}
     assert len(ALL_MESSAGES) > 100
     assert len(ALL_KINDS) > 20
