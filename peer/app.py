@@ -110,6 +110,7 @@ class Line:
     connection: Connection
     paths: Paths
     identity: Identity
+    rates: Rates
 
 
 # --- before training --------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def _connect(
     thread.call(connection.start())
     home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
-    return Line(thread, connection, paths, identity)
+    return Line(thread, connection, paths, identity, rates)
 
 
 def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
@@ -274,7 +275,7 @@ def _run_in_swarm(
             gatherer=Gatherer(dial, sizes, work, session.notebook, contributions.taken),
         )
         shore = disguise(shore, learner, float(record.tokens_per_peer))
-        copies = Copies(learner.payloads, shore.work, time.monotonic, contributions.given)
+        copies = Copies(learner.payloads, shore.work, time.monotonic, contributions.given, line.rates.give)
         shore = replace(shore, copies=copies)
         attendance = Attendance(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters

@@ -29,7 +29,7 @@ from p2ptrain.net.driver import Driver, Shore
 from p2ptrain.net.porter import turn_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import Counters, Peer, Presence
-from p2ptrain.swarm.events import Event, LeaveRequested, PhaseDone, TrainingEnded
+from p2ptrain.swarm.events import Event, Giving, LeaveRequested, PhaseDone, TrainingEnded
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Signals
 
@@ -77,6 +77,7 @@ class Attendance:
         self._shore = replace(shore, begin_training=self._begin)
         self._reins = reins
         self._wish = Wish.PRESENT
+        self._gives = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._news = asyncio.Event()
         self._turned = asyncio.Event()
@@ -122,6 +123,12 @@ class Attendance:
             driver.post(LeaveRequested())
         self._tell(self._news)
 
+    def give(self, gives: bool) -> None:
+        """The owner's thread: newcomers get our weights, or not, from now on."""
+        if gives is not self._gives:
+            self._gives = gives
+            self._call(self._pass_on_giving)
+
     def post(self, event: Event) -> None:
         """The trainer's thread: hand an event to the core of the day. Without one, only what ends a wait matters."""
         match event:
@@ -152,6 +159,7 @@ class Attendance:
             core = self._new_core()
             driver = Driver(core, self._learner, self._shore)
             self._recalled, self._core, self._driver = False, core, driver
+            self._pass_on_giving()
             self._learner.proceed(self._phase)  # who came to wait while there was no core: this one never hears of it
             if self._wish is Wish.PRESENT and not self._leaving:
                 if self._ended is not None:
@@ -201,10 +209,18 @@ class Attendance:
         if self._wish is not Wish.ABSENT:
             self._reins.begin()
 
+    def _pass_on_giving(self) -> None:
+        """In the loop alone, so that the last word is the one that counts."""
+        if (driver := self._driver) is not None:
+            driver.post(Giving(self._gives))
+
     def _tell(self, flag: asyncio.Event) -> None:
+        self._call(flag.set)
+
+    def _call(self, what: Callable[[], None]) -> None:
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(flag.set)
+                self._loop.call_soon_threadsafe(what)
 
 
 def _sum(one: Counters, other: Counters) -> Counters:

@@ -20,7 +20,7 @@ from p2ptrain.admission import Gate, Refusal, Ticket, remedy
 from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
 from p2ptrain.clock import steady
 from p2ptrain.errors import AdmissionError, HomeError, NetworkError, RemoteError
-from p2ptrain.ids import PeerId, short
+from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, Desk, ask_rulings, come_in
 from p2ptrain.net.directory import CLOCK_SKEW_S
@@ -66,17 +66,10 @@ class Entrance:
         return GatedTransport(plain, self.gate, self._me, self._notebook)
 
     def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
-        """A handler of inbound links, for members only: of every protocol that gives weights away. Nobody gets any
-        while the owner gives nothing (``Rates.gives``)."""
-
-        async def give(link: Link) -> None:
-            if not self._connection.gives:
-                raise NetworkError(f"{short(link.peer)} asked for weights while we give none")
-            await handler(link)
-
+        """A handler of inbound links, for members only: of every protocol that gives weights away."""
         if self.gate is None:
-            return give
-        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(give)
+            return handler
+        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
 
     def live_until(self, presence: Presence) -> float | None:
         """On the steady clock, until when a record counts; None when its signature or its times do not hold, or its

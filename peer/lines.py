@@ -156,6 +156,10 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),
+    "share given": lambda f: (
+        f"[owner] others have had their share of this month's traffic, {f['percent']} % of what monthly_gb allows a "
+        "day: no weights for newcomers and no circuits until tomorrow; exchanges go on"
+    ),
     "called back": lambda f: "[owner] taking part again: looking for the swarm",
     "finishing": lambda f: "[owner] ending this outer step, saving, saying goodbye",
     "not counted": lambda f: f"[owner] the month's traffic is NOT counted in full: {_why(f)}",

@@ -111,11 +111,6 @@ class Connection:
         self._watcher.add_done_callback(_report)
 
     @property
-    def gives(self) -> bool:
-        """Whether others get bytes from us for their own sake just now (``Rates.gives``)."""
-        return self._rates.gives
-
-    @property
     def addresses(self) -> tuple[str, ...]:
         """Our own multiaddresses, with ``/p2p/``."""
         return tuple(address.with_peer(each, self._identity.peer_id) for each in self._places)
@@ -158,14 +153,15 @@ class Connection:
             self._node.stand_at(gate)
 
     async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
-        """Answer others under a protocol name from now on, also on nodes to come."""
+        """Answer others under a protocol name from now on, also on nodes to come: for their own sake, so nobody is
+        answered while the owner gives nothing (``Rates.gives``)."""
         self._handlers[protocol] = limits, handler
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
             await self._serve_on(self.node, protocol)
 
     async def _serve_on(self, node: Node, protocol: str) -> None:
         limits, handler = self._handlers[protocol]
-        transport = P2PTransport(node, protocol, limits, self._rates)
+        transport = P2PTransport(node, protocol, limits, self._rates, is_gift=True)
         await transport.listen(handler)
         self._services.append(transport)
 
@@ -293,6 +289,7 @@ class Connection:
                     bootstraps=self._bootstraps,
                     known=self._cache.load(self._run),
                     local=self._local,
+                    rates=self._rates,
                 )
             except UserError:
                 if self._listen or address.port_of(wish) == 0:

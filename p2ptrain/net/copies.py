@@ -59,6 +59,7 @@ class Copies:
         payloads: of our learner.
         work: runs a function off the loop.
         given: told how many bytes of weights somebody took.
+        gift: told how many of them went over a link that is for exchanges otherwise: its transport counts none.
     """
 
     def __init__(
@@ -67,11 +68,13 @@ class Copies:
         work: Callable[..., Awaitable[Any]],
         clock: Clock,
         given: Callable[[PeerId, int], None] = lambda peer, size: None,
+        gift: Callable[[int], None] = lambda size: None,
     ) -> None:
         self._payloads = payloads
         self._work = work
         self._clock = clock
         self._given = given
+        self._gift = gift
         self._spans = cut(payloads.weight_sizes())
         self._total = max(sum(payloads.weight_sizes()), 1)
         self._rations: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
@@ -87,9 +90,11 @@ class Copies:
         Raises NetworkError, RemoteError.
         """
         promised = Bucket(Allowance(PROMISED, 0.0), self._clock())
-        return await self._serve(link, lambda share: promised.take(self._clock(), share))
+        return await self._serve(link, lambda share: promised.take(self._clock(), share), self._gift)
 
-    async def _serve(self, link: Link, admits: Callable[[float], bool]) -> int:
+    async def _serve(
+        self, link: Link, admits: Callable[[float], bool], gift: Callable[[int], None] = lambda size: None
+    ) -> int:
         sent = 0
         try:
             with contextlib.ExitStack() as stack:
@@ -104,6 +109,7 @@ class Copies:
                     if seed is None:
                         await send_payload(link, [piece.numpy().data])  # nobody writes to it: no copy is needed
                         sent += span.size
+                        gift(span.size)
                     else:
                         await send_payload(link, [await self._work(sketch, piece, seed)])
         finally:

@@ -15,6 +15,7 @@ from hivemind.p2p import P2P, PeerID
 
 from p2ptrain.errors import NetworkError
 from p2ptrain.net.dht_protocol import MAX_NEAREST, Protocol, id_of
+from p2ptrain.net.rates import Rates
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +40,7 @@ async def network_errors(what: str) -> AsyncIterator[None]:
         raise NetworkError(f"{what} failed in hivemind: {error!r:.120}") from error
 
 
-async def start_node(p2p: P2P, validator: RecordValidatorBase) -> DHTNode:
+async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Rates) -> DHTNode:
     """A node of the DHT that knows nobody yet, over a p2pd that runs."""
     own = id_of(p2p.peer_id.to_bytes())
     # As a client it makes a protocol of hivemind's that serves nobody, and that ours takes the place of. Nothing is
@@ -65,6 +66,7 @@ async def start_node(p2p: P2P, validator: RecordValidatorBase) -> DHTNode:
         wait_timeout=spare.wait_timeout,
         record_validator=validator,
     )
+    node.protocol.rates = rates
     return node
 
 

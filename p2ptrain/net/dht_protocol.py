@@ -9,6 +9,8 @@ every door rewritten:
   that are not so made enter no routing table, and are skipped in answers.
 - Requests have a rate by peer and in all (``rate_limiter``). Who asks too often hears that nothing is here, or that
   nothing was stored, and is served again a little later.
+- Its bytes are booked on the owner's lines (``net.rates``) and never wait. Where a line is too late because of them, or
+  the owner gives nothing, fewer questions are answered.
 - Records are stored one by one, each checked. Whole dictionaries are not taken in. Nobody sends any: nothing is cached,
   and nothing is handed over to nodes that come, since presence is announced anew every 20 s, and rulings within a
   minute.
@@ -19,10 +21,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Awaitable, Callable, Collection
+from typing import Any, TypeVar
 
 import msgpack
+from google.protobuf.message import Message
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -32,8 +35,11 @@ from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
 from p2ptrain.errors import RemoteError
 from p2ptrain.net.rate_limiter import Allowance, RateLimiter
+from p2ptrain.net.rates import Rates
 
 logger = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer", bound=Message)
 
 DHT_PROTOCOL = "/p2ptrain/dht/1"
 """What its three questions' names begin with: a node of hivemind's own is not answered."""
@@ -65,6 +71,10 @@ OVERALL = Allowance(burst=2000.0, per_s=400.0)
 which all ask the same nodes for one key, a node sees 20 a second. A guess.
 """
 RECORDS_A_TOKEN = 128
+RESTING_COST = 20.0
+"""What a token costs while the owner gives nothing: ten questions of a peer at once and one every two seconds, which is
+what honest ones need, and twenty a second in all. To be silent would hide the records that lie here, and many peers may
+rest at the same hours. A guess."""
 
 
 def id_of(peer: bytes) -> DHTID:
@@ -82,6 +92,7 @@ class Protocol(DHTProtocol):
         super().__init__(_initialized_with_create=_initialized_with_create)
         self._limiter: RateLimiter[PeerID] = RateLimiter(EACH, OVERALL)
         self._pings: set[asyncio.Task[Any]] = set()
+        self.rates = Rates()
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -93,7 +104,7 @@ class Protocol(DHTProtocol):
         """Somebody is here and would be known. ``request.validate``, which asks us to call back, is not done."""
         if self._admits(context.remote_id, 1):
             await self._meet(request.peer, context.remote_id)
-        return dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False)
+        return self._sent(request, dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False))
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Keep these records, those that the validator lets pass. RemoteError for a request that is none of ours."""
@@ -105,7 +116,7 @@ class Protocol(DHTProtocol):
         if admitted:
             await self._meet(request.peer, context.remote_id)
         stored = [admitted and self._keep(*record) for record in zip(*columns, strict=True)]
-        return dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info)
+        return self._sent(request, dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info))
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """What lies under these keys here, and who is nearer. RemoteError for a request that is none of ours."""
@@ -116,7 +127,7 @@ class Protocol(DHTProtocol):
         records = sum(len(found.value) for found in held.values() if found is not None)
         if not self._admits(context.remote_id, len(request.keys) + records / RECORDS_A_TOKEN):
             nothing = [dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)] * len(request.keys)
-            return dht_pb2.FindResponse(results=nothing, peer=self.node_info)
+            return self._sent(request, dht_pb2.FindResponse(results=nothing, peer=self.node_info))
         await self._meet(request.peer, context.remote_id)
         asker = id_of(context.remote_id.to_bytes())
         response = dht_pb2.FindResponse(peer=self.node_info)
@@ -129,11 +140,21 @@ class Protocol(DHTProtocol):
                     result.type, result.value = dht_pb2.FOUND_DICTIONARY, value
                     result.expiration_time = found.expiration_time
             response.results.append(result)
-        return response
+        return self._sent(request, response)
 
     def _admits(self, peer: PeerID, tokens: float) -> bool:
-        tokens = max(1.0, min(tokens, EACH.burst))
+        if self.rates.up.is_late or self.rates.down.is_late:
+            return False
+        tokens = min(max(1.0, tokens) * (1.0 if self.rates.gives else RESTING_COST), EACH.burst)
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
+
+    def _sent(self, request: Message, response: Answer) -> Answer:
+        """Book a question of theirs, and our answer, which is for their sake. Returns the answer."""
+        asked, told = request.ByteSize(), response.ByteSize()
+        self.rates.down.book(asked)
+        self.rates.up.book(told)
+        self.rates.give(asked + told)
+        return response
 
     def _keep(self, key: bytes, subkey: bytes, value: bytes, expiration: float, in_cache: bool) -> bool:
         """Store one record; False where it must not be, or where we have one that lasts as long."""
@@ -162,6 +183,9 @@ class Protocol(DHTProtocol):
         )
 
     # --- what we ask ------------------------------------------------------------------------------------------------
+
+    def get_stub(self, peer: PeerID) -> _BookedStub:
+        return _BookedStub(super().get_stub(peer), self.rates)
 
     async def call_ping(self, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
         """The peer's node id; None where it does not answer, or with another. Enters it into the routing table."""
@@ -246,6 +270,25 @@ class Protocol(DHTProtocol):
                 task = asyncio.create_task(self.call_ping(to_ping[1]))
                 self._pings.add(task)
                 task.add_done_callback(self._pings.discard)
+
+
+class _BookedStub:
+    """hivemind's stub of a peer: what it is asked and what it answers are booked."""
+
+    def __init__(self, stub: Any, rates: Rates) -> None:
+        self._stub = stub
+        self._rates = rates
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        method = getattr(self._stub, name)
+
+        async def ask(request: Message, timeout: float | None = None) -> Message:
+            self._rates.up.book(request.ByteSize())
+            response: Message = await method(request, timeout=timeout)
+            self._rates.down.book(response.ByteSize())
+            return response
+
+        return ask
 
 
 def _check_size(keys: int) -> None:

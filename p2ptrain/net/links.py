@@ -28,12 +28,16 @@ from p2ptrain.net import address
 from p2ptrain.net.control import FarEnd, read_opener
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimiter
-from p2ptrain.net.rates import Rates
+from p2ptrain.net.rates import SMALL_BYTES, Rates
 from p2ptrain.net.streams import Stream
 
 logger = logging.getLogger(__name__)
 
 EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
+
+RESTING_COST = 10.0
+"""What one conversation costs of the rate at which peers may begin them while the owner gives nothing: who calls then
+hears "away" and does not come back soon. A guess."""
 
 Handler = Callable[["StreamLink"], Awaitable[None]]
 
@@ -59,22 +63,28 @@ class Limits:
 class StreamLink:
     """One stream (``ports.Link``). A deadline that passes, a reset or a malformed frame closes it.
 
-    Chunks of payload wait for their turn where the owner caps the rate; the partner is given that time on top. A buffer
-    given to ``send`` must not change afterwards: the event loop may still hold it.
+    Chunks of payload, and other frames that are not small, wait for their turn where the owner caps the rate; the
+    partner is given that time on top. A buffer given to ``send`` must not change afterwards: the event loop may still
+    hold it.
+
+    Args:
+        is_gift: what passes is for the other side's sake alone.
     """
 
-    def __init__(self, far_end: FarEnd, stream: Stream, limits: Limits, rates: Rates) -> None:
+    def __init__(self, far_end: FarEnd, stream: Stream, limits: Limits, rates: Rates, is_gift: bool = False) -> None:
         self.far_end = far_end
         self.peer = far_end.peer
         self._stream = stream
         self._limits = limits
         self._rates = rates
+        self._is_gift = is_gift
         self._closed = False
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         header, line = framing.encode_header(kind, len(body)), self._rates.up
         line.book(len(header))
-        if kind != FrameKind.CHUNK:
+        self._count(len(header) + len(body))
+        if _never_waits(kind, len(body)):
             line.book(len(body))
             await self._write(header, body)
             return
@@ -116,12 +126,13 @@ class StreamLink:
         kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
         self._rates.down.book(framing.HEADER_BYTES)
+        self._count(framing.HEADER_BYTES + length)
         return kind, length
 
     async def _receive_body(self, kind: int, body: memoryview, deadline: asyncio.Timeout) -> None:
         """What is not read yet waits at the sender: back-pressure reaches it through both p2pds."""
         line = self._rates.down
-        if kind != FrameKind.CHUNK:
+        if _never_waits(kind, len(body)):
             line.book(len(body))
             await self._stream.read_into(body)
             return
@@ -152,6 +163,10 @@ class StreamLink:
             self._abort()
             raise
 
+    def _count(self, size_bytes: int) -> None:
+        if self._is_gift:
+            self._rates.give(size_bytes)
+
     async def close(self) -> None:
         """Flush what was sent, in the background, and end both directions."""
         self._closed = True
@@ -162,12 +177,19 @@ class StreamLink:
         self._stream.abort()
 
 
+def _never_waits(kind: int, length: int) -> bool:
+    return kind != FrameKind.CHUNK and length <= SMALL_BYTES
+
+
 class P2PTransport:
     """Opens links to peers and takes in theirs (``ports.Transport``), under one protocol name.
 
     Owns the links it took in and the tasks that serve them; ``close`` ends both. A link that it opened is its opener's
     to close. A handler's NetworkError or RemoteError ends its link with a line in the log; any other exception is a bug
     and goes to the loop's exception handler.
+
+    Args:
+        is_gift: what others ask here is for their own sake: nobody is served while the owner gives nothing.
     """
 
     def __init__(
@@ -176,11 +198,13 @@ class P2PTransport:
         protocol: str = EXCHANGE_PROTOCOL,
         limits: Limits | None = None,
         rates: Rates | None = None,
+        is_gift: bool = False,
     ) -> None:
         self._node = node
         self._protocol = protocol
         self._limits = limits or Limits()
         self._rates = rates or Rates()
+        self._is_gift = is_gift
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], PeerId | None] = {}
@@ -237,7 +261,7 @@ class P2PTransport:
             async with asyncio.timeout(self._limits.idle_s):
                 far_end = await read_opener(stream)
             if self._admit(far_end.peer):
-                await handler(StreamLink(far_end, stream, self._limits, self._rates))
+                await handler(StreamLink(far_end, stream, self._limits, self._rates, self._is_gift))
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
         finally:
@@ -246,7 +270,10 @@ class P2PTransport:
     def _admit(self, peer: PeerId) -> bool:
         task = asyncio.current_task()
         assert task is not None
-        if not self._floods.admits(peer, task.get_loop().time()):
+        if self._is_gift and not self._rates.gives:
+            logger.info("turned down a link from %s: we give nothing now", short(peer))
+            return False
+        if not self._floods.admits(peer, task.get_loop().time(), 1.0 if self._rates.gives else RESTING_COST):
             logger.info("turned down a link from %s: it calls too often", short(peer))
             return False
         others = sum(owner == peer for owner in self._inbound.values())

@@ -22,7 +22,7 @@ MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
 
 async def serve_manifest(node: Node, signed: bytes, rates: Rates | None = None) -> P2PTransport:
     """Answer requests for the node's run with these bytes until the returned transport is closed."""
-    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates)
+    transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates, is_gift=True)
     await answer_requests(transport, node.run, signed)
     return transport
 

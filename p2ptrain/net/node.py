@@ -30,6 +30,7 @@ from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.rates import Rates
 from p2ptrain.swarm.messages import Presence
 
 logger = logging.getLogger(__name__)
@@ -86,6 +87,7 @@ class Node:
         bootstraps: Sequence[str] = (),
         known: Iterable[Presence] = (),
         local: bool = False,
+        rates: Rates | None = None,
     ) -> Node:
         """Start a node and its keeper; it has company as soon as some known node answers.
 
@@ -95,6 +97,7 @@ class Node:
             bootstraps: multiaddresses with ``/p2p/``.
             known: peers of earlier days (``directory.PeerCache``).
             local: a swarm on this machine alone; loopback addresses may be announced.
+            rates: where the DHT's bytes are counted, and what caps its answers.
 
         Raises UserError for addresses that cannot be used, DeviceError where p2pd cannot run, NetworkError when it runs
         and does not answer.
@@ -105,7 +108,7 @@ class Node:
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)
-                dht = await start_node(daemon.p2p, validator)
+                dht = await start_node(daemon.p2p, validator, rates or Rates())
                 node = cls(identity, run, daemon, dht, validator, local)
                 node.port = address.port_of(await daemon.own_addresses())
                 node._announced, node._is_owners_word = tuple(announce), bool(announce)

@@ -2,8 +2,9 @@
 
 A line is a queue of bytes that leave at the cap's rate. Whoever has bytes to move books them and learns how long to
 wait for its turn; turns come in the order of booking, and are short (``PIECE_BYTES``), so streams share a line evenly.
-After a pause up to ``BURST_S`` seconds' worth may go at once. Small frames are booked and never wait: an answer that
-comes late costs more than the few bytes that it is early. Booking is also how bytes are counted, cap or no cap.
+After a pause up to ``BURST_S`` seconds' worth may go at once. Small frames (``SMALL_BYTES``) and the DHT's questions
+and answers are booked and never wait: an answer that comes late costs more than the few bytes that it is early. Where a
+line is ``LATE_S`` behind, the DHT is asked in vain. Booking is also how bytes are counted, cap or no cap.
 
 A cap may change at any moment, from any thread; what is booked and has not left then leaves at the new rate.
 """
@@ -24,6 +25,14 @@ the 20 s of silence after which a partner gives a stream up."""
 LOWEST_RATE = 31_250.0
 """Bytes per second, a quarter of a megabit: the least that a cap may be. Six streams (four exchanges, a newcomer, a
 manifest) then have 5 kB/s each, and a stream below 4 kB/s counts as dead on the other side."""
+
+SMALL_BYTES = 4 << 10
+"""Frames up to so many never wait: .13 s at the lowest cap. An offer with its terms has 1 kB; a manifest, or what the
+author ruled, may have sixty."""
+
+LATE_S = 10.0
+"""At the lowest cap with six streams the last piece booked waits 3 s. A line that is further behind is flooded with
+what never waits. A guess."""
 
 BURST_S = 0.5
 """A guess: a burst this short is lost in what routers buffer."""
@@ -56,6 +65,11 @@ class Line:
         self._free_at = start + size_bytes / rate
         return max(start - now, 0.0)
 
+    @property
+    def is_late(self) -> bool:
+        """So much is booked that what can be left should be."""
+        return self._free_at - self._clock() > LATE_S
+
     async def wait(self, seconds: float) -> None:
         """Let what ``book`` said pass."""
         if seconds > 0:
@@ -77,5 +91,12 @@ class Rates:
         self.up = Line(clock, sleep)
         self.down = Line(clock, sleep)
         self.gives = True
-        """Whether others get bytes for their own sake: copies of weights, circuits, samples. Not while the owner lets
-        this peer rest, or its month is used up. May be written from any thread."""
+        """Whether others get bytes for their own sake: copies of weights, circuits, samples, answers of the small
+        services. Not while the owner lets this peer rest, its month is used up, or what it gives of it. May be written
+        from any thread."""
+        self.given_bytes = 0
+        """Moved for others' own sake since the start, both ways. May be read from any thread."""
+
+    def give(self, size_bytes: int) -> None:
+        """Count bytes, booked already, as moved for others' own sake."""
+        self.given_bytes += size_bytes

@@ -78,14 +78,13 @@ class Allowances:
 
 
 async def serve_reach(node: Node, rates: Rates | None = None) -> P2PTransport:
-    """Answer others until the returned transport is closed. Samples wait their turn under the owner's caps, and are
-    counted; there are none while the owner gives nothing (``Rates.gives``)."""
-    allowances, rates = Allowances(), rates or Rates()
+    """Answer others until the returned transport is closed."""
+    allowances = Allowances()
 
     async def serve(link: StreamLink) -> None:
-        await answer(link, link.far_end.place, allowances, gives=rates.gives)
+        await answer(link, link.far_end.place, allowances)
 
-    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates)
+    transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates, is_gift=True)
     await transport.listen(serve)
     return transport
 
@@ -97,19 +96,14 @@ async def answer(
     dial: Callable[[str, int], Awaitable[PeerId]] = probe,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
-    gives: bool = True,
 ) -> None:
-    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError.
-
-    Args:
-        gives: samples too.
-    """
+    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError."""
     match await hear(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port)] if 0 <= port < 2**16:
             dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
             await say(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
-            if not gives or not allowances.samples.take(origin(place), clock()):
+            if not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} asked for bytes too often")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_DEADLINE_S):

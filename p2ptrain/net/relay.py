@@ -10,8 +10,8 @@ circuit, of which whichever comes up last serves (p2pd of hivemind 1.1.12: ``-re
 ``-relay=1`` makes everybody such a relay, asked or not. So the messages (``net.hop``) pass over streams of ours, and
 bytes between two of them. What p2pd does without being told is to dial circuits and to be dialed through them.
 
-What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them. While that owner gives
-nothing (``Rates.gives``) there are no new circuits, and no place is renewed: guests go elsewhere.
+What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them. Once that owner gives
+nothing (``Rates.gives``) circuits end, there are no new ones, and no place is renewed: guests go elsewhere.
 
 Anybody may ask, under as many names as they like. So streams and circuits are counted by peer and by IP address, and
 from where too many questions come they are not heard (``net.rate_limiter``).
@@ -278,14 +278,17 @@ class Relay:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pump(self, source: Stream, sink: Stream, left: list[int]) -> None:
-        """Carry bytes one way until the source ends, the sink does, or ``left`` is used up."""
+        """Carry bytes one way until the source or the sink ends, ``left`` is used up, or nothing is given any more."""
         up, down = self._rates.up, self._rates.down
         with contextlib.suppress(OSError, EOFError):
             while left[0] > 0:
                 chunk = await source.read_some()
+                if not self._rates.gives:
+                    return
                 left[0] -= len(chunk)
                 await down.wait(down.book(len(chunk)))
                 await up.wait(up.book(len(chunk)))
+                self._rates.give(2 * len(chunk))
                 await sink.write(chunk)
 
     def _ended(self, task: asyncio.Task[None]) -> None:

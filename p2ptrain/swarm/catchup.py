@@ -293,7 +293,8 @@ class CatchUp:
             return DeclineReason.NOT_BEHIND
         if standing.state is PeerState.JOINING or self.pull is not None:
             return DeclineReason.NO_WEIGHTS
-        if len(self._donations) >= MAX_DONATIONS or self._has_enough(peer, now) or self._overtime.waits(peer, now):
+        is_full = len(self._donations) >= MAX_DONATIONS or not standing.gives
+        if is_full or self._has_enough(peer, now) or self._overtime.waits(peer, now):
             return DeclineReason.BUSY
         return None
 

@@ -150,6 +150,13 @@ class LeaveRequested:
     """The owner wants to stop."""
 
 
+@dataclass(frozen=True, slots=True)
+class Giving:
+    """The owner has weights to give to newcomers from now on, or none: they are told that we are busy."""
+
+    gives: bool
+
+
 Event = (
     Started
     | PeersSeen
@@ -168,6 +175,7 @@ Event = (
     | LinkFailed
     | Woke
     | LeaveRequested
+    | Giving
 )
 
 # --- Effects ----------------------------------------------------------------------------------------------------

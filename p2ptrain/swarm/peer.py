@@ -29,6 +29,7 @@ from p2ptrain.swarm.events import (
     Event,
     ExchangeDue,
     Finished,
+    Giving,
     LeaveRequested,
     LinkFailed,
     LookupFailed,
@@ -135,8 +136,7 @@ class Peer:
         if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
             self._run_timers(now)
             self._sleep(now)
-        effects = self._standing.effects
-        self._standing.effects = []
+        effects, self._standing.effects = self._standing.effects, []
         return effects
 
     def _dispatch(self, event: Event, now: float) -> None:
@@ -177,6 +177,8 @@ class Peer:
                 self._conversations.failed(event, now)
             case Woke():
                 self._wake_at = NEVER
+            case Giving():
+                self._standing.gives = event.gives
             case LeaveRequested():
                 self._leave(now, "stopped by its owner")
             case _:

@@ -59,6 +59,8 @@ class Standing:
     """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
     was_in_step: bool = False
     """We dropped out of it: our own progress says about where the swarm was. A newcomer's says nothing."""
+    gives: bool = True
+    """Whether newcomers get our weights."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
     usual: Usual = field(default_factory=Usual)

@@ -32,7 +32,7 @@ from peer.owner.door import Door
 from peer.owner.pause import Pause
 from peer.owner.settings import Settings, SettingsFile
 from peer.owner.traffic import Traffic
-from peer.owner.wishes import Verdict, decide
+from peer.owner.wishes import GIVEN_SHARE, Verdict, decide
 from peer.record import Record
 
 POLL_S = 1.0
@@ -83,13 +83,13 @@ class Hand:
         self._now = now
         self._clock = clock
         self._traffic = Traffic(home.path)
-        self._booked = (0, 0)
+        self._booked = (0, 0, 0)
         self._save_at = 0.0
         self._is_saved = True
         self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
         self._pause = Pause(home.path)
         self._paused = False
-        self._verdict = Verdict(Wish.PRESENT)
+        self._verdict = Verdict(Wish.PRESENT, gives=True)
         self._fault = ""
         self._held: Held | None = None
         self._heard: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
@@ -196,7 +196,9 @@ class Hand:
         self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
         before, self._verdict = self._verdict, self._decide()
         verdict = self._verdict
-        self._rates.gives = verdict.wish is Wish.PRESENT
+        self._rates.gives = verdict.gives
+        if (before.gives, verdict.gives, verdict.wish) == (True, False, Wish.PRESENT):
+            self._notebook.note("share given", percent=round(100 * GIVEN_SHARE))
         if verdict.wish is not before.wish:
             match verdict.wish:
                 case Wish.ABSENT:
@@ -210,6 +212,7 @@ class Hand:
             return
         if held.attendance is not None:
             held.attendance.wish(verdict.wish)
+            held.attendance.give(verdict.gives)
         elif verdict.wish is Wish.ABSENT:
             held.reins.hold()
         elif not self._signals.begin.is_set():
@@ -217,7 +220,7 @@ class Hand:
 
     def _decide(self) -> Verdict:
         now = self._now()
-        return decide(self._settings, paused=self._paused, now=now, used_bytes=self._traffic.month(now).both)
+        return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
 
     def _recall_pause(self) -> None:
         """What the owner asked of an earlier process."""
@@ -235,10 +238,12 @@ class Hand:
         self._obey()
 
     def _count(self) -> None:
-        now = self._rates.up.total_bytes, self._rates.down.total_bytes
-        self._traffic.add(now[0] - self._booked[0], now[1] - self._booked[1], self._now())
+        rates = self._rates
+        now = rates.up.total_bytes, rates.down.total_bytes, rates.given_bytes
+        sent, received, given = (count - booked for count, booked in zip(now, self._booked, strict=True))
+        self._traffic.add(sent, received, given, self._now())
         self._booked = now
-        self._samples.append((self._clock(), *now))
+        self._samples.append((self._clock(), *now[:2]))
 
     def _save(self) -> None:
         try:

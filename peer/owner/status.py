@@ -82,6 +82,7 @@ def figures(
         "month": {
             "sent_bytes": month.sent,
             "received_bytes": month.received,
+            "given_bytes": month.given,
             "allowed_bytes": settings.monthly_bytes if math.isfinite(settings.monthly_bytes) else None,
         },
         "settings": asdict(settings),
@@ -139,6 +140,7 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("up", f"{up / MBIT:.2f} Mbit/s in the last minute, {_cap(settings['upload_mbit'])}"),
         ("down", f"{down / MBIT:.2f} Mbit/s, {_cap(settings['download_mbit'])}"),
         ("month", f"{size(month['sent_bytes'])} sent, {size(month['received_bytes'])} received{allowed}"),
+        ("", f"of these {size(month['given_bytes'])} for others' own sake"),
     ]
     if settings["hours"]:
         rows.append(("hours", settings["hours"]))

@@ -25,6 +25,8 @@ class Month:
 
     sent: int = 0
     received: int = 0
+    given: int = 0
+    """Of both: what was for others' own sake (``Rates.gives``)."""
 
     @property
     def both(self) -> int:
@@ -49,7 +51,11 @@ class Traffic:
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             self._months = {
-                str(name): Month(_count(entry["sent_bytes"]), _count(entry["received_bytes"]))
+                str(name): Month(
+                    _count(entry["sent_bytes"]),
+                    _count(entry["received_bytes"]),
+                    _count(entry.get("given_bytes", 0)),  # older files do not tell
+                )
                 for name, entry in document.items()
             }
         except FileNotFoundError:
@@ -64,11 +70,12 @@ class Traffic:
         """The count of the month that this moment is in; not to be changed."""
         return self._months.get(name_of(now)) or Month()
 
-    def add(self, sent: int, received: int, now: datetime) -> None:
-        if sent or received:
+    def add(self, sent: int, received: int, given: int, now: datetime) -> None:
+        if sent or received or given:
             month = self._months.setdefault(name_of(now), Month())
             month.sent += sent
             month.received += received
+            month.given += given
             self._dirty = True
 
     def save(self) -> None:
@@ -77,8 +84,8 @@ class Traffic:
             return
         newest = sorted(self._months)[-KEPT_MONTHS:]
         document = {
-            name: {"sent_bytes": self._months[name].sent, "received_bytes": self._months[name].received}
-            for name in newest
+            name: {"sent_bytes": month.sent, "received_bytes": month.received, "given_bytes": month.given}
+            for name, month in ((name, self._months[name]) for name in newest)
         }
         files.replace(self.path, json.dumps(document, indent=1).encode() + b"\n")
         self._dirty = False

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from calendar import monthrange
 from dataclasses import dataclass
 from datetime import datetime
 
 from peer.attendance import Wish
 from peer.lines import size
 from peer.owner.settings import FILE, Settings
+from peer.owner.traffic import Month
+
+GIVEN_SHARE = 0.25
+"""Of a month's budget, what others get for their own sake: copies of weights for newcomers, circuits, samples, answers.
+Strangers may ask for more than a home has, under as many names as they like; the rest is for exchanges. A guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,20 +22,28 @@ class Verdict:
 
     wish: Wish
     why: str = ""
+    gives: bool = False
+    """Whether others get bytes for their own sake (``Rates.gives``)."""
 
 
-def decide(settings: Settings, *, paused: bool, now: datetime, used_bytes: int) -> Verdict:
+def may_give(settings: Settings, now: datetime, month: Month) -> bool:
+    """Whether others have had less than their share, of which a day's worth is added each day."""
+    passed = now.day / monthrange(now.year, now.month)[1]
+    return month.given < GIVEN_SHARE * passed * settings.monthly_bytes
+
+
+def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> Verdict:
     """The first reason that speaks decides: what rests uses no traffic.
 
     Args:
         now: by this machine's clock.
-        used_bytes: sent and received in this month.
+        month: what was moved in this month.
     """
     if paused:
         return Verdict(Wish.ABSENT, "its owner asked for it")
     if not settings.is_hour(60 * now.hour + now.minute):
         return Verdict(Wish.ABSENT, f"outside of the hours {settings.hours} in {FILE}")
-    if used_bytes >= settings.monthly_bytes:
-        used, allowed = size(used_bytes), size(settings.monthly_bytes)
+    if month.both >= settings.monthly_bytes:
+        used, allowed = size(month.both), size(settings.monthly_bytes)
         return Verdict(Wish.ALONE, f"this month's traffic is used up, {used} of {allowed}")
-    return Verdict(Wish.PRESENT)
+    return Verdict(Wish.PRESENT, gives=may_give(settings, now, month))

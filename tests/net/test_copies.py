@@ -99,10 +99,12 @@ def test_no_more_than_two_snapshots_are_kept_for_askers():
 
 
 def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
+    gifts: list[int] = []
+
     async def main() -> tuple[int, list[tuple[PeerId, int]], str]:
         network, given, why = MemoryNetwork(0.01), [], ""
         loop = asyncio.get_running_loop()
-        copies = Copies(published(honest(1)), at_once, loop.time, lambda *args: given.append(args))
+        copies = Copies(published(honest(1)), at_once, loop.time, lambda *args: given.append(args), gifts.append)
         taken = 0
 
         async def give(link: Link) -> None:
@@ -125,6 +127,7 @@ def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
     taken, given, why = virtual_time.run(main())
     assert taken == 2 * 4 * N
     assert given == [(ME, 2 * 4 * N), (ME, 2 * F * 4 * N)]
+    assert sum(gifts) == (2 + 2 * F) * 4 * N  # counted as they went: the link is for exchanges otherwise
     assert "too often" in why
 
 

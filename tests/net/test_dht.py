@@ -35,11 +35,14 @@ from p2ptrain.net.dht_protocol import (
     MAX_NEAREST,
     MAX_SPARES,
     MOST_UNFIT,
+    RECORDS_A_TOKEN,
+    RESTING_COST,
     Protocol,
     id_of,
 )
 from p2ptrain.net.directory import MAX_STORED_PEERS, DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, _peer_id
+from p2ptrain.net.rates import LATE_S, LOWEST_RATE, Rates
 from p2ptrain.swarm.buckets import Bucket
 from p2ptrain.swarm.messages import PeerState, Presence
 
@@ -124,8 +127,9 @@ def packed(entries: Sequence[Any], last: float = 0.0) -> bytes:
     return msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([math.inf, last, list(entries)])))
 
 
-async def a_node(wires: Wires, number: int) -> DHTNode:
-    return await dht.start_node(FakeP2P(wires, peer_id(number)), PresenceValidator(RUN))  # type: ignore[arg-type]
+async def a_node(wires: Wires, number: int, rates: Rates | None = None) -> DHTNode:
+    p2p: Any = FakeP2P(wires, peer_id(number))
+    return await dht.start_node(p2p, PresenceValidator(RUN), rates or Rates())
 
 
 async def some_nodes(wires: Wires, count: int) -> list[DHTNode]:
@@ -466,6 +470,56 @@ def test_who_asks_too_often_finds_nothing_for_a_while_and_nobody_else_suffers() 
         await asyncio.sleep(1.0)
         assert (await protocol.rpc_find(a_find(1), asked_by(9))).results[0].type == dht_pb2.FOUND_DICTIONARY
         assert list((await protocol.rpc_store(a_store([entry(9)]), asked_by(9))).store_ok) == [True]
+
+    play(scene)
+
+
+def test_what_is_asked_and_answered_is_booked_and_what_others_ask_is_given() -> None:
+    async def scene() -> None:
+        wires, mine, theirs = Wires(), Rates(), Rates()
+        here, there = await a_node(wires, 0, mine), await a_node(wires, 1, theirs)
+        await here.protocol.call_ping(there.peer_id)
+        await DhtDirectory(here, RUN, Random(1)).announce(presence_of(0))
+        await DhtDirectory(here, RUN, Random(1)).lookup()
+        asked = {name for _, name in wires.calls}
+        assert {"ping", "store", "find"} <= asked
+        assert mine.up.total_bytes + mine.down.total_bytes == wires.carried_bytes > 0
+        assert mine.up.total_bytes == theirs.down.total_bytes
+        assert mine.down.total_bytes == theirs.up.total_bytes
+        by_there = theirs.given_bytes
+        assert (mine.given_bytes, by_there) == (0, wires.carried_bytes)
+
+    play(scene)
+
+
+def test_while_nothing_is_given_honest_askers_are_still_answered_and_floods_earlier_refused() -> None:
+    async def scene() -> None:
+        rates = Rates()
+        protocol = (await a_node(Wires(), 0, rates)).protocol
+        assert list((await protocol.rpc_store(a_store([entry(1)]), asked_by(1))).store_ok) == [True]
+        rates.gives = False
+        kinds = [(await protocol.rpc_find(a_find(1), asked_by(9))).results[0].type for _ in range(30)]
+        assert kinds.count(dht_pb2.FOUND_DICTIONARY) == int(EACH.burst / (RESTING_COST * (1 + 1 / RECORDS_A_TOKEN)))
+        for _ in range(10):
+            await asyncio.sleep(20.0)  # as often as an honest peer looks around
+            kinds = [(await protocol.rpc_find(a_find(1), asked_by(9))).results[0].type for _ in range(4)]
+            assert kinds == [dht_pb2.FOUND_DICTIONARY] * 4
+
+    play(scene)
+
+
+def test_where_a_line_is_late_nothing_more_is_answered_until_it_is_not() -> None:
+    async def scene() -> None:
+        rates = Rates(asyncio.get_running_loop().time)
+        protocol = (await a_node(Wires(), 0, rates)).protocol
+        await protocol.rpc_store(a_store([entry(1)]), asked_by(1))
+        for line in (rates.up, rates.down):
+            line.rate = LOWEST_RATE
+            line.book(int((LATE_S + 5.0) * LOWEST_RATE))
+            assert (await protocol.rpc_find(a_find(1), asked_by(2))).results[0].type == dht_pb2.NOT_FOUND
+            await asyncio.sleep(6.0)
+            assert (await protocol.rpc_find(a_find(1), asked_by(2))).results[0].type == dht_pb2.FOUND_DICTIONARY
+            line.rate = math.inf
 
     play(scene)
 

@@ -7,9 +7,10 @@ from typing import Any, cast
 
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net.links import RESTING_COST, Limits, P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import PER_PEER
+from p2ptrain.net.rates import Rates
 
 
 def test_a_flood_of_short_conversations_is_turned_down_and_one_caller_is_not() -> None:
@@ -37,3 +38,34 @@ def test_a_flood_of_short_conversations_is_turned_down_and_one_caller_is_not() -
     served = virtual_time.run(main())
     assert served["amber"] == 60
     assert served["liar"] <= PER_PEER.burst + 60 * PER_PEER.per_s
+
+
+def admitted(transport: P2PTransport, times: int) -> int:
+    """Of so many calls at once by one peer."""
+
+    async def main() -> int:
+        async def call() -> bool:
+            task = cast("asyncio.Task[Any]", asyncio.current_task())
+            transport._inbound[task] = None
+            try:
+                return transport._admit(PeerId("amber"))
+            finally:
+                del transport._inbound[task]
+
+        return sum([await asyncio.create_task(call()) for _ in range(times)])
+
+    return virtual_time.run(main())
+
+
+def test_while_the_owner_gives_nothing_gifts_are_turned_down_and_fewer_are_told_so_elsewhere() -> None:
+    rates = Rates()
+    gifts, exchanges = (
+        P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, is_gift=is_gift)
+        for is_gift in (True, False)
+    )
+    assert admitted(gifts, 3) == 3
+    rates.gives = False
+    assert admitted(gifts, 3) == 0
+    assert admitted(exchanges, 100) == PER_PEER.burst / RESTING_COST
+    rates.gives = True
+    assert admitted(gifts, 3) == 3

@@ -17,7 +17,7 @@ from p2ptrain.net import virtual_time
 from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, Line, Rates
+from p2ptrain.net.rates import BURST_S, LATE_S, LOWEST_RATE, PIECE_BYTES, SMALL_BYTES, Line, Rates
 from p2ptrain.swarm.rules import MAX_DONATIONS, MAX_EXCHANGES
 
 
@@ -200,6 +200,45 @@ def test_messages_pass_a_queue_of_chunks_and_count() -> None:
         assert mine.up.total_bytes == before + len(b"hello") + 6
 
     over_a_link(play)
+
+
+def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
+    """A manifest, or what the author ruled: whoever asks for it again and again must not pass the cap."""
+
+    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+        mine.up.rate = LOWEST_RATE
+        mine.up.book(10 * int(LOWEST_RATE))
+        started = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as both:
+            both.create_task(near.send(FrameKind.MANIFEST, bytes(2 * SMALL_BYTES)))
+            both.create_task(far.receive())
+        assert asyncio.get_running_loop().time() - started == pytest.approx(10.0, abs=1.0)
+
+    over_a_link(play)
+
+
+def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+        near._is_gift = True
+        await near.send(FrameKind.MESSAGE, b"hello")
+        await far.receive()
+        await far.send(FrameKind.CHUNK, b"bytes")
+        await near.receive()
+        assert mine.given_bytes == mine.up.total_bytes + mine.down.total_bytes == 22
+        assert theirs.given_bytes == 0
+
+    over_a_link(play)
+
+
+def test_a_line_is_late_once_more_is_booked_than_honest_streams_book() -> None:
+    capped, watch = line(LOWEST_RATE)
+    for _ in range(6):
+        capped.book(PIECE_BYTES)
+    assert not capped.is_late
+    capped.book(int(LATE_S * LOWEST_RATE))
+    assert capped.is_late
+    watch.now += LATE_S
+    assert not capped.is_late
 
 
 def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:

@@ -109,23 +109,6 @@ def test_samples_are_counted_and_wait_under_the_owners_cap(monkeypatch: pytest.M
     assert transport._rates is rates
 
 
-def test_who_gives_nothing_looks_and_moves_no_samples() -> None:
-    async def main() -> None:
-        async def serve(link: Link) -> None:
-            await answer(link, PLACE, Allowances(), gives=False, dial=World()._dial)
-
-        network = MemoryNetwork()
-        await network.transport(ANSWERER).listen(serve)
-        transport = network.transport(ASKER)
-        assert (await ask_to_look(transport, ANSWERER, [], 31337)).dialed is Dialed.YES
-        link = await transport.open(ANSWERER)
-        await link.send(FrameKind.MESSAGE, msgpack.packb(["give", 1000]))
-        with pytest.raises(NetworkError):
-            await link.receive()
-
-    virtual_time.run(main())
-
-
 @pytest.mark.parametrize(
     "question",
     [

@@ -34,6 +34,8 @@ class Wire:
         info = p2pd_pb2.StreamInfo(peer=base58.b58decode(who), addr=address.packed(place), proto=hop.HOP_PROTOCOL)
         self._unread = hop.framed(info.SerializeToString()) + b"".join(map(hop.framed, said))
         self._hung_up = asyncio.Event()
+        self._news = asyncio.Event()
+        """It said more, or hung up."""
         self.heard = b""
 
     @property
@@ -53,14 +55,24 @@ class Wire:
         return taken
 
     async def read_some(self) -> bytes:
-        await self._hung_up.wait()
-        raise EOFError("hung up")
+        self._news.clear()
+        if not self._unread and self.is_open:
+            await self._news.wait()
+        if not self._unread:
+            raise EOFError("hung up")
+        taken, self._unread = self._unread, b""
+        return taken
+
+    def sends(self, more: bytes) -> None:
+        self._unread += more
+        self._news.set()
 
     async def write(self, *buffers: bytes) -> None:
         self.heard += b"".join(buffers)
 
     def close(self) -> None:
         self._hung_up.set()
+        self._news.set()
 
     abort = close
 
@@ -165,15 +177,20 @@ def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
     virtual_time.run(main())
 
 
-def test_while_the_owner_gives_nothing_there_are_no_new_circuits_and_guests_go_elsewhere() -> None:
+def test_once_the_owner_gives_nothing_circuits_end_and_guests_go_elsewhere() -> None:
     async def main() -> None:
         line = Line()
         assert await line.reserves(peer(1), THERE) == Status.OK
-        before = await line.dials(peer(2), HERE, peer(1))
+        before = [await line.dials(peer(number), HERE, peer(1)) for number in (2, 3)]
+        before[0].sends(b"passes")
+        await asyncio.sleep(0.1)
         line.rates.gives = False
         assert await line.reserves(peer(1), THERE) == Status.RESOURCE_LIMIT_EXCEEDED
-        assert (await line.dials(peer(3), HERE, peer(1))).status == Status.RESOURCE_LIMIT_EXCEEDED
-        assert before.is_open  # what was begun passes to its end
+        assert (await line.dials(peer(4), HERE, peer(1))).status == Status.RESOURCE_LIMIT_EXCEEDED
+        before[0].sends(b"does not")
+        await asyncio.sleep(0.1)
+        assert [each.is_open for each in before] == [False, True]  # one that carries nothing costs nothing
+        assert line.rates.given_bytes == line.rates.up.total_bytes * 2 == 2 * len(b"passes")
         line.rates.gives = True
         assert await line.reserves(peer(1), THERE) == Status.OK
 

@@ -26,6 +26,7 @@ from peer.owner.door import ask
 from peer.owner.hand import Hand, Held
 from peer.owner.settings import MBIT, Settings, SettingsFile
 from peer.owner.traffic import Month, Traffic
+from peer.owner.wishes import GIVEN_SHARE
 from peer.record import Record
 
 
@@ -63,6 +64,11 @@ class FakeAttendance:
 
     def __init__(self) -> None:
         self.wishes: list[Wish] = []
+        self.gives: list[bool] = []
+
+    def give(self, gives: bool) -> None:
+        if not self.gives or self.gives[-1] is not gives:
+            self.gives.append(gives)
 
     def wish(self, wish: Wish) -> None:
         if not self.wishes or self.wishes[-1] is not wish:
@@ -269,7 +275,8 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
     desk.look(3)
     assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
     assert desk.kinds().count("budget used up") == 1
-    assert desk.status()["month"] == {"sent_bytes": 400_000, "received_bytes": 600_000, "allowed_bytes": 1e6}
+    month = {"sent_bytes": 400_000, "received_bytes": 600_000, "given_bytes": 0, "allowed_bytes": 1e6}
+    assert desk.status()["month"] == month
     desk.date += timedelta(hours=12)  # December
     desk.look()
     assert desk.attendance.wishes[-1] is Wish.PRESENT
@@ -293,6 +300,31 @@ def test_who_rests_or_has_used_up_its_month_gives_strangers_nothing(desk: Desk) 
     assert gives == [True, False, True, False, False, True]
 
 
+def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_not(desk: Desk) -> None:
+    desk.date = datetime(2026, 12, 1, 12, 0)
+    desk.take()
+    desk.edit("monthly_gb = 0.31")
+    day = int(GIVEN_SHARE * 1e7)
+    for size in (day - 1, 1):
+        desk.rates.up.book(size)
+        desk.rates.give(size)
+        desk.look()
+    assert desk.rates.gives is False
+    desk.look(3)
+    desk.date += timedelta(days=1)
+    desk.look(3)
+    assert desk.rates.gives is True
+    assert desk.attendance.gives == [True, False, True]
+    assert desk.attendance.wishes == [Wish.PRESENT]
+    assert desk.kinds() == ["settings", "share given"]
+    assert line(*desk.notebook.notes[-1]) == (
+        "[owner] others have had their share of this month's traffic, 25 % of what monthly_gb allows a day: "
+        "no weights for newcomers and no circuits until tomorrow; exchanges go on"
+    )
+    assert desk.status()["month"]["given_bytes"] == day
+    assert "of these 2.5 MB for others' own sake" in status.screen(desk.status())
+
+
 def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
     desk.take()
     desk.rates.up.book(10**7)
@@ -306,7 +338,7 @@ def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -
     with desk.hand:
         desk.rates.up.book(5)
     assert json.loads((desk.home.path / "traffic.json").read_text()) == {
-        "2026-11": {"sent_bytes": 5, "received_bytes": 0}
+        "2026-11": {"sent_bytes": 5, "received_bytes": 0, "given_bytes": 0}
     }
     desk.rates = Rates()
     desk.hand = desk.new_hand()

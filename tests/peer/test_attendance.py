@@ -105,6 +105,25 @@ def test_alone_it_trains_and_exchanges_nothing() -> None:
     play(scene)
 
 
+def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> None:
+    async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        assert amber.cores[-1]._standing.gives
+        amber.attendance.give(False)
+        await asyncio.sleep(1)
+        assert not amber.cores[-1]._standing.gives
+        amber.attendance.wish(Wish.ABSENT)
+        await until(lambda: amber.attendance.state == "away")
+        amber.attendance.wish(Wish.PRESENT)
+        await more_exchanges(amber, 3)
+        assert len(amber.cores) == 2
+        assert not amber.cores[-1]._standing.gives
+        amber.attendance.give(True)
+        await asyncio.sleep(1)
+        assert amber.cores[-1]._standing.gives
+
+    play(scene)
+
+
 def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         for wish in (Wish.ABSENT, Wish.PRESENT, Wish.ALONE, Wish.ABSENT, Wish.PRESENT):

@@ -81,7 +81,6 @@ class FakeConnection:
     def __init__(self, network: MemoryNetwork, me: PeerId) -> None:
         self._network = network
         self._me = me
-        self.gives = True
         self.there = SimpleNamespace(bootstraps=(WITNESS.peer,), known={WITNESS.peer: ("/ip4/203.0.113.7/tcp/31337",)})
         self.gone_for = 0
         """So often p2pd is being restarted when somebody asks for the node."""
@@ -255,40 +254,6 @@ def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
     assert served == [GUEST.peer]  # itself alone
     assert len(whys) == 2
     assert Refusal.NO_INVITE.value in whys[1]
-
-
-@pytest.mark.parametrize("policy", ["open", "allowlist"])
-def test_who_rests_gives_no_weights(tmp_path: Path, policy: str) -> None:
-    """Paused, outside of its hours, or at the end of its month: not to newcomers either."""
-    world = World(tmp_path, policy)
-    if policy == "allowlist":
-        world.rule(office.admit, GUEST.peer)
-
-    async def main() -> list[str]:
-        network = MemoryNetwork(latency=0.01)
-        await network.transport(WITNESS.peer).listen(world.desk.answer)
-        connection = FakeConnection(network, GUEST.peer)
-        guest = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
-        await guest.enter(None)
-
-        async def serve(link: Link) -> None:
-            await link.send(*await link.receive())
-
-        await network.transport(GUEST.peer).listen(guest.guarded(serve))
-        whys = []
-        for connection.gives in (True, False, True):
-            link = await guest.transport(over=network.transport(GUEST.peer)).open(GUEST.peer, ())
-            try:
-                await link.send(FrameKind.MESSAGE, b"weights, please")
-                await link.receive()
-                whys.append("")
-            except NetworkError as error:
-                whys.append(str(error))
-        return whys
-
-    first, second, third = virtual_time.run(main())
-    assert (first, third) == ("", "")
-    assert second
 
 
 def test_behind_a_gate_peers_train_as_without_one() -> None:

@@ -13,6 +13,7 @@ from p2ptrain.swarm.catchup import supported
 from p2ptrain.swarm.events import (
     Adopted,
     Donate,
+    Giving,
     LeaveRequested,
     LinkFailed,
     OuterStepDone,
@@ -22,7 +23,7 @@ from p2ptrain.swarm.events import (
     Unfit,
 )
 from p2ptrain.swarm.membership import Fault, Known
-from p2ptrain.swarm.messages import DeclineReason, Offer, WeightsReply, WeightsRequest
+from p2ptrain.swarm.messages import Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
 from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS
 
@@ -147,6 +148,17 @@ def test_a_donor_gives_to_one_newcomer_at_a_time():
     core.handle(LinkFailed(LinkId(PeerId("x"), 1, outbound=False), "reset"), table.now)
     third = core.handle(Received(LinkId(PeerId("y"), 3, outbound=False), request), table.now)
     assert [type(e.message) for e in third if isinstance(e, Send)] == [WeightsReply]
+
+
+def test_who_has_nothing_to_give_is_busy_until_it_has():
+    table = under_way()
+    request, core, answers = WeightsRequest(table.rules.run, table.rules.protocol, 0.0), table["amber"].core, []
+    for serial, gives in enumerate((False, True)):
+        core.handle(Giving(gives), table.now)
+        effects = core.handle(Received(LinkId(PeerId("x"), serial, outbound=False), request), table.now)
+        answers += [effect.message for effect in effects if isinstance(effect, Send)]
+    assert [type(each) for each in answers] == [Decline, WeightsReply]
+    assert answers[0].reason is DeclineReason.BUSY
 
 
 def test_a_lying_donor_progress_is_refused():
