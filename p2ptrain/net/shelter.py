@@ -96,7 +96,11 @@ def places_seen(sights: Iterable[Sight], port: int) -> tuple[str, ...]:
 def candidates(
     known: Mapping[PeerId, Sequence[str]], likely: Iterable[PeerId], own: PeerId, random: Random
 ) -> list[Candidate]:
-    """Nodes that can be dialed: first, at random, those who relay for others or are likely to; then all others.
+    """Nodes that can be dialed: first those of the join link, then those who relay for others, then all others; each at
+    random.
+
+    Who relays is strangers' word, and many strangers may name one relay that leads nobody to us; the link's nodes are
+    the word of whoever invited us. So one of the places that we hold is theirs, if they have any.
 
     Of their addresses those count by which a circuit would be an address as records have it: they are strangers' words,
     and one that is none would spoil our own record.
@@ -106,13 +110,13 @@ def candidates(
             relays, and where these are dialed; what a relay says of itself comes first.
         likely: the bootstraps among them.
     """
-    proven = set(likely)
+    of_link, named = set(likely), set[PeerId]()
     found: dict[PeerId, list[str]] = {}
     told: list[tuple[PeerId, str]] = []
     for peer, places in known.items():
         circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
         for each, relay in circuits.items():
-            proven.add(relay)
+            named.add(relay)
             told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
         if not circuits:
             found[peer] = [each for each in places if leads_through(peer, each)]
@@ -121,7 +125,7 @@ def candidates(
             found.setdefault(relay, []).append(place)
     peers = [peer for peer in found if found[peer] and peer != own]
     random.shuffle(peers)
-    peers.sort(key=lambda peer: peer not in proven)
+    peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
     return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_OWN]) for peer in peers]
 
 

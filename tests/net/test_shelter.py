@@ -128,6 +128,13 @@ def test_we_are_no_relay_of_our_own() -> None:
     assert candidates({HIDDEN: [address.through(ME, PUBLIC)]}, [], ME, Random(0)) == []
 
 
+def test_a_crowd_that_names_one_relay_does_not_put_it_before_the_links_own() -> None:
+    crowd = {PeerId(f"{HIDDEN}{number}"): [address.through(RELAY, PUBLIC)] for number in range(50)}
+    known = {BOOTSTRAP: ["/ip4/9.9.9.9/tcp/1"], **crowd}
+    for seed in range(20):
+        assert [each.peer for each in candidates(known, [BOOTSTRAP], ME, Random(seed))] == [BOOTSTRAP, RELAY]
+
+
 def test_of_each_candidate_a_few_addresses_are_kept() -> None:
     circuits = [address.through(RELAY, f"/ip4/8.8.8.8/tcp/{port}") for port in range(1, 9)]
     [found] = candidates({HIDDEN: circuits}, [], ME, Random(0))
