@@ -34,6 +34,7 @@ from p2ptrain.sim.reality import WireLie
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
+from p2ptrain.swarm.messages import Accept, Message, Offer
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Encoded, Payloads
 from p2ptrain.wire import decode_message, encode_message
@@ -44,6 +45,12 @@ LIES: tuple[str, ...] = (*get_args(Lie), *get_args(WireLie))
 
 DRIP_S = 2.0
 """Between two bytes: no frame of ours may take so long."""
+LINGERING_BYTES_PER_S = 5000.0
+"""A little more than ``net.links.Limits.slowest_rate``, below which a link is given up by itself."""
+LINGERING_S_PER_BYTE = 1.0
+"""How long it says that others may take: a day for 86 kB."""
+LINGERING_PIECE = 500
+HEAVY = 1e6
 FLOOD_PAUSE_S = 0.02
 """Between two calls of a flood to the same peer: fifty a second, far beyond what one is allowed."""
 FLOOD_AT_ONCE = 20
@@ -127,6 +134,21 @@ async def drip(link: Raw, kind: int, body: bytes | memoryview) -> None:
         await link._write(b"", memoryview(body)[place : place + 1])
 
 
+async def linger(link: Raw, kind: int, body: bytes | memoryview) -> None:
+    """A true frame, so slowly that it just counts as alive."""
+    await link._write(encode_header(kind, len(body)), b"")
+    for start in range(0, len(body), LINGERING_PIECE):
+        await asyncio.sleep(LINGERING_PIECE / LINGERING_BYTES_PER_S)
+        await link._write(b"", memoryview(body)[start : start + LINGERING_PIECE])
+
+
+def on_terms(message: Message, **lie: Any) -> Message:
+    """The same message, with other terms where it has any."""
+    if isinstance(message, Offer | Accept):
+        return replace(message, terms=replace(message.terms, **lie))
+    return message
+
+
 @dataclass(slots=True)
 class Lying:
     """A transport whose links lie."""
@@ -187,6 +209,13 @@ class LyingLink:
                 kind = hostility.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
             case "progress" if kind == FrameKind.MESSAGE:
                 body = encode_message(hostility.liar.says(decode_message(bytes(body))))
+            case "heavy" if kind == FrameKind.MESSAGE:
+                body = encode_message(on_terms(decode_message(bytes(body)), weight=HEAVY))
+            case "lingering" if kind == FrameKind.MESSAGE:
+                body = encode_message(on_terms(decode_message(bytes(body)), seconds_per_byte=LINGERING_S_PER_BYTE))
+            case "lingering" if kind == FrameKind.CHUNK:
+                await linger(cast(Raw, self.link), kind, body)
+                return
             case "stalling" if kind == FrameKind.CHUNK:
                 await asyncio.sleep(FOREVER_S)
             case "shapes" if kind == FrameKind.CHUNK:

@@ -14,12 +14,12 @@ from p2ptrain import codec as codecs
 from p2ptrain.codec import CodecTerms
 from p2ptrain.errors import NetworkError
 from p2ptrain.framing import FrameKind, decode_header
-from p2ptrain.ids import PeerId
+from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.driver import Shore, at_once
-from p2ptrain.net.links import StreamLink
+from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.ports import Link
 from p2ptrain.swarm import PeerState
-from p2ptrain.swarm.messages import Decline, DeclineReason
+from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
@@ -147,7 +147,10 @@ def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, m
     assert all(each is WEIGHTS for each in seen)
 
 
-@pytest.mark.parametrize("lie", ["frames", "shapes", "endless", "drip", "flood", "forged_record", "silent", "stalling"])
+HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy", "flood", "forged_record")
+
+
+@pytest.mark.parametrize("lie", [*HONEST_IN_WEIGHTS, "silent", "stalling"])
 def test_other_liars_have_honest_weights(lie: str) -> None:
     assert torch.equal(encoded(lie), WEIGHTS)
 
@@ -191,6 +194,32 @@ def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert naps == [hostile.FOREVER_S]
 
 
+@pytest.mark.parametrize(("lie", "lied"), [("heavy", {"weight": 1e6}), ("lingering", {"seconds_per_byte": 1.0})])
+def test_lies_about_terms(lie: str, lied: dict[str, float]) -> None:
+    terms = Terms(3, 5.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    offer, accept = Offer(RunId("ab" * 32), 1, (0,), terms), Accept((0,), terms)
+    frames = sent(lie, *((FrameKind.MESSAGE, encode_message(each)) for each in (offer, accept)), MESSAGE)
+    told = [decode_message(body) for _, body in frames]
+    assert told == [replace(each, terms=replace(terms, **lied)) for each in (offer, accept)] + [
+        decode_message(MESSAGE[1])
+    ]
+
+
+def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+
+    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+    wire, body = Wire(), bytes(range(256)) * 40
+    sent("lingering", (FrameKind.CHUNK, body), wire=wire)
+    header, *pieces = wire.written
+    assert decode_header(header) == (FrameKind.CHUNK, len(body))
+    assert b"".join(pieces) == body
+    assert 1.0 < len(body) / sum(naps) / Limits().slowest_rate < 1.5
+
+
 def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hostile, "FLOOD_PAUSE_S", 0.0)
     monkeypatch.setattr(hostile, "FLOOD_AT_ONCE", 3)
@@ -227,4 +256,4 @@ def test_real_links_can_drip() -> None:
 
 def test_every_lie_of_a_scenario_is_known() -> None:
     assert {"flipped", "stale", "drip", "flood", "forged_record", "enormous"} <= set(LIES)
-    assert len(LIES) == len(set(LIES)) == 16
+    assert len(LIES) == len(set(LIES)) == 18
