@@ -98,11 +98,20 @@ class Gatherer:
             await pull.run()
         finally:
             if pull.gathering.here and (giver in pull.gathering.dropped or not pull.gathering.is_done):
-                self._kept = _Kept(kept.parts, pull.gathering.here, kept.since)
+                self._keep(_Kept(kept.parts, pull.gathering.here, kept.since))
         self._judge(pull.gathering, giver)
         givers, seconds = pull.gathering.here.values(), asyncio.get_running_loop().time() - now
         self._notebook.note("took weights", donors=len(set(givers)), size_bytes=sum(self._sizes), seconds=seconds)
         return kept.parts
+
+    def _keep(self, kept: _Kept) -> None:
+        """For the next pull, which may never come: a model's memory is not held for longer than its pieces count."""
+        self._kept, loop = kept, asyncio.get_running_loop()
+        loop.call_at(kept.since + KEEP_S, self._forget, kept)
+
+    def _forget(self, kept: _Kept) -> None:
+        if self._kept is kept:
+            self._kept = None
 
     def _judge(self, gathering: Gathering, giver: PeerId) -> None:
         if giver in gathering.dropped:

@@ -93,13 +93,14 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
     if signed is not None:
         result.findings.append(await _admission(node, answered, link, home, signed))
-    targets = answered | (await _peers(node, set(targets)) if answered else {})
+    peers = await _peers(node, set(targets)) if answered else {}
+    targets = answered | peers
     seen = [each for each in await asyncio.gather(*(_seen(node, *each, port) for each in targets.items())) if each]
-    own = [address.host_of(each) for each in node.addresses]
+    own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
     result.findings += [verdicts.clock(seen), verdicts.router(seen, own)]
     has_relay = await _has_relay(node, targets) if seen else None
     result.findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay))
-    result.findings.append(verdicts.rates(await _measured(node, targets)))
+    result.findings.append(verdicts.rates(await _measured(node, peers | answered)))
     return result
 
 
@@ -185,7 +186,7 @@ async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
 
 
 async def _measured(node: Node, targets: NodeAddresses) -> list[tuple[str, float, float]]:
-    """One after the other: they share our line."""
+    """Two of them, the first ones first, and one after the other: they share our line."""
     found = []
     for peer, places in list(targets.items())[:2]:
         with contextlib.suppress(NetworkError, RemoteError):

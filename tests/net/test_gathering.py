@@ -273,8 +273,8 @@ def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_f
     assert sum(size for peer, size in around.given.items() if peer != GIVER) == 4 * N * F
 
 
-def test_a_pull_that_is_broken_off_keeps_what_it_had_and_leaves_no_task(notebook):
-    async def main() -> tuple[int, set[asyncio.Task[None]]]:
+def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_task(notebook):
+    async def main() -> tuple[int, set[asyncio.Task[None]], object]:
         promises = MemoryNetwork(0.05)
 
         async def dripping(link: Link) -> None:
@@ -289,10 +289,13 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_and_leaves_no_task(notebook
         pulling.cancel()
         await asyncio.wait([pulling])
         assert pulling.cancelled()
-        return len(gatherer._kept.givers), asyncio.all_tasks() - {asyncio.current_task()}
+        kept, left = len(gatherer._kept.givers), asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.sleep(KEEP_S)
+        return kept, left, gatherer._kept
 
-    kept, left = virtual_time.run(main())
+    kept, left, later = virtual_time.run(main())
     assert kept == 2
+    assert later is None  # a model's memory, for a pull that never came
     assert len(left) <= 1  # the donor of this test, which says nothing
 
 
