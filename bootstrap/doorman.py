@@ -89,7 +89,7 @@ class Doorman:
         try:
             files.replace(self._file, self.gate.rulings.encode())
         except OSError as error:
-            self._say("doorman", f"they could not be saved in {self._file}: {error.strerror}")
+            self._say("doorman", f"the newest rulings could not be saved in {self._file}: {error.strerror}")
         self._seen = self._stamp()
 
     def _tell(self) -> None:

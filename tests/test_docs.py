@@ -100,12 +100,44 @@ def kinds(source: str) -> set[str]:
     return found - {PASSED_ON}
 
 
+REASONING = ("why_over", "why_none", "implausible_progress", "_be_away")
+"""Functions that return a reason for people, or nothing."""
+
+
+def sides(node: ast.expr) -> list[ast.expr]:
+    return [*sides(node.body), *sides(node.orelse)] if isinstance(node, ast.IfExp) else [node]
+
+
+def reasons(source: str) -> set[str]:
+    """The templates of what is told beside a note, an end, a verdict or a dial, and of the bootstrap's lines."""
+    told: list[ast.expr] = []
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Call(func=ast.Name(id="Verdict"), args=[_, why, *_]):
+                told.append(why)
+            case ast.Call(func=ast.Attribute(attr="note"), args=[_, _, why, *_]):
+                told.append(why)
+            case ast.Call(func=ast.Attribute(attr="_leave"), args=[_, why]):
+                told.append(why)
+            case ast.Call(func=ast.Name(id="say") | ast.Attribute(attr="_say"), args=[_, text]):
+                told.append(text)
+            case ast.Return(value=ast.Tuple(elts=[ast.Attribute(value=ast.Name(id="Dialed")), why])):
+                told.append(why)
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) if name in REASONING:
+                told += [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "note":
+            told += [each.value for each in node.keywords if each.arg == "why"]
+    found = {tidy(template(side)) for each in told for side in sides(each)}
+    return {each for each in found if re.search("[a-z]{2}", each)}
+
+
 def first_cells(text: str) -> list[str]:
     """What stands in backquotes in the first column of the document's tables."""
     return re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
 
 
 ALL_MESSAGES = {message: path for path in SOURCES for message in messages(path.read_text(encoding="utf-8"))}
+ALL_REASONS = {why: path for path in SOURCES for why in reasons(path.read_text(encoding="utf-8"))}
 ALL_KINDS = {kind: path for path in SOURCES for kind in kinds(path.read_text(encoding="utf-8"))}
 
 
@@ -123,7 +155,24 @@ def test_the_collectors_see() -> None:
     code = "\n".join(line.strip() for line in source.splitlines())
     assert messages(code) == {"… is … gone.", "no …", "… was edited:", "worth …", "out of turn"}
     assert kinds(code) == {"bad", "sad", "good"}
+    source = """
+    def why_over(self):
+        return "one" if a else f"two {b}" if c else ""
+    def other(self):
+        return "unseen"
+    self._standing.note("slept", peer, f"for {seconds} s")
+    self._notebook.note("slept", why=f"{x} is tired")
+    self._notebook.note("slept", why=f"{x} s")
+    return Verdict(Wish.ALONE, f"{used} is used")
+    return Dialed.NO, "nobody there"
+    say("peers", f"{n} here")
+    self._leave(now, "asked to")
+    """
+    code = "\n".join(line.removeprefix("    ") for line in source.splitlines())
+    told = {"one", "two …", "for … s", "… is tired", "… is used", "nobody there", "… here", "asked to"}
+    assert reasons(code) == told
     assert len(ALL_MESSAGES) > 100
+    assert len(ALL_REASONS) > 40
     assert len(ALL_KINDS) > 20
 
 
@@ -131,6 +180,12 @@ def test_the_collectors_see() -> None:
 def test_every_message_is_explained(message: str) -> None:
     path = ALL_MESSAGES[message].relative_to(ROOT)
     assert message in first_cells(ERRORS), f"docs/ERRORS.md lacks a row that begins | `{message}` | ({path} says it)"
+
+
+@pytest.mark.parametrize("why", sorted(ALL_REASONS))
+def test_every_reason_is_explained(why: str) -> None:
+    path = ALL_REASONS[why].relative_to(ROOT)
+    assert why in first_cells(ERRORS), f"docs/ERRORS.md lacks a row that begins | `{why}` | ({path} says it)"
 
 
 @pytest.mark.parametrize("kind", sorted(ALL_KINDS | lines._LINES))
@@ -149,7 +204,7 @@ def test_every_reason_to_let_nobody_in_is_explained(reason: Refusal) -> None:
 
 
 def test_nothing_is_explained_that_nobody_says() -> None:
-    said = {*ALL_MESSAGES, *ALL_KINDS, *lines._LINES, *(reason.value for reason in DeclineReason)}
+    said = {*ALL_MESSAGES, *ALL_REASONS, *ALL_KINDS, *lines._LINES, *(reason.value for reason in DeclineReason)}
     text = " ".join(path.read_text(encoding="utf-8") for path in SOURCES)
     stale = [cell for cell in first_cells(ERRORS) if cell not in said and f'"{cell}"' not in text]
     assert stale == []
