@@ -121,6 +121,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
     stop = _stop_event(say)
     view = SwarmView(signed)
     cache = PeerCache(place.home / "peers.json")
+    rates = place.rates()
     doorman = doorman_of(place.run, place.home, signed, identity, say)
     say("bootstrap", f"run {signed.manifest.run.name}, {short(signed.run_id)}; we are {identity.peer_id}")
     page = contextlib.ExitStack()
@@ -128,8 +129,8 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         server = page.enter_context(PageServer(place.page, view.document))
         view.on_event(server.tell)
         say("page", server.url)
-    try:
-        node = await _start(place, place.listen, signed, identity, cache)  # the owner's mistakes show here, and end us
+    try:  # the owner's mistakes show here, and end us
+        node = await _start(place, place.listen, signed, identity, cache, rates)
     except (NetworkError, OSError, EOFError) as error:
         page.close()
         raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
@@ -151,7 +152,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():
             began = asyncio.get_running_loop().time()
-            await _attend(node, signed, cache, say, stop, place, doorman, view)
+            await _attend(node, signed, cache, say, stop, place, doorman, view, rates)
             await node.close()
             if asyncio.get_running_loop().time() - began > CALM_S:
                 pause_s = FIRST_PAUSE_S
@@ -161,7 +162,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
                 await _first_of(stop.wait(), asyncio.sleep(pause_s))
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
                 try:
-                    node = await _start(place, listen, signed, identity, cache)
+                    node = await _start(place, listen, signed, identity, cache, rates)
                 except (UserError, NetworkError, OSError, EOFError) as error:  # the latter two: it died again
                     say("bootstrap", f"it does not start: {' '.join(str(error).split())}")
                     continue
@@ -174,7 +175,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
 
 
 async def _start(
-    place: Place, listen: Sequence[str], signed: SignedManifest, identity: Identity, cache: PeerCache
+    place: Place, listen: Sequence[str], signed: SignedManifest, identity: Identity, cache: PeerCache, rates: Rates
 ) -> Node:
     return await Node.start(
         identity,
@@ -184,6 +185,7 @@ async def _start(
         bootstraps=_beside(place),
         known=cache.load(signed.run_id),
         local=place.local,
+        rates=rates,
     )
 
 
@@ -201,15 +203,15 @@ async def _attend(
     place: Place,
     doorman: Doorman | None,
     view: SwarmView,
+    rates: Rates,
 ) -> None:
     """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
-    rates = place.rates()
     async with contextlib.AsyncExitStack() as stack:
         try:
             stack.push_async_callback((await serve_manifest(node, signed.to_bytes(), rates)).close)
             stack.push_async_callback((await serve_reach(node, rates)).close)
             if doorman is not None:
-                stack.push_async_callback((await doorman.serve(node)).close)
+                stack.push_async_callback((await doorman.serve(node, rates)).close)
             if place.relay:
                 stack.push_async_callback((await Relay.start(node, RelayLimits(), rates)).close)
         except NetworkError:  # p2pd is gone already

@@ -23,6 +23,7 @@ from p2ptrain.net.admission_service import Desk, serve_admission
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.rulings import RulingsShelf
 
 LOOK_EVERY_S = 3.0
@@ -46,10 +47,10 @@ class Doorman:
         how = f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
         say("doorman", f"the link alone lets nobody in; for each guest: {how}")
 
-    async def serve(self, node: Node) -> P2PTransport:
+    async def serve(self, node: Node, rates: Rates) -> P2PTransport:
         """Stand at a node's door until the returned transport is closed."""
         node.stand_at(self.gate)
-        return await serve_admission(node, self._desk)
+        return await serve_admission(node, self._desk, rates)
 
     async def watch(self, node: Node) -> None:
         """Keep the file's, the DHT's and our own rulings the same: the newest. For ever; survives NetworkError."""

@@ -24,6 +24,7 @@ from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.statements import Sign
@@ -85,9 +86,9 @@ class Desk:
         return ["came", *answer]
 
 
-async def serve_admission(node: Node, desk: Desk) -> P2PTransport:
+async def serve_admission(node: Node, desk: Desk, rates: Rates | None = None) -> P2PTransport:
     """Answer others until the returned transport is closed."""
-    transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS)
+    transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, is_gift=True)
     await transport.listen(desk.answer)
     return transport
 

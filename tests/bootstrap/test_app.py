@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -80,18 +80,42 @@ def test_caps_are_for_all_services_together(
     monkeypatch.setattr(app, "_watch", watch)
     cache, view = PeerCache(tmp_path / "peers.json"), SwarmView(signed)
 
+    class Door:
+        async def serve(self, node: object, rates: Rates) -> Any:
+            got["door"] = rates
+            return SimpleNamespace(close=nothing)
+
+        async def watch(self, node: object) -> None:
+            await asyncio.sleep(1e6)
+
     def attended(where: app.Place) -> None:
         got.clear()
-        died = SimpleNamespace(died=nothing)
-        asyncio.run(app._attend(died, signed, cache, print, asyncio.Event(), where, None, view))  # type: ignore[arg-type]
+        died: Any = SimpleNamespace(died=nothing)
+        asyncio.run(
+            app._attend(died, signed, cache, print, asyncio.Event(), where, cast(Any, Door()), view, where.rates())
+        )
 
     attended(place(tmp_path, upload_mbit=8.0))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (1e6, math.inf)
-    assert got["manifest"] is got["relay"]
+    assert got["manifest"] is got["relay"] is got["door"]
     attended(place(tmp_path, download_mbit=0.25))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (math.inf, 31_250.0)
     attended(place(tmp_path, relay=False))
     assert "relay" not in got
+
+
+def test_the_directory_is_under_its_caps_too(
+    signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[dict[str, Any]] = []
+
+    async def start(*_: Any, **arguments: Any) -> None:
+        started.append(arguments)
+
+    monkeypatch.setattr(app.Node, "start", start)
+    rates, cache = Rates(), PeerCache(tmp_path / "peers.json")
+    asyncio.run(app._start(place(tmp_path), (), signed, cast(Any, None), cache, rates))
+    assert [each["rates"] for each in started] == [rates]
 
 
 def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
