@@ -9,8 +9,8 @@ every door rewritten:
   that are not so made enter no routing table, and are skipped in answers.
 - Requests have a rate by peer and in all (``rate_limiter``). Who asks too often hears that nothing is here, or that
   nothing was stored, and is served again a little later.
-- Its bytes are booked on the owner's lines (``net.rates``) and never wait. Where a line is too late because of them, or
-  the owner gives nothing, fewer questions are answered.
+- Its bytes are booked on the owner's lines (``net.rates``) and never wait. Beyond its share of a cap, or while the
+  owner gives nothing, fewer questions are answered.
 - Records are stored one by one, each checked. Whole dictionaries are not taken in. Nobody sends any: nothing is cached,
   and nothing is handed over to nodes that come, since presence is announced anew every 20 s, and rulings within a
   minute.
@@ -143,7 +143,7 @@ class Protocol(DHTProtocol):
         return self._sent(request, response)
 
     def _admits(self, peer: PeerID, tokens: float) -> bool:
-        if self.rates.up.is_late or self.rates.down.is_late:
+        if self.rates.up.is_flooded or self.rates.down.is_flooded:
             return False
         tokens = min(max(1.0, tokens) * (1.0 if self.rates.gives else RESTING_COST), EACH.burst)
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
@@ -151,8 +151,8 @@ class Protocol(DHTProtocol):
     def _sent(self, request: Message, response: Answer) -> Answer:
         """Book a question of theirs, and our answer, which is for their sake. Returns the answer."""
         asked, told = request.ByteSize(), response.ByteSize()
-        self.rates.down.book(asked)
-        self.rates.up.book(told)
+        self.rates.down.book_unwaited(asked)
+        self.rates.up.book_unwaited(told)
         self.rates.give(asked + told)
         return response
 
@@ -283,9 +283,9 @@ class _BookedStub:
         method = getattr(self._stub, name)
 
         async def ask(request: Message, timeout: float | None = None) -> Message:
-            self._rates.up.book(request.ByteSize())
+            self._rates.up.book_unwaited(request.ByteSize())
             response: Message = await method(request, timeout=timeout)
-            self._rates.down.book(response.ByteSize())
+            self._rates.down.book_unwaited(response.ByteSize())
             return response
 
         return ask

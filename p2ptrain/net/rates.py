@@ -3,8 +3,8 @@
 A line is a queue of bytes that leave at the cap's rate. Whoever has bytes to move books them and learns how long to
 wait for its turn; turns come in the order of booking, and are short (``PIECE_BYTES``), so streams share a line evenly.
 After a pause up to ``BURST_S`` seconds' worth may go at once. Small frames (``SMALL_BYTES``) and the DHT's questions
-and answers are booked and never wait: an answer that comes late costs more than the few bytes that it is early. Where a
-line is ``LATE_S`` behind, the DHT is asked in vain. Booking is also how bytes are counted, cap or no cap.
+and answers are booked and never wait: an answer that comes late costs more than the few bytes that it is early. The DHT
+gets half of a cap so; who asks for more asks in vain. Booking is also how bytes are counted, cap or no cap.
 
 A cap may change at any moment, from any thread; what is booked and has not left then leaves at the new rate.
 """
@@ -30,9 +30,10 @@ SMALL_BYTES = 4 << 10
 """Frames up to so many never wait: .13 s at the lowest cap. An offer with its terms has 1 kB; a manifest, or what the
 author ruled, may have sixty."""
 
-LATE_S = 10.0
-"""At the lowest cap with six streams the last piece booked waits 3 s. A line that is further behind is flooded with
-what never waits. A guess."""
+UNWAITED_SHARE = 0.5
+"""Of a cap, for what never waits its turn. A guess: other streams keep the other half."""
+UNWAITED_S = 10.0
+"""So much of that share may pass at once: at the lowest cap 156 kB, some full answers of the DHT. A guess."""
 
 BURST_S = 0.5
 """A guess: a burst this short is lost in what routers buffer."""
@@ -50,6 +51,8 @@ class Line:
         self._sleep = sleep
         self._free_at = -inf
         """When all that is booked has left."""
+        self._unwaited = 0.0
+        self._unwaited_at = clock()
         self._rate_then = inf
         """The rate by which ``_free_at`` was reckoned."""
 
@@ -65,10 +68,22 @@ class Line:
         self._free_at = start + size_bytes / rate
         return max(start - now, 0.0)
 
+    def book_unwaited(self, size_bytes: int) -> None:
+        """Book bytes that move at once, whoever waits for a turn."""
+        self.book(size_bytes)
+        self._unwaited = self._unwaited_now() + size_bytes
+
     @property
-    def is_late(self) -> bool:
-        """So much is booked that what can be left should be."""
-        return self._free_at - self._clock() > LATE_S
+    def is_flooded(self) -> bool:
+        """More moved at once than the cap allows for: what comes next should be left."""
+        return self._unwaited_now() > UNWAITED_S * UNWAITED_SHARE * self.rate
+
+    def _unwaited_now(self) -> float:
+        """Bytes beyond their share of the cap: they leave at that share's rate."""
+        now, rate = self._clock(), self.rate
+        left = 0.0 if rate == inf else self._unwaited - (now - self._unwaited_at) * UNWAITED_SHARE * rate
+        self._unwaited, self._unwaited_at = max(left, 0.0), now
+        return self._unwaited
 
     async def wait(self, seconds: float) -> None:
         """Let what ``book`` said pass."""

@@ -42,7 +42,7 @@ from p2ptrain.net.dht_protocol import (
 )
 from p2ptrain.net.directory import MAX_STORED_PEERS, DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, _peer_id
-from p2ptrain.net.rates import LATE_S, LOWEST_RATE, Rates
+from p2ptrain.net.rates import LOWEST_RATE, UNWAITED_S, UNWAITED_SHARE, Rates
 from p2ptrain.swarm.buckets import Bucket
 from p2ptrain.swarm.messages import PeerState, Presence
 
@@ -508,14 +508,14 @@ def test_while_nothing_is_given_honest_askers_are_still_answered_and_floods_earl
     play(scene)
 
 
-def test_where_a_line_is_late_nothing_more_is_answered_until_it_is_not() -> None:
+def test_beyond_its_share_of_a_cap_nothing_is_answered_until_it_is_not() -> None:
     async def scene() -> None:
         rates = Rates(asyncio.get_running_loop().time)
         protocol = (await a_node(Wires(), 0, rates)).protocol
         await protocol.rpc_store(a_store([entry(1)]), asked_by(1))
         for line in (rates.up, rates.down):
             line.rate = LOWEST_RATE
-            line.book(int((LATE_S + 5.0) * LOWEST_RATE))
+            line.book_unwaited(int((UNWAITED_S + 5.0) * UNWAITED_SHARE * LOWEST_RATE))
             assert (await protocol.rpc_find(a_find(1), asked_by(2))).results[0].type == dht_pb2.NOT_FOUND
             await asyncio.sleep(6.0)
             assert (await protocol.rpc_find(a_find(1), asked_by(2))).results[0].type == dht_pb2.FOUND_DICTIONARY

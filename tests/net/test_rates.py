@@ -17,7 +17,7 @@ from p2ptrain.net import virtual_time
 from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rates import BURST_S, LATE_S, LOWEST_RATE, PIECE_BYTES, SMALL_BYTES, Line, Rates
+from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, SMALL_BYTES, UNWAITED_S, UNWAITED_SHARE, Line, Rates
 from p2ptrain.swarm.rules import MAX_DONATIONS, MAX_EXCHANGES
 
 
@@ -230,15 +230,29 @@ def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
     over_a_link(play)
 
 
-def test_a_line_is_late_once_more_is_booked_than_honest_streams_book() -> None:
-    capped, watch = line(LOWEST_RATE)
-    for _ in range(6):
-        capped.book(PIECE_BYTES)
-    assert not capped.is_late
-    capped.book(int(LATE_S * LOWEST_RATE))
-    assert capped.is_late
-    watch.now += LATE_S
-    assert not capped.is_late
+def test_what_never_waits_has_its_share_of_a_cap_whatever_else_is_booked() -> None:
+    capped, watch = line(1000.0)
+    capped.book(10**6)  # circuits, a donation: they wait, and take nothing of that share
+    assert not capped.is_flooded
+    capped.book_unwaited(round(UNWAITED_S * UNWAITED_SHARE * 1000.0) + 500)
+    assert capped.is_flooded
+    watch.now += 0.5
+    assert capped.is_flooded
+    watch.now += 0.5
+    assert not capped.is_flooded
+    for _ in range(1000):  # at its share, for ever
+        watch.now += 1.0
+        capped.book_unwaited(500)
+        assert not capped.is_flooded
+    assert capped.total_bytes == 10**6 + 5500 + 500_000
+
+
+def test_without_a_cap_nothing_is_a_flood_and_a_new_cap_begins_at_nothing() -> None:
+    free, _ = line()
+    free.book_unwaited(10**9)
+    assert not free.is_flooded
+    free.rate = LOWEST_RATE
+    assert not free.is_flooded
 
 
 def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
