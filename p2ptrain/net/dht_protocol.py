@@ -149,11 +149,10 @@ class Protocol(DHTProtocol):
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
 
     def _sent(self, request: Message, response: Answer) -> Answer:
-        """Book a question of theirs, and our answer, which is for their sake. Returns the answer."""
+        """Book a question of theirs, and our answer. Returns the answer."""
         asked, told = request.ByteSize(), response.ByteSize()
         self.rates.down.book_unwaited(asked)
         self.rates.up.book_unwaited(told)
-        self.rates.give(asked + told)
         return response
 
     def _keep(self, key: bytes, subkey: bytes, value: bytes, expiration: float, in_cache: bool) -> bool:

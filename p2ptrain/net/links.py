@@ -35,10 +35,6 @@ logger = logging.getLogger(__name__)
 
 EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
 
-RESTING_COST = 10.0
-"""What one conversation costs of the rate at which peers may begin them while the owner gives nothing: who calls then
-hears "away" and does not come back soon. A guess."""
-
 Handler = Callable[["StreamLink"], Awaitable[None]]
 
 
@@ -273,7 +269,7 @@ class P2PTransport:
         if self._is_gift and not self._rates.gives:
             logger.info("turned down a link from %s: we give nothing now", short(peer))
             return False
-        if not self._floods.admits(peer, task.get_loop().time(), 1.0 if self._rates.gives else RESTING_COST):
+        if not self._floods.admits(peer, task.get_loop().time()):
             logger.info("turned down a link from %s: it calls too often", short(peer))
             return False
         others = sum(owner == peer for owner in self._inbound.values())

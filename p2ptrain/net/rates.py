@@ -69,8 +69,9 @@ class Line:
         return max(start - now, 0.0)
 
     def book_unwaited(self, size_bytes: int) -> None:
-        """Book bytes that move at once, whoever waits for a turn."""
-        self.book(size_bytes)
+        """Count bytes that move at once, whoever waits for a turn. They put off nobody's turn: strangers' could, for
+        hours."""
+        self.total_bytes += size_bytes
         self._unwaited = self._unwaited_now() + size_bytes
 
     @property
