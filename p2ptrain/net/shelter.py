@@ -120,13 +120,24 @@ def candidates(
             told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
         if not circuits:
             found[peer] = [each for each in places if leads_through(peer, each)]
+    told_of: dict[PeerId, list[str]] = {}
     for relay, place in told:
-        if leads_through(relay, place):
-            found.setdefault(relay, []).append(place)
+        if not found.get(relay) and leads_through(relay, place):  # else it said itself where it is
+            told_of.setdefault(relay, []).append(place)
+    found |= told_of
     peers = [peer for peer in found if found[peer] and peer != own]
     random.shuffle(peers)
     peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
     return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_OWN]) for peer in peers]
+
+
+def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:
+    """Whom to ask what they see of us: one of the join link's nodes if there is any, and others at random. Not those
+    first who relay: that is strangers' word, and a few of them would be everybody's witnesses."""
+    well_known = set(of_link)
+    drawn = random.sample(candidates, len(candidates))
+    first = [each for each in drawn if each.peer in well_known][:1]
+    return [*first, *(each for each in drawn if each not in first)][:WITNESSES]
 
 
 def leads_through(relay: PeerId, place: str) -> bool:
@@ -247,7 +258,7 @@ class Shelter:
             return
         sights: list[Sight] = []
         if self._port:
-            answers = await asyncio.gather(*map(self._ask, self._candidates()[:WITNESSES]))
+            answers = await asyncio.gather(*map(self._ask, self._witnesses()))
             sights = [each for each in answers if each is not None]
             self._mind_the_clock(sights)
         found = verdict(sights) if self._port else False
@@ -319,6 +330,9 @@ class Shelter:
             return str(error)
         self._refused.pop(relay.peer, None)
         return ""
+
+    def _witnesses(self) -> list[Candidate]:
+        return witnesses(self._candidates(), self._node.bootstraps, self._random)
 
     def _candidates(self) -> list[Candidate]:
         return candidates(self._node.known, self._node.bootstraps, self._node.peer_id, self._random)

@@ -8,6 +8,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any, cast
 
+import base58
 import pytest
 
 from p2ptrain.ids import PeerId
@@ -15,7 +16,18 @@ from p2ptrain.net import address, shelter, virtual_time
 from p2ptrain.net.allowance import Allowance, origin
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import MAX_OWN, Candidate, Shelter, announced, best_place, candidates, clock_off, verdict
+from p2ptrain.net.shelter import (
+    MAX_OWN,
+    WITNESSES,
+    Candidate,
+    Shelter,
+    announced,
+    best_place,
+    candidates,
+    clock_off,
+    verdict,
+    witnesses,
+)
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
@@ -135,6 +147,25 @@ def test_a_crowd_that_names_one_relay_does_not_put_it_before_the_links_own() -> 
         assert [each.peer for each in candidates(known, [BOOTSTRAP], ME, Random(seed))] == [BOOTSTRAP, RELAY]
 
 
+def test_who_is_named_a_relay_is_no_likelier_a_witness() -> None:
+    """One stranger announces circuits through two others; forty honest nodes are there, and one bootstrap."""
+    crowd = [PeerId(base58.b58encode(b"\x00\x24\x08\x01\x12\x20" + bytes([n] * 32)).decode()) for n in range(42)]
+    liars = crowd[:2]
+    known = {peer: [PUBLIC] for peer in crowd[2:]}
+    known |= {HIDDEN: [address.through(liar, PUBLIC) for liar in liars], BOOTSTRAP: [PUBLIC]}
+    drawn = [
+        [each.peer for each in witnesses(candidates(known, [BOOTSTRAP], ME, random), [BOOTSTRAP], random)]
+        for random in map(Random, range(300))
+    ]
+    assert all(len(each) == len(set(each)) == WITNESSES and each[0] == BOOTSTRAP for each in drawn)
+    assert sum(set(liars) <= set(each) for each in drawn) < 10  # 300 * 2 of 42 * 1 of 41: one or none
+
+
+def test_what_a_relay_says_of_itself_is_not_mended_by_strangers() -> None:
+    known = {BOOTSTRAP: [PRIVATE], HIDDEN: [address.through(BOOTSTRAP, PUBLIC)]}
+    assert candidates(known, [BOOTSTRAP], ME, Random(0)) == [Candidate(BOOTSTRAP, (PRIVATE,))]
+
+
 def test_of_each_candidate_a_few_addresses_are_kept() -> None:
     circuits = [address.through(RELAY, f"/ip4/8.8.8.8/tcp/{port}") for port in range(1, 9)]
     [found] = candidates({HIDDEN: circuits}, [], ME, Random(0))
@@ -161,12 +192,6 @@ def test_a_strangers_nonsense_does_not_spoil_our_own_record(spoiled: str) -> Non
 def test_a_relay_whose_circuit_no_record_holds_is_none() -> None:
     assert len(LONG) < MAX_ADDRESS_CHARS < len(address.through(RELAY, LONG))
     assert address.is_dialable(LONG)
-
-
-def test_what_a_relay_says_of_itself_comes_before_what_others_say_of_it() -> None:
-    elsewhere = "/ip4/9.9.9.9/tcp/1"
-    [found] = candidates({HIDDEN: [address.through(RELAY, elsewhere)], RELAY: [PUBLIC]}, [], ME, Random(0))
-    assert found.addresses == (PUBLIC, elsewhere)
 
 
 class FakeNode:
