@@ -120,7 +120,7 @@ class Contributions:
             return False
         try:
             answer = await ask_to_sign(transport, claim)
-        except NetworkError:
+        except (NetworkError, RemoteError):  # an answer that is none is no answer
             self._book.unanswered(claim, self._wall())
             raise
         if isinstance(answer, Objection):
