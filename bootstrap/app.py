@@ -89,7 +89,7 @@ class Place:
     page: PagePlace | None = None
     """Where to show the swarm; None: nowhere."""
     upload_mbit: float = 0.0
-    """Most that it sends, in Mbit/s, relayed bytes above all; 0: no cap. What p2pd says to the DHT is not counted."""
+    """Most that it sends, in Mbit/s, relayed bytes above all; 0: no cap."""
     download_mbit: float = 0.0
 
     def rates(self) -> Rates:

@@ -158,7 +158,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     ),
     "share given": lambda f: (
         f"[owner] others have had their share of this month's traffic, {f['percent']} % of what monthly_gb allows a "
-        "day: no weights for newcomers and no circuits until tomorrow; exchanges go on"
+        "day: no weights for newcomers and no circuits until more is due; exchanges go on"
     ),
     "called back": lambda f: "[owner] taking part again: looking for the swarm",
     "finishing": lambda f: "[owner] ending this outer step, saving, saying goodbye",

@@ -153,8 +153,7 @@ class Connection:
             self._node.stand_at(gate)
 
     async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
-        """Answer others under a protocol name from now on, also on nodes to come: for their own sake, so nobody is
-        answered while the owner gives nothing (``Rates.gives``)."""
+        """Answer others under a protocol name from now on, also on nodes to come. What passes is counted as given."""
         self._handlers[protocol] = limits, handler
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
             await self._serve_on(self.node, protocol)

@@ -20,6 +20,7 @@ from p2ptrain.ids import PeerId, short
 from p2ptrain.net.links import Limits
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.rate_limiter import Allowance, Bucket, RateLimiter
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear
 from p2ptrain.ports import Clock, Link
 from p2ptrain.swarm.pieces import Span, cut
@@ -59,7 +60,7 @@ class Copies:
         payloads: of our learner.
         work: runs a function off the loop.
         given: told how many bytes of weights somebody took.
-        gift: told how many of them went over a link that is for exchanges otherwise: its transport counts none.
+        rates: whether we give. To whom a transport of exchanges leads, what it takes is counted here.
     """
 
     def __init__(
@@ -68,21 +69,30 @@ class Copies:
         work: Callable[..., Awaitable[Any]],
         clock: Clock,
         given: Callable[[PeerId, int], None] = lambda peer, size: None,
-        gift: Callable[[int], None] = lambda size: None,
+        rates: Rates | None = None,
     ) -> None:
         self._payloads = payloads
         self._work = work
         self._clock = clock
         self._given = given
-        self._gift = gift
+        self._rates = rates or Rates()
         self._spans = cut(payloads.weight_sizes())
         self._total = max(sum(payloads.weight_sizes()), 1)
         self._rations: RateLimiter[PeerId] = RateLimiter(EACH, OVERALL)
         self._pins: list[_Pin] = []
 
     async def answer(self, link: Link) -> None:
-        """Serve a stream of ``COPIES_PROTOCOL`` until its opener has enough. Raises NetworkError, RemoteError."""
-        await self._serve(link, lambda share: self._rations.admits(link.peer, self._clock(), share))
+        """Serve a stream of ``COPIES_PROTOCOL`` until its opener has enough. Raises NetworkError, RemoteError.
+
+        Once others have had their share of the month it still compares: sketches are small, and defend newcomers.
+        """
+
+        def admits(span: Span, is_piece: bool) -> bool:
+            if self._rates.rests or (is_piece and not self._rates.gives):
+                raise NetworkError(f"{short(link.peer)} asked for weights while we give none")
+            return self._rations.admits(link.peer, self._clock(), span.size / self._total)
+
+        await self._serve(link, admits)
 
     async def give(self, link: Link) -> int:
         """Serve whom we promised our weights, until it has enough; how many bytes of them it took.
@@ -90,18 +100,22 @@ class Copies:
         Raises NetworkError, RemoteError.
         """
         promised = Bucket(Allowance(PROMISED, 0.0), self._clock())
-        return await self._serve(link, lambda share: promised.take(self._clock(), share), self._gift)
 
-    async def _serve(
-        self, link: Link, admits: Callable[[float], bool], gift: Callable[[int], None] = lambda size: None
-    ) -> int:
+        def admits(span: Span, is_piece: bool) -> bool:
+            is_due = promised.take(self._clock(), span.size / self._total)
+            self._rates.give(span.size if is_due and is_piece else 0)
+            return is_due
+
+        return await self._serve(link, admits)
+
+    async def _serve(self, link: Link, admits: Callable[[Span, bool], bool]) -> int:
         sent = 0
         try:
             with contextlib.ExitStack() as stack:
                 slow: Sequence[Tensor] | None = None
                 while (question := await self._question(link)) is not None:
                     span, seed = question
-                    if not admits(span.size / self._total):
+                    if not admits(span, seed is None):
                         raise NetworkError(f"{short(link.peer)} asked for copies too often")
                     if slow is None:
                         slow = stack.enter_context(self._pinned(await self._work(self._payloads.slow)))
@@ -109,7 +123,6 @@ class Copies:
                     if seed is None:
                         await send_payload(link, [piece.numpy().data])  # nobody writes to it: no copy is needed
                         sent += span.size
-                        gift(span.size)
                     else:
                         await send_payload(link, [await self._work(sketch, piece, seed)])
         finally:

@@ -10,7 +10,7 @@ every door rewritten:
 - Requests have a rate by peer and in all (``rate_limiter``). Who asks too often hears that nothing is here, or that
   nothing was stored, and is served again a little later.
 - Its bytes are booked on the owner's lines (``net.rates``) and never wait. Beyond its share of a cap, or while the
-  owner gives nothing, fewer questions are answered.
+  peer rests, fewer questions are answered.
 - Records are stored one by one, each checked. Whole dictionaries are not taken in. Nobody sends any: nothing is cached,
   and nothing is handed over to nodes that come, since presence is announced anew every 20 s, and rulings within a
   minute.
@@ -72,7 +72,7 @@ which all ask the same nodes for one key, a node sees 20 a second. A guess.
 """
 RECORDS_A_TOKEN = 128
 RESTING_COST = 20.0
-"""What a token costs while the owner gives nothing: ten questions of a peer at once and one every two seconds, which is
+"""What a token costs while this peer rests: ten questions of a peer at once and one every two seconds, which is
 what honest ones need, and twenty a second in all. To be silent would hide the records that lie here, and many peers may
 rest at the same hours. A guess."""
 
@@ -145,7 +145,7 @@ class Protocol(DHTProtocol):
     def _admits(self, peer: PeerID, tokens: float) -> bool:
         if self.rates.up.is_flooded or self.rates.down.is_flooded:
             return False
-        tokens = min(max(1.0, tokens) * (1.0 if self.rates.gives else RESTING_COST), EACH.burst)
+        tokens = min(max(1.0, tokens) * (RESTING_COST if self.rates.rests else 1.0), EACH.burst)
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
 
     def _sent(self, request: Message, response: Answer) -> Answer:

@@ -185,7 +185,7 @@ class P2PTransport:
     and goes to the loop's exception handler.
 
     Args:
-        is_gift: what others ask here is for their own sake: nobody is served while the owner gives nothing.
+        is_gift: what others ask here is for their own sake, and counted so.
     """
 
     def __init__(
@@ -266,9 +266,6 @@ class P2PTransport:
     def _admit(self, peer: PeerId) -> bool:
         task = asyncio.current_task()
         assert task is not None
-        if self._is_gift and not self._rates.gives:
-            logger.info("turned down a link from %s: we give nothing now", short(peer))
-            return False
         if not self._floods.admits(peer, task.get_loop().time()):
             logger.info("turned down a link from %s: it calls too often", short(peer))
             return False

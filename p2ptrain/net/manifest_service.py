@@ -7,17 +7,22 @@ MANIFEST_REQUEST frame with the RunId, one MANIFEST frame back. The fetcher veri
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId, short
+from p2ptrain.net.allowance import Allowance
 from p2ptrain.net.links import Limits, P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
-from p2ptrain.ports import Link, Transport
+from p2ptrain.ports import Clock, Link, Transport
 
 MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
+
+OVERALL, EACH, WINDOW_S = 600, 6, 60.0
+"""So many manifests, and so many to one peer, in so many seconds. A newcomer needs one. Guesses."""
 
 
 async def serve_manifest(node: Node, signed: bytes, rates: Rates | None = None) -> P2PTransport:
@@ -32,15 +37,19 @@ async def fetch_manifest(node: Node, peer: PeerId, addresses: Sequence[str], run
     return await ask(P2PTransport(node, MANIFEST_PROTOCOL), peer, addresses, run)
 
 
-async def answer_requests(transport: Transport, run: RunId, signed: bytes) -> None:
+async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock: Clock = time.monotonic) -> None:
     """``serve_manifest`` over any transport."""
     if len(signed) > MAX_MANIFEST_BYTES:
         raise ValueError(f"a manifest of {len(signed)} bytes where {MAX_MANIFEST_BYTES} are allowed")
+
+    allowance = Allowance(OVERALL, EACH, WINDOW_S)
 
     async def answer(link: Link) -> None:
         kind, body = await link.receive()
         if kind != FrameKind.MANIFEST_REQUEST:
             raise RemoteError(f"a manifest request was due, not a frame of kind {kind}")
+        if not allowance.take(link.peer, clock()):
+            raise NetworkError(f"{short(link.peer)} asked for the manifest too often")
         await link.send(FrameKind.MANIFEST, signed if body == run.encode() else b"")
 
     await transport.listen(answer)

@@ -107,9 +107,10 @@ class Rates:
         self.up = Line(clock, sleep)
         self.down = Line(clock, sleep)
         self.gives = True
-        """Whether others get bytes for their own sake: copies of weights, circuits, samples, answers of the small
-        services. Not while the owner lets this peer rest, its month is used up, or what it gives of it. May be written
-        from any thread."""
+        """Whether others get bytes for their own sake: weights, circuits, samples. Not while this peer rests, nor while
+        others have had their share of its month. May be written from any thread."""
+        self.rests = False
+        """The owner lets this peer rest, or its month is used up. May be written from any thread."""
         self.given_bytes = 0
         """Moved for others' own sake since the start, both ways. May be read from any thread."""
 

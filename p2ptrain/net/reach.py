@@ -78,11 +78,11 @@ class Allowances:
 
 
 async def serve_reach(node: Node, rates: Rates | None = None) -> P2PTransport:
-    """Answer others until the returned transport is closed."""
-    allowances = Allowances()
+    """Answer others until the returned transport is closed. There are no samples while nothing is given."""
+    allowances, rates = Allowances(), rates or Rates()
 
     async def serve(link: StreamLink) -> None:
-        await answer(link, link.far_end.place, allowances)
+        await answer(link, link.far_end.place, allowances, gives=rates.gives)
 
     transport = P2PTransport(node, REACH_PROTOCOL, LIMITS, rates, is_gift=True)
     await transport.listen(serve)
@@ -96,14 +96,19 @@ async def answer(
     dial: Callable[[str, int], Awaitable[PeerId]] = probe,
     clock: Callable[[], float] = time.monotonic,
     wall: Callable[[], float] = time.time,
+    gives: bool = True,
 ) -> None:
-    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError."""
+    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError.
+
+    Args:
+        gives: samples too.
+    """
     match await hear(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port)] if 0 <= port < 2**16:
             dialed, why = await _dial(link.peer, place, port, allowances, dial, clock)
             await say(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
-            if not allowances.samples.take(origin(place), clock()):
+            if not gives or not allowances.samples.take(origin(place), clock()):
                 raise NetworkError(f"{short(link.peer)} asked for bytes too often")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_DEADLINE_S):

@@ -196,9 +196,7 @@ class Hand:
         self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
         before, self._verdict = self._verdict, self._decide()
         verdict = self._verdict
-        self._rates.gives = verdict.gives
-        if (before.gives, verdict.gives, verdict.wish) == (True, False, Wish.PRESENT):
-            self._notebook.note("share given", percent=round(100 * GIVEN_SHARE))
+        self._rates.gives, self._rates.rests = verdict.gives, verdict.wish is not Wish.PRESENT
         if verdict.wish is not before.wish:
             match verdict.wish:
                 case Wish.ABSENT:
@@ -207,6 +205,8 @@ class Hand:
                     self._notebook.note("budget used up", why=verdict.why)
                 case Wish.PRESENT:
                     self._notebook.note("called back")
+        if verdict.has_given_its_share and not before.has_given_its_share:
+            self._notebook.note("share given", percent=round(100 * GIVEN_SHARE))
         held = self._held
         if held is None:
             return

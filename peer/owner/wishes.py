@@ -25,6 +25,10 @@ class Verdict:
     gives: bool = False
     """Whether others get bytes for their own sake (``Rates.gives``)."""
 
+    @property
+    def has_given_its_share(self) -> bool:
+        return self.wish is Wish.PRESENT and not self.gives
+
 
 def may_give(settings: Settings, now: datetime, month: Month) -> bool:
     """Whether others have had less than their share, of which a day's worth is added each day."""

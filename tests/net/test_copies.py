@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import msgpack
 import pytest
@@ -17,6 +18,7 @@ from p2ptrain.net.copies import EACH, Copies
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import receive_payload
+from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import say
 from p2ptrain.ports import Link
 from p2ptrain.train.payloads import Snapshot
@@ -99,12 +101,12 @@ def test_no_more_than_two_snapshots_are_kept_for_askers():
 
 
 def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
-    gifts: list[int] = []
+    rates = Rates()
 
     async def main() -> tuple[int, list[tuple[PeerId, int]], str]:
         network, given, why = MemoryNetwork(0.01), [], ""
         loop = asyncio.get_running_loop()
-        copies = Copies(published(honest(1)), at_once, loop.time, lambda *args: given.append(args), gifts.append)
+        copies = Copies(published(honest(1)), at_once, loop.time, lambda *args: given.append(args), rates)
         taken = 0
 
         async def give(link: Link) -> None:
@@ -127,8 +129,36 @@ def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
     taken, given, why = virtual_time.run(main())
     assert taken == 2 * 4 * N
     assert given == [(ME, 2 * 4 * N), (ME, 2 * F * 4 * N)]
-    assert sum(gifts) == (2 + 2 * F) * 4 * N  # counted as they went: the link is for exchanges otherwise
+    assert rates.given_bytes == (2 + 2 * F) * 4 * N  # counted as they went: the link is for exchanges otherwise
     assert "too often" in why
+
+
+@pytest.mark.parametrize(
+    ("rests", "question", "is_answered"),
+    [(False, ["piece", 0], False), (False, ["sketch", 0, 7], True), (True, ["sketch", 0, 7], False)],
+)
+def test_once_nothing_is_given_an_open_stream_compares_and_gives_no_pieces(rests, question, is_answered):
+    async def main() -> bool:
+        network, rates = MemoryNetwork(0.01), Rates()
+        copies = Copies(published(honest(1)), at_once, asyncio.get_running_loop().time, rates=rates)
+
+        async def answer(link: Link) -> None:
+            with contextlib.suppress(NetworkError):
+                await copies.answer(link)
+            await link.close()
+
+        await network.transport(A).listen(answer)
+        link = await network.transport(ME).open(A)
+        await asked(link, ["piece", 0])
+        rates.gives, rates.rests = False, rests
+        await say(link, question)
+        try:
+            await link.receive()
+        except NetworkError:
+            return False
+        return True
+
+    assert virtual_time.run(main()) is is_answered
 
 
 def test_questions_that_are_none_are_offences_and_floods_are_rationed():

@@ -491,12 +491,12 @@ def test_what_is_asked_and_answered_is_booked_and_is_nobodys_share() -> None:
     play(scene)
 
 
-def test_while_nothing_is_given_honest_askers_are_still_answered_and_floods_earlier_refused() -> None:
+def test_while_it_rests_honest_askers_are_still_answered_and_floods_earlier_refused() -> None:
     async def scene() -> None:
         rates = Rates()
         protocol = (await a_node(Wires(), 0, rates)).protocol
         assert list((await protocol.rpc_store(a_store([entry(1)]), asked_by(1))).store_ok) == [True]
-        rates.gives = False
+        rates.rests = True
         kinds = [(await protocol.rpc_find(a_find(1), asked_by(9))).results[0].type for _ in range(30)]
         assert kinds.count(dht_pb2.FOUND_DICTIONARY) == int(EACH.burst / (RESTING_COST * (1 + 1 / RECORDS_A_TOKEN)))
         for _ in range(10):

@@ -183,3 +183,20 @@ def test_an_answers_words_are_short_and_its_place_is_an_address_or_nothing() -> 
 
     sight = virtual_time.run(main())
     assert sight == Sight("", Dialed.NO, "x" * 120, 1.0)
+
+
+def test_who_gives_nothing_looks_and_moves_no_samples() -> None:
+    async def main() -> None:
+        async def serve(link: Link) -> None:
+            await answer(link, PLACE, Allowances(), gives=False, dial=World()._dial)
+
+        network = MemoryNetwork()
+        await network.transport(ANSWERER).listen(serve)
+        transport = network.transport(ASKER)
+        assert (await ask_to_look(transport, ANSWERER, [], 31337)).dialed is Dialed.YES
+        link = await transport.open(ANSWERER)
+        await link.send(FrameKind.MESSAGE, msgpack.packb(["give", 1000]))
+        with pytest.raises(NetworkError):
+            await link.receive()
+
+    virtual_time.run(main())

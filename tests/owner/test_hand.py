@@ -319,7 +319,7 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     assert desk.kinds() == ["settings", "share given"]
     assert line(*desk.notebook.notes[-1]) == (
         "[owner] others have had their share of this month's traffic, 25 % of what monthly_gb allows a day: "
-        "no weights for newcomers and no circuits until tomorrow; exchanges go on"
+        "no weights for newcomers and no circuits until more is due; exchanges go on"
     )
     assert desk.status()["month"]["given_bytes"] == day
     assert "of these 2.5 MB for others' own sake" in status.screen(desk.status())
