@@ -141,7 +141,7 @@ class Hand:
         while not self._ends.is_set():
             try:
                 self._turn(watched)
-            except Exception as error:
+            except Exception as error:  # a fault of ours: budget, hours and commands hang on this thread
                 self._tell_of(error)
                 self._ends.wait(POLL_S)  # it may be the waiting that failed
 
@@ -158,7 +158,7 @@ class Hand:
         for part in (self._read, self._count, self._save_if_due, self._obey):
             try:
                 part()
-            except Exception as error:
+            except Exception as error:  # the same, in one part of it
                 self._tell_of(error)
 
     def _tell_of(self, error: Exception) -> None:
