@@ -33,7 +33,7 @@ author ruled, may have sixty."""
 UNWAITED_SHARE = 0.5
 """Of a cap, for what never waits its turn. A guess: other streams keep the other half."""
 UNWAITED_S = 10.0
-"""So much of that share may pass at once: at the lowest cap 156 kB, some full answers of the DHT. A guess."""
+"""So much of that share may pass at once: at the lowest cap 156 kB, eight answers of the DHT (``swarm.buckets``). A guess."""
 
 BURST_S = 0.5
 """A guess: a burst this short is lost in what routers buffer."""
@@ -69,15 +69,19 @@ class Line:
         return max(start - now, 0.0)
 
     def book_unwaited(self, size_bytes: int) -> None:
-        """Count bytes that move at once, whoever waits for a turn. They put off nobody's turn: strangers' could, for
-        hours."""
+        """Count bytes that move at once, whoever waits for a turn. They put off nobody's turn, and nobody is refused
+        for longer than ``UNWAITED_S`` after the last of them: strangers would see to it that it were hours."""
         self.total_bytes += size_bytes
-        self._unwaited = self._unwaited_now() + size_bytes
+        self._unwaited = min(self._unwaited_now() + size_bytes, 2 * self._most_unwaited)
 
     @property
     def is_flooded(self) -> bool:
         """More moved at once than the cap allows for: what comes next should be left."""
-        return self._unwaited_now() > UNWAITED_S * UNWAITED_SHARE * self.rate
+        return self._unwaited_now() > self._most_unwaited
+
+    @property
+    def _most_unwaited(self) -> float:
+        return UNWAITED_S * UNWAITED_SHARE * self.rate
 
     def _unwaited_now(self) -> float:
         """Bytes beyond their share of the cap: they leave at that share's rate."""

@@ -247,6 +247,15 @@ def test_what_never_waits_has_its_share_of_a_cap_whatever_else_is_booked() -> No
     assert capped.total_bytes == 10**6 + 5500 + 500_000
 
 
+def test_a_flood_of_what_never_waits_puts_off_no_turn_and_is_over_soon_after() -> None:
+    capped, watch = line(1000.0)
+    capped.book_unwaited(10**9)
+    assert capped.book(100) == 0.0
+    assert capped.is_flooded
+    watch.now += UNWAITED_S
+    assert not capped.is_flooded
+
+
 def test_without_a_cap_nothing_is_a_flood_and_a_new_cap_begins_at_nothing() -> None:
     free, _ = line()
     free.book_unwaited(10**9)
