@@ -33,7 +33,7 @@ author ruled, may have sixty."""
 UNWAITED_SHARE = 0.5
 """Of a cap, for what never waits its turn. A guess: other streams keep the other half."""
 UNWAITED_S = 10.0
-"""So much of that share may pass at once: at the lowest cap 156 kB, eight answers of the DHT (``swarm.buckets``). A guess."""
+"""So much of that share may pass at once: at the lowest cap 156 kB, eight answers of the DHT. A guess."""
 
 BURST_S = 0.5
 """A guess: a burst this short is lost in what routers buffer."""
