@@ -105,14 +105,17 @@ class Program:
             assert self.process.poll() is None, f"{self.home.name} ended before {kind!r}:\n{self.output[-3000:]}"
             return None
 
-        return until(f"{self.home.name} to note {kind!r} {fields}", look, lambda: self.output[-3000:])
+        return until(f"{self.home.name} to note {kind!r} {fields}", look, self._both_ends)
+
+    def _both_ends(self) -> str:
+        return f"{self.output[:3000]}\n…\n{self.output[-3000:]}"
 
     def wait_for_more(self, kind: str, more: int = 1, **fields: Any) -> dict[str, Any]:
         """So many of these notes from now on; the newest."""
         return self.wait_for(kind, len(self.events(kind, **fields)) + more - 1, **fields)
 
     def wait_to_say(self, text: str) -> None:
-        until(f"{self.home.name} to say {text!r}", lambda: text in self.output, lambda: self.output[-3000:])
+        until(f"{self.home.name} to say {text!r}", lambda: text in self.output, self._both_ends)
 
     def daemons(self) -> list[psutil.Process]:
         """Its p2pd, once there is one."""
