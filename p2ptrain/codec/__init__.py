@@ -37,7 +37,7 @@ from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.shapes import effective_rank, matrices
 from p2ptrain.codec.topk import TopKCodec
-from p2ptrain.codec.wishes import agree, compare, first_shape, next_shape, wish_for, wish_size
+from p2ptrain.codec.wishes import agree, apart, compare, first_shape, next_shape, unexplained, wish_for, wish_size
 
 WEIGHT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4")
 """What weights may travel in: codecs that leave out no element."""
@@ -108,6 +108,7 @@ __all__ = [
     "ModularCodec",
     "TopKCodec",
     "agree",
+    "apart",
     "compare",
     "compress",
     "effective_rank",
@@ -118,6 +119,7 @@ __all__ = [
     "matrices",
     "needs_feedback",
     "next_shape",
+    "unexplained",
     "wish_for",
     "wish_size",
 ]

@@ -101,6 +101,12 @@ def agreed(mine: bytes, theirs: bytes) -> tuple[bytes, int]:
     return _bytes((_integers(mine[:-SKETCH_BYTES]) + _integers(theirs[:-SKETCH_BYTES])) // 2), level
 
 
+def apart(mine: bytes, theirs: bytes) -> Tensor:
+    """[64] fp64 the sketch of what lies between the snapshots of two wishes, theirs - mine."""
+    own, other = (torch.frombuffer(bytearray(wish[-SKETCH_BYTES:]), dtype=torch.float32) for wish in (mine, theirs))
+    return other.double() - own.double()
+
+
 def sketch(
     snapshot: Tensor,  # [n] fp32
 ) -> bytes:
@@ -109,13 +115,21 @@ def sketch(
     Raises:
         ValueError: the snapshot is not finite or beyond ``LARGEST_MAGNITUDE``.
     """
-    sums = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
-    for number, (begin, end) in enumerate(chunks(len(snapshot))):
+    for begin, end in chunks(len(snapshot)):
         check_magnitude(magnitude(snapshot[begin:end]))
-        rows = blocks_of(snapshot[begin:end], SKETCH_SUMS)
+    return sums(snapshot).clamp_(-LARGEST_MAGNITUDE, LARGEST_MAGNITUDE).float().numpy().tobytes()
+
+
+def sums(
+    values: Tensor,  # [n] fp32
+) -> Tensor:
+    """[64] fp64 the sums of a sketch, of any numbers."""
+    found = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
+    for number, (begin, end) in enumerate(chunks(len(values))):
+        rows = blocks_of(values[begin:end], SKETCH_SUMS)
         part = (rows * _signs()[: len(rows)]).sum(dim=0)
-        sums += -part if number % 2 else part
-    return sums.clamp_(-LARGEST_MAGNITUDE, LARGEST_MAGNITUDE).float().numpy().tobytes()
+        found += -part if number % 2 else part
+    return found
 
 
 @functools.cache

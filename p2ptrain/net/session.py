@@ -126,12 +126,12 @@ class Session:
         except ValueError as error:  # our own weights have become such that no codec takes them
             raise NetworkError(f"our own weights cannot be sent: {error}") from error
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self.tools.buffers))
-        difference = await work(payloads.difference, mine, theirs)
+        difference = await work(payloads.difference, mine, theirs, self.link.peer)
         self.tools.buffers.give_back(theirs)
         self.swapped = (swap, difference)
         agreeing = sum(sizes)
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
-        measured = difference.distance, difference.norm, difference.fingerprint
+        measured = difference.distance, difference.norm, difference.fingerprint, difference.sketched
         self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
 
     async def _pull(self, link: Link, pull: Pull) -> None:

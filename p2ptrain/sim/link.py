@@ -168,13 +168,15 @@ class LinkEnd:
         if not self.is_open or not both_through or self.difference is not None:
             return
         try:
-            self.difference = self.owner.learner.payloads.difference(self.encoded, self.arrived.parts)
+            payloads = self.owner.learner.payloads
+            self.difference = payloads.difference(self.encoded, self.arrived.parts, self.link.peer)
         except (NetworkError, RemoteError) as error:
             self.fail(str(error), their_fault=isinstance(error, RemoteError))
             return
         agreeing = sum(map(len, self.wishes))
         sent_bytes, received_bytes = agreeing + self.encoded.size_bytes, agreeing + self.arrived.size_bytes
-        measured = self.difference.distance, self.difference.norm, self.difference.fingerprint
+        found = self.difference
+        measured = found.distance, found.norm, found.fingerprint, found.sketched
         self.owner.handle(SwapDone(self.link, sent_bytes, received_bytes, *measured))
 
     # --- whole models -------------------------------------------------------------------------------------------------

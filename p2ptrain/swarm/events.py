@@ -87,6 +87,8 @@ class SwapDone:
     """||mine||; 0 where there are no weights to measure."""
     fingerprint: bytes = b""
     """Of the bytes that came; empty where there are none."""
+    sketched: float = 0.0
+    """``distance`` at the least, as told before the swap; 0 where nobody told."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from random import Random
 
 import pytest
 import torch
 
-from p2ptrain.codec import get
+from p2ptrain.codec import LARGEST_MAGNITUDE, get
 from p2ptrain.errors import NetworkError
-from p2ptrain.train.payloads import MISFIT_BLOCKS, MISFITS, Difference, Encoded, Payloads, Snapshot
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.trust import are_strange
+from p2ptrain.train.misfits import MOST, WITNESSES
+from p2ptrain.train.payloads import MISFIT_BLOCKS, Difference, Encoded, Payloads, Snapshot
 
 BLOCK = 64
+PARTNER = PeerId("partner")
 COMMON = torch.randn(MISFIT_BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))
 
 
@@ -25,12 +30,12 @@ def peer(seed: int, blocks: int = MISFIT_BLOCKS) -> Payloads:
     return payloads
 
 
-def met(one: Payloads, other: Payloads, garble: Random | None = None) -> Difference:
+def met(one: Payloads, other: Payloads, garble: Random | None = None, partner: PeerId = PARTNER) -> Difference:
     """What one makes of an exchange; with ``garble`` the other's codes are any bytes."""
     wishes = one.wishes([0]), other.wishes([0])
     mine: Encoded = one.encode([0], *wishes)
     theirs = other.encode([0], *reversed(wishes)).parts
-    return one.difference(mine, [garble.randbytes(len(part)) for part in theirs] if garble else theirs)
+    return one.difference(mine, [garble.randbytes(len(part)) for part in theirs] if garble else theirs, partner)
 
 
 def test_bytes_that_are_no_weights_are_refused_and_teach_nothing() -> None:
@@ -43,34 +48,84 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_nothing() -> None:
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
 
 
-def test_weights_other_than_the_sketch_told_of_are_refused() -> None:
+@pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
+def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> None:
     one, other = peer(2), peer(3)
     met(one, other)
     wishes = one.wishes([0]), other.wishes([0])
-    part = 3 * other.published.parts[0]
+    part = factor * other.published.parts[0]
     false = other.encode_snapshot(Snapshot(1, (part,), (part,)), [0], *reversed(wishes))
     with pytest.raises(NetworkError, match="not where it said"):
-        one.difference(one.encode([0], *wishes), false.parts)
+        one.difference(one.encode([0], *wishes), false.parts, PARTNER)
 
 
-def test_what_never_fitted_and_what_does_not_fit_again_and_again_is_learnt_from() -> None:
+@pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
+def test_who_has_measured_nothing_yet_mixes_nothing_of_them(factor: float) -> None:
+    """Or refuses them: as they decode in widths made for far smaller differences."""
+    one, other = peer(2), peer(3)
+    part = factor * other.published.parts[0]
+    wishes = one.wishes([0]), other.wishes([0])
+    false = other.encode_snapshot(Snapshot(1, (part,), (part,)), [0], *reversed(wishes))
+    with contextlib.suppress(NetworkError):
+        assert one.difference(one.encode([0], *wishes), false.parts, PARTNER).distance <= 0.05
+
+
+def test_few_weights_that_move_between_sketch_and_exchange_are_mixed() -> None:
+    one, other = peer(2), peer(3)
+    met(one, other)
+    wishes = one.wishes([0]), other.wishes([0])
+    part = other.published.parts[0] + 0.03 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
+    moved = other.encode_snapshot(Snapshot(2, (part,), (part,)), [0], *reversed(wishes))
+    found = one.difference(one.encode([0], *wishes), moved.parts, PARTNER)
+    assert found.distance == pytest.approx(0.03 * 3**0.5, rel=0.2)
+
+
+def test_weights_whose_sketch_tells_that_they_are_far_off_are_strange_whatever_wraps() -> None:
+    one, other = peer(2), peer(3)
+    met(one, other)
+    true = other.published.parts[0]
+    part = torch.cat([8 * true[:BLOCK], true[BLOCK:]])  # the first block wraps, and all others fit
+    other.publish(Snapshot(1, (part,), (part,)))
+    found = met(one, other)
+    assert not are_strange(found.distance)
+    assert are_strange(found.sketched)
+    assert found.sketched == pytest.approx(float((part - one.published.parts[0]).norm()) / found.norm, rel=0.3)
+
+
+def test_the_sketched_distance_of_near_weights_is_about_theirs() -> None:
+    found = met(peer(2), peer(3))
+    assert found.sketched == pytest.approx(found.distance, rel=0.4)
+
+
+def test_what_never_fitted_is_learnt_from() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     met(one, other, random)  # nothing is known yet: widths rise
     assert met(one, other).distance > 0
-    for _ in range(MISFITS - 1):
-        with pytest.raises(NetworkError):
-            met(one, other, random)
-    widths = one.wishes([0])[0]
-    met(one, other, random)
-    assert one.wishes([0])[0] != widths
 
 
-def test_an_exchange_that_fits_forgives_those_before() -> None:
+@pytest.mark.parametrize("partners", [["a", "b", "c"], ["a"] * MOST, ["a", "b"] * (MOST // 2)])
+def test_what_does_not_fit_with_anybody_is_our_own_widths_fault(partners: list[str]) -> None:
     one, other, random = peer(2), peer(3), Random(1)
     met(one, other)
-    for _ in range(3 * MISFITS):
+    widths = one.wishes([0])[0]
+    assert len(partners) in (WITNESSES, MOST)
+    for partner in partners[:-1]:
         with pytest.raises(NetworkError):
-            met(one, other, random)
+            met(one, other, random, PeerId(partner))
+    assert one.wishes([0])[0] == widths
+    met(one, other, random, PeerId(partners[-1]))
+    assert one.wishes([0])[0] != widths
+    with pytest.raises(NetworkError):  # once
+        met(one, other, random, PeerId(partners[-1]))
+
+
+def test_an_exchange_that_fits_ends_the_row() -> None:
+    one, other, random = peer(2), peer(3), Random(1)
+    met(one, other)
+    for _ in range(WITNESSES):
+        for partner in ("a", "b"):
+            with pytest.raises(NetworkError):
+                met(one, other, random, PeerId(partner))
         met(one, other)
 
 
