@@ -130,12 +130,24 @@ class CatchUp:
         return "no peer has weights to give just now"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
-        """All whose claims are supported and whom we do not distrust, in random order, with their addresses.
+        """Whose copies of the weights count: all whom we believe to be ahead and do not distrust, in random order, with
+        their addresses.
 
-        Who is busy gives no promise, and answers for its copies all the same.
+        Who is busy gives no promise, and answers for its copies all the same. So does who is in step and about as far
+        as they are, though not so far ahead of us that we must have its weights: a young swarm may have one donor.
         """
         standing = self._standing
-        ready = [known for known in believed(standing, now) if known.distrusted_until <= now]
+        ahead = believed(standing, now)
+        if not ahead:
+            return {}
+        near = standing.rules.catch_up_tokens / 2
+        least, most = min(known.progress for known in ahead) - near, max(known.progress for known in ahead) + near
+        beside = [
+            known
+            for known in standing.members.live(now)
+            if known.settled and known.state is not PeerState.JOINING and least <= known.progress <= most
+        ]
+        ready = [known for known in dict.fromkeys((*ahead, *beside)) if known.distrusted_until <= now]
         return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> bool:

@@ -289,6 +289,35 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
     assert set(core.donors(table.now)) == {"amber"}
 
 
+def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_give():
+    """A swarm so young that one of it is just far enough ahead to be a donor, and the others almost."""
+    table = Table("cedar")
+    bound = table.rules.catch_up_tokens
+    table.records = {
+        PeerId(name): presence(name, progress=progress, settled=settled)
+        for name, progress, settled in (
+            ("amber", 1.1 * bound, True),
+            ("birch", 0.9 * bound, True),
+            ("newcomer", 0.9 * bound, False),
+            ("far behind", 0.5 * bound, True),
+        )
+    }
+    table.start()
+    table.run(0.045)
+    core = table["cedar"].core
+    assert set(core.donors(table.now)) == {"amber", "birch"}
+    core._standing.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
+    assert set(core.donors(table.now)) == {"amber"}
+
+
+def test_where_nobody_is_far_ahead_nobody_is_asked_for_copies():
+    table = Table("cedar")
+    table.records[PeerId("amber")] = presence("amber", progress=0.9 * table.rules.catch_up_tokens)
+    table.start()
+    table.run(0.045)
+    assert table["cedar"].core.donors(table.now) == {}
+
+
 def test_one_that_boasts_and_gives_nothing_does_not_keep_a_young_swarm_out_of_step():
     table = Table("amber", "birch")
     table.records[PeerId("liar")] = presence("liar", progress=900.0)
