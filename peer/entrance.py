@@ -141,9 +141,10 @@ class Entrance:
             node = self._connection.node
         except NetworkError:  # p2pd is being restarted: as where nobody answers
             return answered
-        for peer in [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))][:MOST_ASKED]:
+        others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
+        for peer in [each for each in others if each != self._me][:MOST_ASKED]:
             try:
-                if await ask_rulings(self._asking(), peer, node.known[peer], gate):
+                if await ask_rulings(self._asking(), peer, node.known.get(peer, ()), gate):
                     self._ruled()
             except (NetworkError, RemoteError):  # the next one, or the DHT later
                 continue
@@ -153,8 +154,13 @@ class Entrance:
         return answered
 
     async def _come_in(self, gate: Gate, ticket: Ticket) -> Refusal | None:
-        """Ask the invite's witnesses for a badge; why we are not in even so. NetworkError: none answered."""
-        whys = []
+        """Ask the invite's witnesses for a badge; why we are not in even so. NetworkError: none answered.
+
+        What one refuses another may grant that has newer rulings or a better clock. Not where it is used up: the author
+        counts on each of them.
+        """
+        whys: list[str] = []
+        refusal: Refusal | None = None
         for witness in ticket.invite.witnesses:
             places = self._connection.node.known.get(witness, ())
             try:
@@ -162,13 +168,18 @@ class Entrance:
             except (NetworkError, RemoteError) as error:
                 whys.append(str(error))
                 continue
-            if isinstance(made, Refusal):
+            if made is Refusal.USED_UP:
                 return made
+            if isinstance(made, Refusal):
+                refusal = refusal or made
+                continue
             gate.badge = made.encode()
             self._home.write(self._home.path / BADGE_FILE, gate.badge)
             self._notebook.note("let in", peer=witness, invite=ticket.invite.id)
             return gate.refusal(self._me, gate.badge, time.time())
-        raise NetworkError("; ".join(whys))
+        if refusal is None:
+            raise NetworkError("; ".join(whys))
+        return refusal
 
     def _asking(self) -> Transport:
         return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)

@@ -39,7 +39,8 @@ class Register:
             return Refusal.LATE
         self._forget(now)
         guests = self.guests.get(invite.key, {})
-        if peer not in guests and (len(guests) >= invite.uses or len(self.guests) >= MAX_INVITES):
+        is_full = invite.key not in self.guests and len(self.guests) >= MAX_INVITES
+        if peer not in guests and (len(guests) >= invite.uses or is_full):
             return Refusal.USED_UP
         at = guests.setdefault(peer, int(now))
         self.guests[invite.key] = guests

@@ -36,6 +36,9 @@ DEADLINE_S = 15.0
 """For one look or one storing; as for presence records."""
 CLOCK_SKEW_S = 300.0
 """As for presence records."""
+STORED_ANYWAY = 1 / 64
+"""The share of looks after which they are stored whatever was found: the hour in an answer is the word of the node that
+answered, which may lie. About every half an hour; one of many nodes does it every minute."""
 
 
 def rulings_key(run: RunId) -> str:
@@ -102,7 +105,8 @@ class RulingsShelf:
         for entry in entries.values():
             if type(entry.value) is bytes and self._take(entry.value):
                 lasts_until = entry.expiration_time
-        if self._gate.rulings.serial and lasts_until < get_dht_time() + LIFETIME_S / 2:
+        is_due = lasts_until < get_dht_time() + LIFETIME_S / 2 or self._random.random() < STORED_ANYWAY
+        if self._gate.rulings.serial and is_due:
             await self.store()
 
     async def store(self) -> None:

@@ -89,6 +89,14 @@ def test_uses_are_counted_and_who_asks_again_is_no_new_use() -> None:
     assert ask(book, STRANGER, by=ticket(number=8)) != Refusal.USED_UP
 
 
+def test_an_invite_in_a_full_register_goes_on_counting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p2ptrain.admission.witness.MAX_INVITES", 1)
+    book, twice = register(), ticket(uses=2)
+    assert ask(book, by=twice) is not Refusal.USED_UP
+    assert ask(book, STRANGER, by=twice) is not Refusal.USED_UP
+    assert ask(book, by=ticket(number=8)) is Refusal.USED_UP
+
+
 def test_uses_survive_a_restart() -> None:
     book = register()
     first = ask(book)

@@ -538,8 +538,19 @@ class RulingsNode:
         return True
 
 
-def shelf_over(node: Any, gate: Gate, news: list[int]) -> RulingsShelf:
-    return RulingsShelf(lambda: node, gate, lambda: news.append(gate.rulings.serial))
+class Chance(Random):
+    """Always draws the same."""
+
+    def __init__(self, drawn: float) -> None:
+        super().__init__(0)
+        self._drawn = drawn
+
+    def random(self) -> float:
+        return self._drawn
+
+
+def shelf_over(node: Any, gate: Gate, news: list[int], drawn: float = 0.99) -> RulingsShelf:
+    return RulingsShelf(lambda: node, gate, lambda: news.append(gate.rulings.serial), Chance(drawn))
 
 
 def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyPatch):
@@ -598,6 +609,19 @@ def test_a_lying_node_lifts_no_ban():
         assert news == []
         assert mine.rulings.banned == (people.GUEST.peer,)
         assert node.stored == 1  # and puts the right ones back
+
+    asyncio.run(main())
+
+
+def test_a_node_that_claims_to_keep_the_rulings_does_not_keep_them_from_being_stored_for_ever():
+    async def main() -> None:
+        mine = gate_for(rulings=people.rulings(serial=7, banned=(people.GUEST.peer,)))
+        node = RulingsNode(mine)
+        node.held[7] = ValueWithExpiration(mine.rulings.encode(), get_dht_time() + 1e9)
+        await shelf_over(node, mine, []).look()
+        assert node.stored == 0
+        await shelf_over(node, mine, [], drawn=0.0).look()
+        assert node.stored == 1
 
     asyncio.run(main())
 

@@ -202,6 +202,51 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
     assert entrance.gate.rulings.admitted == (GUEST.peer,)
 
 
+async def desks(*staff: tuple[Somebody, Desk], known: Sequence[PeerId]) -> FakeConnection:
+    """A guest's connection to several nodes."""
+    network = MemoryNetwork(latency=0.01)
+    for who, desk in staff:
+        await network.transport(who.peer).listen(desk.answer)
+    connection = FakeConnection(network, GUEST.peer)
+    connection.there = SimpleNamespace(bootstraps=tuple(known), known=dict.fromkeys(known, ()))
+    return connection
+
+
+def test_what_one_witness_refuses_another_may_grant(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(WITNESS.peer, STRANGER.peer)))
+    link = office.invite(world.run, both, 3600, 1, time.time())[0]
+    fast = Desk(world.gate, Register(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: 2**33)
+
+    async def main() -> Entrance:
+        right = Desk(world.gate, Register(world.signed.run_id, STRANGER.peer), STRANGER.state)
+        known = (WITNESS.peer, STRANGER.peer)
+        connection = await desks((WITNESS, fast), (STRANGER, right), known=known)
+        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        await entrance.enter(link)
+        return entrance
+
+    entrance = virtual_time.run(main())
+    assert entrance.gate is not None
+    assert entrance.gate.refusal(GUEST.peer, entrance.gate.badge, time.time()) is None
+
+
+def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> None:
+    world = World(tmp_path, "allowlist")
+    world.rule(office.admit, GUEST.peer)
+
+    async def main() -> Entrance:
+        connection = await desks((WITNESS, world.desk), known=(GUEST.peer, WITNESS.peer))
+        del connection.there.known[GUEST.peer]
+        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        await entrance.enter(None)
+        return entrance
+
+    entrance = virtual_time.run(main())
+    assert entrance.gate is not None
+    assert entrance.gate.rulings.admitted == (GUEST.peer,)
+
+
 def test_where_nobody_tells_of_rulings_partners_decide(tmp_path: Path) -> None:
     world = World(tmp_path, "allowlist")
     assert world.enter(None, down_s=1e9).gate is not None
