@@ -300,16 +300,19 @@ class Shelter:
                 self._notebook.note("relay lost", peer=relay.peer, why=failure)
 
     async def _fill(self, now: float) -> None:
-        """Ask a few for the places that we lack."""
-        asked = 0
+        """Ask a few for the places that we lack; and the link's nodes, while no place of ours is theirs."""
+        asked, of_link = 0, set(self._node.bootstraps)
         for candidate in self._candidates():
             until, _ = self._refused.get(candidate.peer, (now, 0.0))
-            if len(self._held) >= WANTED or asked >= ASKED_AT_ONCE:
+            lacks = len(self._held) < WANTED or (candidate.peer in of_link and of_link.isdisjoint(self._held))
+            if not lacks or asked >= ASKED_AT_ONCE:
                 return
             if candidate.peer in self._held or until > now:
                 continue
             asked += 1
             if not await self._reserve(candidate):
+                if len(self._held) >= WANTED:  # it notices when its hour is over
+                    del self._held[next(iter(self._held))]
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
                 self._notebook.note("relayed", peer=candidate.peer)

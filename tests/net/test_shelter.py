@@ -11,6 +11,7 @@ from typing import Any, cast
 import base58
 import pytest
 
+from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, shelter, virtual_time
 from p2ptrain.net.allowance import Allowance, origin
@@ -246,6 +247,38 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
 
     virtual_time.run(main())
     assert [kind for kind, _ in log.notes if kind != "wrong clock"] == ["reachable", "unreachable", "relayed"]
+
+
+def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers may all be one liar, whose relays lead nobody to us."""
+    node, down = FakeNode(PRIVATE), {BOOTSTRAP}
+    node.known, node.bootstraps = dict.fromkeys((OTHER, RELAY, HIDDEN, BOOTSTRAP), (PUBLIC,)), (BOOTSTRAP,)
+
+    async def look(*_: object) -> Sight:
+        return sight(Dialed.NO)
+
+    async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str]) -> None:
+        if relay in down:
+            raise NetworkError("no place is free")
+
+    monkeypatch.setattr(shelter, "look", look)
+    monkeypatch.setattr(shelter, "reserve", reserve)
+    monkeypatch.setattr(shelter, "REFUSED_S", (0.0, 0.0))
+
+    async def main() -> None:
+        here = Shelter(cast(Any, node), MemoryLog(), random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(100.0)
+        assert len(here.relays) == shelter.WANTED
+        assert BOOTSTRAP not in here.relays
+        down.clear()
+        await asyncio.sleep(2 * shelter.ROUND_S)
+        assert len(here.relays) == shelter.WANTED
+        assert BOOTSTRAP in here.relays
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
 
 
 def test_the_address_that_most_can_dial_is_announced_of_a_relay() -> None:
