@@ -214,7 +214,8 @@ class Book:
     def _claim(self, account: _Account, partner: PeerId, step: int, tokens: int, now: float) -> Receipt:
         ours = account.ours
         until = max(int(now), account.since)
-        counted = (ours.exchanges, ours.sent, ours.received, ours.served)
+        served = ours.served if not account.objections else 0  # it may have counted less: exchanges alone this time
+        counted = (ours.exchanges, ours.sent, ours.received, served)
         return Receipt(self._me, partner, account.since, until, step, tokens, *counted)
 
     def agreed(self, claim: Receipt, countersignature: bytes) -> Receipt | None:
@@ -229,14 +230,15 @@ class Book:
         return receipt
 
     def objected(self, claim: Receipt, now: float) -> None:
-        """The partner does not agree. Once may be chance: it had not counted the last exchange yet. Then it has begun
-        anew, and what it does not know of is not claimed any more."""
+        """The partner does not agree. Once may be chance: it had not counted the last exchange yet, or not all that we
+        gave it, since a piece that came twice counts once there. Then it has begun anew, and what it does not know of
+        is not claimed any more."""
         account = self._accounts.get(claim.partner)
         if account is None:
             return
         account.claimed = None
         account.objections += 1
-        if account.objections > 1:
+        if account.objections > 1 or not account.ours.exchanges:
             account.give_up(now)
 
     def unanswered(self, claim: Receipt, now: float) -> None:

@@ -160,6 +160,26 @@ def test_one_objection_may_be_chance() -> None:
     assert got.exchanges == 2
 
 
+def test_what_a_donor_counted_twice_does_not_cost_it_its_exchanges() -> None:
+    """A piece that came from another donor first was given, and not taken."""
+    amber, birch = pair(3)
+    amber.served(BIRCH.peer, 2000, NOW)
+    birch.was_served(AMBER.peer, 1000, NOW)
+    claim = amber.claim(1, 1, NOW + 1, AMBER.state)
+    assert claim is not None
+    assert birch.judge(claim, AMBER.peer, NOW + 1) is Objection.MORE
+    amber.objected(claim, NOW + 1)
+    got = settle(amber, AMBER, birch, BIRCH, NOW + 2)
+    assert isinstance(got, Receipt)
+    assert (got.exchanges, got.served) == (3, 0)
+    claim = amber.claim(1, 1, NOW + 3, AMBER.state)  # of what it gave, alone
+    assert claim is not None
+    assert (claim.exchanges, claim.served) == (0, 2000)
+    assert birch.judge(claim, AMBER.peer, NOW + 3) is Objection.MORE
+    amber.objected(claim, NOW + 3)
+    assert amber.claim(1, 1, NOW + 4, AMBER.state) is None
+
+
 def test_a_stranger_gets_nothing() -> None:
     _, birch = pair(2)
     stranger = dataclasses.replace(claim_of(), peer=STRANGER.peer).signed(RUN, STRANGER.state)
