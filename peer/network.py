@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate
-from p2ptrain.errors import DeviceError, NetworkError, P2pTrainError, RemoteError, UserError
+from p2ptrain.errors import DeviceError, NetworkError, RemoteError, UserError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
@@ -310,8 +310,10 @@ class Connection:
                 pause = min(2 * pause, 60.0)
                 try:
                     await self._revive()
-                except (P2pTrainError, OSError, EOFError) as error:  # the latter two: it died again while it started
-                    self._notebook.note("p2pd died", why=str(error))
+                except (
+                    Exception
+                ) as error:  # ours; hivemind's, as it died again while it started; or of neither's making
+                    self._notebook.note("p2pd died", why=str(error) or type(error).__name__)
                     await self._drop()
             self._notebook.note("p2pd is back")
 

@@ -56,6 +56,10 @@ from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.train.learner import Learner
 
 logger = logging.getLogger(__name__)
+
+FAREWELL_S = 5.0
+"""For the directory to take our farewell; a record runs out by itself. A guess."""
+
 T = TypeVar("T")
 
 
@@ -112,6 +116,8 @@ class Driver:
         self._finished: asyncio.Future[str] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
+        self._errands: set[asyncio.Task[None]] = set()
+        """To the directory."""
 
     async def run(self) -> str:
         """Serve until the core is finished; returns why."""
@@ -127,6 +133,7 @@ class Driver:
             finally:
                 pump.cancel()
                 await self._end_sessions()
+                await self._end_errands()
 
     def post(self, event: Event) -> None:
         """Hand in an event from another thread. Kept until ``run`` has begun, dropped once the loop is gone."""
@@ -178,9 +185,9 @@ class Driver:
             case Adopt():
                 self._adopt(effect)
             case Announce():
-                self._spawn(self._announce(effect))
+                self._send_out(self._announce(effect))
             case Lookup():
-                self._spawn(self._lookup())
+                self._send_out(self._lookup())
             case WakeAt():
                 self._wake_at(effect.time)
             case BeginTraining():
@@ -288,6 +295,13 @@ class Driver:
         for task in tasks:
             task.cancel()
 
+    async def _end_errands(self) -> None:
+        """Let our farewell reach the directory, and not wait for one that is dead."""
+        if self._errands:
+            await asyncio.wait(self._errands, timeout=FAREWELL_S)
+        for errand in self._errands:
+            errand.cancel()
+
     # --- directory and time -------------------------------------------------------------------------------------------
 
     async def _announce(self, effect: Announce) -> None:
@@ -315,6 +329,11 @@ class Driver:
             self._timer.cancel()
         delay = max(time - self._shore.clock(), 0.0)
         self._timer = self._loop.call_later(delay, self._events.put_nowait, (Woke(), time))
+
+    def _send_out(self, errand: Awaitable[None]) -> None:
+        task = self._spawn(errand)
+        self._errands.add(task)
+        task.add_done_callback(self._errands.discard)
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         assert self._tasks is not None

@@ -19,7 +19,7 @@ from p2ptrain import codec
 from p2ptrain.errors import NetworkError
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
-from p2ptrain.net.driver import Driver, Shore, at_once
+from p2ptrain.net.driver import FAREWELL_S, Driver, Shore, at_once
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.talk import say as ask
@@ -376,6 +376,27 @@ def test_a_donor_that_fails_leaves_a_newcomer_training(kind):
     assert asked
     assert amber.core.counters.pulls == 0
     assert torch.isfinite(amber.learner.task.theta).all()
+
+
+def test_a_dead_directory_does_not_hold_up_who_leaves():
+    class Dead:
+        async def announce(self, presence):
+            await asyncio.sleep(1000.0)
+
+        async def lookup(self):
+            await asyncio.sleep(1000.0)
+
+    async def stage() -> None:
+        amber = Trainee(MemoryNetwork(latency=0.01), AMBER)
+        amber.driver._shore = replace(amber.driver._shore, directory=Dead())
+        living = asyncio.create_task(amber.driver.run())
+        await asyncio.sleep(1.0)
+        started = asyncio.get_running_loop().time()
+        amber.driver.post(LeaveRequested())
+        assert await living == "stopped by its owner"
+        assert asyncio.get_running_loop().time() - started <= FAREWELL_S + 1.0
+
+    run_in_virtual_time(stage())
 
 
 def test_what_is_posted_before_the_driver_runs_is_not_lost():
