@@ -147,7 +147,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         lines = words.join_lines(link, place.local)
         for line in lines:
             say("join", line)
-        view.join(lines[0])
+        view.join(*lines)
         listen = await same_ports(place.listen, node)
         pause_s = FIRST_PAUSE_S
         while not stop.is_set():

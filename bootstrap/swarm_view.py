@@ -100,9 +100,10 @@ class SwarmView:
         """Call ``tell`` with every exchange from now on."""
         self._tells.append(tell)
 
-    def join(self, command: str) -> None:
-        """How others join."""
-        self._view.join = command if self._is_open else ""
+    def join(self, command: str, note: str = "") -> None:
+        """How others join, and how far that reaches."""
+        if self._is_open:
+            self._view.join, self._view.join_note = command, note
 
     def failed(self, text: str) -> None:
         """Something of our own did not work."""

@@ -176,6 +176,8 @@ class View:
     run: RunFacts = field(default_factory=RunFacts)
     join: str = ""
     """The command by which others join; empty where there is none."""
+    join_note: str = ""
+    """How far that reaches, where it is not everywhere."""
     state: str = ""
     why: str = ""
     peers: dict[str, PeerRow] = field(default_factory=dict)
@@ -251,6 +253,7 @@ class View:
             "me": self.me,
             "run": asdict(self.run),
             "join": self.join,
+            "join_note": self.join_note,
             "state": self.state,
             "why": self.why,
             "total_peers": self.total_peers,

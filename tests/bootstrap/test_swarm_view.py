@@ -410,6 +410,9 @@ def test_only_an_open_run_shows_how_to_join(signed: SignedManifest, tmp_path: Pa
     view = SwarmView(signed)
     view.join("p2ptrain peer 'p2ptrain://x'")
     assert view.document()["join"] == "p2ptrain peer 'p2ptrain://x'"
+    assert view.document()["join_note"] == ""
+    view.join("p2ptrain peer 'p2ptrain://x'", "In this house only.")
+    assert view.document()["join_note"] == "In this house only."
     run = tmp_path / "run"
     create_run(run, "demo")
     text = (run / "manifest.toml").read_text()
@@ -417,4 +420,4 @@ def test_only_an_open_run_shows_how_to_join(signed: SignedManifest, tmp_path: Pa
     sign_run(run)
     private = SwarmView(load_run(run))
     private.join("p2ptrain peer 'p2ptrain://x'")
-    assert private.document()["join"] == ""
+    assert (private.document()["join"], private.document()["join_note"]) == ("", "")

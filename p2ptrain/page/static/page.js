@@ -67,7 +67,7 @@
     set(at("state"), ui.line(found.state) || ui.NONE);
     set(at("why"), ui.line(found.why));
     showProgress(found.figures ?? {}, run.tokens_per_peer);
-    showJoin(ui.line(found.join));
+    showJoin(ui.line(found.join), ui.line(found.join_note));
     set(at("facts"), facts(run).join(" · "));
     document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;
   }
@@ -90,8 +90,9 @@
     return found;
   }
 
-  function showJoin(command) {
+  function showJoin(command, note) {
     at("join").hidden = !command;
+    set(at("join-note"), note);
     if (at("join-command").value !== command) at("join-command").value = command;
   }
 
