@@ -52,6 +52,8 @@ START_S = 10.0
 STOP_S = 3.0
 """For requests under way when it ends; aiohttp takes it twice. A guess."""
 LOOPBACK = "127.0.0.1"
+_EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
+"""Who listens there is opened at this computer by these: the former are no addresses to browsers."""
 COOKIE = "p2ptrain-token"
 """With the port behind it: browsers send a cookie to every port of a host."""
 SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "page")
@@ -129,6 +131,7 @@ class PageServer:
             self._token = self.place.token or secrets.token_urlsafe(18)
         listener = _listener(self.place)
         host, port = listener.getsockname()[:2]
+        host = _EVERYWHERE.get(host, host)
         shown = f"[{host}]" if ":" in host else host
         self.address, self._cookie = f"http://{shown}:{port}/", f"{COOKIE}-{port}"
         self.url = self.address + (f"?token={quote(self._token, safe='')}" if self._token else "")

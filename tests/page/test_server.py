@@ -254,6 +254,7 @@ def test_a_token_may_have_any_characters(shown: Shown) -> None:
     """They are quoted in the address and in the cookie, and mean themselves."""
     shown.end()
     shown.serve(Place("0.0.0.0", 0, token := "a b&c=d;é+%41#"))
+    assert shown.server.address == f"http://127.0.0.1:{shown.port}/"  # where this computer's browser finds it
     assert shown.url.startswith(shown.server.address + "?token=")
     assert token not in shown.url
     answer = ask(shown.port, "/?" + shown.url.partition("?")[2])
