@@ -20,10 +20,11 @@ if [ -n "$delay$loss" ]; then
   if [ -n "$both" ]; then
     netem || cannot "the delay and loss of what leaves" sch_netem
     place="parent 1:1 handle 2:"
-  elif netem 2>/dev/null; then
+  elif told=$(netem 2>&1); then
     place="parent 1:1 handle 2:"
   else
-    echo "[line] this kernel has no netem (on the host: sudo modprobe sch_netem), so no packet is late or lost" >&2
+    echo "[line] no packet is late or lost, since tc says: $told (if this kernel has no netem, on the host:" \
+         "sudo modprobe sch_netem)" >&2
   fi
 fi
 if [ -n "$up" ]; then

@@ -32,7 +32,8 @@ FOLDER_LABEL = "p2ptrain.testnet.out"
 """Of the same: the folder that it writes to, by which the next one there finds them."""
 COMMAND_DEADLINE_S = 60.0
 """For one call of docker. A guess: it answers within a second."""
-IMAGES = {"bootstrap": "p2ptrain-bootstrap", "peer": "p2ptrain-peer"}
+IMAGES = {"bootstrap": "p2ptrain-testnet-bootstrap", "peer": "p2ptrain-testnet-peer"}
+"""Names of its own: the documentation calls the images of public peers ``p2ptrain-peer``, and those may have CUDA."""
 SOURCE = Path(__file__).parent.parent.parent
 """The clone: images are built from it."""
 LINE = "/usr/local/bin/p2ptrain-line"

@@ -69,11 +69,11 @@ def test_a_command_becomes_a_container(asked: Path, tiny: dict[str, Any], tmp_pa
     containers_of = stage(tiny, tmp_path / "out")
     command = containers_of.inside("home-1", "home-1")(sys.executable, "-P", "-m", "peer", "link")
     assert command[1] == "run"
-    assert command[-5:] == ["p2ptrain-peer", "-P", "-m", "peer", "link"]
+    assert command[-5:] == ["p2ptrain-testnet-peer", "-P", "-m", "peer", "link"]
     assert command[command.index("--user") + 1] == f"{os.getuid()}:{os.getgid()}"
     assert "NET_ADMIN" not in command
     assert "NET_ADMIN" in containers_of.inside("office-1", "office-1")("python", "-V")
-    assert "p2ptrain-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
+    assert "p2ptrain-testnet-bootstrap" in containers_of.inside("bootstrap", "bootstrap")("python", "-V")
     assert "--no-healthcheck" in command
     assert command[command.index("--pull") + 1] == "never"  # images of ours are nowhere else
     assert command[command.index("--workdir") + 1] == "/tmp"  # the image's belongs to its own user, who is another
