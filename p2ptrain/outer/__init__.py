@@ -26,7 +26,15 @@ only by outer steps.
 from p2ptrain.outer.flat import FlatLayout, flatten_module
 from p2ptrain.outer.forms import accelerated, consensus_step, merged, own_fresh
 from p2ptrain.outer.fragments import FRAGMENT_ALIGNMENT, slices
-from p2ptrain.outer.mixing import displaced, displacement, l2_norm, late_momentum, late_pseudo_gradient, share
+from p2ptrain.outer.mixing import (
+    displaced,
+    displacement,
+    l2_distance,
+    l2_norm,
+    late_momentum,
+    late_pseudo_gradient,
+    share,
+)
 from p2ptrain.outer.step import (
     NORM_HISTORY,
     OuterRule,
@@ -51,6 +59,7 @@ __all__ = [
     "flatten_module",
     "hand_over",
     "initial_state",
+    "l2_distance",
     "l2_norm",
     "late_momentum",
     "late_pseudo_gradient",

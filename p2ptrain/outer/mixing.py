@@ -50,6 +50,15 @@ def l2_norm(
     return math.hypot(*(float(torch.linalg.vector_norm(chunk)) for chunk in torch.split(vector, NORM_CHUNK)))
 
 
+def l2_distance(
+    one: Tensor,  # [F] fp32
+    other: Tensor,  # [F] fp32
+) -> float:
+    """``l2_norm(one - other)`` to the last bit, without a vector that holds the difference."""
+    pairs = zip(torch.split(one, NORM_CHUNK), torch.split(other, NORM_CHUNK), strict=True)
+    return math.hypot(*(float(torch.linalg.vector_norm(a - b)) for a, b in pairs))
+
+
 def displacement(
     difference: Tensor,  # [F] fp32: theirs - mine
     share: float,  # a_i

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from p2ptrain.codec import Codec, Matrices, needs_feedback
 from p2ptrain.ids import LinkId
-from p2ptrain.outer import displaced, displacement, l2_norm, late_momentum, late_pseudo_gradient
+from p2ptrain.outer import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
@@ -248,7 +248,7 @@ class Learner:
         moved = displacement_ if follow == 1.0 else displacement_ * follow
         taken = moved if self.ended else displacement_
         self._weights.move_fast(fragment, taken, moved)
-        self._guard.added(l2_norm(taken - moved))
+        self._guard.added(l2_distance(taken, moved))
 
     def _adopt(self, ready: Adoption) -> list[Event]:
         """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""

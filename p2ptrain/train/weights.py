@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import is_decodable
-from p2ptrain.outer import OuterState, displaced, initial_state, l2_norm, pseudo_gradient
+from p2ptrain.outer import OuterState, displaced, initial_state, l2_distance
 from p2ptrain.ports import InnerTask
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Encoded, Payloads, Snapshot
@@ -64,7 +64,7 @@ class Weights:
 
     def distance(self, thetas: Sequence[Tensor]) -> float:
         """L2 norm of the pseudo-gradient of a phase that ended at these weights, a fragment each, on the CPU."""
-        norms = [l2_norm(pseudo_gradient(state, theta)) for state, theta in zip(self._states, thetas, strict=True)]
+        norms = [l2_distance(state.slow, theta) for state, theta in zip(self._states, thetas, strict=True)]
         return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
 
     # --- outer steps --------------------------------------------------------------------------------------------------

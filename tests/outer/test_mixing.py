@@ -13,6 +13,7 @@ from p2ptrain.outer import (
     displaced,
     displacement,
     initial_state,
+    l2_distance,
     l2_norm,
     late_momentum,
     late_pseudo_gradient,
@@ -20,6 +21,7 @@ from p2ptrain.outer import (
     pseudo_gradient,
     share,
 )
+from p2ptrain.outer.mixing import NORM_CHUNK
 
 weights = st.floats(0.05, 20.0)
 radii = st.one_of(st.just(math.inf), st.floats(0.0, 100.0))
@@ -83,6 +85,12 @@ def test_norm_of_many_chunks() -> None:
     assert l2_norm(-vector) == l2_norm(vector)
     vector[150_000] = math.nan
     assert math.isnan(l2_norm(vector))
+
+
+@pytest.mark.parametrize("elements", [0, 1, NORM_CHUNK, 3 * NORM_CHUNK + 7])
+def test_a_distance_is_the_norm_of_the_difference_to_the_last_bit(elements):
+    one, other = (torch.randn(elements, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
+    assert l2_distance(one, other) == l2_norm(one - other)
 
 
 @settings(max_examples=30, deadline=None)
