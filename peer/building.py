@@ -26,7 +26,7 @@ from peer.fit import check_memory, explained
 from peer.home import Home, cache_directory
 from peer.record import Record
 
-TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 30.0
+TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text that a donor's weights are tried on before they replace ours. Guesses: its standard error is some
 hundredths of a nat, and what is refused is worse than guessing; .3 s for the demo model."""
 SAMPLE_TOKENS = 120
