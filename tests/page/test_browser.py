@@ -594,7 +594,8 @@ def test_the_join_command_is_selected_where_nothing_can_be_copied(page: Page) ->
 def test_how_far_a_join_command_reaches_stands_beside_it(page: Page) -> None:
     assert page.text("join-note") == ""
     page.shown.view.join_note = "This address works inside your own network only. <b>Forward</b> a port"
-    page.until(lambda: page.text("join-note") == page.shown.view.join_note)
+    page.next_document()
+    assert page.text("join-note") == page.shown.view.join_note
 
 
 def test_without_a_join_command_there_is_no_place_for_it(page: Page) -> None:

@@ -201,9 +201,9 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
     monkeypatch.setattr(record, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
     run_peer(Options(None, home.path))
-    assert patiences == [record.LOSS_PATIENCE_S, record.HASTE_S]
+    assert patiences == [record.BEGINNING_S, record.HASTE_S]
     run_peer(Options(None, home.path))
-    assert patiences[2:] == [record.LOSS_PATIENCE_S] * 2
+    assert patiences[2:] == [record.BEGINNING_S, record.LOSS_PATIENCE_S]
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
 

@@ -150,7 +150,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: State
 ) -> None:
     """At the beginning of a session, which may be the run's middle, and at the end of training."""
-    monkeypatch.setattr(Record, "_held_out_loss", lambda self: 2.0)
+    monkeypatch.setattr(Record, "_held_out_loss", lambda self, **_: 2.0)
     monkeypatch.setattr("peer.record.checkpoint.save", lambda *arguments: tmp_path)
     log = MemoryLog()
     parts = {
