@@ -126,7 +126,7 @@ class Session:
         except ValueError as error:  # our own weights have become such that no codec takes them
             raise NetworkError(f"our own weights cannot be sent: {error}") from error
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self.tools.buffers))
-        difference = await work(payloads.difference, mine, theirs, self.link.peer)
+        difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)
         self.swapped = (swap, difference)
         agreeing = sum(sizes)

@@ -14,7 +14,7 @@ from math import nan
 from typing import NamedTuple
 
 from p2ptrain.errors import RemoteError
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.ids import LinkId
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
 
@@ -206,7 +206,7 @@ class CountingLearner:
         parts = [self._rules.fragments[fragment] for fragment in fragments]
         return BlankPayload(tuple(fragments), tuple(parts), sum([part.size for part in parts]))
 
-    def difference(self, mine: BlankPayload, theirs: Sequence[Blank], partner: PeerId) -> BlankDifference:
+    def difference(self, mine: BlankPayload, theirs: Sequence[Blank]) -> BlankDifference:
         if any(part.garbage for part in theirs):
             raise RemoteError("its weights are not finite")
         return BlankDifference(self._rules.disagreement)

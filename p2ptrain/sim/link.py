@@ -168,8 +168,7 @@ class LinkEnd:
         if not self.is_open or not both_through or self.difference is not None:
             return
         try:
-            payloads = self.owner.learner.payloads
-            self.difference = payloads.difference(self.encoded, self.arrived.parts, self.link.peer)
+            self.difference = self.owner.learner.payloads.difference(self.encoded, self.arrived.parts)
         except (NetworkError, RemoteError) as error:
             self.fail(str(error), their_fault=isinstance(error, RemoteError))
             return

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from typing import Any, Protocol
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.ids import LinkId
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Event, OuterStepDone
@@ -28,7 +28,7 @@ class SimulatedPayloads(Protocol):
 
     def encode(self, fragments: Sequence[int], mine: Sequence[Any], theirs: Sequence[Any]) -> Any: ...
 
-    def difference(self, mine: Any, theirs: Sequence[Any], partner: PeerId) -> Any: ...
+    def difference(self, mine: Any, theirs: Sequence[Any]) -> Any: ...
 
     def weights(self) -> Sequence[Sized]: ...
 

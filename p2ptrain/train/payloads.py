@@ -33,10 +33,8 @@ from p2ptrain.codec import (
     wish_size,
 )
 from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PeerId
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
-from p2ptrain.train.misfits import Misfits
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +87,10 @@ blocks included, and what either moved since its sketch: 1.01 at the most betwee
 exchange on, where nothing moves in between. Weights that are negated, scaled, or of another size than the sketch says
 leave several times as much, as long as the liar's true ones are near (docs/SECURITY.md)."""
 
-LEAST_GAP = 1e-3
-"""Of our own weights: who are nearer than that lie apart by rounding. A guess."""
+LEAST_GAP = 0.3
+"""Of our own weights' length: so much may be left in any case. Both encode what they have by then, and where outer
+steps are as short as a round trip, honest weights move further in between than they lie apart. What lies within this
+would be mixed unclipped from anybody (``swarm.trust.LEAST_RADIUS``)."""
 
 MISFIT_SHARE = 0.5
 """Of the blocks of an exchange, how many may wrap. Our measurement: of a transformer's 121 blocks .26 at the most
@@ -99,6 +99,9 @@ that stand for no weights, all (docs/SECURITY.md)."""
 
 MISFIT_BLOCKS = 16
 """With fewer blocks, as many may wrap by chance. A guess."""
+
+MISFITS = 3
+"""In a row, and it is our widths that do not fit. Of two, two liars among eight were often enough both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,8 @@ class Payloads:
         """By the network's number: which step widths a fragment's blocks need, for codecs that agree on them."""
         self._measured: set[int] = set()
         """Numbers whose widths fitted once, since our weights are what they are."""
-        self._misfits = Misfits()
+        self._misfits = 0
+        """Exchanges in a row in which widths that had fitted did not."""
 
     @property
     def streams(self) -> int:
@@ -230,7 +234,7 @@ class Payloads:
         )
         return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, told)
 
-    def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray], partner: PeerId) -> Difference:
+    def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
         """What to move towards.
 
         Raises RemoteError when their bytes are malformed or not finite, NetworkError when they do not fit what was
@@ -246,7 +250,7 @@ class Payloads:
         gap = _length(float(unexplained(told, part).norm()) for told, part in zip(mine.told, parts, strict=True))
         if not gap <= max(GAP * sketched, LEAST_GAP * mine.norm):
             raise NetworkError(ELSEWHERE)
-        self._check_fit(mine.fragments, compared, partner)
+        self._check_fit(mine.fragments, compared)
         for (number, _, _, terms), each in zip(pairs, compared, strict=True):
             if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
                 shape = self._shapes.get(number, terms.shape)
@@ -256,16 +260,19 @@ class Payloads:
         least = max(mine.norm, torch.finfo(torch.float32).tiny)
         return Difference(mine.fragments, parts, norm / least, mine, _fingerprint(theirs), sketched / least)
 
-    def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison], partner: PeerId) -> None:
-        """Raises NetworkError where most of what had fitted does not any more (``misfits``).
+    def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison]) -> None:
+        """Raises NetworkError where most of what had fitted does not any more.
 
-        It is no offence: honest weights move between sketch and exchange.
+        Such blocks count as no difference, which no gate for distances stops, and what they teach is steps too wide for
+        everybody else. It is no offence: honest weights move between sketch and exchange.
         """
         known = [each for number, each in zip(fragments, compared, strict=True) if number in self._measured]
         blocks = sum(len(each.largest) for each in known)
         if blocks < MISFIT_BLOCKS or sum(each.wrapped * len(each.largest) for each in known) <= MISFIT_SHARE * blocks:
-            self._misfits.end()
-        elif not self._misfits.add(partner):
+            self._misfits = 0
+            return
+        self._misfits = (self._misfits + 1) % MISFITS
+        if self._misfits:
             raise NetworkError(ELSEWHERE)
 
     def begin_anew(self) -> None:

@@ -8,14 +8,11 @@ import pytest
 import torch
 
 from p2ptrain.codec import get
-from p2ptrain.ids import PeerId
 from p2ptrain.sim.liars import Liar, falsified
 from p2ptrain.sim.report import Report
 from p2ptrain.sim.scenario_file import ScenarioError
 from p2ptrain.sim.simulate import simulate
 from p2ptrain.train.payloads import Payloads, Snapshot
-
-PARTNER = PeerId("amber")
 
 SMALL = (
     "learner={kind = 'lm', hidden_size = 16, intermediate_size = 16, layers = 1, heads = 1, sequence_length = 16,"
@@ -75,7 +72,7 @@ def test_a_liars_payload_is_well_formed_and_it_keeps_its_own_weights() -> None:
     question = (0,), (), ()
     true = payloads.encode(*question)
     lie = liar.sends(true, payloads, question)
-    difference = payloads.difference(true, lie.parts, PARTNER)
+    difference = payloads.difference(true, lie.parts)
     assert difference.distance == pytest.approx(2.0)
     assert payloads.published.parts[0] is weights
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.codec import CodecTerms, LowRankCodec, effective_rank
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.ids import RunId
 from p2ptrain.outer import FlatLayout, slices
 from p2ptrain.sim.ensemble import EnsembleSimulation, Lossy
 from p2ptrain.sim.language import LanguageCohort, description, make_pool
@@ -103,8 +103,8 @@ def test_a_message_is_as_long_as_it_was_said_to_be_and_both_sides_read_it() -> N
     ours, other = mine.encode(numbers), theirs.encode(numbers)
     assert [len(part) for part in ours.parts] == mine.encoded_sizes(numbers)
     one, back = (
-        mine.difference(ours, other.parts, PeerId("amber")),
-        theirs.difference(other, ours.parts, PeerId("violet")),
+        mine.difference(ours, other.parts),
+        theirs.difference(other, ours.parts),
     )
     for here, there in zip(one.parts, back.parts, strict=True):
         assert torch.equal(here, -there)

@@ -20,8 +20,7 @@ from p2ptrain.train.learner import REWARM_STEPS, Learner
 from p2ptrain.train.rules import LearnerRules
 
 P = 3000
-PARTNER = PeerId("amber")
-LINK = LinkId(PARTNER, 1, outbound=True)
+LINK = LinkId(PeerId("amber"), 1, outbound=True)
 TERMS = Terms(1, 0.0, 1.0, float("inf"), True, PeerState.TRAINING)
 
 
@@ -48,8 +47,8 @@ def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0
     theirs = other.payloads.encode(fragments, *reversed(wishes))
     states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
     mine, yours = (replace(TERMS, state=state) for state in states)
-    one.deliver(LINK, one.payloads.difference(ours, theirs.parts, PARTNER), mine, yours, progress)
-    other.deliver(LINK, other.payloads.difference(theirs, ours.parts, PARTNER), yours, mine, -progress)
+    one.deliver(LINK, one.payloads.difference(ours, theirs.parts), mine, yours, progress)
+    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), yours, mine, -progress)
 
 
 def advance(steps: int, *learners: Learner) -> None:
@@ -147,8 +146,8 @@ def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mea
     one, other = learner(quadratic(1), tokens=8.0), learner(quadratic(2))
     advance(6, one, other)
     ours, theirs = one.payloads.encode((0, 1)), other.payloads.encode((0, 1))
-    late = one.payloads.difference(ours, theirs.parts, PARTNER)  # it comes to the trainer after its last outer step
-    other.deliver(LINK, other.payloads.difference(theirs, ours.parts, PARTNER), TERMS, TERMS, 0.0)
+    late = one.payloads.difference(ours, theirs.parts)  # it comes to the trainer after its last outer step
+    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, 0.0)
     for _ in range(2):
         one.advance()
     assert one.ended
@@ -292,7 +291,7 @@ def test_the_first_exchange_knows_how_wide_its_steps_must_be():
         wishes = [each.payloads.wishes((fragment,)) for each in (one, other)]
         ours = one.payloads.encode((fragment,), *wishes)
         theirs = other.payloads.encode((fragment,), *reversed(wishes))
-        found = one.payloads.difference(ours, theirs.parts, PARTNER)
+        found = one.payloads.difference(ours, theirs.parts)
         apart = other.payloads.published.parts[fragment] - one.payloads.published.parts[fragment]
         assert float((found.parts[0] - apart).norm()) < 0.2 * float(apart.norm())
 
@@ -445,9 +444,9 @@ def test_a_partner_that_sends_nonsense_is_refused(codec_name):
     mine = each.payloads.encode((0,))
     size = each.payloads.encoded_sizes((0,))[0]
     with pytest.raises(RemoteError):
-        each.payloads.difference(mine, [b"\xff" * size], PARTNER)
+        each.payloads.difference(mine, [b"\xff" * size])
     with pytest.raises(RemoteError):
-        each.payloads.difference(mine, [bytes(size - 1)], PARTNER)
+        each.payloads.difference(mine, [bytes(size - 1)])
 
 
 def test_adopting_replaces_everything_and_frees_what_was_under_way():

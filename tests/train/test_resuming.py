@@ -4,15 +4,12 @@ import pytest
 import torch
 
 from p2ptrain import codec
-from p2ptrain.ids import PeerId
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
-
-PARTNER = PeerId("amber")
 
 P, INNER_STEPS = 3000, 4
 
@@ -38,8 +35,8 @@ def apart(one: Learner, other: Learner) -> tuple[float, float]:
     fragments = (0, 1)
     wishes = [each.payloads.wishes(fragments) for each in (one, other)]
     ours, theirs = one.payloads.encode(fragments, *wishes), other.payloads.encode(fragments, *reversed(wishes))
-    found = torch.cat(one.payloads.difference(ours, theirs.parts, PARTNER).parts)
-    other.payloads.difference(theirs, ours.parts, PARTNER)
+    found = torch.cat(one.payloads.difference(ours, theirs.parts).parts)
+    other.payloads.difference(theirs, ours.parts)
     true = torch.cat(other.payloads.published.parts) - torch.cat(one.payloads.published.parts)
     return float(found.norm()), float(true.norm())
 
