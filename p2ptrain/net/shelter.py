@@ -19,19 +19,18 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from random import Random
 from statistics import median_high, median_low
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address
+from p2ptrain.net.candidates import Candidate, candidates, witnesses
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight, look
 from p2ptrain.net.relay import reserve
 from p2ptrain.ports import Notebook
-from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 WANTED = 2
 """Places at relays. One is enough, the other outlives it."""
@@ -41,8 +40,6 @@ HURRY_S = 2.0
 """The same while we need a relay and have none, or do not know yet whether we do. A guess."""
 VERDICT_S = 600.0
 """How long a verdict on being dialed counts while our own addresses stay. A guess: routers change rarely."""
-WITNESSES = 3
-"""Nodes that are asked to dial us for one verdict."""
 ASKED_AT_ONCE = 4
 """Nodes that are asked for a place in one round: where nobody answers, each costs 10 s. A guess."""
 REFUSED_S = (30.0, 1800.0)
@@ -53,14 +50,6 @@ worth something when a lookup finds them half of that later; an answer about the
 MAX_REFUSED = 512
 MAX_OWN = 4
 """Addresses of our own in a record that also has circuits: a record has room for eight, of these lengths."""
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A node that may have a place for us."""
-
-    peer: PeerId
-    addresses: tuple[str, ...]
 
 
 def verdict(sights: Iterable[Sight]) -> bool | None:
@@ -91,59 +80,6 @@ def places_seen(sights: Iterable[Sight], port: int) -> tuple[str, ...]:
             found.setdefault((host.is_global, host.version == 6), Counter())[place] += 1
     leading = [(*places.most_common(1)[0], places.total()) for places in found.values()]
     return tuple(place for place, times, of in leading if 2 * times > of)
-
-
-def candidates(
-    known: Mapping[PeerId, Sequence[str]], likely: Iterable[PeerId], own: PeerId, random: Random
-) -> list[Candidate]:
-    """Nodes that can be dialed: first those of the join link, then those who relay for others, then all others; each at
-    random.
-
-    Who relays is strangers' word, and many strangers may name one relay that leads nobody to us; the link's nodes are
-    the word of whoever invited us. So one of the places that we hold is theirs, if they have any.
-
-    Of their addresses those count by which a circuit would be an address as records have it: they are strangers' words,
-    and one that is none would spoil our own record.
-
-    Args:
-        known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, but they name
-            relays, and where these are dialed; what a relay says of itself comes first.
-        likely: the bootstraps among them.
-    """
-    of_link, named = set(likely), set[PeerId]()
-    found: dict[PeerId, list[str]] = {}
-    told: list[tuple[PeerId, str]] = []
-    for peer, places in known.items():
-        circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
-        for each, relay in circuits.items():
-            named.add(relay)
-            told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
-        if not circuits:
-            found[peer] = [each for each in places if leads_through(peer, each)]
-    told_of: dict[PeerId, list[str]] = {}
-    for relay, place in told:
-        if not found.get(relay) and leads_through(relay, place):  # else it said itself where it is
-            told_of.setdefault(relay, []).append(place)
-    found |= told_of
-    peers = [peer for peer in found if found[peer] and peer != own]
-    random.shuffle(peers)
-    peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
-    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MAX_OWN]) for peer in peers]
-
-
-def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:
-    """Whom to ask what they see of us: one of the join link's nodes if there is any, and others at random. Not those
-    first who relay: that is strangers' word, and a few of them would be everybody's witnesses."""
-    well_known = set(of_link)
-    drawn = random.sample(candidates, len(candidates))
-    first = [each for each in drawn if each.peer in well_known][:1]
-    return [*first, *(each for each in drawn if each not in first)][:WITNESSES]
-
-
-def leads_through(relay: PeerId, place: str) -> bool:
-    """Whether p2pd can dial a relay there, and a record has room for the circuit."""
-    circuit = address.through(relay, place)
-    return len(circuit) <= MAX_ADDRESS_CHARS and address.is_dialable(place) and address.is_dialable(circuit)
 
 
 def best_place(addresses: Sequence[str]) -> str:

@@ -15,20 +15,10 @@ from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, shelter, virtual_time
 from p2ptrain.net.allowance import Allowance, origin
+from p2ptrain.net.candidates import MOST_ADDRESSES, WITNESSES, Candidate, candidates, witnesses
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import (
-    MAX_OWN,
-    WITNESSES,
-    Candidate,
-    Shelter,
-    announced,
-    best_place,
-    candidates,
-    clock_off,
-    verdict,
-    witnesses,
-)
+from p2ptrain.net.shelter import Shelter, announced, best_place, clock_off, verdict
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
@@ -170,7 +160,7 @@ def test_what_a_relay_says_of_itself_is_not_mended_by_strangers() -> None:
 def test_of_each_candidate_a_few_addresses_are_kept() -> None:
     circuits = [address.through(RELAY, f"/ip4/8.8.8.8/tcp/{port}") for port in range(1, 9)]
     [found] = candidates({HIDDEN: circuits}, [], ME, Random(0))
-    assert len(found.addresses) == MAX_OWN
+    assert len(found.addresses) == MOST_ADDRESSES
 
 
 MALFORMED = ["/ip4/zzz/tcp/1", "/ip6/x/tcp/1", "/ip4/9.9.9.9/tcp/99999", "nonsense", "/ip4/9.9.9.9/tcp/1/p2p/nobody"]
