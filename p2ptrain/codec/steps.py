@@ -26,6 +26,7 @@ import functools
 import math
 import struct
 from bisect import bisect_left
+from collections.abc import Callable
 from hashlib import shake_256
 
 import torch
@@ -115,17 +116,17 @@ def sketch(
     Raises:
         ValueError: the snapshot is not finite or beyond ``LARGEST_MAGNITUDE``.
     """
-    for begin, end in chunks(len(snapshot)):
-        check_magnitude(magnitude(snapshot[begin:end]))
-    return sums(snapshot).clamp_(-LARGEST_MAGNITUDE, LARGEST_MAGNITUDE).float().numpy().tobytes()
+    return sums(snapshot, check_magnitude).clamp_(-LARGEST_MAGNITUDE, LARGEST_MAGNITUDE).float().numpy().tobytes()
 
 
 def sums(
     values: Tensor,  # [n] fp32
+    check: Callable[[float], None] = lambda largest: None,  # told the largest magnitude of each chunk
 ) -> Tensor:
     """[64] fp64 the sums of a sketch, of any numbers."""
     found = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
     for number, (begin, end) in enumerate(chunks(len(values))):
+        check(magnitude(values[begin:end]))
         rows = blocks_of(values[begin:end], SKETCH_SUMS)
         part = (rows * _signs()[: len(rows)]).sum(dim=0)
         found += -part if number % 2 else part

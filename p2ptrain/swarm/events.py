@@ -88,7 +88,7 @@ class SwapDone:
     fingerprint: bytes = b""
     """Of the bytes that came; empty where there are none."""
     sketched: float = 0.0
-    """``distance`` at the least, as told before the swap; 0 where nobody told."""
+    """``distance`` as both told before the swap; 0 where nobody told. Of what wrapped ``distance`` says nothing."""
 
 
 @dataclass(frozen=True, slots=True)

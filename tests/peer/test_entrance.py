@@ -180,28 +180,6 @@ def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
     assert world.enter(plain).gate is not None
 
 
-def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
-    """Asked first, it knows no rulings yet."""
-    world = World(tmp_path, "allowlist")
-    world.rule(office.admit, GUEST.peer)
-    behind = Desk(Gate("allowlist", world.signed.run_id, office.author_of(world.signed)))
-
-    async def main() -> Entrance:
-        network = MemoryNetwork(latency=0.01)
-        for who, desk in ((STRANGER, behind), (WITNESS, world.desk)):
-            await network.transport(who.peer).listen(desk.answer)
-        connection = FakeConnection(network, GUEST.peer)
-        both = (STRANGER.peer, WITNESS.peer)
-        connection.there = SimpleNamespace(bootstraps=both, known=dict.fromkeys(both, ()))
-        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
-        await entrance.enter(None)
-        return entrance
-
-    entrance = virtual_time.run(main())
-    assert entrance.gate is not None
-    assert entrance.gate.rulings.admitted == (GUEST.peer,)
-
-
 async def desks(*staff: tuple[Somebody, Desk], known: Sequence[PeerId]) -> FakeConnection:
     """A guest's connection to several nodes."""
     network = MemoryNetwork(latency=0.01)
@@ -210,6 +188,24 @@ async def desks(*staff: tuple[Somebody, Desk], known: Sequence[PeerId]) -> FakeC
     connection = FakeConnection(network, GUEST.peer)
     connection.there = SimpleNamespace(bootstraps=tuple(known), known=dict.fromkeys(known, ()))
     return connection
+
+
+def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
+    """Asked first, it knows no rulings yet."""
+    world = World(tmp_path, "allowlist")
+    world.rule(office.admit, GUEST.peer)
+    behind = Desk(Gate("allowlist", world.signed.run_id, office.author_of(world.signed)))
+
+    async def main() -> Entrance:
+        known = (STRANGER.peer, WITNESS.peer)
+        connection = await desks((STRANGER, behind), (WITNESS, world.desk), known=known)
+        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        await entrance.enter(None)
+        return entrance
+
+    entrance = virtual_time.run(main())
+    assert entrance.gate is not None
+    assert entrance.gate.rulings.admitted == (GUEST.peer,)
 
 
 def test_what_one_witness_refuses_another_may_grant(tmp_path: Path) -> None:
