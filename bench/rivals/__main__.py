@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from peer.lab.namespaces import check_means
 KNOWN = ROOT / "docs" / "results" / "rivals.json"
 STOP_S = 240.0
 """For a run that is asked to end."""
+HIVEMINDS, SOCKETS = Path("/tmp"), "hivemind-p2p*.sock"  # whatever TMPDIR says
+"""Where hivemind's own processes, the averagers', have their sockets, and leave those of who was killed."""
 
 
 @click.command()
@@ -87,6 +90,18 @@ def main(
     console.print(shown)
 
 
+def sweep(sockets: Iterable[Path]) -> None:
+    """Remove those at which nobody listens any more."""
+    for path in filter(Path.is_socket, sockets):
+        with socket.socket(socket.AF_UNIX) as asking:
+            try:
+                asking.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                continue
+
+
 def run(case: Case, folder: Path) -> None:
     """One run in a fresh folder; ``figures.json`` is there when it went through, ``course.json`` tells of it anyway."""
     shutil.rmtree(folder, ignore_errors=True)
@@ -100,7 +115,9 @@ def run(case: Case, folder: Path) -> None:
     create_run(folder / "run", SIZES[case.size].preset, changes=changes)
     sign_run(folder / "run")
     command = [sys.executable, "-m", "bench.rivals.play", str(folder), json.dumps(asdict(case))]
+    before = set(HIVEMINDS.glob(SOCKETS))
     status = run_in_a_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]))
+    sweep(set(HIVEMINDS.glob(SOCKETS)) - before)
     if status:
         raise click.ClickException(f"{case.name} ended with status {status}; its words are above.")
     course = Course.of(json.loads((folder / "course.json").read_bytes()))
