@@ -49,7 +49,7 @@ def wish_for(
 ) -> bytes:
     """What to tell the other side about this fragment. One pass over the snapshot: keep it as long as both stay.
 
-    The snapshot that is encoded in the end may be a newer one; the wish is then a little less fitting, nothing more.
+    Encode this snapshot in the end and no newer one: who compares what came with what was told refuses the rest.
     """
     return shape + steps.sketch(snapshot) if isinstance(codec, ModularCodec) else b""
 

@@ -116,13 +116,14 @@ class Session:
             payloads.wish_sizes(swap.fragments),
             payloads.encoded_sizes(swap.fragments),
         )
+        snapshot = payloads.published  # what our sketch tells of is what is encoded, whatever is published meanwhile
         wishes: Sequence[bytes] = ()
         their_wishes: Sequence[bytearray] = ()
         try:
             if sizes:  # a codec that wants to know how far apart both are
-                wishes = await work(payloads.wishes, swap.fragments)
+                wishes = await work(payloads.wishes, swap.fragments, snapshot)
                 _, their_wishes = await _both(send_payload(link, wishes), receive_payload(link, sizes))
-            mine = await work(payloads.encode, swap.fragments, wishes, their_wishes)
+            mine = await work(payloads.encode, swap.fragments, wishes, their_wishes, snapshot)
         except ValueError as error:  # our own weights have become such that no codec takes them
             raise NetworkError(f"our own weights cannot be sent: {error}") from error
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self.tools.buffers))

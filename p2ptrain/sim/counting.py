@@ -194,14 +194,16 @@ class CountingLearner:
         """Here it is all one."""
         return self
 
-    def wishes(self, fragments: Sequence[int]) -> list[Blank]:
+    published = None
+
+    def wishes(self, fragments: Sequence[int], snapshot: None = None) -> list[Blank]:
         return [self._rules.wishes[fragment] for fragment in fragments] if self._rules.wishes else []
 
     def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
         return [wish.size for wish in self.wishes(fragments)]
 
     def encode(
-        self, fragments: Sequence[int], mine: Sequence[Blank] = (), theirs: Sequence[Blank] = ()
+        self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None
     ) -> BlankPayload:
         parts = [self._rules.fragments[fragment] for fragment in fragments]
         return BlankPayload(tuple(fragments), tuple(parts), sum([part.size for part in parts]))

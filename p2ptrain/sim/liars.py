@@ -22,8 +22,8 @@ from p2ptrain.train.payloads import Encoded, Payloads
 SCALE = 3.0
 """Of weights that are scaled. A guess: enough to ruin a model that takes them in."""
 
-Question = tuple[tuple[int, ...], Sequence[Any], Sequence[Any]]
-"""What a payload answers: fragments, our wishes, theirs."""
+Question = tuple[tuple[int, ...], Sequence[Any], Sequence[Any], Any]
+"""What a payload answers: fragments, our wishes, theirs, and the snapshot that ours told of."""
 
 
 @dataclass(slots=True)
@@ -81,9 +81,9 @@ class Liar:
 
 def forged(payloads: Payloads, question: Question, lie: Forgery, random: Random) -> Encoded:
     """What it would send if its weights were what it says."""
-    true = payloads.published
+    fragments, mine, theirs, true = question
     false = replace(true, parts=tuple(falsified(part, lie, random) for part in true.parts))
-    return payloads.encode_snapshot(false, *question)
+    return payloads.encode(fragments, mine, theirs, false)
 
 
 def falsified(

@@ -39,6 +39,8 @@ class LinkEnd:
     breaks: float | None = None
     """The share of its payload at which the swap breaks; decided by whoever swaps first."""
     swap: Swap | None = None
+    snapshot: Any = None
+    """What is swapped: as the learner had published it when the swap began."""
     wishes: Sequence[Any] = ()
     their_wishes: Sequence[Any] = ()
     """What both sides tell before they encode, if the codec wants that; ``wished`` when ours are out."""
@@ -104,9 +106,9 @@ class LinkEnd:
         owner = self.owner
         if self.swap is None and self.other.swap is None:
             self.breaks = self.other.breaks = owner.network.conditions.breaks_swap(owner.peer, self.link.peer)
-        self.swap = swap
+        self.swap, self.snapshot = swap, owner.learner.payloads.published
         if sizes := owner.learner.payloads.wish_sizes(swap.fragments):
-            self.wishes = owner.learner.payloads.wishes(swap.fragments)
+            self.wishes = owner.learner.payloads.wishes(swap.fragments, self.snapshot)
             self._start_transfer(payload_bytes(sizes), self._wishes_sent)
         else:
             self._send_payload()
@@ -130,7 +132,7 @@ class LinkEnd:
             return
         assert self.other is not None
         payloads, liar = self.owner.learner.payloads, self.owner.liar
-        question = self.swap.fragments, self.wishes, self.their_wishes
+        question = self.swap.fragments, self.wishes, self.their_wishes, self.snapshot
         payload = self.encoded = payloads.encode(*question)
         if liar is not None:
             lie = liar.sends(payload, payloads, question)

@@ -83,14 +83,13 @@ ELSEWHERE = "its weights are not where it said they are"
 
 GAP = 1.5
 """What the messages leave unexplained of what the sketches told, over what these told. It is the codec's error, wrapped
-blocks included, and what either moved since its sketch: 1.01 at the most between simulated honest peers, from the first
-exchange on, where nothing moves in between. Weights that are negated, scaled, or of another size than the sketch says
-leave several times as much, as long as the liar's true ones are near (docs/SECURITY.md)."""
+blocks included: 1.01 at the most between simulated honest peers, from the first exchange on. Weights that are negated,
+scaled, or of another size than the sketch says leave several times as much, as long as the liar's true ones are near
+(docs/SECURITY.md)."""
 
-LEAST_GAP = 0.3
-"""Of our own weights' length: so much may be left in any case. Both encode what they have by then, and where outer
-steps are as short as a round trip, honest weights move further in between than they lie apart. What lies within this
-would be mixed unclipped from anybody (``swarm.trust.LEAST_RADIUS``)."""
+LEAST_GAP = 1e-3
+"""Of our own weights' length: so much may be left in any case. Sketches are sums in fp32, and weights that lie nearer
+than this are as good as equal."""
 
 MISFIT_SHARE = 0.5
 """Of the blocks of an exchange, how many may wrap. Our measurement: of a transformer's 121 blocks .26 at the most
@@ -190,34 +189,34 @@ class Payloads:
         sizes = [wish_size(self.codec(number), self._length(number)) for number in fragments]
         return sizes if any(sizes) else []
 
-    def wishes(self, fragments: Sequence[int]) -> tuple[bytes, ...]:
-        """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement."""
+    def wishes(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
+        """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement.
+
+        Args:
+            snapshot: that will be encoded; None: what is published now.
+        """
         if not self.wish_sizes(fragments):
             return ()
-        parts = self.published.parts
+        parts = (snapshot or self.published).parts
         return tuple(self._wish(number, parts[number]) for number in fragments)
 
     def encode(
-        self, fragments: Sequence[int], mine: Sequence[bytes] = (), theirs: Sequence[bytes | bytearray] = ()
+        self,
+        fragments: Sequence[int],
+        mine: Sequence[bytes] = (),
+        theirs: Sequence[bytes | bytearray] = (),
+        snapshot: Snapshot | None = None,
     ) -> Encoded:
-        """These fragments of the present snapshot as bytes.
+        """These fragments as bytes.
 
         Args:
             mine, theirs: both sides' wishes, where the codec has any.
+            snapshot: that our wishes told of, which the partner holds us to; None: what is published now.
 
         Raises:
             RemoteError: their wishes are none for this codec.
         """
-        return self.encode_snapshot(self.published, fragments, mine, theirs)
-
-    def encode_snapshot(
-        self,
-        snapshot: Snapshot,
-        fragments: Sequence[int],
-        mine: Sequence[bytes] = (),
-        theirs: Sequence[bytes | bytearray] = (),
-    ) -> Encoded:
-        """As ``encode``, of another snapshot than the one that was published last."""
+        snapshot = snapshot or self.published
         none = [b""] * len(fragments)
         terms = tuple(
             agree(self.codec(number), self._length(number), ours, bytes(other), self._matrices_of(number))
@@ -264,7 +263,7 @@ class Payloads:
         """Raises NetworkError where most of what had fitted does not any more.
 
         Such blocks count as no difference, which no gate for distances stops, and what they teach is steps too wide for
-        everybody else. It is no offence: honest weights move between sketch and exchange.
+        everybody else. It is no offence: widths are learnt from one exchange for the next, and may be stale.
         """
         known = [each for number, each in zip(fragments, compared, strict=True) if number in self._measured]
         blocks = sum(len(each.largest) for each in known)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import copy
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -90,7 +89,7 @@ class Hostility:
             if not self.is_simulated or self.lie == "stalling":
                 return result
             if function == payloads.encode:
-                return await shore.work(self.liar.sends, result, copy.copy(payloads), arguments)  # it publishes there
+                return await shore.work(self.liar.sends, result, payloads, arguments)
             if function == payloads.slow:
                 return await shore.work(self._copies, payloads)
             return result
@@ -113,11 +112,9 @@ class Hostility:
 
 def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     """What it would send if its weights were as large as codecs take them."""
-    true = payloads.published
+    fragments, mine, theirs, true = question
     parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
-    twin = copy.copy(payloads)  # other threads encode meanwhile, and the trainer publishes
-    twin.publish(replace(true, parts=parts))
-    return twin.encode(*question)
+    return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
 
 
 class Raw(Protocol):

@@ -100,7 +100,7 @@ def disguised(lie: str, wire: Wire | None = None, payloads: Payloads | None = No
 def encoded(lie: str) -> torch.Tensor:
     """What partners decode of its weights."""
     payloads = honest_payloads()
-    payload = asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), ()))
+    payload = asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), (), payloads.published))
     assert payloads.published.parts[0] is WEIGHTS  # the lie is told, not believed
     return FP32.decode(payload.parts[0], CodecTerms(len(WEIGHTS)))
 
@@ -142,7 +142,7 @@ def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, m
         return encode(*arguments)
 
     monkeypatch.setattr(Payloads, "encode", looked_at)
-    asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), ()))
+    asyncio.run(disguised(lie, payloads=payloads).work(payloads.encode, (0,), (), (), payloads.published))
     assert seen
     assert all(each is WEIGHTS for each in seen)
 

@@ -69,7 +69,7 @@ def test_a_liars_payload_is_well_formed_and_it_keeps_its_own_weights() -> None:
     payloads = Payloads([256], get("fp32", 1024), None)
     payloads.publish(Snapshot(1, (weights,), (weights,)))
     liar = Liar("flipped", 0.0, Random(1), lambda payload, random: payload)
-    question = (0,), (), ()
+    question = (0,), (), (), payloads.published
     true = payloads.encode(*question)
     lie = liar.sends(true, payloads, question)
     difference = payloads.difference(true, lie.parts)

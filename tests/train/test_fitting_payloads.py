@@ -51,7 +51,7 @@ def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> Non
     met(one, other)
     wishes = one.wishes([0]), other.wishes([0])
     part = factor * other.published.parts[0]
-    false = other.encode_snapshot(Snapshot(1, (part,), (part,)), [0], *reversed(wishes))
+    false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
     with pytest.raises(NetworkError, match="not where it said"):
         one.difference(one.encode([0], *wishes), false.parts)
 
@@ -62,19 +62,33 @@ def test_who_has_measured_nothing_yet_mixes_nothing_of_them(factor: float) -> No
     one, other = peer(2), peer(3)
     part = factor * other.published.parts[0]
     wishes = one.wishes([0]), other.wishes([0])
-    false = other.encode_snapshot(Snapshot(1, (part,), (part,)), [0], *reversed(wishes))
+    false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
     with contextlib.suppress(NetworkError):
         assert one.difference(one.encode([0], *wishes), false.parts).distance <= 0.05
 
 
-def test_few_weights_that_move_between_sketch_and_exchange_are_mixed() -> None:
+def test_what_the_sketch_told_of_is_sent_though_something_newer_is_published() -> None:
+    one, other = peer(2), peer(3)
+    met(one, other)
+    told = one.published, other.published
+    wishes = one.wishes([0], told[0]), other.wishes([0], told[1])
+    for each, snapshot in zip((one, other), told, strict=True):
+        part = 2.0 * snapshot.parts[0]
+        each.publish(Snapshot(2, (part,), (part,)))
+    found = one.difference(one.encode([0], *wishes, told[0]), other.encode([0], *reversed(wishes), told[1]).parts)
+    apart = told[1].parts[0] - told[0].parts[0]
+    assert float((found.parts[0] - apart).norm()) <= 0.5 * float(apart.norm())
+    assert found.mine.step == 1
+
+
+def test_weights_that_moved_since_the_sketch_are_refused_however_near() -> None:
     one, other = peer(2), peer(3)
     met(one, other)
     wishes = one.wishes([0]), other.wishes([0])
-    part = other.published.parts[0] + 0.03 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
-    moved = other.encode_snapshot(Snapshot(2, (part,), (part,)), [0], *reversed(wishes))
-    found = one.difference(one.encode([0], *wishes), moved.parts)
-    assert found.distance == pytest.approx(0.03 * 3**0.5, rel=0.2)
+    part = other.published.parts[0] + 0.1 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
+    moved = other.encode([0], *reversed(wishes), Snapshot(2, (part,), (part,)))
+    with pytest.raises(NetworkError, match="not where it said"):
+        one.difference(one.encode([0], *wishes), moved.parts)
 
 
 def test_weights_whose_sketch_tells_that_they_are_far_off_are_strange_whatever_wraps() -> None:
