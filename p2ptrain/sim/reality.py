@@ -125,6 +125,9 @@ class RealScenario(Scenario):
     peers: list[RealGroup] = Field(min_length=1, max_length=1000)  # type: ignore[assignment]  # frozen: nobody appends
     partitions: list[Partition] = Field(default_factory=list, max_length=100)
     bootstrap: Bootstrap = Bootstrap()
+    begins: Literal["training", "learned"] = "training"
+    """What second 0 waits for: that everybody who is there from the beginning trains, or that each has learned, too."""
+
     undisturbed: Undisturbed | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
 
@@ -170,10 +173,12 @@ class RealScenario(Scenario):
             faults.append("partitions: only p2ptrain testnet --stage namespaces has them")
         if self.bootstrap != Bootstrap():
             faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
+        if self.begins != "training":
+            faults.append("begins: only p2ptrain testnet waits for that")
         if faults:
             lines = by_name(faults, [group.name for group in self.peers])
             raise ScenarioError("\n".join(lines), "Run it with p2ptrain testnet --scenario, or leave these out.")
-        data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"})
+        data = self.model_dump(exclude={"partitions", "bootstrap", "begins", "undisturbed", "limits"})
         for group in data["peers"]:
             for field in set(RealGroup.model_fields) - set(Group.model_fields):
                 del group[field]

@@ -8,6 +8,7 @@ that are under way. The stage is its maker's.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 
@@ -19,10 +20,14 @@ from peer.lab.stages import Stage
 from peer.testnet import processes
 from peer.testnet.conduct import SAVE_GRACE_S, TICK_S, join_link, said
 from peer.testnet.plan import Plan
+from peer.testnet.report import LEARNED
 from peer.testnet.watch import Watch
 
 ABANDON_GRACE_S = 3.0
 """For a trainer when the owner interrupts: time to end, not to save. A guess."""
+
+LEARNING_S = 600.0
+"""So long second 0 waits for a swarm to learn. The demo model takes about 2 s (our measurement, 2 cores)."""
 
 
 async def conduct(
@@ -45,7 +50,7 @@ async def _conducted(conductor: Conductor, seconds: float | None) -> Course:
         troubles = await _begin(conductor)
         if not troubles:
             began = time.monotonic()
-            watch.say("everybody trains: second 0")
+            watch.say(f"everybody {'has learned' if conductor.script.waits_for_learning else 'trains'}: second 0")
             troubles, cut_short = await _until_over(conductor, seconds)
         await conductor.turns.over()
         await conductor.mend_all()
@@ -87,6 +92,17 @@ async def _begin(conductor: Conductor) -> list[str]:
     while not all(watch.views[who].begun for who in first):  # troubles() notices where that never comes
         if troubles := await _tick(conductor):
             return troubles
+    return await _learning(conductor) if conductor.script.waits_for_learning else []
+
+
+async def _learning(conductor: Conductor) -> list[str]:
+    """Until all who are there have learned; returns what went wrong."""
+    until = time.monotonic() + LEARNING_S
+    while slow := _have_not_learned(conductor):
+        if time.monotonic() >= until:
+            return [f"after {LEARNING_S:.0f} s {', '.join(slow)} had learned nothing: there is no second 0"]
+        if troubles := await _tick(conductor):
+            return troubles
     return []
 
 
@@ -116,6 +132,13 @@ async def _until_over(conductor: Conductor, seconds: float | None) -> tuple[list
         if not peers and (conductor.somebody_finished or not somebody_comes):
             _miss(conductor, pending)
             return [], False
+
+
+def _have_not_learned(conductor: Conductor) -> list[str]:
+    """The measure is the loss that the swarm began with: who came a moment later began with the others' weights."""
+    views = {who: conductor.watch.views[who] for who in conductor.script.first}
+    began = max((view.first_loss for view in views.values() if not math.isnan(view.first_loss)), default=math.nan)
+    return [who for who, view in views.items() if not view.loss < LEARNED * began]  # NaN has not
 
 
 def _miss(conductor: Conductor, pending: deque[Act]) -> None:

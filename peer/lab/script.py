@@ -1,7 +1,8 @@
 """A scenario's timeline as plain data: who exists, and what happens when. Pure; it draws what is left to chance.
 
 Second 0 is when everybody who is there from the beginning trains: in a simulation they train from the first instant,
-and real peers take some seconds to start. What is drawn depends on ``run.seed`` alone.
+and real peers take some seconds to start. A scenario may ask that they have learned by then.
+What is drawn depends on ``run.seed`` alone.
 """
 
 from __future__ import annotations
@@ -83,6 +84,8 @@ class Script:
     acts: tuple[Act, ...]
     bootstraps: tuple[str, ...] = (BOOTSTRAP,)
     """In the order in which they start."""
+    waits_for_learning: bool = False
+    """Second 0 is when all who are there from the beginning have learned."""
 
     @property
     def churning(self) -> frozenset[str]:
@@ -122,7 +125,8 @@ def written(scenario: RealScenario) -> Script:
     first = tuple(act.who for act in acts if act.do is Do.START and act.at_s <= 0)
     later = [act for act in acts if not (act.do is Do.START and act.at_s <= 0)]
     names = (BOOTSTRAP, *(f"{BOOTSTRAP}-{number}" for number in range(2, bootstrap.count + 1)))
-    return Script(tuple(parts), first, tuple(sorted(later, key=lambda act: act.at_s)), names)
+    later.sort(key=lambda act: act.at_s)
+    return Script(tuple(parts), first, tuple(later), names, scenario.begins == "learned")
 
 
 def _write_seat(

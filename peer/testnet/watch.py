@@ -34,6 +34,8 @@ class View:
     begun: bool = False
     fraction: float = 0.0
     loss: float = math.nan
+    first_loss: float = math.nan
+    """Of held-out text, before it trained."""
     tokens_per_s: float = 0.0
     exchanges: int = 0
     last: str = "starting"
@@ -61,6 +63,8 @@ def noted(view: View, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> V
         case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
             said = "skipped" if kind == "skipped" else "gave up on"
             return replace(view, last=f"{said} {_name(partner, names)}: {note.get('why', '')}")
+        case {"kind": "started", "loss": float(loss)}:
+            return replace(view, first_loss=loss, last="training")
         case {"kind": "started"}:
             return replace(view, last="training")
         case {"kind": "trained"}:

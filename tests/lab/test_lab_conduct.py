@@ -52,9 +52,12 @@ with (home / "starts").open("a") as starts:
     starts.write(" ".join(sys.argv[1:]) + "\\n")
 if Path("crash-" + home.name).exists():
     sys.exit("error: out of memory")
+with (home / "events.jsonl").open("a") as log:
+    log.write(json.dumps({"kind": "started", "loss": 2.0 if home.name == "office-1" else 4.0}) + "\\n")
 for number in range(10_000 if not Path("short").exists() else 20):
+    loss = 3.9 if number < 20 or Path("dull").exists() else 2.0
     with (home / "events.jsonl").open("a") as log:
-        log.write(json.dumps({"kind": "progress", "time": time.time(), "loss": 2.0}) + "\\n")
+        log.write(json.dumps({"kind": "progress", "time": time.time(), "loss": loss}) + "\\n")
     time.sleep(0.05)
 """
 
@@ -113,6 +116,28 @@ def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) 
     assert ("inside", "bootstrap") in stage.heard
     start = (place / "out" / "home-1" / "starts").read_text()
     assert start.startswith("p2ptrain://the-link --local --nickname home-1 --home ")
+
+
+def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:
+    """Also where one of them begins with what the others have learned."""
+    tiny["run"]["seconds"] = 1
+    tiny["begins"] = "learned"
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed"}
+    course, _ = conducted(place, tiny)
+    assert course.troubles == course.missed == []
+    assert happened(course) == [("office-1", "is killed")]
+    losses = [json.loads(line)["loss"] for line in (place / "out" / "office-1" / "events.jsonl").open()]
+    assert losses[-1] == 2.0
+
+
+def test_a_swarm_that_never_learns_is_told_so(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "dull").touch()
+    monkeypatch.setattr(conducting, "LEARNING_S", 0.5)
+    course, _ = conducted(place, tiny | {"begins": "learned"})
+    assert course.troubles == ["after 0 s home-1, home-2, office-1 had learned nothing: there is no second 0"]
+    assert course.lives == {name: [Ended(0, "")] for name in ("home-1", "home-2", "office-1")}
 
 
 def test_it_ends_by_itself_when_all_peers_did(place: Path, tiny: dict[str, Any]) -> None:
@@ -280,7 +305,7 @@ def test_the_clock_stands_still_while_somebody_starts(place: Path, tiny: dict[st
     tiny["peers"][1] |= {"arrives_at_s": 0.1}
     course, _ = conducted(place, tiny)
     times = {(done.who, done.do): done.time for done in course.done}
-    began = json.loads((place / "out" / "office-1" / "events.jsonl").read_text().splitlines()[0])["time"]
+    began = json.loads((place / "out" / "office-1" / "events.jsonl").read_text().splitlines()[1])["time"]
     assert times["office-1", "starts"] < began < times["home-1", "falls asleep"]
 
 
@@ -297,7 +322,7 @@ def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], mon
 
 
 def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
-    through = PEER.replace('"loss": 2.0', '"loss": 2.0, "fraction": number / 20 if home.name == "home-1" else 0.0')
+    through = PEER.replace('"loss": loss', '"loss": loss, "fraction": number / 20 if home.name == "home-1" else 0.0')
     (place / "peer.py").write_text(through)
     tiny["run"]["seconds"] = 5
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves_every_s": 3, "leaves": "killed", "returns_after_s": 0}

@@ -41,6 +41,7 @@ def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> Non
         (BROKEN, "peers.home.troubles: only p2ptrain testnet has that"),
         (PARTED, "partitions: only p2ptrain testnet --stage namespaces has them"),
         ("bootstrap.dies_at_s=3", "bootstrap: the simulator has none; only p2ptrain testnet has"),
+        ("begins=learned", "begins: only p2ptrain testnet waits for that"),
     ],
 )
 def test_the_simulator_refuses_by_name(plain: dict[str, Any], change: str, line: str) -> None:
