@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,12 @@ def command(name: str, program: Program, *options: str) -> tuple[int, str]:
 def status(program: Program) -> dict[str, Any]:
     """Asked by this process: the machine is busy enough."""
     return dict(ask(program.home, command="status")["status"])
+
+
+def shown(program: Program) -> dict[str, Any]:
+    """What its page shows."""
+    with urllib.request.urlopen(f"{program.wait_for('page')['url']}status", timeout=10) as answer:
+        return dict(json.load(answer))
 
 
 def edit(program: Program, **options: object) -> None:
@@ -118,8 +125,11 @@ def test_caps_pause_resume_budget_and_finish(company: tuple[Swarm, Program, Prog
 
 def test_sigkill_and_ctrl_c_while_it_rests(company: tuple[Swarm, Program, Program]) -> None:
     swarm, _, bert = company
-    cleo = swarm.peer("cleo")
+    cleo = swarm.peer("cleo", "--page", "0")
     cleo.wait_for("exchanged")
+    until("its page to tell of an exchange", lambda: shown(cleo)["exchanges"])
+    tokens = shown(cleo)["figures"]["tokens"]
+    until("its page's figures to move", lambda: shown(cleo)["figures"]["tokens"] > tokens)
     assert command("pause", cleo)[0] == 0
     held = cleo.wait_for("held")
     cleo.wait_for("saved")
