@@ -4,11 +4,11 @@ Most codecs need nothing: shapes and wishes are empty, and nothing travels. The 
 each fragment. The caller need not know which codec it has::
 
     shape = first_shape(codec, reference)              once a fragment, before its first exchange
-    mine  = wish_for(codec, shape, snapshot)           travels with the offer or the accept
+    mine  = wish_for(codec, shape, snapshot)           travels before the message
     terms = agree(codec, n, mine, theirs)              both sides: equal terms
     message = codec.encode(snapshot, terms)
     comparison = compare(codec, message, their_message, terms)
-    shape = next_shape(codec, shape, terms, comparison)        once the exchange is committed
+    shape = next_shape(codec, shape, terms, comparison)        whatever becomes of the exchange
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from p2ptrain.codec import (
     apart,
     compare,
     first_shape,
+    narrower,
     next_shape,
     unexplained,
     wish_for,
@@ -234,11 +235,8 @@ class Payloads:
         return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, told)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
-        """What to move towards.
-
-        Raises RemoteError when their bytes are malformed or not finite, NetworkError when they do not fit what was
-        agreed.
-        """
+        """What to move towards. Raises RemoteError when their bytes are malformed or not finite, NetworkError when they
+        do not fit what was agreed."""
         pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
         compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
         parts = tuple(each.difference for each in compared)
@@ -248,16 +246,24 @@ class Payloads:
         sketched = _length(float(told.norm()) for told in mine.told)
         gap = _length(float(unexplained(told, part).norm()) for told, part in zip(mine.told, parts, strict=True))
         if not gap <= max(GAP * sketched, LEAST_GAP * mine.norm):
+            self._learn(mine, compared, refused=True)
             raise NetworkError(ELSEWHERE)
         self._check_fit(mine.fragments, compared)
-        for (number, _, _, terms), each in zip(pairs, compared, strict=True):
-            if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
-                shape = self._shapes.get(number, terms.shape)
-                self._shapes[number] = next_shape(self.codec(number), shape, terms, each)
-                if each.wrapped <= MISFIT_SHARE:
-                    self._measured.add(number)
+        self._learn(mine, compared)
         least = max(mine.norm, torch.finfo(torch.float32).tiny)
         return Difference(mine.fragments, parts, norm / least, mine, _fingerprint(theirs), sketched / least)
+
+    def _learn(self, mine: Encoded, compared: Sequence[Comparison], refused: bool = False) -> None:
+        """What was measured helps the next exchange, whatever becomes of this one. Where it is refused, widths only
+        fall: too wide, they make honest messages leave as much unexplained as a liar's, and would do so ever after."""
+        for number, terms, each in zip(mine.fragments, mine.terms, compared, strict=True):
+            if not terms.shape:
+                continue
+            shape = self._shapes.get(number, terms.shape)
+            after = next_shape(self.codec(number), shape, terms, each)
+            self._shapes[number] = narrower(shape, after) if refused else after
+            if each.wrapped <= MISFIT_SHARE and not refused:
+                self._measured.add(number)
 
     def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison]) -> None:
         """Raises NetworkError where most of what had fitted does not any more.

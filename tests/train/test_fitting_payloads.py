@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from p2ptrain.codec import LARGEST_MAGNITUDE, get
+from p2ptrain.codec.steps import PACE
 from p2ptrain.errors import NetworkError
 from p2ptrain.swarm.trust import are_strange
 from p2ptrain.train.payloads import MISFIT_BLOCKS, MISFITS, Difference, Encoded, Payloads, Snapshot
@@ -149,3 +150,50 @@ def test_new_weights_need_other_widths() -> None:
     met(one, other)
     one.begin_anew()
     assert met(one, other, random).distance == 0.0
+
+
+def coarse(wish: bytes, blocks: int = MISFIT_BLOCKS) -> bytes:
+    """The same sketch, and the widest steps there are for less than half of the blocks."""
+    return bytes([255]) * (2 * blocks // 5) + wish[2 * blocks // 5 :]
+
+
+def widened(one: Payloads, liar: Payloads) -> None:
+    """An exchange with one that wishes for coarse steps, and whose hashes there say that all wraps."""
+    mine, theirs = one.wishes([0]), [coarse(liar.wishes([0])[0])]
+    message = bytearray(liar.encode([0], theirs, mine).parts[0])
+    for place in range(0, 2 * (2 * MISFIT_BLOCKS // 5), 2):
+        message[place] ^= 1
+    with contextlib.suppress(NetworkError):
+        one.difference(one.encode([0], mine, theirs), [bytes(message)])
+
+
+def test_who_wishes_for_the_widest_steps_stops_nobodys_exchanges() -> None:
+    """Widths that are too wide leave as much unexplained as a lie; they are found, and fall."""
+    one, other, liar = peer(2), peer(3), peer(4)
+    for _ in range(3):
+        met(one, other)
+        met(other, one)
+    before = met(one, other).distance
+    for each in (one, other):
+        for _ in range(8):
+            widened(each, liar)
+    refused = 0
+    for _ in range(12):
+        try:
+            found = met(one, other).distance
+            met(other, one)
+        except NetworkError:
+            refused += 1
+            with contextlib.suppress(NetworkError):
+                met(other, one)
+    assert refused <= 8
+    assert found == pytest.approx(before, rel=0.2)
+
+
+def test_one_exchange_moves_widths_by_an_octave_at_most() -> None:
+    one, liar = peer(2), peer(4)
+    met(one, liar)
+    before = one.wishes([0])[0][:MISFIT_BLOCKS]
+    widened(one, liar)
+    after = one.wishes([0])[0][:MISFIT_BLOCKS]
+    assert max(abs(b - a) for a, b in zip(before, after, strict=True)) == PACE
