@@ -126,6 +126,7 @@ class Session:
             mine = await work(payloads.encode, swap.fragments, wishes, their_wishes, snapshot)
         except ValueError as error:  # our own weights have become such that no codec takes them
             raise NetworkError(f"our own weights cannot be sent: {error}") from error
+        del snapshot  # a payload may be on its way for minutes, and this is a whole model
         _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self.tools.buffers))
         difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)

@@ -195,12 +195,13 @@ class CountingLearner:
         return self
 
     published = None
+    """There is nothing to be had."""
 
-    def wishes(self, fragments: Sequence[int], snapshot: None = None) -> list[Blank]:
+    def wishes(self, fragments: Sequence[int], snapshot: None) -> list[Blank]:
         return [self._rules.wishes[fragment] for fragment in fragments] if self._rules.wishes else []
 
     def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
-        return [wish.size for wish in self.wishes(fragments)]
+        return [wish.size for wish in self.wishes(fragments, self.published)]
 
     def encode(
         self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None

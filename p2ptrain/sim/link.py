@@ -139,6 +139,7 @@ class LinkEnd:
             if lie is None:
                 return
             payload = lie
+        self.snapshot = None
         size = payload_bytes([len(part) for part in payload.parts])
         if self.breaks is not None and self.other.encoded is None:  # the first payload is the one that breaks
             self._start_transfer(size * self.breaks, self._break)
