@@ -156,8 +156,8 @@ class Entrance:
     async def _come_in(self, gate: Gate, ticket: Ticket) -> Refusal | None:
         """Ask the invite's witnesses for a badge; why we are not in even so. NetworkError: none answered.
 
-        What one refuses another may grant that has newer rulings or a better clock. Not where it is used up: the author
-        counts on each of them.
+        What one refuses another may grant that has newer rulings or a better clock; so may a badge hold where another
+        does not. Not where it is used up: the author counts on each of them.
         """
         whys: list[str] = []
         refusal: Refusal | None = None
@@ -170,13 +170,14 @@ class Entrance:
                 continue
             if made is Refusal.USED_UP:
                 return made
-            if isinstance(made, Refusal):
-                refusal = refusal or made
+            why = made if isinstance(made, Refusal) else gate.refusal(self._me, made.encode(), time.time())
+            if why is not None or isinstance(made, Refusal):
+                refusal = refusal or why
                 continue
             gate.badge = made.encode()
             self._home.write(self._home.path / BADGE_FILE, gate.badge)
             self._notebook.note("let in", peer=witness, invite=ticket.invite.id)
-            return gate.refusal(self._me, gate.badge, time.time())
+            return None
         if refusal is None:
             raise NetworkError("; ".join(whys))
         return refusal

@@ -22,6 +22,7 @@ class Refusal(StrEnum):
     LATE = "its invite had run out before it came"
     REVOKED = "the run's author has revoked the invite it came by"
     USED_UP = "its invite is used up"
+    NO_ROOM = "who answers for its invite counts too many others; another may"
 
 
 def refusal(policy: str, rulings: Rulings, peer: PeerId, badge: Badge | None, now: float) -> Refusal | None:

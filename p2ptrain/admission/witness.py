@@ -39,9 +39,10 @@ class Register:
             return Refusal.LATE
         self._forget(now)
         guests = self.guests.get(invite.key, {})
-        is_full = invite.key not in self.guests and len(self.guests) >= MAX_INVITES
-        if peer not in guests and (len(guests) >= invite.uses or is_full):
+        if peer not in guests and len(guests) >= invite.uses:
             return Refusal.USED_UP
+        if invite.key not in self.guests and len(self.guests) >= MAX_INVITES:
+            return Refusal.NO_ROOM
         at = guests.setdefault(peer, int(now))
         self.guests[invite.key] = guests
         self.expiries[invite.key] = invite.expires_at

@@ -94,7 +94,7 @@ def test_an_invite_in_a_full_register_goes_on_counting(monkeypatch: pytest.Monke
     book, twice = register(), ticket(uses=2)
     assert ask(book, by=twice) is not Refusal.USED_UP
     assert ask(book, STRANGER, by=twice) is not Refusal.USED_UP
-    assert ask(book, by=ticket(number=8)) is Refusal.USED_UP
+    assert ask(book, by=ticket(number=8)) is Refusal.NO_ROOM
 
 
 def test_uses_survive_a_restart() -> None:

@@ -208,11 +208,15 @@ def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
     assert entrance.gate.rulings.admitted == (GUEST.peer,)
 
 
-def test_what_one_witness_refuses_another_may_grant(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead_s", [1800.0, 2.0**33])
+def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: float) -> None:
+    """One whose clock is ahead refuses an invite that has not run out, or grants a badge that nobody takes yet."""
     world = World(tmp_path)
     both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(WITNESS.peer, STRANGER.peer)))
     link = office.invite(world.run, both, 3600, 1, time.time())[0]
-    fast = Desk(world.gate, Register(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: 2**33)
+    fast = Desk(
+        world.gate, Register(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: time.time() + ahead_s
+    )
 
     async def main() -> Entrance:
         right = Desk(world.gate, Register(world.signed.run_id, STRANGER.peer), STRANGER.state)
