@@ -117,6 +117,8 @@ class Driver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[None]] = set()
+        self._announced: asyncio.Task[None] | None = None
+        """The last announcement, which may be under way: when we leave, our farewell."""
         """To the directory."""
 
     async def run(self) -> str:
@@ -129,11 +131,15 @@ class Driver:
             pump = self._spawn(self._pump())
             self._take_posted()
             try:
-                return await self._finished
+                why = await self._finished
+                await self._end_sessions()
+                await self._say_farewell()
+                return why
             finally:
                 pump.cancel()
                 await self._end_sessions()
-                await self._end_errands()
+                for errand in self._errands:
+                    errand.cancel()
 
     def post(self, event: Event) -> None:
         """Hand in an event from another thread. Kept until ``run`` has begun, dropped once the loop is gone."""
@@ -185,7 +191,7 @@ class Driver:
             case Adopt():
                 self._adopt(effect)
             case Announce():
-                self._send_out(self._announce(effect))
+                self._announced = self._send_out(self._announce(effect))
             case Lookup():
                 self._send_out(self._lookup())
             case WakeAt():
@@ -295,12 +301,10 @@ class Driver:
         for task in tasks:
             task.cancel()
 
-    async def _end_errands(self) -> None:
-        """Let our farewell reach the directory, and not wait for one that is dead."""
-        if self._errands:
-            await asyncio.wait(self._errands, timeout=FAREWELL_S)
-        for errand in self._errands:
-            errand.cancel()
+    async def _say_farewell(self) -> None:
+        """Let it reach the directory, and not wait for one that is dead."""
+        if self._announced is not None:
+            await asyncio.wait([self._announced], timeout=FAREWELL_S)
 
     # --- directory and time -------------------------------------------------------------------------------------------
 
@@ -330,10 +334,11 @@ class Driver:
         delay = max(time - self._shore.clock(), 0.0)
         self._timer = self._loop.call_later(delay, self._events.put_nowait, (Woke(), time))
 
-    def _send_out(self, errand: Awaitable[None]) -> None:
+    def _send_out(self, errand: Awaitable[None]) -> asyncio.Task[None]:
         task = self._spawn(errand)
         self._errands.add(task)
         task.add_done_callback(self._errands.discard)
+        return task
 
     def _spawn(self, work: Any) -> asyncio.Task[None]:
         assert self._tasks is not None
