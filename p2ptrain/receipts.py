@@ -225,6 +225,8 @@ class Book:
         if account is None or not receipt.is_agreed(self._run):
             return None
         account.ours = account.ours.less(claim)
+        if account.objections:  # what it does not know of
+            account.ours.served = 0
         account.since, account.claimed = claim.until, None
         account.objections = account.unanswered = 0
         return receipt
