@@ -310,9 +310,8 @@ class Connection:
                 pause = min(2 * pause, 60.0)
                 try:
                     await self._revive()
-                except (
-                    Exception
-                ) as error:  # ours; hivemind's, as it died again while it started; or of neither's making
+                # Ours; hivemind's, as it died again while it started; or of neither's making: none is the last try.
+                except Exception as error:
                     self._notebook.note("p2pd died", why=str(error) or type(error).__name__)
                     await self._drop()
             self._notebook.note("p2pd is back")
