@@ -99,6 +99,8 @@ async def _learning(conductor: Conductor) -> list[str]:
     """Until all who are there have learned; returns what went wrong."""
     until = time.monotonic() + LEARNING_S
     while slow := _have_not_learned(conductor):
+        if not conductor.running_trainers:
+            return [f"all was over before {', '.join(slow)} had learned anything: there is no second 0"]
         if time.monotonic() >= until:
             return [f"after {LEARNING_S:.0f} s {', '.join(slow)} had learned nothing: there is no second 0"]
         if troubles := await _tick(conductor):
