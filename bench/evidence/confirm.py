@@ -5,6 +5,9 @@ cells that are of one kind (one recipe, codec, learner, ... and one older code) 
 with fewer steps, by the older code and by today's, here and now: so that another processor, with other roundings, does
 not look like a change of code. Where both reports come out equal, all cells of that kind are results of today's code
 too; else all of them stay stale. What a change does only after the first of sixteen parts of a run is not seen.
+
+How long control messages and the directory's records are is let pass and said: it moves no weight, and payloads are
+compared.
 """
 
 from __future__ import annotations
@@ -26,6 +29,10 @@ Elsewhere = Callable[[str, str], AbstractContextManager[Workers]]
 
 OF_THE_MACHINE = "cost"
 """The part of a report that differs every time."""
+
+OVERHEAD = frozenset({"control", "directory", "total", "bits_per_parameter", "events"})
+"""Parts of a report that also count control messages and the directory. Bytes of payloads and of weights have their own
+names, and so do losses."""
 
 NUMBERS = frozenset({"seed", "split", "tokens_per_peer", "points", "learning_rate", "count"})
 """Fields of a scenario that choose no other piece of code. Not among them: inner steps (with one of them a phase has no
@@ -66,11 +73,14 @@ def confirm(campaign: Campaign, here: Workers, elsewhere: Elsewhere) -> None:
             continue
         now = _outcomes(here, scenarios)
         faults: dict[int, str] = {}
+        growths: dict[int, float] = {}
         for (each, _), older, newer in zip(samples, before, now, strict=True):
             if (fault := _fault(older, newer)) is not None:
                 faults.setdefault(id(each), fault)
+            else:
+                growths[id(each)] = max(growths.get(id(each), 1.0), _growth(older, newer), key=lambda g: abs(g - 1.0))
         for each in alike:
-            _conclude(campaign, each, faults.get(id(each)))
+            _conclude(campaign, each, faults.get(id(each)), growths.get(id(each), 1.0))
 
 
 def kinds(jobs: Sequence[Job]) -> list[Kind]:
@@ -150,13 +160,21 @@ def _fault(before: Outcome, now: Outcome) -> str | None:
 def _holds(before: Any, now: Any) -> bool:
     """Whether everything that the older report has is the same in the newer one, which may have more fields."""
     if isinstance(before, Mapping):
-        return isinstance(now, Mapping) and all(name in now and _holds(before[name], now[name]) for name in before)
+        return isinstance(now, Mapping) and all(
+            name in OVERHEAD or (name in now and _holds(before[name], now[name])) for name in before
+        )
     if isinstance(before, list):
         return isinstance(now, list) and len(before) == len(now) and all(map(_holds, before, now))
     return bool(before == now)
 
 
-def _conclude(campaign: Campaign, found: Kind, fault: str | None) -> None:
+def _growth(before: Outcome, now: Outcome) -> float:
+    """How many times as many bits a parameter today's code sends, control messages and directory included."""
+    older, newer = (((each.report or {}).get("overall") or {}).get("bits_per_parameter") for each in (before, now))
+    return newer / older if older and newer else 1.0
+
+
+def _conclude(campaign: Campaign, found: Kind, fault: str | None, growth: float) -> None:
     name, count = found.jobs[0].cell.name, len(found.jobs)
     if fault is not None:
         campaign.say(f"{name}: {fault}; {count} cells of its kind stay stale")
@@ -164,4 +182,5 @@ def _conclude(campaign: Campaign, found: Kind, fault: str | None) -> None:
     for job in found.jobs:
         assert job.record is not None
         campaign.store.keep(replace(job.record, confirmed=(*job.record.confirmed, campaign.code)))
-    campaign.say(f"{name}: the same to the last digit; {count} cells of its kind done")
+    but = "" if growth == 1.0 else f" but for control messages and directory, with which bits are {growth:.4f} times"
+    campaign.say(f"{name}: the same to the last digit{but}; {count} cells of its kind done")

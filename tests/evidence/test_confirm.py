@@ -79,6 +79,29 @@ def test_one_run_of_each_kind_vouches_for_all_that_come_out_equal(tmp_path: Path
     assert set.union(*states(campaign(tmp_path, "newer")[0]).values()) == {State.STALE}
 
 
+def test_longer_records_are_let_pass_and_said_and_other_payloads_are_not(tmp_path: Path) -> None:
+    def with_traffic(control: float, payload: float) -> pool.Simulate:
+        def simulate(scenario: Mapping[str, Any], device: str) -> Mapping[str, Any]:
+            report = dict(fake.simulate(scenario, device))
+            up = {"payload": payload, "control": control, "total": payload + control}
+            return report | {"overall": {"bits_per_parameter": payload + control, "up": up}, "events": control}
+
+        return simulate
+
+    @contextmanager
+    def before(commit: str, code: str) -> Iterator[fake.InlinePool]:
+        yield fake.InlinePool(with_traffic(10.0, 90.0))
+
+    all_run(tmp_path)
+    made, _ = campaign(tmp_path, "other payloads")
+    confirm(made, fake.InlinePool(with_traffic(10.0, 90.5)), before)
+    assert set.union(*states(made).values()) == {State.STALE}
+    made, said = campaign(tmp_path, "longer records")
+    confirm(made, fake.InlinePool(with_traffic(12.0, 90.0)), before)
+    assert set.union(*states(made).values()) == {State.DONE}
+    assert all("with which bits are 1.0200 times" in line for line in said)
+
+
 def test_a_run_that_breaks_vouches_for_nothing(tmp_path: Path) -> None:
     def broken(scenario: Mapping[str, Any], device: str) -> Mapping[str, Any]:
         raise ValueError("it broke")
