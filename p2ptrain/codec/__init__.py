@@ -36,7 +36,6 @@ from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feed
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.shapes import effective_rank, matrices
-from p2ptrain.codec.steps import narrower
 from p2ptrain.codec.topk import TopKCodec
 from p2ptrain.codec.wishes import agree, apart, compare, first_shape, next_shape, unexplained, wish_for, wish_size
 
@@ -118,7 +117,6 @@ __all__ = [
     "get_decodable",
     "is_decodable",
     "matrices",
-    "narrower",
     "needs_feedback",
     "next_shape",
     "unexplained",

@@ -52,8 +52,7 @@ FIRST_RISE = 3
 """Quarter octaves that the first shape lies above its reference. Our measurement: .7 octaves were missing."""
 
 PACE = 4
-"""Quarter octaves by which a wrapped block rises, and by which any block rises or falls at most, in one exchange: an
-octave. A partner that wishes for the widest steps and lies about what wrapped moves no block of ours further."""
+"""Quarter octaves by which a wrapped block rises, and by which any block falls at most, in one exchange: an octave."""
 
 SPREAD = 48
 """Quarter octaves: no block's shape falls farther below the widest of its fragment. A guess; it bounds how long a block
@@ -173,14 +172,8 @@ def next_shape(
     """My shape after an exchange under the shape ``used``: what was measured, and more than used where it wrapped."""
     before, agreed_on = _integers(shape), _integers(used)
     measured = agreed_on + _needed(bits)[largest.clamp(max=largest_code(bits)).long()]
-    wrapped = torch.maximum(before, agreed_on + PACE)
-    after = torch.where(largest == WRAPPED, wrapped, measured)
-    return _bytes(_lifted(torch.clamp(after, before - PACE, before + PACE)))
-
-
-def narrower(shape: bytes, other: bytes) -> bytes:
-    """Of two shapes of a fragment, the smaller byte of each block."""
-    return _bytes(torch.minimum(_integers(shape), _integers(other)))
+    after = torch.maximum(measured, before - PACE)
+    return _bytes(_lifted(torch.where(largest == WRAPPED, torch.maximum(before, agreed_on + PACE), after)))
 
 
 @functools.cache

@@ -27,7 +27,6 @@ from p2ptrain.codec import (
     apart,
     compare,
     first_shape,
-    narrower,
     next_shape,
     unexplained,
     wish_for,
@@ -101,7 +100,8 @@ MISFIT_BLOCKS = 16
 """With fewer blocks, as many may wrap by chance. A guess."""
 
 MISFITS = 3
-"""In a row, and it is our widths that do not fit. Of two, two liars among eight were often enough both."""
+"""In a row, and it is our widths that do not fit: too narrow, or too wide. Two in a row were often liars, of two among
+eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +146,8 @@ class Payloads:
         """Numbers whose widths fitted once, since our weights are what they are."""
         self._misfits = 0
         """Exchanges in a row in which widths that had fitted did not."""
+        self._strays = 0
+        """Exchanges in a row that were refused for what their messages left unexplained."""
 
     @property
     def streams(self) -> int:
@@ -246,24 +248,25 @@ class Payloads:
         sketched = _length(float(told.norm()) for told in mine.told)
         gap = _length(float(unexplained(told, part).norm()) for told, part in zip(mine.told, parts, strict=True))
         if not gap <= max(GAP * sketched, LEAST_GAP * mine.norm):
-            self._learn(mine, compared, refused=True)
+            self._begin_anew_if_it_is_us()
             raise NetworkError(ELSEWHERE)
+        self._strays = 0
         self._check_fit(mine.fragments, compared)
-        self._learn(mine, compared)
+        for (number, _, _, terms), each in zip(pairs, compared, strict=True):
+            if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
+                shape = self._shapes.get(number, terms.shape)
+                self._shapes[number] = next_shape(self.codec(number), shape, terms, each)
+                if each.wrapped <= MISFIT_SHARE:
+                    self._measured.add(number)
         least = max(mine.norm, torch.finfo(torch.float32).tiny)
         return Difference(mine.fragments, parts, norm / least, mine, _fingerprint(theirs), sketched / least)
 
-    def _learn(self, mine: Encoded, compared: Sequence[Comparison], refused: bool = False) -> None:
-        """What was measured helps the next exchange, whatever becomes of this one. Where it is refused, widths only
-        fall: too wide, they make honest messages leave as much unexplained as a liar's, and would do so ever after."""
-        for number, terms, each in zip(mine.fragments, mine.terms, compared, strict=True):
-            if not terms.shape:
-                continue
-            shape = self._shapes.get(number, terms.shape)
-            after = next_shape(self.codec(number), shape, terms, each)
-            self._shapes[number] = narrower(shape, after) if refused else after
-            if each.wrapped <= MISFIT_SHARE and not refused:
-                self._measured.add(number)
+    def _begin_anew_if_it_is_us(self) -> None:
+        """Too wide, widths make honest messages leave as much unexplained as a liar's. Where nobody fits, forget them."""
+        self._strays = (self._strays + 1) % MISFITS
+        if not self._strays:
+            self._shapes.clear()
+            self._measured.clear()
 
     def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison]) -> None:
         """Raises NetworkError where most of what had fitted does not any more.

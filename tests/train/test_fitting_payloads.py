@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from p2ptrain.codec import LARGEST_MAGNITUDE, get
-from p2ptrain.codec.steps import PACE
 from p2ptrain.errors import NetworkError
 from p2ptrain.swarm.trust import are_strange
 from p2ptrain.train.payloads import MISFIT_BLOCKS, MISFITS, Difference, Encoded, Payloads, Snapshot
@@ -168,7 +167,7 @@ def widened(one: Payloads, liar: Payloads) -> None:
 
 
 def test_who_wishes_for_the_widest_steps_stops_nobodys_exchanges() -> None:
-    """Widths that are too wide leave as much unexplained as a lie; they are found, and fall."""
+    """Widths that are too wide leave as much unexplained as a lie; where nobody fits any more, they are forgotten."""
     one, other, liar = peer(2), peer(3), peer(4)
     for _ in range(3):
         met(one, other)
@@ -188,12 +187,3 @@ def test_who_wishes_for_the_widest_steps_stops_nobodys_exchanges() -> None:
                 met(other, one)
     assert refused <= 8
     assert found == pytest.approx(before, rel=0.2)
-
-
-def test_one_exchange_moves_widths_by_an_octave_at_most() -> None:
-    one, liar = peer(2), peer(4)
-    met(one, liar)
-    before = one.wishes([0])[0][:MISFIT_BLOCKS]
-    widened(one, liar)
-    after = one.wishes([0])[0][:MISFIT_BLOCKS]
-    assert max(abs(b - a) for a, b in zip(before, after, strict=True)) == PACE
