@@ -100,8 +100,7 @@ MISFIT_BLOCKS = 16
 """With fewer blocks, as many may wrap by chance. A guess."""
 
 MISFITS = 3
-"""In a row, and it is our widths that do not fit: too narrow, or too wide. Two in a row were often liars, of two among
-eight."""
+"""In a row, and it is our widths that do not fit: too narrow, or too wide. Two were often two liars among eight."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +261,7 @@ class Payloads:
         return Difference(mine.fragments, parts, norm / least, mine, _fingerprint(theirs), sketched / least)
 
     def _begin_anew_if_it_is_us(self) -> None:
-        """Too wide, widths make honest messages leave as much unexplained as a liar's. Where nobody fits, forget them."""
+        """Too wide, widths make honest messages leave as much unexplained as a liar's: forget them if nobody fits."""
         self._strays = (self._strays + 1) % MISFITS
         if not self._strays:
             self._shapes.clear()

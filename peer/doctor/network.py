@@ -95,11 +95,13 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
         result.findings.append(await _admission(node, answered, link, home, signed))
     peers = await _peers(node, set(targets)) if answered else {}
     targets = answered | peers
-    seen = [each for each in await asyncio.gather(*(_seen(node, *each, port) for each in targets.items())) if each]
+    asked = await asyncio.gather(*(_seen(node, *each, port) for each in targets.items()))
+    seen = [each for each in asked if isinstance(each, Observation)]
+    silent = [each for each in asked if isinstance(each, str)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
     result.findings += [verdicts.clock(seen), verdicts.router(seen, own)]
     has_relay = await _has_relay(node, targets) if seen else None
-    result.findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay))
+    result.findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
     result.findings.append(verdicts.rates(await _measured(node, peers | answered)))
     return result
 
@@ -161,7 +163,17 @@ async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
     return {}
 
 
-async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | None:
+async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
+    """What a node sees of us, or why it does not say. Lines lose packets and daemons connections: asked twice."""
+    answer: Observation | str = ""
+    for _ in range(2):
+        answer = await _seen_once(node, peer, places, port)
+        if isinstance(answer, Observation):
+            break
+    return answer
+
+
+async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
     try:
         await look(node, peer, places)  # connects: the next question is answered at once, and compares the clocks
         asked_at = time.time()
@@ -171,8 +183,8 @@ async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> O
             sight = await look(node, peer, places, port)
         async with asyncio.timeout(COMPANY_S):
             ends = [each.place for each in await node.daemon.connections() if each.peer == peer]
-    except (NetworkError, RemoteError, TimeoutError):
-        return None
+    except (NetworkError, RemoteError, TimeoutError) as error:
+        return f"{short(peer)}: {plain(str(error)) or 'no answer in time'}"
     left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
     return Observation(sight, ahead_s, left)
 

@@ -97,20 +97,23 @@ def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
     return note("router", f"others see {', '.join(hosts)}, which is a router's that {habit}{several}")
 
 
-def reach(seen: Sequence[Observation], port: int, own: str, has_relay: bool | None) -> Finding:
+def reach(
+    seen: Sequence[Observation], port: int, own: str, has_relay: bool | None, silent: Sequence[str] = ()
+) -> Finding:
     """Whether others can dial us.
 
     Args:
         port: where they tried; 0: we listen nowhere.
         own: this machine's address in its own network, for the router's settings.
         has_relay: whether a relay gave us a place; None: nobody was asked.
+        silent: why others do not say what they see.
     """
     if port == 0:
         return skipped("reach", "nothing listens, so nobody was asked to dial us")
     sights = [each.sight for each in seen]
     found = verdict(sights)
     if found is None:
-        reasons = dict.fromkeys(each.why for each in sights if each.why)
+        reasons = dict.fromkeys([*(each.why for each in sights if each.why), *silent])
         return skipped("reach", f"nobody could be asked to dial us{''.join(f'; {why}' for why in reasons)}")
     tried = [each for each in sights if each.dialed is not Dialed.DECLINED]
     host = next((address.host_of(each.place) for each in tried if each.place), own)

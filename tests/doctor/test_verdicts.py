@@ -71,6 +71,8 @@ def test_without_a_router_it_is_the_firewall() -> None:
 def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
     declined = verdicts.reach([seen(Dialed.DECLINED, why="asked too often")], 31337, OWN, None)
     assert (declined.state, "asked too often" in declined.found) == (State.SKIPPED, True)
+    silent = verdicts.reach([], 31337, OWN, None, ["Kx41ab: no answer in time"])
+    assert (silent.state, "Kx41ab: no answer in time" in silent.found) == (State.SKIPPED, True)
     assert verdicts.reach([seen(Dialed.YES)], 0, OWN, None).state is State.SKIPPED
     assert verdicts.reach([seen(Dialed.YES)], 31337, OWN, None).found == "others can dial us at 203.0.114.7:31337"
 
