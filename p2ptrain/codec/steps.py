@@ -52,7 +52,8 @@ FIRST_RISE = 3
 """Quarter octaves that the first shape lies above its reference. Our measurement: .7 octaves were missing."""
 
 PACE = 4
-"""Quarter octaves by which a wrapped block rises, and by which any block falls at most, in one exchange: an octave."""
+"""Quarter octaves by which a wrapped block rises above what was used, and by which any block rises or falls at most, in
+one exchange: an octave."""
 
 SPREAD = 48
 """Quarter octaves: no block's shape falls farther below the widest of its fragment. A guess; it bounds how long a block
@@ -169,11 +170,14 @@ def next_shape(
     largest: Tensor,  # [blocks] uint8: the largest |code| of each block, or WRAPPED
     bits: int,
 ) -> bytes:
-    """My shape after an exchange under the shape ``used``: what was measured, and more than used where it wrapped."""
+    """My shape after an exchange under the shape ``used``: what was measured, and more than used where it wrapped.
+
+    No block rises or falls by more than an octave, whatever the other side wished for.
+    """
     before, agreed_on = _integers(shape), _integers(used)
     measured = agreed_on + _needed(bits)[largest.clamp(max=largest_code(bits)).long()]
-    after = torch.maximum(measured, before - PACE)
-    return _bytes(_lifted(torch.where(largest == WRAPPED, torch.maximum(before, agreed_on + PACE), after)))
+    after = torch.where(largest == WRAPPED, torch.maximum(before, agreed_on + PACE), measured)
+    return _bytes(_lifted(after.clamp(before - PACE, before + PACE)))
 
 
 @functools.cache

@@ -10,7 +10,7 @@ Legend: n elements of one fragment, F fragments.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -21,20 +21,18 @@ from p2ptrain import codec as codecs
 from p2ptrain.codec import (
     Codec,
     CodecTerms,
-    Comparison,
     Matrices,
     agree,
     apart,
     compare,
-    first_shape,
-    next_shape,
     unexplained,
     wish_for,
     wish_size,
 )
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import RemoteError
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
+from p2ptrain.train.widths import Gap, Widths, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,30 +77,6 @@ class Difference:
         return self.mine.norm
 
 
-ELSEWHERE = "its weights are not where it said they are"
-
-GAP = 1.5
-"""What the messages leave unexplained of what the sketches told, over what these told. It is the codec's error, wrapped
-blocks included: 1.01 at the most between simulated honest peers, from the first exchange on. Weights that are negated,
-scaled, or of another size than the sketch says leave several times as much, as long as the liar's true ones are near
-(docs/SECURITY.md)."""
-
-LEAST_GAP = 1e-3
-"""Of our own weights' length: so much may be left in any case. Sketches are sums in fp32, and weights that lie nearer
-than this are as good as equal."""
-
-MISFIT_SHARE = 0.5
-"""Of the blocks of an exchange, how many may wrap. Our measurement: of a transformer's 121 blocks .26 at the most
-between honest peers, late, slow and frozen ones among them, once one exchange was made (.91 in the first); of bytes
-that stand for no weights, all (docs/SECURITY.md)."""
-
-MISFIT_BLOCKS = 16
-"""With fewer blocks, as many may wrap by chance. A guess."""
-
-MISFITS = 3
-"""In a row, and it is our widths that do not fit: too narrow, or too wide. Two were often two liars among eight."""
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """What partners may have."""
@@ -139,14 +113,7 @@ class Payloads:
         if len(self._matrices) != len(self._lengths):
             raise ValueError(f"matrices of {len(self._matrices)} fragments, and there are {len(self._lengths)}")
         self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
-        self._shapes: dict[int, bytes] = {}
-        """By the network's number: which step widths a fragment's blocks need, for codecs that agree on them."""
-        self._measured: set[int] = set()
-        """Numbers whose widths fitted once, since our weights are what they are."""
-        self._misfits = 0
-        """Exchanges in a row in which widths that had fitted did not."""
-        self._strays = 0
-        """Exchanges in a row that were refused for what their messages left unexplained."""
+        self._widths = Widths()
 
     @property
     def streams(self) -> int:
@@ -169,7 +136,7 @@ class Payloads:
     @property
     def knows_nothing(self) -> bool:
         """The codec needs step widths, and nothing was measured yet: ``foresee`` helps."""
-        return not self._shapes and bool(self.wish_sizes(range(len(self._lengths))))
+        return self._widths.are_unknown and bool(self.wish_sizes(range(len(self._lengths))))
 
     def foresee(
         self,
@@ -180,9 +147,8 @@ class Payloads:
         What stood still foretells nothing: a phase that was dropped, or one that has not begun yet. Two peers that
         agreed on widths of nothing would find ever after that nothing lies between them.
         """
-        self._shapes = {
-            number: first_shape(self.codec(number), moved) for number, moved in enumerate(movements) if moved.any()
-        }
+        moved = {number: movement for number, movement in enumerate(movements) if movement.any()}
+        self._widths.foresee({number: self.codec(number) for number in moved}, moved)
 
     # --- one exchange -------------------------------------------------------------------------------------------------
 
@@ -244,47 +210,20 @@ class Payloads:
         norm = _norm(parts)
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
-        sketched = _length(float(told.norm()) for told in mine.told)
-        gap = _length(float(unexplained(told, part).norm()) for told, part in zip(mine.told, parts, strict=True))
-        if not gap <= max(GAP * sketched, LEAST_GAP * mine.norm):
-            self._begin_anew_if_it_is_us()
-            raise NetworkError(ELSEWHERE)
-        self._strays = 0
-        self._check_fit(mine.fragments, compared)
-        for (number, _, _, terms), each in zip(pairs, compared, strict=True):
-            if terms.shape:  # what was measured helps the next exchange, whatever becomes of this one
-                shape = self._shapes.get(number, terms.shape)
-                self._shapes[number] = next_shape(self.codec(number), shape, terms, each)
-                if each.wrapped <= MISFIT_SHARE:
-                    self._measured.add(number)
-        least = max(mine.norm, torch.finfo(torch.float32).tiny)
-        return Difference(mine.fragments, parts, norm / least, mine, _fingerprint(theirs), sketched / least)
-
-    def _begin_anew_if_it_is_us(self) -> None:
-        """Too wide, widths make honest messages leave as much unexplained as a liar's: forget them if nobody fits."""
-        self._strays = (self._strays + 1) % MISFITS
-        if not self._strays:
-            self._shapes.clear()
-            self._measured.clear()
-
-    def _check_fit(self, fragments: Sequence[int], compared: Sequence[Comparison]) -> None:
-        """Raises NetworkError where most of what had fitted does not any more.
-
-        Such blocks count as no difference, which no gate for distances stops, and what they teach is steps too wide for
-        everybody else. It is no offence: widths are learnt from one exchange for the next, and may be stale.
-        """
-        known = [each for number, each in zip(fragments, compared, strict=True) if number in self._measured]
-        blocks = sum(len(each.largest) for each in known)
-        if blocks < MISFIT_BLOCKS or sum(each.wrapped * len(each.largest) for each in known) <= MISFIT_SHARE * blocks:
-            self._misfits = 0
-            return
-        self._misfits = (self._misfits + 1) % MISFITS
-        if self._misfits:
-            raise NetworkError(ELSEWHERE)
+        gaps = [
+            Gap(float(told.norm()), float(unexplained(told, part).norm()))
+            for told, part in zip(mine.told, parts, strict=True)
+        ]
+        self._widths.check(mine.fragments, gaps, mine.norm)
+        for (number, _, _, terms), each, gap in zip(pairs, compared, gaps, strict=True):
+            self._widths.learn(number, self.codec(number), terms, each, gap, mine.norm)
+        own = max(mine.norm, torch.finfo(torch.float32).tiny)
+        sketched = length(gap.told for gap in gaps)
+        return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
 
     def begin_anew(self) -> None:
         """Our weights were replaced: step widths that fitted need not."""
-        self._measured.clear()
+        self._widths.begin_anew()
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
         """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
@@ -324,7 +263,7 @@ class Payloads:
 
     def _wish(self, number: int, values: Tensor) -> bytes:
         codec = self.codec(number)
-        return wish_for(codec, self._shapes.get(number) or first_shape(codec, values), values)
+        return wish_for(codec, self._widths.shape(number, codec, values), values)
 
     def _length(self, number: int) -> int:
         return self._lengths[number % len(self._lengths)]
@@ -342,9 +281,4 @@ def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
 
 
 def _norm(parts: Sequence[Tensor]) -> float:
-    return _length(l2_norm(part) for part in parts)
-
-
-def _length(norms: Iterable[float]) -> float:
-    """The L2 norm of a whole whose pieces have these."""
-    return float(torch.linalg.vector_norm(torch.tensor(list(norms))))
+    return length(l2_norm(part) for part in parts)
