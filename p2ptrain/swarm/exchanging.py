@@ -121,7 +121,7 @@ class Exchanging:
         if refused is not None:
             reply = refused
         elif offer.round:
-            reply = self.rounds.answer(offer, link.peer, crossing is not None)
+            reply = self.rounds.answer(offer, link.peer, crossing is not None, now)
         else:
             reply = answer(
                 offer,
@@ -186,7 +186,8 @@ class Exchanging:
         standing.counters.offers_declined += 1
         standing.deadlines.replied(now - exchange.started_at)
         if exchange.round and decline.reason in ROUTINE:
-            self.rounds.ended(exchange, Meeting.AWAITED)
+            self.rounds.put_off(exchange, now)
+            self.call_planned(now)
             return
         standing.note("skipped", link.peer, decline.reason.value)
         if exchange.round:
@@ -281,7 +282,7 @@ class Exchanging:
                 waited = now - (exchange.swap_started_at or exchange.started_at)
                 self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
         self.rounds.expire(now)
-        self.rounds.proceed_if_over()
+        self.call_planned(now)
 
     def drop_unsettled(self) -> None:
         """We are leaving or about to catch up: close what no partner can have committed yet."""

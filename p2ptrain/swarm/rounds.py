@@ -6,16 +6,19 @@ round that the trainer waits for is over when every partner's exchange has commi
 
 ::
 
-    partner     on                                   -> becomes
-    ---------   ----------------------------------   ----------
-    DUE         our offer goes out                    CALLED
-    CALLED      not yet, or our offers crossed        AWAITED
-    DUE, CALLED, AWAITED   its offer comes            MEETING
-    CALLED      its accept comes                      MEETING
-    MEETING     committed                             MET
-    MEETING     failed                                DONE
-    CALLED      declined otherwise, unanswered        DONE      (its own offer may still come, and is taken)
-    AWAITED     patience ends                         DONE
+    partner                 on                                    -> becomes
+    ---------------------   -----------------------------------   ----------
+    DUE                     our offer goes out                     CALLED
+    CALLED                  not yet, or our offers crossed         AWAITED   (it promised to offer)
+    CALLED                  its offer crosses ours, which wins     CROSSED
+    CROSSED                 not yet, overtaken by its offer        DUE       (it has come, and awaits ours)
+    DUE, CALLED, AWAITED    its offer comes                        MEETING
+    CALLED, CROSSED         its accept comes                       MEETING
+    MEETING                 committed                              MET
+    MEETING                 failed                                 DONE
+    CALLED, CROSSED         declined otherwise, unanswered         DONE      (its offer may still come, and is taken)
+    AWAITED                 a pause is over, which then doubles    DUE
+    AWAITED                 patience ends                          DONE
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.swarm.events import Proceed
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
-from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS
+from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.topology import planned_partners
 
@@ -37,6 +40,7 @@ class Meeting(Enum):
 
     DUE = auto()
     CALLED = auto()
+    CROSSED = auto()
     AWAITED = auto()
     MEETING = auto()
     MET = auto()
@@ -52,6 +56,8 @@ class Round:
     awaited: bool
     """The trainer waits for it."""
     until: float
+    recall_at: float
+    recall_pause_s: float = ROUND_RECALL_S
     meetings: dict[PeerId, Meeting] = field(default_factory=dict)
 
     @property
@@ -70,13 +76,9 @@ class Rounds:
         """We have come to this outer step. The round of an earlier one lapses."""
         standing = self._standing
         self.close(awaited)
-        fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s())
+        fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s(), now + ROUND_RECALL_S)
         if fresh.fragments and standing.state is PeerState.TRAINING:
-            rules = standing.rules
-            here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
-            roster = [standing.me, *(known.peer for known in here)]  # who was joining at last may train by now
-            planned = planned_partners(rules.topology, rules.partners, standing.me, roster, rules.run, step)
-            fresh.meetings = dict.fromkeys(planned, Meeting.DUE)
+            fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)
         self._open.append(fresh)
         self.proceed_if_over()
 
@@ -91,15 +93,22 @@ class Rounds:
         """Whom to call now."""
         return [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
 
-    def answer(self, offer: Offer, sender: PeerId, crossing: bool) -> Round | DeclineReason:
-        """Answer an offer for a planned exchange, once it passed all checks that are the same for every offer."""
+    def answer(self, offer: Offer, sender: PeerId, crossing: bool, now: float) -> Round | DeclineReason:
+        """Answer an offer for a planned exchange, once it passed all checks that are the same for every offer.
+
+        "Not yet" is a promise, and its trainer waits for it: whom we have not found yet, or shall not plan, hears so.
+        """
         found = self.of(offer.round, offer.fragments)
         if found is None:
-            ahead = offer.round > max((each.step for each in self._open), default=self._standing.step)
-            return DeclineReason.NOT_YET if ahead else DeclineReason.NOT_PLANNED
+            standing = self._standing
+            ahead = offer.round > max((each.step for each in self._open), default=standing.step)
+            trains = standing.state is PeerState.TRAINING
+            shall_offer = ahead and trains and sender in self._planned(offer.round, now)
+            return DeclineReason.NOT_YET if shall_offer else DeclineReason.NOT_PLANNED
         if found.fragments != offer.fragments or found.meetings.get(sender) in (None, Meeting.MEETING, Meeting.MET):
             return DeclineReason.NOT_PLANNED
         if crossing and self._standing.me < sender:
+            found.meetings[sender] = Meeting.CROSSED
             return DeclineReason.CROSSING
         return found
 
@@ -113,6 +122,15 @@ class Rounds:
         if found is not None and peer in found.meetings:
             found.meetings[peer] = to
 
+    def put_off(self, exchange: Exchange, now: float) -> None:
+        """A partner has not come yet, or its own offer goes first. Streams have no order among each other: whose offer
+        we turned down since, for ours, has come meanwhile, and waits for us as we would for it."""
+        found = self.of(exchange.round, exchange.fragments)
+        peer = exchange.link.peer
+        if found is not None and peer in found.meetings:
+            waits_for_us = found.meetings[peer] is Meeting.CROSSED and now < found.until
+            found.meetings[peer] = Meeting.DUE if waits_for_us else Meeting.AWAITED
+
     def ended(self, exchange: Exchange, to: Meeting) -> None:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
         if exchange.round:
@@ -120,13 +138,17 @@ class Rounds:
             self.proceed_if_over()
 
     def expire(self, now: float) -> None:
-        """Stop waiting for partners that did not come. Who was called has a deadline of its own."""
-        for each in self._open:
-            if each.awaited and each.until <= now:
-                late = [peer for peer, at in each.meetings.items() if at is Meeting.AWAITED]
+        """Ask again whom we wait for, or wait no more. Who was called has a deadline of its own."""
+        for each in [each for each in self._open if each.awaited]:
+            late = [peer for peer, at in each.meetings.items() if at is Meeting.AWAITED]
+            if each.until <= now:
                 each.meetings.update(dict.fromkeys(late, Meeting.DONE))
                 for peer in late:
                     self._standing.note("skipped", peer, "it did not come to this outer step in time")
+            elif each.recall_at <= now:
+                each.meetings.update(dict.fromkeys(late, Meeting.DUE))
+                each.recall_pause_s *= 2
+                each.recall_at = now + each.recall_pause_s
 
     def proceed_if_over(self) -> None:
         """Let the trainer go on when nothing is left to wait for."""
@@ -139,7 +161,14 @@ class Rounds:
         if not self._open:
             return float("inf")
         waiting = [each for each in self._open if each.awaited and Meeting.AWAITED in each.meetings.values()]
-        return min((each.until for each in waiting), default=float("inf"))
+        return min((min(each.until, each.recall_at) for each in waiting), default=float("inf"))
+
+    def _planned(self, step: int, now: float) -> tuple[PeerId, ...]:
+        """Our partners at this outer step, of all whom we know by now; who was joining at last may train by now."""
+        standing, rules = self._standing, self._standing.rules
+        here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
+        roster = [standing.me, *(known.peer for known in here)]
+        return planned_partners(rules.topology, rules.partners, standing.me, roster, rules.run, step)
 
     def _due_at(self, step: int, fragments: tuple[int, ...]) -> tuple[int, ...]:
         """The fragments whose turn it is: ``fragments_per_exchange`` of every stream, in turn."""

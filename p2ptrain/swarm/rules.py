@@ -134,6 +134,10 @@ ROUND_PATIENCE_STEPS = 4.0
 """How long a waiting trainer waits for partners that have not come to its outer step: the longer of so many seconds and
 of so many of its own outer steps. Guesses; recipes that wait were published for machines that are equally fast."""
 
+ROUND_RECALL_S = 1.0
+"""After so long a partner that has not come is asked again, then after twice that, and so on: its run may have ended,
+or its plan be without us by now. A guess; an answer costs a round trip."""
+
 SEARCH_PATIENCE_S = 20.0
 """A starting peer whose directory does not answer trains alone after this long (it goes on searching)."""
 

@@ -30,6 +30,8 @@ from p2ptrain.swarm.events import (
     Open,
     OuterStepDone,
     PeersSeen,
+    PhaseDone,
+    Proceed,
     Pull,
     Pulled,
     Received,
@@ -82,6 +84,9 @@ class Seat:
     arrived: set[LinkId] = field(default_factory=set)
     snapshots: list[tuple[int, ...]] = field(default_factory=list)
     """Fragments engaged now, one entry an unfinished swap or unapplied displacement."""
+    waits_since: float | None = None
+    """The trainer waits for its partners."""
+    waited_s: list[float] = field(default_factory=list)
 
 
 class Table:
@@ -103,6 +108,8 @@ class Table:
         """What a swap measures: the distance, and the norm of our own weights."""
         self.fingerprint: Callable[[PeerId, PeerId], bytes] = lambda me, partner: b""
         """Of what the partner sent."""
+        self.lag_s: Callable[[PeerId, LinkId], float] = lambda sender, link: 0.0
+        """On top of the latency, for all that a peer sends over its end of this link."""
         self._heap: list = []
         self._serial = 0
         self.seats: dict[PeerId, Seat] = {}
@@ -131,6 +138,13 @@ class Table:
             seat.step += 1
             seat.progress += tokens
             self.handle(PeerId(name), OuterStepDone(seat.step, seat.progress, int(tokens)))
+
+    def end_phase(self, *names: str, tokens: float = 10.0) -> None:
+        """These peers end an inner phase now, and wait for what their recipe mixes between two."""
+        for name in names or tuple(self.seats):
+            seat = self[name]
+            seat.waits_since = self.now
+            self.handle(PeerId(name), PhaseDone(seat.step + 1, seat.progress + tokens))
 
     def end_training(self, *names: str) -> None:
         for name in names or tuple(self.seats):
@@ -209,7 +223,8 @@ class Table:
                     seat.snapshots.remove(swap.fragments)
                 if effect.link in seat.ends:
                     other, their_link = seat.ends.pop(effect.link)
-                    self.after(self.latency, self._break, other, their_link, "it closed")
+                    lag_s = self.latency + self.lag_s(peer, effect.link)
+                    self.after(lag_s, self._break, other, their_link, "it closed")
             case Announce():
                 record = presence(peer, effect.progress, PeerState(effect.state), 1.0 + self.now, effect.settled)
                 self.records[peer] = replace(record, step=effect.step)
@@ -222,6 +237,11 @@ class Table:
             case BeginTraining():
                 seat.begun = True
                 self._log(peer, "begins")
+            case Proceed():
+                if seat.waits_since is not None and effect.step == seat.step + 1:
+                    seat.waited_s.append(self.now - seat.waits_since)
+                    seat.waits_since = None
+                    self.after(self.apply_s, self.step, str(peer))
             case Finished():
                 seat.finished = effect.why
                 self._log(peer, f"finished: {effect.why}")
@@ -234,7 +254,7 @@ class Table:
         other, their_link = seat.ends[link]
         self._log(peer, f"-> {other}: {type(message).__name__}")
         if not self.holds_back(peer, other, message):
-            self.after(self.latency, self._deliver, other, their_link, message)
+            self.after(self.latency + self.lag_s(peer, link), self._deliver, other, their_link, message)
 
     def _deliver(self, peer: PeerId, link: LinkId, message: Message) -> None:
         if link in self.seats[peer].ends:

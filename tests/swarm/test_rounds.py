@@ -1,0 +1,85 @@
+"""Rounds: exchanges that both sides planned for an outer step, and trainers that wait for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from table import RULES, Table
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm import Peer
+from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_RECALL_S
+
+WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
+
+
+def in_step(*names: str) -> Table:
+    table = Table(*names, rules=WAITING)
+    table.start()
+    table.run(3.0)
+    assert all(seat.begun for seat in table.seats.values())
+    table.trace.clear()
+    return table
+
+
+def test_the_later_of_two_finds_the_earlier_one_waiting() -> None:
+    table = in_step("amber", "birch")
+    table.end_phase("amber")
+    table.run(0.5)
+    assert table["amber"].waits_since is not None
+    table.end_phase("birch")
+    table.run(0.5)
+    assert table["amber"].waited_s == pytest.approx([0.65], abs=0.15)
+    assert table["birch"].waited_s == pytest.approx([0.15], abs=0.1)
+
+
+@pytest.mark.parametrize(("first", "second"), [("amber", "birch"), ("birch", "amber")])
+def test_an_answer_that_an_offer_overtook_makes_nobody_wait(first: str, second: str) -> None:
+    """ "Not yet" is still on its way when the offer of who has come meanwhile is here already."""
+    table = in_step("amber", "birch")
+    table.end_phase(first)
+    table.lag_s = lambda sender, link: 0.0 if link.outbound else 0.05
+    table.run(0.012)  # the offer has come, and was answered
+    table.lag_s = lambda sender, link: 0.0
+    table.end_phase(second)
+    table.run(1.0)
+    assert max(table[first].waited_s + table[second].waited_s) < 0.5
+    assert table["amber"].core.counters.exchanges_ok == 1
+
+
+def test_who_knows_us_not_makes_no_promise() -> None:
+    """Its outer step would come and go, and our trainer wait for it."""
+    table = Table("amber", "birch", rules=WAITING)
+    table.start("amber", "birch")
+    table.run(3.0)
+    table["amber"].core = Peer(PeerId("amber"), WAITING, Random(1))  # began anew, and has met nobody
+    table.directory_answers = False
+    table.start("amber")
+    table.run(25.0)
+    table.trace.clear()
+    table.end_phase("birch")
+    table.run(0.5)
+    assert table["birch"].waited_s == pytest.approx([0.02], abs=0.02)
+    assert "birch skipped amber it planned this outer step without us" in "\n".join(table.trace)
+
+
+def test_whose_run_ends_meanwhile_is_not_waited_for() -> None:
+    table = in_step("amber", "birch")
+    table.end_phase("amber")
+    table.run(0.5)
+    table.end_training("birch")
+    table.run(2 * ROUND_RECALL_S)
+    assert table["amber"].waited_s
+    assert table["amber"].waited_s[0] < 2 * ROUND_RECALL_S
+
+
+def test_who_does_not_come_is_asked_ever_less_often_and_given_up_at_last() -> None:
+    table = in_step("amber", "birch")
+    table.end_phase("amber")
+    table.run(ROUND_PATIENCE_S + 1.0)
+    offers = sum(line.endswith("amber -> birch: Offer") for line in table.trace)
+    assert 3 <= offers <= 6
+    assert table["amber"].waited_s == pytest.approx([ROUND_PATIENCE_S], abs=1.0)
+    assert "it did not come to this outer step in time" in "\n".join(table.trace)
