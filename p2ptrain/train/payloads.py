@@ -32,7 +32,7 @@ from p2ptrain.codec import (
 from p2ptrain.errors import RemoteError
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
-from p2ptrain.train.widths import Gap, Widths, length
+from p2ptrain.train.widths import Fit, Widths, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,15 +210,15 @@ class Payloads:
         norm = _norm(parts)
         if not norm < float("inf"):
             raise RemoteError("its weights are not finite")
-        gaps = [
-            Gap(float(told.norm()), float(unexplained(told, part).norm()))
-            for told, part in zip(mine.told, parts, strict=True)
+        fits = [
+            Fit(float(told.norm()), float(unexplained(told, part).norm()), len(each.largest), each.wrapped)
+            for told, part, each in zip(mine.told, parts, compared, strict=True)
         ]
-        self._widths.check(mine.fragments, gaps, mine.norm)
-        for (number, _, _, terms), each, gap in zip(pairs, compared, gaps, strict=True):
-            self._widths.learn(number, self.codec(number), terms, each, gap, mine.norm)
+        self._widths.check(mine.fragments, fits, mine.norm)
+        for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
+            self._widths.learn(number, self.codec(number), terms, each, fit)
         own = max(mine.norm, torch.finfo(torch.float32).tiny)
-        sketched = length(gap.told for gap in gaps)
+        sketched = length(fit.told for fit in fits)
         return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
 
     def begin_anew(self) -> None:

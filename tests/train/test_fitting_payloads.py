@@ -12,10 +12,10 @@ from p2ptrain.codec import LARGEST_MAGNITUDE, get
 from p2ptrain.errors import NetworkError
 from p2ptrain.swarm.trust import are_strange
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
-from p2ptrain.train.widths import MISFITS, NEARER, STRAYS
+from p2ptrain.train.widths import FITS, MISFIT_BLOCKS, MISFITS, STRAYS
 
 BLOCK = 64
-BLOCKS = 16
+BLOCKS = MISFIT_BLOCKS
 COMMON = torch.randn(BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))
 
 
@@ -37,9 +37,14 @@ def met(one: Payloads, other: Payloads, garble: Random | None = None) -> Differe
     return one.difference(mine, [garble.randbytes(len(part)) for part in theirs] if garble else theirs)
 
 
+def acquainted(one: Payloads, other: Payloads) -> float:
+    """How far apart they are, once widths are known."""
+    return [met(one, other).distance for _ in range(FITS)][-1]
+
+
 def test_bytes_that_are_no_weights_are_refused_and_teach_nothing() -> None:
     one, other, random = peer(2), peer(3), Random(1)
-    before = met(one, other).distance
+    before = acquainted(one, other)
     widths = one.wishes([0])[0]
     with pytest.raises(NetworkError, match="not where it said"):
         met(one, other, random)
@@ -50,7 +55,7 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_nothing() -> None:
 @pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
 def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> None:
     one, other = peer(2), peer(3)
-    met(one, other)
+    acquainted(one, other)
     wishes = one.wishes([0]), other.wishes([0])
     part = factor * other.published.parts[0]
     false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
@@ -71,7 +76,7 @@ def test_who_has_measured_nothing_yet_mixes_nothing_of_them(factor: float) -> No
 
 def test_what_the_sketch_told_of_is_sent_though_something_newer_is_published() -> None:
     one, other = peer(2), peer(3)
-    met(one, other)
+    acquainted(one, other)
     told = one.published, other.published
     wishes = one.wishes([0], told[0]), other.wishes([0], told[1])
     for each, snapshot in zip((one, other), told, strict=True):
@@ -85,7 +90,7 @@ def test_what_the_sketch_told_of_is_sent_though_something_newer_is_published() -
 
 def test_weights_that_moved_since_the_sketch_are_refused_however_near() -> None:
     one, other = peer(2), peer(3)
-    met(one, other)
+    acquainted(one, other)
     wishes = one.wishes([0]), other.wishes([0])
     part = other.published.parts[0] + 0.1 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
     moved = other.encode([0], *reversed(wishes), Snapshot(2, (part,), (part,)))
@@ -95,13 +100,10 @@ def test_weights_that_moved_since_the_sketch_are_refused_however_near() -> None:
 
 def test_weights_whose_sketch_tells_that_they_are_far_off_are_strange_whatever_wraps() -> None:
     one, other = peer(2), peer(3)
-    met(one, other)
+    acquainted(one, other)
     true = other.published.parts[0]
     part = torch.cat([8 * true[:BLOCK], true[BLOCK:]])  # the first block wraps, and all others fit
     other.publish(Snapshot(1, (part,), (part,)))
-    with pytest.raises(NetworkError):  # it brings us no nearer
-        met(one, other)
-    one.begin_anew()
     found = met(one, other)
     assert not are_strange(found.distance)
     assert are_strange(found.sketched)
@@ -121,7 +123,7 @@ def test_what_never_fitted_is_learnt_from() -> None:
 
 def test_what_does_not_fit_again_and_again_is_our_own_widths_fault() -> None:
     one, other, random = peer(2), peer(3), Random(1)
-    met(one, other)
+    acquainted(one, other)
     widths = one.wishes([0])[0]
     for _ in range(MISFITS - 1):
         with pytest.raises(NetworkError):
@@ -135,7 +137,7 @@ def test_what_does_not_fit_again_and_again_is_our_own_widths_fault() -> None:
 
 def test_an_exchange_that_fits_forgives_those_before() -> None:
     one, other, random = peer(2), peer(3), Random(1)
-    met(one, other)
+    acquainted(one, other)
     for _ in range(3):
         for _ in range(MISFITS - 1):
             with pytest.raises(NetworkError):
@@ -143,15 +145,27 @@ def test_an_exchange_that_fits_forgives_those_before() -> None:
         met(one, other)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 15])
-def test_of_few_blocks_none_may_say_nothing_either(blocks: int) -> None:
-    one, other, random = peer(2, blocks), peer(3, blocks), Random(1)
-    met(one, other)
-    with pytest.raises(NetworkError, match="not where it said"):
-        met(one, other, random)
+def test_of_few_blocks_as_many_may_wrap_by_chance() -> None:
+    one, other, random = peer(2, MISFIT_BLOCKS - 1), peer(3, MISFIT_BLOCKS - 1), Random(1)
+    acquainted(one, other)
+    assert met(one, other, random).distance == 0.0
 
 
-@pytest.mark.parametrize("factor", [3.0, -1.0, 0.5])
+def test_widths_that_fitted_once_may_not_the_next_time() -> None:
+    one, other, random = peer(2), peer(3), Random(1)
+    for _ in range(FITS - 1):
+        met(one, other)
+    assert met(one, other, random).distance == 0.0
+
+
+def test_equal_weights_say_nothing_of_widths() -> None:
+    one, random = peer(2), Random(1)
+    for _ in range(2 * FITS):
+        assert met(one, peer(2)).distance == 0.0
+    assert met(one, peer(3), random).distance == 0.0
+
+
+@pytest.mark.parametrize("factor", [3.0, -1.0])
 def test_a_liar_that_has_drifted_far_away_is_refused_as_well(factor: float) -> None:
     """Widths are made for a far one then: much of what it says wraps, and the rest leaves little more than was told."""
     one, other = peer(2), peer(3)
@@ -176,12 +190,12 @@ def test_an_honest_one_that_has_drifted_far_away_fits() -> None:
     other.publish(Snapshot(9, (far,), (far,)))
     apart = far - one.published.parts[0]
     left = apart - met(one, other).parts[0]
-    assert float(left.norm()) <= NEARER * float(apart.norm())
+    assert float(left.norm()) <= 0.6 * float(apart.norm())
 
 
 def test_new_weights_need_other_widths() -> None:
     one, other, random = peer(2), peer(3), Random(1)
-    met(one, other)
+    acquainted(one, other)
     one.begin_anew()
     assert met(one, other, random).distance == 0.0
 
