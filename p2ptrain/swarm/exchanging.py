@@ -186,7 +186,7 @@ class Exchanging:
         standing.counters.offers_declined += 1
         standing.deadlines.replied(now - exchange.started_at)
         if exchange.round and decline.reason in ROUTINE:
-            self.rounds.put_off(exchange, now)
+            self.rounds.put_off(exchange, decline.reason, now)
             self.call_planned(now)
             return
         standing.note("skipped", link.peer, decline.reason.value)

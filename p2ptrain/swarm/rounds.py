@@ -11,7 +11,7 @@ round that the trainer waits for is over when every partner's exchange has commi
     DUE                     our offer goes out                     CALLED
     CALLED                  not yet, or our offers crossed         AWAITED   (it promised to offer)
     CALLED                  its offer crosses ours, which wins     CROSSED
-    CROSSED                 not yet, overtaken by its offer        DUE       (it has come, and awaits ours)
+    CROSSED                 not yet, overtaken by its offer        DUE       (it has come, and awaits ours; once)
     DUE, CALLED, AWAITED    its offer comes                        MEETING
     CALLED, CROSSED         its accept comes                       MEETING
     MEETING                 committed                              MET
@@ -57,8 +57,11 @@ class Round:
     """The trainer waits for it."""
     until: float
     recall_at: float
+    """When the trainer's partners that have not come are asked again, all at once; and the pause before that."""
     recall_pause_s: float = ROUND_RECALL_S
     meetings: dict[PeerId, Meeting] = field(default_factory=dict)
+    called_again: set[PeerId] = field(default_factory=set)
+    """Whose offer overtook its answer, and who has had a second one of ours."""
 
     @property
     def is_over(self) -> bool:
@@ -96,7 +99,8 @@ class Rounds:
     def answer(self, offer: Offer, sender: PeerId, crossing: bool, now: float) -> Round | DeclineReason:
         """Answer an offer for a planned exchange, once it passed all checks that are the same for every offer.
 
-        "Not yet" is a promise, and its trainer waits for it: whom we have not found yet, or shall not plan, hears so.
+        "Not yet" is a promise, and the sender's trainer waits for it: whom we have not found, or shall not plan, hears
+        "not planned" instead.
         """
         found = self.of(offer.round, offer.fragments)
         if found is None:
@@ -122,14 +126,24 @@ class Rounds:
         if found is not None and peer in found.meetings:
             found.meetings[peer] = to
 
-    def put_off(self, exchange: Exchange, now: float) -> None:
-        """A partner has not come yet, or its own offer goes first. Streams have no order among each other: whose offer
-        we turned down since, for ours, has come meanwhile, and waits for us as we would for it."""
-        found = self.of(exchange.round, exchange.fragments)
-        peer = exchange.link.peer
-        if found is not None and peer in found.meetings:
-            waits_for_us = found.meetings[peer] is Meeting.CROSSED and now < found.until
-            found.meetings[peer] = Meeting.DUE if waits_for_us else Meeting.AWAITED
+    def put_off(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
+        """A partner declined for now: wait for its own offer, or offer once more.
+
+        Streams have no order among each other: where its offer overtook its "not yet", it has come meanwhile, was
+        turned down by us, and waits for ours. Once a round, or a partner could have offers of us without end.
+        """
+        found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
+        if found is None or peer not in found.meetings:
+            return
+        overtaken = found.meetings[peer] is Meeting.CROSSED and reason is DeclineReason.NOT_YET
+        if found.awaited and found.until <= now:
+            self._give_up(found, peer)
+        elif overtaken and peer not in found.called_again:
+            found.called_again.add(peer)
+            found.meetings[peer] = Meeting.DUE
+        else:
+            found.meetings[peer] = Meeting.AWAITED
+            found.recall_at = max(found.recall_at, now + found.recall_pause_s)
 
     def ended(self, exchange: Exchange, to: Meeting) -> None:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
@@ -142,13 +156,16 @@ class Rounds:
         for each in [each for each in self._open if each.awaited]:
             late = [peer for peer, at in each.meetings.items() if at is Meeting.AWAITED]
             if each.until <= now:
-                each.meetings.update(dict.fromkeys(late, Meeting.DONE))
                 for peer in late:
-                    self._standing.note("skipped", peer, "it did not come to this outer step in time")
-            elif each.recall_at <= now:
+                    self._give_up(each, peer)
+            elif late and each.recall_at <= now:
                 each.meetings.update(dict.fromkeys(late, Meeting.DUE))
                 each.recall_pause_s *= 2
                 each.recall_at = now + each.recall_pause_s
+
+    def _give_up(self, lapsing: Round, peer: PeerId) -> None:
+        lapsing.meetings[peer] = Meeting.DONE
+        self._standing.note("skipped", peer, "it did not come to this outer step in time")
 
     def proceed_if_over(self) -> None:
         """Let the trainer go on when nothing is left to wait for."""

@@ -48,7 +48,8 @@ MISFITS = 3
 """In a row, and it is our widths that are too narrow. Two were often two liars among eight."""
 
 STRAYS = 9
-"""In a row, and it is our widths that are too wide, though nobody should be able to teach us these. A guess."""
+"""In a row, and it is our widths that are too wide. A guess; one exchange with whoever taught us these starts the count
+again (docs/SECURITY.md, coarse steps)."""
 
 
 @dataclass(frozen=True, slots=True)

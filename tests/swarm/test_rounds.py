@@ -8,8 +8,10 @@ from random import Random
 import pytest
 from table import RULES, Table
 
-from p2ptrain.ids import PeerId
-from p2ptrain.swarm import Peer
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm import Peer, PeerState
+from p2ptrain.swarm.events import Effect, Open, PhaseDone, Received
+from p2ptrain.swarm.messages import Decline, DeclineReason
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -83,3 +85,46 @@ def test_who_does_not_come_is_asked_ever_less_often_and_given_up_at_last() -> No
     assert 3 <= offers <= 6
     assert table["amber"].waited_s == pytest.approx([ROUND_PATIENCE_S], abs=1.0)
     assert "it did not come to this outer step in time" in "\n".join(table.trace)
+
+
+def test_an_answer_slower_than_the_pause_is_no_reason_to_ask_at_once() -> None:
+    table = in_step("amber", "birch")
+    table.end_phase("amber")
+    table.lag_s = lambda sender, link: 0.0 if link.outbound else 1.5 * ROUND_RECALL_S
+    table.run(2.2 * ROUND_RECALL_S)  # a core that asks to be woken in the past fails in the table
+    assert sum(line.endswith("amber -> birch: Offer") for line in table.trace) == 1
+    table.run(ROUND_RECALL_S)
+    assert sum(line.endswith("amber -> birch: Offer") for line in table.trace) == 2
+
+
+def test_an_answer_that_comes_when_patience_is_over_ends_the_waiting() -> None:
+    table = in_step("amber", "birch")
+    table.lag_s = lambda sender, link: 0.0 if link.outbound else 1.5
+    table.end_phase("amber")
+    table.run(ROUND_PATIENCE_S + 12.0)
+    assert len(table["amber"].waited_s) == 1
+    assert table["amber"].waited_s[0] <= ROUND_PATIENCE_S + 10.0
+
+
+def test_who_crosses_and_puts_us_off_for_ever_has_two_offers_of_ours() -> None:
+    """A liar's "not yet" and offers come in turn; its offers lose against ours, as its id is the larger."""
+    table = in_step("amber", "birch")
+    core, birch = table["amber"].core, PeerId("birch")
+
+    def opened(effects: list[Effect]) -> list[Open]:
+        return [effect for effect in effects if isinstance(effect, Open)]
+
+    [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
+    offers = 1
+    for number in range(100, 150):
+        theirs = LinkId(birch, number, outbound=False)
+        core.handle(Received(theirs, replace(ours.message, known=())), table.now)
+        again = opened(core.handle(Received(ours.link, put_off(DeclineReason.NOT_YET)), table.now))
+        if not again:
+            break
+        offers, ours = offers + 1, again[0]
+    assert offers == 2
+
+
+def put_off(reason: DeclineReason) -> Decline:
+    return Decline(reason, PeerState.TRAINING, 0, 0.0, known=())
