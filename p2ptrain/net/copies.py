@@ -45,7 +45,7 @@ _MAX_WORDS = 120
 _MAX_QUESTION_BYTES = 64
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # of tensors, which have no truth value when they are compared
 class _Pin:
     """A snapshot that somebody is taking."""
 

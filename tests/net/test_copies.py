@@ -79,7 +79,8 @@ def test_all_answers_of_a_stream_are_of_one_snapshot():
         assert answers == [*as_bytes(weights)[:2], sketch(weights[2], 7)]
 
 
-def test_no_more_than_two_snapshots_are_kept_for_askers():
+@pytest.mark.parametrize("order", [1, -1], ids=["oldest first", "youngest first"])
+def test_no_more_than_two_snapshots_are_kept_for_askers(order: int):
     async def main() -> tuple[list[list[bytes]], int, int]:
         network, payloads = MemoryNetwork(0.01), published(honest(0))
         copies = Copies(payloads, at_once, asyncio.get_running_loop().time)
@@ -90,7 +91,7 @@ def test_no_more_than_two_snapshots_are_kept_for_askers():
             links.append(await network.transport(PeerId(f"asker {seed}")).open(A))
             answers.append(await asked(links[-1], ["piece", 0]))
         kept = len(copies._pins)
-        for link in links:
+        for link in links[::order]:
             await say(link, ["enough"])
         await asyncio.sleep(1.0)
         return answers, kept, len(copies._pins)
