@@ -93,7 +93,7 @@ class Exchanging:
         """Offer to the partners that this outer step planned, all at once."""
         for planned, peer in self.rounds.due():
             known = self._standing.members.get(peer)
-            planned.meetings[peer] = Meeting.DONE if known is None else Meeting.CALLED
+            planned.meetings[peer] = Meeting.MISSED if known is None else Meeting.CALLED
             if known is not None:
                 self._offer(
                     known, planned.fragments, own_terms(self._standing, len(planned.meetings)), planned.step, now
@@ -191,7 +191,7 @@ class Exchanging:
             return
         standing.note("skipped", link.peer, decline.reason.value)
         if exchange.round:
-            self.rounds.ended(exchange, Meeting.DONE)
+            self.rounds.ended(exchange, Meeting.MISSED)
             return
         standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
         self.seek(now)
@@ -261,17 +261,17 @@ class Exchanging:
         standing.emit(Close(event.link))
         if exchange.state is ExchangeState.OFFERED:
             standing.counters.offers_unanswered += 1
-            fault = Fault.UNANSWERED
+            fault, meeting = Fault.UNANSWERED, Meeting.MISSED
         else:
             standing.counters.exchanges_failed += 1
-            fault = Fault.BROKEN
+            fault, meeting = Fault.BROKEN, Meeting.FAILED
             self._overtime.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
         standing.blame(event, fault, now)
-        self.rounds.ended(exchange, Meeting.DONE)
+        self.rounds.ended(exchange, meeting)
         self.seek(now)
 
     def expire(self, now: float) -> None:

@@ -15,10 +15,12 @@ round that the trainer waits for is over when every partner's exchange has commi
     DUE, CALLED, AWAITED    its offer comes                        MEETING
     CALLED, CROSSED         its accept comes                       MEETING
     MEETING                 committed                              MET
-    MEETING                 failed                                 DONE
-    CALLED, CROSSED         declined otherwise, unanswered         DONE      (its offer may still come, and is taken)
+    MEETING                 failed                                 FAILED    (once a round)
+    DUE                     it is not known any more               MISSED
+    CALLED, CROSSED         declined otherwise, unanswered         MISSED
     AWAITED                 a pause is over, which then doubles    DUE
-    AWAITED                 patience ends                          DONE
+    AWAITED                 patience ends                          MISSED
+    MISSED                  its offer comes, before patience ends  MEETING
 """
 
 from __future__ import annotations
@@ -44,7 +46,12 @@ class Meeting(Enum):
     AWAITED = auto()
     MEETING = auto()
     MET = auto()
-    DONE = auto()
+    MISSED = auto()
+    FAILED = auto()
+
+
+OVER = (Meeting.MET, Meeting.MISSED, Meeting.FAILED)
+"""Nobody waits for these."""
 
 
 @dataclass(slots=True)
@@ -65,7 +72,7 @@ class Round:
 
     @property
     def is_over(self) -> bool:
-        return all(meeting in (Meeting.MET, Meeting.DONE) for meeting in self.meetings.values())
+        return all(meeting in OVER for meeting in self.meetings.values())
 
 
 class Rounds:
@@ -74,6 +81,8 @@ class Rounds:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self._open: list[Round] = []
+        self._last_opened = {True: 0, False: 0}
+        """The outer step of the last round that the trainer waited for, and of the last one beside training."""
 
     def open(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
         """We have come to this outer step. The round of an earlier one lapses."""
@@ -83,6 +92,7 @@ class Rounds:
         if fresh.fragments and standing.state is PeerState.TRAINING:
             fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)
         self._open.append(fresh)
+        self._last_opened[awaited] = step
         self.proceed_if_over()
 
     def close(self, awaited: bool) -> None:
@@ -104,17 +114,25 @@ class Rounds:
         """
         found = self.of(offer.round, offer.fragments)
         if found is None:
-            standing = self._standing
-            ahead = offer.round > max((each.step for each in self._open), default=standing.step)
-            trains = standing.state is PeerState.TRAINING
-            shall_offer = ahead and trains and sender in self._planned(offer.round, now)
-            return DeclineReason.NOT_YET if shall_offer else DeclineReason.NOT_PLANNED
-        if found.fragments != offer.fragments or found.meetings.get(sender) in (None, Meeting.MEETING, Meeting.MET):
+            return DeclineReason.NOT_YET if self._shall_offer(offer, sender, now) else DeclineReason.NOT_PLANNED
+        is_late = found.awaited and found.until <= now
+        can_meet = found.meetings.get(sender) not in (None, Meeting.MEETING, Meeting.MET, Meeting.FAILED)
+        if found.fragments != offer.fragments or is_late or not can_meet:
             return DeclineReason.NOT_PLANNED
         if crossing and self._standing.me < sender:
             found.meetings[sender] = Meeting.CROSSED
             return DeclineReason.CROSSING
         return found
+
+    def _shall_offer(self, offer: Offer, sender: PeerId, now: float) -> bool:
+        """We shall come to this outer step, and plan the sender. A round can be over before its outer step is."""
+        standing = self._standing
+        kinds = ((True, standing.rules.between), (False, standing.rules.beside))
+        awaited = next((kind for kind, streams in kinds if set(offer.fragments) <= set(streams)), None)
+        if awaited is None or standing.state is not PeerState.TRAINING:
+            return False
+        passed = max(self._last_opened[awaited], standing.step)
+        return offer.round > passed and sender in self._planned(offer.round, now)
 
     def of(self, step: int, fragments: tuple[int, ...]) -> Round | None:
         """The open round of this outer step that these fragments belong to."""
@@ -164,7 +182,7 @@ class Rounds:
                 each.recall_at = now + each.recall_pause_s
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
-        lapsing.meetings[peer] = Meeting.DONE
+        lapsing.meetings[peer] = Meeting.MISSED
         self._standing.note("skipped", peer, "it did not come to this outer step in time")
 
     def proceed_if_over(self) -> None:

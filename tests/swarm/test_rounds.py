@@ -10,8 +10,8 @@ from table import RULES, Table
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Peer, PeerState
-from p2ptrain.swarm.events import Effect, Open, PhaseDone, Received
-from p2ptrain.swarm.messages import Decline, DeclineReason
+from p2ptrain.swarm.events import Effect, LinkFailed, Open, PhaseDone, Proceed, Received, Send
+from p2ptrain.swarm.messages import Accept, Decline, DeclineReason
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -111,9 +111,6 @@ def test_who_crosses_and_puts_us_off_for_ever_has_two_offers_of_ours() -> None:
     table = in_step("amber", "birch")
     core, birch = table["amber"].core, PeerId("birch")
 
-    def opened(effects: list[Effect]) -> list[Open]:
-        return [effect for effect in effects if isinstance(effect, Open)]
-
     [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
     offers = 1
     for number in range(100, 150):
@@ -124,6 +121,59 @@ def test_who_crosses_and_puts_us_off_for_ever_has_two_offers_of_ours() -> None:
             break
         offers, ours = offers + 1, again[0]
     assert offers == 2
+
+
+def test_nobody_promises_to_offer_in_a_round_that_is_over() -> None:
+    """It is over before its outer step is: the trainer mixes first, and will not offer again."""
+    core, now = in_step("amber", "birch")["amber"].core, 3.0
+    birch = PeerId("birch")
+    [ours] = opened(core.handle(PhaseDone(1, 10.0), now))
+    assert Proceed(1) in core.handle(LinkFailed(ours.link, "connection reset"), now)
+    theirs = replace(ours.message, known=())
+    later = replace(theirs, round=2)
+    for number, (offer, reason) in enumerate([(theirs, DeclineReason.NOT_PLANNED), (later, DeclineReason.NOT_YET)]):
+        effects = core.handle(Received(LinkId(birch, 100 + number, outbound=False), offer), now)
+        assert answers(effects) == [reason]
+
+
+def waiting_for_two() -> tuple[Peer, Open, Open, float]:
+    """A core between two inner phases whose offers are out, and its clock."""
+    table = in_step("amber", "birch", "cedar")
+    core = table["amber"].core
+    to_birch, to_cedar = sorted(opened(core.handle(PhaseDone(1, 10.0), table.now)), key=lambda each: each.link.peer)
+    assert [to_birch.link.peer, to_cedar.link.peer] == ["birch", "cedar"]
+    return core, to_birch, to_cedar, table.now
+
+
+def test_a_partner_whose_exchange_failed_has_no_other_in_this_round() -> None:
+    """Two that take turns would keep the trainer waiting."""
+    core, to_birch, _, now = waiting_for_two()
+    core.handle(Received(to_birch.link, Accept(to_birch.message.fragments, to_birch.message.terms, known=())), now)
+    core.handle(LinkFailed(to_birch.link, "connection reset"), now)
+    again, offer = LinkId(PeerId("birch"), 100, outbound=False), replace(to_birch.message, known=())
+    now += ROUND_PATIENCE_S - 1.0  # it is trusted again
+    assert answers(core.handle(Received(again, offer), now)) == [DeclineReason.NOT_PLANNED]
+
+
+@pytest.mark.parametrize(("seconds", "reason"), [(1.0, None), (ROUND_PATIENCE_S, DeclineReason.NOT_PLANNED)])
+def test_who_comes_when_patience_is_over_is_not_waited_for(seconds: float, reason: DeclineReason | None) -> None:
+    """Another exchange is under way still, so the round is open."""
+    core, to_birch, to_cedar, now = waiting_for_two()
+    core.handle(LinkFailed(to_birch.link, "connection reset"), now)
+    core.handle(Received(to_cedar.link, Accept(to_cedar.message.fragments, to_cedar.message.terms, known=())), now)
+    again = LinkId(PeerId("birch"), 100, outbound=False)
+    offer = replace(to_birch.message, known=())
+    assert answers(core.handle(Received(again, offer), now + seconds)) == [reason]
+
+
+def opened(effects: list[Effect]) -> list[Open]:
+    return [effect for effect in effects if isinstance(effect, Open)]
+
+
+def answers(effects: list[Effect]) -> list[DeclineReason | None]:
+    """Why offers were declined; None: accepted."""
+    sent = [effect.message for effect in effects if isinstance(effect, Send)]
+    return [message.reason if isinstance(message, Decline) else None for message in sent]
 
 
 def put_off(reason: DeclineReason) -> Decline:
