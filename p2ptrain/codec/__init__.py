@@ -36,6 +36,7 @@ from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feed
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
 from p2ptrain.codec.shapes import effective_rank, matrices
+from p2ptrain.codec.steps import FIRST_PACE, PACE
 from p2ptrain.codec.topk import TopKCodec
 from p2ptrain.codec.wishes import agree, apart, compare, first_shape, next_shape, unexplained, wish_for, wish_size
 
@@ -90,10 +91,12 @@ __all__ = [
     "BF16",
     "DEFAULT_BLOCK_SIZE",
     "DEFAULT_RANK",
+    "FIRST_PACE",
     "FP16",
     "FP32",
     "GRADIENT_CODECS",
     "LARGEST_MAGNITUDE",
+    "PACE",
     "WEIGHT_CODECS",
     "BlockwiseCodec",
     "Buffer",

@@ -51,9 +51,15 @@ of .44, .40 and .54 of the difference. With eight bits it hardly matters: 4 wrap
 FIRST_RISE = 3
 """Quarter octaves that the first shape lies above its reference. Our measurement: .7 octaves were missing."""
 
-PACE = 4
-"""Quarter octaves by which a wrapped block rises above what was used, and by which any block rises or falls at most, in
-one exchange: an octave."""
+RISE = 4
+"""Quarter octaves by which a wrapped block's next width lies above what was used: an octave."""
+
+FIRST_PACE = 4
+"""Quarter octaves by which a block rises or falls at most in one exchange, while its widths are unknown: an octave."""
+
+PACE = 2
+"""The same once they are known: half an octave. MARGIN leaves .58 octaves at four bits, so after one exchange that
+taught anything whatever, most blocks of the next one still fit, and it takes back what the other taught."""
 
 SPREAD = 48
 """Quarter octaves: no block's shape falls farther below the widest of its fragment. A guess; it bounds how long a block
@@ -169,15 +175,18 @@ def next_shape(
     used: bytes,
     largest: Tensor,  # [blocks] uint8: the largest |code| of each block, or WRAPPED
     bits: int,
+    pace: int = FIRST_PACE,
 ) -> bytes:
     """My shape after an exchange under the shape ``used``: what was measured, and more than used where it wrapped.
 
-    No block rises or falls by more than an octave, whatever the other side wished for.
+    Args:
+        pace: quarter octaves by which a block rises or falls at most, whatever the other side wished for. None becomes
+            wider than the whole fragment's difference, which is more than any block's.
     """
     before, agreed_on = _integers(shape), _integers(used)
     measured = agreed_on + _needed(bits)[largest.clamp(max=largest_code(bits)).long()]
-    after = torch.where(largest == WRAPPED, torch.maximum(before, agreed_on + PACE), measured)
-    return _bytes(_lifted(after.clamp(before - PACE, before + PACE)))
+    after = torch.where(largest == WRAPPED, torch.maximum(before, agreed_on + RISE), measured)
+    return _bytes(_lifted(after.clamp(before - pace, before + pace).clamp(max=_WHOLE)))
 
 
 @functools.cache

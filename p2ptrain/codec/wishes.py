@@ -19,6 +19,7 @@ from torch import Tensor
 from p2ptrain.codec import steps
 from p2ptrain.codec.door import Buffer, Codec, CodecTerms, Matrices
 from p2ptrain.codec.modular import Comparison, ModularCodec
+from p2ptrain.codec.steps import FIRST_PACE
 from p2ptrain.errors import RemoteError
 
 
@@ -91,8 +92,8 @@ def compare(codec: Codec, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Co
     return Comparison(codec.difference(mine, theirs, terms), torch.zeros(0, dtype=torch.uint8))
 
 
-def next_shape(codec: Codec, shape: bytes, terms: CodecTerms, comparison: Comparison) -> bytes:
-    """The fragment's shape after an exchange under ``terms``."""
+def next_shape(codec: Codec, shape: bytes, terms: CodecTerms, comparison: Comparison, pace: int = FIRST_PACE) -> bytes:
+    """The fragment's shape after an exchange under ``terms``, ``pace`` quarter octaves away at most."""
     if not isinstance(codec, ModularCodec):
         return b""
-    return steps.next_shape(shape, terms.shape, comparison.largest, codec.bits)
+    return steps.next_shape(shape, terms.shape, comparison.largest, codec.bits, pace)

@@ -10,6 +10,7 @@ Legend: n elements of one fragment, F fragments.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,10 +30,12 @@ from p2ptrain.codec import (
     wish_for,
     wish_size,
 )
-from p2ptrain.errors import RemoteError
+from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
-from p2ptrain.train.widths import Fit, Widths, length
+from p2ptrain.train.widths import Fit, Verdict, Widths
+
+ELSEWHERE = "its weights are not where it said they are"
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +217,13 @@ class Payloads:
             Fit(float(told.norm()), float(unexplained(told, part).norm()), len(each.largest), each.wrapped)
             for told, part, each in zip(mine.told, parts, compared, strict=True)
         ]
-        self._widths.check(mine.fragments, fits, mine.norm)
+        verdict = self._widths.judge(mine.fragments, fits, mine.norm)
         for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
-            self._widths.learn(number, self.codec(number), terms, each, fit)
+            self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
+        if verdict is not Verdict.FITS:
+            raise NetworkError(ELSEWHERE)
         own = max(mine.norm, torch.finfo(torch.float32).tiny)
-        sketched = length(fit.told for fit in fits)
+        sketched = math.hypot(*(fit.told for fit in fits))
         return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
 
     def begin_anew(self) -> None:
@@ -281,4 +286,4 @@ def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
 
 
 def _norm(parts: Sequence[Tensor]) -> float:
-    return length(l2_norm(part) for part in parts)
+    return math.hypot(*(l2_norm(part) for part in parts))

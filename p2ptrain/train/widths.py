@@ -5,22 +5,32 @@ that both sides are apart. Sketches are linear: from the sketches' difference t,
 taken away, and ||t - d|| is what the messages lost, or say beyond what was told. Both sides have both messages and both
 sketches, and find the same.
 
+======== =============================== =======================================
+verdict  the honest reason for it        what it teaches
+======== =============================== =======================================
+FITS     widths are right, or unknown    what was measured
+WIDE     widths are too wide             what was measured, where it is narrower
+NARROW   widths are too narrow           what was measured, where it is wider
+======== =============================== =======================================
+
+Only what fits is mixed. A lie looks like WIDE or NARROW as well, and an exchange that fits can hide a lie about some
+blocks: so every exchange teaches, and none teaches more than ``steps.PACE``. One honest exchange takes back what one
+lie taught, in either direction, whatever was judged; liars need half of a peer's exchanges.
+
 Codecs without steps have no sketches either: nothing is told, nothing is left, and everything fits.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
-import torch
 from torch import Tensor
 
-from p2ptrain.codec import Codec, CodecTerms, Comparison, first_shape, next_shape
-from p2ptrain.errors import NetworkError
-
-ELSEWHERE = "its weights are not where it said they are"
+from p2ptrain.codec import FIRST_PACE, PACE, Codec, CodecTerms, Comparison, first_shape, next_shape
 
 GAP = 1.2
 """The largest ||t - d|| / ||t|| of weights that are where the sketch said, wrapped blocks or not; these count as zero.
@@ -40,16 +50,20 @@ that stand for no weights, all (docs/SECURITY.md)."""
 MISFIT_BLOCKS = 16
 """With fewer blocks, as many may wrap by chance. A guess."""
 
-FITS = 3
-"""Exchanges that fitted before widths count as known. In a young swarm they change as quickly as the weights: of three
-tiny peers every third was left alone for widths that had fitted once."""
+FITTED = 3
+"""Exchanges of one number that fitted before its widths count as known. In a young swarm they change as quickly as the
+weights: of three tiny peers every third was left alone for widths that had fitted once."""
 
-MISFITS = 3
-"""In a row, and it is our widths that are too narrow. Two were often two liars among eight."""
 
-STRAYS = 9
-"""In a row, and it is our widths that are too wide. A guess; one exchange with whoever taught us these starts the count
-again (docs/SECURITY.md, coarse steps)."""
+class Verdict(Enum):
+    """What one exchange says of the widths that it used."""
+
+    FITS = auto()
+    WIDE = auto()
+    """The messages leave more than was told: widths far too wide make honest ones do so."""
+    NARROW = auto()
+    """Most blocks wrapped. Bytes that stand for no weights wrap as well; they would count as no difference, which no
+    gate for distances stops. It is no offence: widths are learnt from one exchange for the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +84,10 @@ class Widths:
 
     def __init__(self) -> None:
         self._shapes: dict[int, bytes] = {}
-        self._fits: Counter[int] = Counter()
+        self._guesses: dict[int, bytes] = {}
+        """Wished for where nothing is known; the first exchange teaches what differs from them."""
+        self._fitted: Counter[int] = Counter()
         """By the network's number, exchanges whose widths fitted, since our weights are what they are."""
-        self._misfits = 0
-        self._strays = 0
 
     @property
     def are_unknown(self) -> bool:
@@ -95,54 +109,43 @@ class Widths:
         values: Tensor,  # [n]
     ) -> bytes:
         """To wish for; where nothing is known, as these values are spread."""
-        return self._shapes.get(number) or first_shape(codec, values)
+        if known := self._shapes.get(number):
+            return known
+        self._guesses[number] = first_shape(codec, values)
+        return self._guesses[number]
 
-    def check(self, fragments: Sequence[int], fits: Sequence[Fit], own: float) -> None:
-        """Raises NetworkError where an exchange must be neither mixed nor learnt from.
+    def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> Verdict:
+        """Whether an exchange may be mixed, all its fragments together.
 
         Args:
             own: length of our own weights in these fragments.
         """
-        self._check_place(fits, own)
-        self._check_blocks([fit for number, fit in zip(fragments, fits, strict=True) if self._fits[number] >= FITS])
+        told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
+        if not left <= max(GAP * told, LEAST_GAP * own):  # NaN is no place either
+            return Verdict.WIDE
+        known = [fit for number, fit in zip(numbers, fits, strict=True) if self._fitted[number] >= FITTED]
+        blocks = sum(fit.blocks for fit in known)
+        if blocks >= MISFIT_BLOCKS and sum(fit.wrapped * fit.blocks for fit in known) > MISFIT_SHARE * blocks:
+            return Verdict.NARROW
+        return Verdict.FITS
 
-    def learn(self, number: int, codec: Codec, terms: CodecTerms, found: Comparison, fit: Fit) -> None:
-        """What was measured helps the next exchange, whatever becomes of this one."""
-        if not terms.shape:
+    def learn(
+        self, number: int, codec: Codec, terms: CodecTerms, found: Comparison, fit: Fit, verdict: Verdict
+    ) -> None:
+        """What was measured of this number helps the next exchange, whatever becomes of this one."""
+        before = self._shapes.get(number) or self._guesses.get(number)
+        if not before or not fit.told > 0:  # equal weights fit any widths
             return
-        self._shapes[number] = next_shape(codec, self._shapes.get(number, terms.shape), terms, found)
-        if fit.told > 0 and fit.wrapped <= MISFIT_SHARE:  # equal weights fit any widths
-            self._fits[number] += 1
+        after = next_shape(codec, before, terms, found, PACE if self._fitted[number] >= FITTED else FIRST_PACE)
+        match verdict:
+            case Verdict.WIDE:
+                after = bytes(map(min, before, after))
+            case Verdict.NARROW:
+                after = bytes(map(max, before, after))
+            case Verdict.FITS if fit.wrapped <= MISFIT_SHARE:
+                self._fitted[number] += 1
+        self._shapes[number] = after
 
     def begin_anew(self) -> None:
         """Our weights were replaced: widths that fitted need not."""
-        self._fits.clear()
-
-    def _check_place(self, fits: Sequence[Fit], own: float) -> None:
-        """Far too wide, widths make honest messages leave as much as a liar's: forget them where nobody fits."""
-        told, left = length(fit.told for fit in fits), length(fit.left for fit in fits)
-        if left <= max(GAP * told, LEAST_GAP * own):  # False for NaN
-            self._strays = 0
-            return
-        self._strays = (self._strays + 1) % STRAYS
-        if not self._strays:
-            self._shapes.clear()
-            self._fits.clear()
-        raise NetworkError(ELSEWHERE)
-
-    def _check_blocks(self, known: Sequence[Fit]) -> None:
-        """Too narrow, widths make blocks wrap; but bytes that stand for no weights wrap as well: they would count as no
-        difference, which no gate for distances stops, and teach steps too wide for everybody else. It is no offence:
-        widths are learnt from one exchange for the next."""
-        blocks = sum(fit.blocks for fit in known)
-        if blocks < MISFIT_BLOCKS or sum(fit.wrapped * fit.blocks for fit in known) <= MISFIT_SHARE * blocks:
-            self._misfits = 0
-            return
-        self._misfits = (self._misfits + 1) % MISFITS
-        if self._misfits:
-            raise NetworkError(ELSEWHERE)
-
-
-def length(norms: Iterable[float]) -> float:
-    """The L2 norm of a whole whose pieces have these."""
-    return float(torch.linalg.vector_norm(torch.tensor(list(norms))))
+        self._fitted.clear()

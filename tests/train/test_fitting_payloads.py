@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from random import Random
 
 import pytest
 import torch
+from torch import Tensor
 
-from p2ptrain.codec import LARGEST_MAGNITUDE, get
+from p2ptrain.codec import FIRST_PACE, LARGEST_MAGNITUDE, PACE, get
+from p2ptrain.codec.steps import SKETCH_BYTES
 from p2ptrain.errors import NetworkError
 from p2ptrain.swarm.trust import are_strange
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
-from p2ptrain.train.widths import FITS, MISFIT_BLOCKS, MISFITS, STRAYS
+from p2ptrain.train.widths import FITTED, MISFIT_BLOCKS
 
 BLOCK = 64
 BLOCKS = MISFIT_BLOCKS
@@ -29,26 +32,32 @@ def peer(seed: int, blocks: int = BLOCKS) -> Payloads:
     return payloads
 
 
-def met(one: Payloads, other: Payloads, garble: Random | None = None) -> Difference:
+def lopsided(part: Tensor) -> Tensor:
+    """Seven blocks of sixteen are sixteen times as far from what is common: the others need steps narrower by far."""
+    far = 7 * BLOCK
+    return torch.cat([16 * part[:far] - 15 * COMMON[:far], part[far:]])
+
+
+def met(one: Payloads, other: Payloads, garble: Random | None = None, number: int = 0) -> Difference:
     """What one makes of an exchange; with ``garble`` the other's codes are any bytes."""
-    wishes = one.wishes([0]), other.wishes([0])
-    mine: Encoded = one.encode([0], *wishes)
-    theirs = other.encode([0], *reversed(wishes)).parts
+    wishes = one.wishes([number]), other.wishes([number])
+    mine: Encoded = one.encode([number], *wishes)
+    theirs = other.encode([number], *reversed(wishes)).parts
     return one.difference(mine, [garble.randbytes(len(part)) for part in theirs] if garble else theirs)
 
 
 def acquainted(one: Payloads, other: Payloads) -> float:
     """How far apart they are, once widths are known."""
-    return [met(one, other).distance for _ in range(FITS)][-1]
+    return [met(one, other).distance for _ in range(FITTED)][-1]
 
 
-def test_bytes_that_are_no_weights_are_refused_and_teach_nothing() -> None:
+def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     before = acquainted(one, other)
     widths = one.wishes([0])[0]
     with pytest.raises(NetworkError, match="not where it said"):
         met(one, other, random)
-    assert one.wishes([0])[0] == widths
+    assert all(0 <= after - known <= PACE for known, after in zip(widths, one.wishes([0])[0], strict=True))
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
 
 
@@ -121,28 +130,17 @@ def test_what_never_fitted_is_learnt_from() -> None:
     assert met(one, other).distance > 0
 
 
-def test_what_does_not_fit_again_and_again_is_our_own_widths_fault() -> None:
-    one, other, random = peer(2), peer(3), Random(1)
-    acquainted(one, other)
-    widths = one.wishes([0])[0]
-    for _ in range(MISFITS - 1):
-        with pytest.raises(NetworkError):
-            met(one, other, random)
-    assert one.wishes([0])[0] == widths
-    met(one, other, random)
-    assert one.wishes([0])[0] != widths
-    with pytest.raises(NetworkError):  # once
-        met(one, other, random)
-
-
-def test_an_exchange_that_fits_forgives_those_before() -> None:
-    one, other, random = peer(2), peer(3), Random(1)
-    acquainted(one, other)
-    for _ in range(3):
-        for _ in range(MISFITS - 1):
-            with pytest.raises(NetworkError):
-                met(one, other, random)
-        met(one, other)
+def test_widths_far_too_narrow_widen_with_each_honest_exchange_that_is_refused() -> None:
+    one, other = peer(2), peer(3)
+    parts = [each.published.parts[0] for each in (one, other)]
+    for each, part in zip((one, other), parts, strict=True):
+        each.publish(Snapshot(1, (lopsided(part),), (lopsided(part),)))
+    refusals(one, other, 12)
+    for each, part in zip((one, other), parts, strict=True):
+        each.publish(Snapshot(2, (part,), (part,)))
+    refused = refusals(one, other, 12)
+    assert refused[0]
+    assert not any(refused[-4:])
 
 
 def test_of_few_blocks_as_many_may_wrap_by_chance() -> None:
@@ -153,14 +151,14 @@ def test_of_few_blocks_as_many_may_wrap_by_chance() -> None:
 
 def test_widths_that_fitted_once_may_not_the_next_time() -> None:
     one, other, random = peer(2), peer(3), Random(1)
-    for _ in range(FITS - 1):
+    for _ in range(FITTED - 1):
         met(one, other)
     assert met(one, other, random).distance == 0.0
 
 
 def test_equal_weights_say_nothing_of_widths() -> None:
     one, random = peer(2), Random(1)
-    for _ in range(2 * FITS):
+    for _ in range(2 * FITTED):
         assert met(one, peer(2)).distance == 0.0
     assert met(one, peer(3), random).distance == 0.0
 
@@ -174,12 +172,11 @@ def test_a_liar_that_has_drifted_far_away_is_refused_as_well(factor: float) -> N
     far = other.published.parts[0] + 0.7 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(5))
     other.publish(Snapshot(9, (far,), (far,)))
     part = factor * far
-    for _ in range(MISFITS - 1):
+    for _ in range(2):
         wishes = one.wishes([0]), other.wishes([0])
         false = other.encode([0], *reversed(wishes), Snapshot(9, (part,), (part,)))
         with pytest.raises(NetworkError, match="not where it said"):
             one.difference(one.encode([0], *wishes), false.parts)
-        assert one.wishes([0]) == wishes[0]
 
 
 def test_an_honest_one_that_has_drifted_far_away_fits() -> None:
@@ -216,14 +213,16 @@ def widened(one: Payloads, liar: Payloads, share: float) -> None:
         one.difference(one.encode([0], mine, theirs), [bytes(message)])
 
 
-def refusals(one: Payloads, other: Payloads, exchanges: int) -> list[bool]:
+def refusals(one: Payloads, other: Payloads, exchanges: int, number: int = 0) -> list[bool]:
     """Of exchanges that both judge, which were refused by either."""
     found = []
     for _ in range(exchanges):
+        wishes = one.wishes([number]), other.wishes([number])
+        sides = one.encode([number], *wishes), other.encode([number], *reversed(wishes))
         refused = False
-        for pair in ((one, other), (other, one)):
+        for each, mine, theirs in ((one, *sides), (other, *reversed(sides))):
             try:
-                met(*pair)
+                each.difference(mine, theirs.parts)
             except NetworkError:
                 refused = True
         found.append(refused)
@@ -243,15 +242,87 @@ def test_who_wishes_for_the_widest_steps_spoils_no_exchange_of_others(share: flo
 
 
 @pytest.mark.parametrize("share", [0.25, 0.4, 1.0])
-def test_widths_that_are_far_too_wide_are_forgotten(share: float) -> None:
-    """They leave as much unexplained as a lie does."""
+def test_widths_that_are_far_too_wide_narrow_with_each_honest_exchange(share: float) -> None:
+    """They leave as much unexplained as a lie does, and are refused; but however wide they were, not for long."""
     one, other, liar = peer(2), peer(3), peer(4)
     refusals(one, other, 3)
     before = met(one, other).distance
-    for _ in range(12):  # nobody else is met meanwhile
+    for _ in range(100):  # nobody else is met meanwhile
         widened(one, liar, share)
         widened(other, liar, share)
-    refused = refusals(one, other, 4 * STRAYS)
-    assert sum(refused) <= 2 * STRAYS
-    assert not any(refused[-STRAYS:])
+    refused = refusals(one, other, 24)
+    assert sum(refused) <= 8
+    assert not any(refused[-8:])
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
+
+
+def garbled(one: Payloads, liar: Payloads) -> None:
+    with contextlib.suppress(NetworkError):
+        met(one, liar, Random(1))
+
+
+def negated(one: Payloads, liar: Payloads) -> None:
+    wishes, part = (one.wishes([0]), liar.wishes([0])), -liar.published.parts[0]
+    false = liar.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
+    with contextlib.suppress(NetworkError):
+        one.difference(one.encode([0], *wishes), false.parts)
+
+
+def echoed(one: Payloads, liar: Payloads) -> None:
+    """It wishes for the narrowest steps, waits for our message, and sends it back: nothing differs."""
+    sketch = liar.wishes([0])[0][-SKETCH_BYTES:]
+    mine = one.encode([0], one.wishes([0]), [bytes(BLOCKS) + sketch])
+    one.difference(mine, mine.parts)
+
+
+LIES: dict[str, Callable[[Payloads, Payloads], None]] = {
+    "garbled": garbled,
+    "negated": negated,
+    "echoed": echoed,
+    "a quarter coarse": lambda one, liar: widened(one, liar, 0.25),
+    "two fifths coarse": lambda one, liar: widened(one, liar, 0.4),
+    "all coarse": lambda one, liar: widened(one, liar, 1.0),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_liars_that_make_two_fifths_of_the_exchanges_lock_nobody_out(lie: str) -> None:
+    random, one, other, liar = Random(1), peer(2), peer(3), peer(4)
+    refused = []
+    for _ in range(80):
+        for honest in (one, other):
+            if random.random() < 0.4:
+                LIES[lie](honest, liar)
+        if random.random() < 0.6:
+            refused += refusals(one, other, 1)
+    assert sum(refused) <= 0.12 * len(refused)
+    assert len(refused) > 40
+
+
+def test_who_knows_nothing_yet_takes_one_octave_of_a_wish_for_the_widest_steps() -> None:
+    one, liar = Payloads([BLOCKS * BLOCK], get("modular4", BLOCK), None), peer(4)
+    one.publish(peer(2).published)
+    guess = one.wishes([0])[0]
+    widened(one, liar, 0.4)
+    wished = one.wishes([0])[0]
+    assert all(abs(after - before) <= FIRST_PACE for before, after in zip(guess, wished, strict=True))
+    assert wished != guess
+
+
+def test_a_fragment_whose_widths_are_wrong_learns_while_others_fit() -> None:
+    """One fragment is exchanged at a time, in turn."""
+    lengths, codec = [BLOCKS * BLOCK] * 2, get("modular4", BLOCK)
+    one, other = Payloads(lengths, codec, None), Payloads(lengths, codec, None)
+    parts = {one: peer(2).published.parts[0], other: peer(3).published.parts[0]}
+    for each, part in parts.items():
+        each.publish(Snapshot(1, (part, lopsided(part)), (part, lopsided(part))))
+        each.foresee([part - COMMON, lopsided(part) - COMMON])
+    for _ in range(12):
+        refusals(one, other, 1, 0)
+        refusals(one, other, 1, 1)
+    for each, part in parts.items():
+        each.publish(Snapshot(2, (part, part), (part, part)))
+    refused = [refusals(one, other, 1, number)[0] for _ in range(12) for number in range(2)]
+    assert not any(refused[::2])
+    assert refused[1]
+    assert not any(refused[1::2][-4:])
