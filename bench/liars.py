@@ -1,0 +1,171 @@
+"""What liars that teach wrong step widths cost two honest peers, in the modular codec of four bits.
+
+``python -m bench.liars`` prints a table: the share of the honest peers' exchanges that were refused, and the codec's
+error in the others, relative to the difference. Takes a minute.
+
+Two honest peers of sixteen blocks, each .03 of its length off what is common, stand still; each meets a liar in the given share of its rounds
+and, in the others, both exchange with each other, without mixing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+
+import click
+import torch
+from torch import Tensor
+
+from p2ptrain.codec import get
+from p2ptrain.codec.steps import SKETCH_BYTES
+from p2ptrain.errors import NetworkError
+from p2ptrain.train.payloads import Payloads, Snapshot
+
+BLOCK = 64
+BLOCKS = 16
+APART = 0.03
+"""Of the weights' length, how far each is off what is common."""
+
+COMMON = torch.randn(BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))
+
+SHARES = (2 / 7, 2 / 5, 1 / 2)
+ROUNDS = 150
+SEEDS = (0, 1, 2)
+
+
+@dataclass(slots=True)
+class Toll:
+    """What the honest exchanges came to."""
+
+    refused: list[bool]
+    """Of each, in order."""
+    errors: list[float]
+    """||d - true|| / ||true|| of each that one of both took."""
+
+
+def peer(seed: int, blocks: int = BLOCKS) -> Payloads:
+    """About a thirtieth off the others, and knowing how far that is."""
+    payloads = Payloads([blocks * BLOCK], get("modular4", BLOCK), None)
+    noise = APART * torch.randn(blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
+    part = COMMON[: blocks * BLOCK] + noise
+    payloads.publish(Snapshot(1, (part,), (part,)))
+    payloads.foresee([noise])
+    return payloads
+
+
+def refusals(one: Payloads, other: Payloads, exchanges: int, number: int = 0) -> list[bool]:
+    """Of exchanges that both judge, which were refused by either."""
+    return [any(found is None for found in exchanged(one, other, number)) for _ in range(exchanges)]
+
+
+def exchanged(one: Payloads, other: Payloads, number: int = 0) -> list[Tensor | None]:
+    """What each of two finds; None: it refused."""
+    wish, answer = one.wishes([number]), other.wishes([number])
+    mine, theirs = one.encode([number], wish, answer), other.encode([number], answer, wish)
+    found: list[Tensor | None] = []
+    for each, own, others in ((one, mine, theirs), (other, theirs, mine)):
+        try:
+            found.append(each.difference(own, others.parts).parts[0])
+        except NetworkError:
+            found.append(None)
+    return found
+
+
+Lie = Callable[[Payloads, Payloads, Random], None]
+"""What an honest peer, a liar and its dice do in one exchange that only the honest one judges."""
+
+
+# --- lies -------------------------------------------------------------------------------------------------------------
+
+
+def garbled(one: Payloads, liar: Payloads, random: Random) -> None:
+    """Bytes that stand for no weights."""
+    wish, answer = one.wishes([0]), liar.wishes([0])
+    theirs = [random.randbytes(len(part)) for part in liar.encode([0], answer, wish).parts]
+    with contextlib.suppress(NetworkError):
+        one.difference(one.encode([0], wish, answer), theirs)
+
+
+def scaled(factor: float) -> Lie:
+    """Its weights times a factor, beside the true sketch."""
+
+    def lie(one: Payloads, liar: Payloads, random: Random) -> None:
+        wish, answer = one.wishes([0]), liar.wishes([0])
+        part = factor * liar.published.parts[0]
+        false = liar.encode([0], answer, wish, Snapshot(1, (part,), (part,)))
+        with contextlib.suppress(NetworkError):
+            one.difference(one.encode([0], wish, answer), false.parts)
+
+    return lie
+
+
+def coarse(share: float) -> Lie:
+    """A wish for the widest steps there are in the first blocks, and hashes there that say that all wraps."""
+
+    def lie(one: Payloads, liar: Payloads, random: Random) -> None:
+        wide = round(share * BLOCKS)
+        mine, theirs = one.wishes([0]), [bytes([255]) * wide + liar.wishes([0])[0][wide:]]
+        message = bytearray(liar.encode([0], theirs, mine).parts[0])
+        for place in range(0, 2 * wide, 2):
+            message[place] ^= 1
+        with contextlib.suppress(NetworkError):
+            one.difference(one.encode([0], mine, theirs), [bytes(message)])
+
+    return lie
+
+
+def echoed(one: Payloads, liar: Payloads, random: Random) -> None:
+    """It wishes for the narrowest steps, waits for our message, and sends it back: nothing differs."""
+    sketch = liar.wishes([0])[0][-SKETCH_BYTES:]
+    mine = one.encode([0], one.wishes([0]), [bytes(BLOCKS) + sketch])
+    one.difference(mine, mine.parts)
+
+
+LIES: dict[str, Lie] = {
+    "sends bytes": garbled,
+    "sends negated weights": scaled(-1.0),
+    "sends three times its weights": scaled(3.0),
+    "sends zeros": scaled(0.0),
+    "wishes for the widest steps in a quarter of the blocks, and they wrap": coarse(0.25),
+    "the same in two fifths": coarse(0.4),
+    "the same in all": coarse(1.0),
+    "sends our own message back": echoed,
+}
+
+
+def toll(lie: Lie, share: float, rounds: int, seed: int) -> Toll:
+    """Two honest peers and one liar, from their first exchange on."""
+    random, one, other, liar = Random(seed), peer(2), peer(3), peer(4)
+    true = other.published.parts[0] - one.published.parts[0]
+    found = Toll([], [])
+    for _ in range(rounds):
+        for honest in (one, other):
+            if random.random() < share:
+                lie(honest, liar, random)
+        if random.random() < 1 - share:
+            ours, theirs = exchanged(one, other)
+            found.refused.append(ours is None or theirs is None)
+            if ours is not None:
+                found.errors.append(float((ours - true).norm() / true.norm()))
+    return found
+
+
+@click.command()
+def main() -> None:
+    """Print the table."""
+    headings = [f"in {share:.0%} of the rounds" for share in SHARES]
+    click.echo("| the liar | " + " | ".join(headings) + " |\n|---|" + "---|" * len(SHARES))
+    for name, lie in LIES.items():
+        cells = []
+        for share in SHARES:
+            tolls = [toll(lie, share, ROUNDS, seed) for seed in SEEDS]
+            refused = [each for found in tolls for each in found.refused]
+            errors = [each for found in tolls for each in found.errors]
+            cells.append(f"{sum(refused) / len(refused):.1%} refused, error {sum(errors) / len(errors):.2f}")
+        click.echo(f"| {name} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
