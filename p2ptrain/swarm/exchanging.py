@@ -93,8 +93,9 @@ class Exchanging:
         """Offer to the partners that this outer step planned, all at once."""
         for planned, peer in self.rounds.due():
             known = self._standing.members.get(peer)
-            planned.meetings[peer] = Meeting.MISSED if known is None else Meeting.CALLED
-            if known is not None:
+            is_called = known is not None and known.distrusted_until <= now
+            planned.meetings[peer] = Meeting.CALLED if is_called else Meeting.MISSED
+            if known is not None and is_called:
                 self._offer(
                     known, planned.fragments, own_terms(self._standing, len(planned.meetings)), planned.step, now
                 )

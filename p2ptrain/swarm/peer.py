@@ -59,6 +59,7 @@ from p2ptrain.swarm.rules import (
     SwarmRules,
 )
 from p2ptrain.swarm.standing import Counters, Standing
+from p2ptrain.swarm.stopwatch import Stopwatch
 
 NEVER = float("inf")
 
@@ -89,7 +90,7 @@ class Peer:
         self._leave_by = NEVER
         self._leaving_why = ""
         self._stopped = False
-        self._last_step_at: float | None = None
+        self._stopwatch = Stopwatch()
         self._wake_at = NEVER
         self._next_timer = 0.0  # nothing has a deadline before
 
@@ -154,6 +155,7 @@ class Peer:
                 self._exchanging.one_due(now)
             case PhaseDone():
                 self._standing.progress = event.progress
+                self._stopwatch.wait(now)
                 self._exchanging.phase_done(event.step, now)
             case TrainingEnded():
                 self._training_ended(event, now)
@@ -219,8 +221,7 @@ class Peer:
         Who they are is asked anew: the first to call whoever wakes may be the one that lies.
         """
         standing = self._standing
-        if self._last_step_at is not None:
-            self._last_step_at += seconds  # nobody trained
+        self._stopwatch.skip(seconds)
         if standing.settled and standing.rules.exchanges and not self._final_gossip.has_begun:
             standing.drop_out()
             standing.note("slept", why=f"{seconds:.0f} s")
@@ -252,6 +253,7 @@ class Peer:
         self._standing.progress = event.progress
         self._catch_up.adopted(event.link)
         self._standing.usual.forget()
+        self._exchanging.rounds.begin_anew()
         self._caught_up_at = now
         if self._standing.state is PeerState.JOINING:  # not when the owner, or the run's end, came first
             self._begin(now)
@@ -259,7 +261,7 @@ class Peer:
     def _begin(self, now: float) -> None:
         if not self._training:
             self._training = True
-            self._last_step_at = now
+            self._stopwatch.begin(now)
             self._standing.emit(BeginTraining())
         self._enter(PeerState.TRAINING, now)
 
@@ -269,10 +271,9 @@ class Peer:
         standing = self._standing
         standing.step, standing.progress = event.step, event.progress
         standing.counters.outer_steps += 1
-        if self._last_step_at is not None and now > self._last_step_at:
-            standing.rate = event.tokens / (now - self._last_step_at)
-            standing.seconds_per_outer_step = now - self._last_step_at
-        self._last_step_at = now
+        if lap := self._stopwatch.lap(now):
+            took_s, standing.seconds_per_outer_step = lap
+            standing.rate = event.tokens / took_s
         self._exchanging.step_done(now)
 
     def _training_ended(self, event: TrainingEnded, now: float) -> None:

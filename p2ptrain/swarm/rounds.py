@@ -10,21 +10,23 @@ round that the trainer waits for is over when every partner's exchange has commi
     ---------------------   -----------------------------------   ----------
     DUE                     our offer goes out                     CALLED
     CALLED                  not yet, or our offers crossed         AWAITED   (it promised to offer)
+    CALLED                  not yet, where no promise counts       MISSED
     CALLED                  its offer crosses ours, which wins     CROSSED
     CROSSED                 not yet, overtaken by its offer        DUE       (it has come, and awaits ours; once)
     DUE, CALLED, AWAITED    its offer comes                        MEETING
     CALLED, CROSSED         its accept comes                       MEETING
     MEETING                 committed                              MET
     MEETING                 failed                                 FAILED    (once a round)
-    DUE                     it is not known any more               MISSED
+    DUE                     it is not known, or is left alone      MISSED
     CALLED, CROSSED         declined otherwise, unanswered         MISSED
     AWAITED                 a pause is over, which then doubles    DUE
-    AWAITED                 patience ends                          MISSED
+    AWAITED                 patience ends                          MISSED    (its promises count for less: ``Promises``)
     MISSED                  its offer comes, before patience ends  MEETING
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -75,12 +77,50 @@ class Round:
         return all(meeting in OVER for meeting in self.meetings.values())
 
 
+MOST_UNHEARD = 64
+"""Rounds in which a promise counts for nothing, at most: then a trainer waits for one that lies in one round of 65. A
+guess."""
+
+
+class Promises:
+    """Whose word that it will come our trainer still waits for. Who did not come is not waited for in the next round,
+    then in three, seven, and so on; whoever comes all the same is met, and believed again."""
+
+    def __init__(self) -> None:
+        self._broken: dict[PeerId, int] = {}
+        """How many in a row, ..."""
+        self._unheard: dict[PeerId, int] = {}
+        """... and in how many rounds to come the next ones count for nothing."""
+
+    def broke(self, peer: PeerId) -> None:
+        """It did not come."""
+        self._broken[peer] = times = self._broken.get(peer, 0) + 1
+        self._unheard[peer] = min(2 ** min(times, 16) - 1, MOST_UNHEARD)
+
+    def count(self, peer: PeerId) -> bool:
+        """It promises to come: whether our trainer waits for it. No is said once a round."""
+        if left := self._unheard.get(peer, 0):
+            self._unheard[peer] = left - 1
+        return not left
+
+    def kept(self, peer: PeerId) -> None:
+        """It came, and we exchanged."""
+        self._broken.pop(peer, None)
+        self._unheard.pop(peer, None)
+
+    def forget(self, is_gone: Callable[[PeerId], bool]) -> None:
+        """Bounded by whom we know."""
+        for peer in [peer for peer in self._broken if is_gone(peer)]:
+            self.kept(peer)
+
+
 class Rounds:
     """At most two open rounds: one beside training, one that the trainer waits for."""
 
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self._open: list[Round] = []
+        self._promises = Promises()
         self._last_opened = {True: 0, False: 0}
         """The outer step of the last round that the trainer waited for, and of the last one beside training."""
 
@@ -88,6 +128,7 @@ class Rounds:
         """We have come to this outer step. The round of an earlier one lapses."""
         standing = self._standing
         self.close(awaited)
+        self._promises.forget(lambda peer: standing.members.get(peer) is None)
         fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s(), now + ROUND_RECALL_S)
         if fresh.fragments and standing.state is PeerState.TRAINING:
             fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)
@@ -134,6 +175,10 @@ class Rounds:
         passed = max(self._last_opened[awaited], standing.step)
         return offer.round > passed and sender in self._planned(offer.round, now)
 
+    def begin_anew(self) -> None:
+        """Our weights are another's, and so is our outer step, which may be an earlier one."""
+        self._last_opened = {True: 0, False: 0}
+
     def of(self, step: int, fragments: tuple[int, ...]) -> Round | None:
         """The open round of this outer step that these fragments belong to."""
         return next((r for r in self._open if r.step == step and set(fragments) <= set(r.fragments)), None)
@@ -159,6 +204,9 @@ class Rounds:
         elif overtaken and peer not in found.called_again:
             found.called_again.add(peer)
             found.meetings[peer] = Meeting.DUE
+        elif found.awaited and not self._promises.count(peer):
+            found.meetings[peer] = Meeting.MISSED
+            self._standing.note("skipped", peer, "it says that it will come, and did not when it last said so")
         else:
             found.meetings[peer] = Meeting.AWAITED
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
@@ -167,6 +215,8 @@ class Rounds:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
         if exchange.round:
             self.turn(exchange.round, exchange.fragments, exchange.link.peer, to)
+            if to is Meeting.MET:
+                self._promises.kept(exchange.link.peer)
             self.proceed_if_over()
 
     def expire(self, now: float) -> None:
@@ -183,6 +233,7 @@ class Rounds:
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
         lapsing.meetings[peer] = Meeting.MISSED
+        self._promises.broke(peer)
         self._standing.note("skipped", peer, "it did not come to this outer step in time")
 
     def proceed_if_over(self) -> None:

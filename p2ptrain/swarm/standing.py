@@ -54,7 +54,7 @@ class Standing:
     rate: float = 0.0
     """Our own tokens per second, 0 until an outer step is done."""
     seconds_per_outer_step: float = 0.0
-    """Of our own training; 0 until one is done."""
+    """Of our own training, without waiting for partners; 0 until one is done."""
     settled: bool = False
     """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
     was_in_step: bool = False

@@ -10,7 +10,7 @@ from table import RULES, Table
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Peer, PeerState
-from p2ptrain.swarm.events import Effect, LinkFailed, Open, PhaseDone, Proceed, Received, Send
+from p2ptrain.swarm.events import Adopted, Effect, LinkFailed, Open, PhaseDone, Proceed, Received, Send
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_RECALL_S
 
@@ -178,3 +178,54 @@ def answers(effects: list[Effect]) -> list[DeclineReason | None]:
 
 def put_off(reason: DeclineReason) -> Decline:
     return Decline(reason, PeerState.TRAINING, 0, 0.0, known=())
+
+
+def test_who_promises_and_never_comes_is_waited_for_ever_more_rarely() -> None:
+    """And what it cost is no reason to be more patient: patience follows how long we train."""
+    table = in_step("amber", "birch")
+    for _ in range(7):
+        table.end_phase("amber")
+        table.run(0.5)
+        while table["amber"].waits_since is not None:
+            table.run(1.0)
+    waits = table["amber"].waited_s
+    assert [step for step, seconds in enumerate(waits, 1) if seconds > 1.0] == [1, 3, 7]
+    assert max(waits) == pytest.approx(ROUND_PATIENCE_S, abs=1.0)
+
+
+def test_who_comes_after_all_is_believed_again() -> None:
+    table = in_step("amber", "birch")
+    table.end_phase("amber")
+    table.run(ROUND_PATIENCE_S + 1.0)
+    table.step("birch")
+    table.end_phase("birch")
+    table.run(0.5)
+    table.end_phase("amber")  # birch waits for it
+    table.run(1.0)
+    assert table["amber"].core.counters.exchanges_ok == 1
+    table.end_phase("amber")
+    table.run(0.5)
+    assert table["amber"].waits_since is not None
+
+
+def test_who_is_distrusted_is_not_called_by_plan() -> None:
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
+    core.handle(LinkFailed(ours.link, "it accepted what was not offered", their_fault=True), table.now)
+    effects = core.handle(PhaseDone(2, 20.0), table.now + 1.0)
+    assert not opened(effects)
+    assert Proceed(2) in effects
+    assert core.live_peers(table.now + 1.0) == ["birch"]
+
+
+def test_who_takes_over_an_earlier_outer_step_comes_to_it_again() -> None:
+    """A donor may have made fewer outer steps, and be further all the same."""
+    table = in_step("amber", "birch")
+    core, birch = table["amber"].core, PeerId("birch")
+    [ours] = opened(core.handle(PhaseDone(9, 90.0), table.now))
+    core.handle(Adopted(LinkId(birch, 1, outbound=True), step=4, progress=95.0), table.now)
+    theirs = replace(ours.message, round=5, known=())
+    assert answers(core.handle(Received(LinkId(birch, 100, outbound=False), theirs), table.now)) == [
+        DeclineReason.NOT_YET
+    ]
