@@ -2,13 +2,15 @@
 
 A talk of questions and answers on one stream. Whoever was promised our weights (``WeightsReply``) asks on the stream of
 that promise; anybody else on ``COPIES_PROTOCOL``, a protocol of its own, so that a peer that does not speak it is one
-fewer to ask and nothing worse. All answers of a stream are of one snapshot, the one at its first question. They cost us
-something, so they are rationed: by what share of the weights they are of.
+fewer to ask and nothing worse. All pieces on a stream are of one snapshot, the one at the first that is asked for;
+sketches are of the weights that we have right then. Both cost us something, so they are rationed: by what share of the
+weights they are of.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,8 +41,15 @@ EACH = Allowance(burst=3.0, per_s=6.0 / 3600.0)
 may catch up as often within an hour as a donor promises its weights (``rules.GIVEN_TO_ONE``)."""
 OVERALL = Allowance(burst=12.0, per_s=72.0 / 3600.0)
 """To all together; a sketch of 8 million weights takes .2 s of a core. A guess."""
+LONGEST_S = 900.0
+"""A stream, or whoever takes a small piece now and then would be given old weights for ever, and with it whoever shares
+them. As long as a pull may take (``net.gathering``)."""
 MOST_PINNED = 2
-"""Snapshots kept for askers at once, each as large as the weights: who comes third shares the younger one."""
+"""Snapshots kept at once for those whom we promised nothing, each as large as the weights. Who comes third shares the
+younger one, ..."""
+SHARED_S = 60.0
+"""... if it is no older than this. Whom we promised our weights has a snapshot of its own: there is one such at a time. A
+guess."""
 _MAX_WORDS = 120
 _MAX_QUESTION_BYTES = 64
 
@@ -50,7 +59,12 @@ class _Pin:
     """A snapshot that somebody is taking."""
 
     slow: Sequence[Tensor]
+    since: float
     askers: int = 0
+
+
+Keep = Callable[[Sequence[Tensor]], contextlib.AbstractContextManager[Sequence[Tensor]]]
+"""Which snapshot an asker takes pieces of, by the one that we have; kept until it has enough."""
 
 
 class Copies:
@@ -92,7 +106,7 @@ class Copies:
                 raise NetworkError(f"{short(link.peer)} asked for weights while we give none")
             return self._rations.admits(link.peer, self._clock(), span.size / self._total)
 
-        await self._serve(link, admits)
+        await self._serve(link, admits, self._pinned, self._clock() + LONGEST_S)
 
     async def give(self, link: Link) -> int:
         """Serve whom we promised our weights, until it has enough; how many bytes of them it took.
@@ -106,25 +120,27 @@ class Copies:
             self._rates.give(span.size if is_due and is_piece else 0)
             return is_due
 
-        return await self._serve(link, admits)
+        return await self._serve(link, admits, contextlib.nullcontext, math.inf)  # the promise has its own end
 
-    async def _serve(self, link: Link, admits: Callable[[Span, bool], bool]) -> int:
+    async def _serve(self, link: Link, admits: Callable[[Span, bool], bool], keep: Keep, until: float) -> int:
         sent = 0
         try:
             with contextlib.ExitStack() as stack:
-                slow: Sequence[Tensor] | None = None
+                kept: Sequence[Tensor] | None = None
                 while (question := await self._question(link)) is not None:
                     span, seed = question
                     if not admits(span, seed is None):
                         raise NetworkError(f"{short(link.peer)} asked for copies too often")
-                    if slow is None:
-                        slow = stack.enter_context(self._pinned(await self._work(self._payloads.slow)))
-                    piece = slow[span.fragment][span.start // 4 : span.stop // 4]
-                    if seed is None:
-                        await send_payload(link, [piece.numpy().data])  # nobody writes to it: no copy is needed
-                        sent += span.size
-                    else:
-                        await send_payload(link, [await self._work(sketch, piece, seed)])
+                    if self._clock() > until:
+                        raise NetworkError(f"{short(link.peer)} asked for copies for too long")
+                    slow = await self._work(self._payloads.slow)
+                    if seed is not None:
+                        await send_payload(link, [await self._work(sketch, _lying_in(slow, span), seed)])
+                        continue
+                    if kept is None:
+                        kept = stack.enter_context(keep(slow))
+                    await send_payload(link, [_lying_in(kept, span).numpy().data])  # nobody writes to it: no copy
+                    sent += span.size
         finally:
             if sent:
                 self._given(link.peer, sent)
@@ -144,11 +160,17 @@ class Copies:
 
     @contextlib.contextmanager
     def _pinned(self, slow: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        """Keep this snapshot for one more asker; or the youngest kept, if there are as many as may be."""
+        """Keep this snapshot for one more asker; or the youngest kept, if there are as many as may be.
+
+        Raises NetworkError where that one is too old to be shared.
+        """
+        now = self._clock()
         pin = next((pin for pin in self._pins if pin.slow is slow), None)
         if pin is None and len(self._pins) < MOST_PINNED:
-            self._pins.append(pin := _Pin(slow))
+            self._pins.append(pin := _Pin(slow, now))
         pin = pin or self._pins[-1]
+        if pin.slow is not slow and now - pin.since > SHARED_S:
+            raise NetworkError("others are taking older weights, and no more can be kept for them")
         pin.askers += 1
         try:
             yield pin.slow
@@ -156,3 +178,8 @@ class Copies:
             pin.askers -= 1
             if not pin.askers:
                 self._pins.remove(pin)
+
+
+def _lying_in(slow: Sequence[Tensor], span: Span) -> Tensor:
+    """[n] fp32 one piece of a model; a view."""
+    return slow[span.fragment][span.start // 4 : span.stop // 4]

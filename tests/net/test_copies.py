@@ -14,7 +14,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.copies import EACH, Copies
+from p2ptrain.net.copies import EACH, LONGEST_S, SHARED_S, Copies
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import receive_payload
@@ -24,7 +24,7 @@ from p2ptrain.ports import Link
 from p2ptrain.train.payloads import Snapshot
 from p2ptrain.train.sketch import SKETCH_BYTES, sketch
 
-ME, A = PeerId("me"), PeerId("a")
+ME, A, B = PeerId("me"), PeerId("a"), PeerId("b")
 
 
 def as_bytes(weights: Weights) -> list[bytes]:
@@ -62,21 +62,74 @@ def test_a_piece_is_sent_as_it_lies_in_memory():
     assert first.data_ptr() == weights[2].data_ptr()
 
 
-def test_all_answers_of_a_stream_are_of_one_snapshot():
+def test_all_pieces_of_a_stream_are_of_one_snapshot():
     async def main() -> tuple[list[bytes], list[bytes]]:
         network, payloads = MemoryNetwork(0.01), published(honest(1))
         await network.transport(A).listen(Copies(payloads, at_once, asyncio.get_running_loop().time).answer)
         link = await network.transport(ME).open(A)
         early = await asked(link, ["piece", 0])
         payloads.publish(Snapshot(2, tuple(honest(2)), tuple(honest(2))))
-        early += await asked(link, ["piece", 1], ["sketch", 2, 7])
+        early += await asked(link, ["piece", 1])
         await say(link, ["enough"])
-        late = await asked(await network.transport(ME).open(A), ["piece", 0], ["piece", 1], ["sketch", 2, 7])
+        late = await asked(await network.transport(ME).open(A), ["piece", 0], ["piece", 1])
         return early, late
 
     early, late = virtual_time.run(main())
     for answers, weights in ((early, honest(1)), (late, honest(2))):
-        assert answers == [*as_bytes(weights)[:2], sketch(weights[2], 7)]
+        assert answers == as_bytes(weights)[:2]
+
+
+def test_sketches_are_of_what_we_have_now_whoever_takes_older_pieces():
+    """Or one that keeps a stream open would have newcomers compare with weights of long ago."""
+
+    async def main() -> list[bytes]:
+        network, payloads = MemoryNetwork(0.01), published(honest(1))
+        await network.transport(A).listen(Copies(payloads, at_once, asyncio.get_running_loop().time).answer)
+        link = await network.transport(ME).open(A)
+        await asked(link, ["piece", 0])
+        payloads.publish(Snapshot(2, tuple(honest(2)), tuple(honest(2))))
+        return await asked(link, ["sketch", 2, 7])
+
+    assert virtual_time.run(main()) == [sketch(honest(2)[2], 7)]
+
+
+@pytest.mark.parametrize(("pause_s", "is_answered"), [(0.9 * SHARED_S, True), (1.1 * SHARED_S, False)])
+def test_nobody_is_given_weights_that_others_have_kept_for_long(pause_s: float, is_answered: bool):
+    """Except whom they are promised to: it takes the newest, whoever else takes what."""
+
+    async def main() -> tuple[bool, list[bytes]]:
+        network, payloads = MemoryNetwork(0.01), published(honest(0))
+        copies = Copies(payloads, at_once, asyncio.get_running_loop().time)
+        await network.transport(A).listen(copies.answer)
+        for seed in range(2):
+            payloads.publish(Snapshot(seed, tuple(honest(seed)), tuple(honest(seed))))
+            link = await network.transport(PeerId(f"asker {seed}")).open(A)
+            await asked(link, ["piece", 0])
+        await asyncio.sleep(pause_s)
+        payloads.publish(Snapshot(2, tuple(honest(2)), tuple(honest(2))))
+        try:
+            answered = await asked(await network.transport(ME).open(A), ["piece", 0]) == [as_bytes(honest(1))[0]]
+        except NetworkError:
+            answered = False
+        await network.transport(B).listen(copies.give)
+        return answered, await asked(await network.transport(ME).open(B), ["piece", 0])
+
+    answered, promised = virtual_time.run(main())
+    assert (answered, promised) == (is_answered, [as_bytes(honest(2))[0]])
+
+
+def test_a_stream_ends_however_little_it_asks_for():
+    async def main() -> float:
+        network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
+        await network.transport(A).listen(Copies(published(honest(1)), at_once, loop.time).answer)
+        link = await network.transport(ME).open(A)
+        with contextlib.suppress(NetworkError):
+            while loop.time() < 2 * LONGEST_S:
+                await asked(link, ["sketch", 0, 7])
+                await asyncio.sleep(60.0)
+        return loop.time()
+
+    assert virtual_time.run(main()) == pytest.approx(LONGEST_S, abs=61.0)
 
 
 @pytest.mark.parametrize("order", [1, -1], ids=["oldest first", "youngest first"])
