@@ -48,8 +48,7 @@ MOST_PINNED = 2
 """Snapshots kept at once for those whom we promised nothing, each as large as the weights. Who comes third shares the
 younger one, ..."""
 SHARED_S = 60.0
-"""... if it is no older than this. Whom we promised our weights has a snapshot of its own: there is one such at a time. A
-guess."""
+"""... if it is no older than this. A guess. Whom we promised our weights takes a snapshot of its own, one at a time."""
 _MAX_WORDS = 120
 _MAX_QUESTION_BYTES = 64
 
