@@ -6,21 +6,30 @@ import os
 from pathlib import Path
 
 
-def write_new(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Create with the final permissions from the start; never overwrite. Raises OSError."""
+def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
+    """Create with the final permissions from the start; never overwrite. Raises OSError.
+
+    Args:
+        lasting: wait until it is on the disk, which may take seconds: not on an event loop.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()
-        os.fsync(file.fileno())
+        if lasting:
+            os.fsync(file.fileno())
 
 
-def replace(path: Path, data: bytes, mode: int = 0o644) -> None:
-    """Old content or new, never half of it. Raises OSError, and then the old file stays and no other appears."""
+def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
+    """Old content or new, never half of it. Raises OSError, and then the old file stays and no other appears.
+
+    Args:
+        lasting: as for ``write_new``. Where it is not, a computer that loses its power may be left with neither.
+    """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
     try:
-        write_new(temporary, data, mode)
+        write_new(temporary, data, mode, lasting)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)

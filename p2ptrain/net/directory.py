@@ -221,7 +221,7 @@ class PeerCache:
         latest = {record.peer: record for record in sorted(records, key=lambda record: record.issued_at)}
         kept = sorted(latest.values(), key=lambda record: record.issued_at, reverse=True)[:MAX_CACHED]
         text = json.dumps([_to_json(record) for record in kept], indent=1)
-        files.replace(self._path, text.encode())
+        files.replace(self._path, text.encode(), lasting=False)  # on the event loop, and it is only a cache
 
 
 @lru_cache(maxsize=4 * MAX_STORED_PEERS)

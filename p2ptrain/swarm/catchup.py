@@ -12,7 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
@@ -20,7 +20,7 @@ from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_c
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.overtime import Overtime
-from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, SUPPORTERS
+from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, SUPPORTERS, UNREAD_S
 from p2ptrain.swarm.standing import Standing
 
 
@@ -181,7 +181,7 @@ class CatchUp:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
         if reply.progress < standing.progress:
-            self.failed(LinkFailed(link, "its weights are older than ours", their_fault=True), now)
+            self.failed(LinkFailed(link, "its weights are older than ours"), now)  # we train meanwhile
             return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
         self.pull = PullUnderWay(link, deadline, replied=True)
@@ -258,6 +258,12 @@ class CatchUp:
         standing.emit(Close(event.link))
         standing.blame(event, fault, now)
         return True
+
+    def hold_on(self, now: float) -> None:
+        """We were held up, and what was sent in time may lie unread."""
+        self._donations = {link: until if until > now else now + UNREAD_S for link, until in self._donations.items()}
+        if self.pull is not None and self.pull.deadline <= now:
+            self.pull = replace(self.pull, deadline=now + UNREAD_S)
 
     def expire(self, now: float) -> None:
         """Give up on donors and newcomers whose deadline has passed."""

@@ -13,7 +13,7 @@ from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason,
 from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
 from p2ptrain.swarm.rounds import Meeting, Round, Rounds
-from p2ptrain.swarm.rules import MAX_EXCHANGES
+from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.standing import Standing
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
@@ -274,6 +274,12 @@ class Exchanging:
         standing.blame(event, fault, now)
         self.rounds.ended(exchange, meeting)
         self.seek(now)
+
+    def hold_on(self, now: float) -> None:
+        """We were held up: what partners sent before their deadlines passed may lie unread."""
+        for exchange in self.book:
+            if exchange.deadline <= now:
+                exchange.deadline = now + UNREAD_S
 
     def expire(self, now: float) -> None:
         """Give up on partners whose deadline has passed."""

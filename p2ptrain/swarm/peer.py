@@ -53,6 +53,7 @@ from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
     GOODBYE_S,
+    HELD_UP_S,
     OUT_OF_STEP_S,
     OUT_OF_STEP_STEPS,
     SEARCH_PATIENCE_S,
@@ -133,6 +134,9 @@ class Peer:
             return [Close(event.link)] if isinstance(event, Received) else []
         if (late_s := now - self._wake_at) >= ASLEEP_S:
             self._slept(late_s, now)
+        elif late_s >= HELD_UP_S:
+            self._exchanging.hold_on(now)
+            self._catch_up.hold_on(now)
         self._dispatch(event, now)
         if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
             self._run_timers(now)

@@ -124,6 +124,13 @@ ASLEEP_S = 30.0
 """A peer that is woken so much later than it asked for was not running: its computer slept, or it was stopped. A guess;
 where nobody is far ahead it costs a lookup to be wrong."""
 
+HELD_UP_S = 0.5
+"""One that is woken so much later was held up for a moment, by its disk or other programs. What it waits for may have
+come meanwhile and lie unread, ..."""
+
+UNREAD_S = 1.0
+"""... so deadlines that passed have so much more time. Guesses."""
+
 OUT_OF_STEP_S = 60.0
 OUT_OF_STEP_STEPS = 2
 """A peer that exchanged nothing for so long, in seconds and in outer steps, while others are implausibly far ahead, was
