@@ -35,10 +35,14 @@ class Judge:
 
     def _can_tell_who_is_strange(self, exchange: Exchange) -> bool:
         """Which of us is it? Only who is in step with the swarm can tell; and of two who began, neither: without a
-        warm-up the first steps are longer than the weights, and whoever began a second earlier is a stranger."""
+        warm-up the first steps are longer than the weights, and whoever began a second earlier is a stranger. Nor where
+        one has trained for so much longer that a newcomer would take its weights, and not mix: where outer steps take
+        milliseconds, two can both be in step and that far apart."""
         standing, theirs = self._standing, exchange.theirs
-        own = standing.counters.outer_steps >= BEGINNER_STEPS
-        return standing.settled and own and theirs is not None and theirs.step >= BEGINNER_STEPS
+        if theirs is None or not standing.settled:
+            return False
+        began = min(standing.counters.outer_steps, theirs.step) >= BEGINNER_STEPS
+        return began and abs(theirs.progress - exchange.mine.progress) <= standing.rules.catch_up_tokens
 
     def mixed(self, exchange: Exchange, now: float) -> None:
         """Remember how far apart we were; who was further off than our radius was clipped, and is left alone."""

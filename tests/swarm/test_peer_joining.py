@@ -532,7 +532,7 @@ def test_weights_older_than_our_own_are_not_taken():
     cedar.core._standing.progress = 50.0
     table["cedar"].core.handle(Received(pull.link, WeightsReply(0, 40.0)), table.now)
     assert cedar.core._catch_up.pull is None or cedar.core._catch_up.pull.link != pull.link
-    assert cedar.core.counters.offences == 1
+    assert cedar.core.counters.offences == 0  # it was ahead when we asked
 
 
 def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):

@@ -10,8 +10,8 @@ from table import RULES, Table
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm import SwarmRules
-from p2ptrain.swarm.events import OuterStepDone, Swap
-from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.events import OuterStepDone, Received, Swap
+from p2ptrain.swarm.messages import Accept, Offer, Terms
 from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.trust import (
     FACTOR,
@@ -256,3 +256,26 @@ def test_who_agrees_with_us_may_say_the_same_for_ever() -> None:
     train(table, 30)
     assert not any("broke protocol" in line for line in table.trace)
     assert table[LIAR].core.counters.exchanges_ok > MOST_REPLAYS * len(HONEST)
+
+
+def test_who_has_trained_for_much_longer_is_a_stranger_and_no_offender() -> None:
+    """Where outer steps take milliseconds, two that are both in step may be so far apart."""
+    table = swarm(2.0)
+    far = RULES.catch_up_tokens + 1.0
+    original = table["amber"].core.handle
+    terms: list[float] = []
+
+    def ahead(event: object, now: float) -> list:
+        if isinstance(event, Received) and isinstance(event.message, Offer | Accept) and event.link.peer == LIAR:
+            theirs = replace(event.message.terms, progress=event.message.terms.progress + far)
+            terms.append(theirs.progress)
+            event = replace(event, message=replace(event.message, terms=theirs))
+        return original(event, now)
+
+    table["amber"].core.handle = ahead
+    train(table, 12)
+    assert terms
+    lines = [line for line in table.trace if "nothing in common" in line]
+    assert any(line.find("amber failed liar") >= 0 for line in lines)
+    assert not any("amber broke protocol liar" in line for line in lines)
+    assert any("broke protocol liar" in line for line in lines)  # others can tell
