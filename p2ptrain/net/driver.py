@@ -117,9 +117,9 @@ class Driver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[None]] = set()
+        """To the directory."""
         self._announced: asyncio.Task[None] | None = None
         """The last announcement, which may be under way: when we leave, our farewell."""
-        """To the directory."""
 
     async def run(self) -> str:
         """Serve until the core is finished; returns why."""

@@ -91,7 +91,8 @@ def answer(
         return DeclineReason.CROSSING
     if offering and not crossing:
         return DeclineReason.BUSY
-    both = [fragment for fragment in free if fragment in offer.fragments][: rules.most_per_exchange]
+    offered = set(offer.fragments)
+    both = [fragment for fragment in free if fragment in offered][: rules.most_per_exchange]
     if engaged or not both or under_way >= MAX_EXCHANGES:
         return DeclineReason.BUSY
     return tuple(sorted(both))
