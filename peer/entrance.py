@@ -38,6 +38,8 @@ PAUSE_S = (2.0, 30.0)
 MOST_ASKED = 4
 """Nodes that a peer asks for rulings while it is not let in, bootstraps first; one that is gone costs ten seconds. A
 guess."""
+_CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
+"""What one witness says, and another that does not answer just now may say otherwise."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
 
 
@@ -178,8 +180,8 @@ class Entrance:
             self._home.write(self._home.path / BADGE_FILE, gate.badge)
             self._notebook.note("let in", peer=witness, invite=ticket.invite.id)
             return None
-        if refusal is None:
-            raise NetworkError("; ".join(whys))
+        if refusal is None or (whys and refusal in _CURED_BY_ANOTHER):
+            raise NetworkError("; ".join([*whys, *([] if refusal is None else [refusal])]))
         return refusal
 
     def _asking(self) -> Transport:

@@ -62,6 +62,11 @@ def remedy(why: Refusal, peer: PeerId) -> str:
             return f"Ask the run's author to admit this peer: p2ptrain admit RUN {peer}"
         case Refusal.BANNED:
             return "Ask the run's author why; nobody else can lift it."
+        case Refusal.NO_ROOM:
+            return (
+                "Ask the run's author for an invite that another bootstrap answers for; or to admit this peer:"
+                f" p2ptrain admit RUN {peer}"
+            )
         case Refusal.AHEAD:
             return "p2ptrain doctor LINK tells whether this computer's clock is off; if not, tell the run's author."
         case _:

@@ -148,6 +148,32 @@ def test_who_is_not_let_in_is_told_at_once(tmp_path: Path) -> None:
     assert "cut off or was retyped" in said(world, JoinLink(link.run_id, link.addresses, "AAAA"), error=JoinLinkError)
 
 
+@pytest.mark.parametrize("refusal", [Refusal.NO_ROOM, Refusal.AHEAD, Refusal.LATE, Refusal.USED_UP])
+def test_what_another_witness_may_say_otherwise_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: Refusal
+) -> None:
+    """Of two witnesses one does not answer just now."""
+    world, asked = World(tmp_path), []
+
+    async def come_in(transport: Transport, witness: PeerId, *_: object) -> Refusal:
+        asked.append(witness)
+        if len(asked) == 1:
+            raise NetworkError("nobody answers there")
+        return refusal
+
+    monkeypatch.setattr("peer.entrance.come_in", come_in)
+    entrance = Entrance(
+        FakeConnection(MemoryNetwork(), GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
+    )
+    ticket = SimpleNamespace(invite=SimpleNamespace(witnesses=(WITNESS.peer, STRANGER.peer)))
+    if refusal in (Refusal.NO_ROOM, Refusal.AHEAD):
+        with pytest.raises(NetworkError, match=refusal.value):
+            virtual_time.run(entrance._come_in(world.gate, ticket))
+    else:
+        assert virtual_time.run(entrance._come_in(world.gate, ticket)) is refusal
+    assert asked == [WITNESS.peer, STRANGER.peer]
+
+
 def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enter(world.link(uses=5))
