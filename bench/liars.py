@@ -3,8 +3,8 @@
 ``python -m bench.liars`` prints a table: the share of the honest peers' exchanges that were refused, and the codec's
 error in the others, relative to the difference. Takes a minute.
 
-Two honest peers of sixteen blocks, each .03 of its length off what is common, stand still. In the given share of the
-rounds each meets a liar; in the others both exchange with each other, and mix nothing.
+Two honest peers of sixteen blocks, each .03 of its length off what is common, stand still. In every round each of them
+meets a liar with the given chance, and with the chance that is left they exchange with each other, and mix nothing.
 """
 
 from __future__ import annotations

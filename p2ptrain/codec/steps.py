@@ -6,7 +6,7 @@ but most of that is common to all blocks of the pair. Our measurement: byte lang
 peers, 40 outer steps. So each side sends, before the exchange,
 
 - its **shape**, one byte a block: the step width the block needs, relative to the whole fragment's difference. It
-  follows from the last exchange of the fragment, and is all the state there is;
+  follows the exchanges of the fragment, by half an octave each at the most;
 - a **sketch** of its present snapshot: 64 sums of all elements under fixed random signs (Alon, Matias and Szegedy,
   STOC 1996). The distance of two sketches is the distance of the two snapshots within a standard error of 9 %, whoever
   the partner is and whatever happened since.

@@ -3,7 +3,8 @@
 A modular message says only where each weight is modulo so many steps, and the steps are as wide as two sketches say
 that both sides are apart. Sketches are linear: from the sketches' difference t, what the messages yield, d, can be
 taken away, and ||t - d|| is what the messages lost, or say beyond what was told. Both sides have both messages and both
-sketches, and find the same.
+sketches and find the same numbers; what they make of them may differ, as each knows how often its widths have fitted.
+Where one refuses and the other would mix, neither does: who refuses acknowledges nothing.
 
 ======== =============================== =======================================
 verdict  the honest reason for it        what it teaches
