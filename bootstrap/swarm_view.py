@@ -105,10 +105,10 @@ class SwarmView:
         if self._is_open:
             self._view.join, self._view.join_note = command, note
 
-    def failed(self, text: str) -> None:
+    def failed(self, why: str) -> None:
         """Something of our own did not work."""
         with self._lock:
-            self._view.failures.append(FailureRow(self._view.next_serial(), self._wall(), "", words(text)))
+            self._view.failures.append(FailureRow(self._view.next_serial(), self._wall(), "", words(why)))
 
     def meet(self, records: Iterable[Presence], total: int | None) -> None:
         """Who is here now.

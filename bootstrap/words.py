@@ -67,15 +67,16 @@ def join_lines(link: JoinLink, local: bool) -> list[str]:
     """The command to pass on, and how far it reaches."""
     command = f"p2ptrain peer '{link}'"
     if local:
-        return [f"{command} --local", "This swarm lives on this machine alone (--local)."]
+        why = "This swarm lives on this machine alone (--local)."
+        return [f"{command} --local", why]
     if any(is_public(each) for each in link.addresses):
         return [command]
     port = address.split_peer(link.addresses[0])[0].split("/")[4]
-    return [
-        command,
+    why = (
         "This address works inside your own network only. To be reached from the internet, forward TCP port "
-        f"{port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}",
-    ]
+        f"{port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}"
+    )
+    return [command, why]
 
 
 def is_public(multiaddress: str) -> bool:

@@ -278,6 +278,7 @@ def _sync(path: Path) -> None:
 
 
 def _plainly(error: Exception) -> str:
+    """Why something could not be read or written, for people."""
     if isinstance(error, KeyError | TypeError):
         return f"its description is not what was written ({error})"
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):

@@ -87,7 +87,7 @@ class Entrance:
 
     @property
     def standing(self) -> str:
-        """Whether this run lets us in, in a few words; empty where it takes everybody. From any thread."""
+        """Whether this run lets us in, or why not, in a few words; empty where it takes everybody. From any thread."""
         if self.gate is None:
             return ""
         why = self._why

@@ -101,10 +101,10 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
 
 def _bounds(field: FieldInfo) -> str:
     """``input should be at least 0 and less than 1``; nothing for what has no bounds of its own."""
-    words = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
+    bounds = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
     found = [
         f"{word} {getattr(each, kind):g}" if isinstance(getattr(each, kind), float) else f"{word} {getattr(each, kind)}"
-        for kind, word in words.items()
+        for kind, word in bounds.items()
         for each in (*field.metadata, *_nested_metadata(field.annotation))
         if hasattr(each, kind)
     ]

@@ -251,7 +251,8 @@ class PageServer:
         from aiohttp import web
 
         if len(self._streams) >= MOST_STREAMS:
-            return web.Response(status=503, text="Too many watch already.\n", headers={"Retry-After": "30"})
+            why = "Too many watch already."
+            return web.Response(status=503, text=f"{why}\n", headers={"Retry-After": "30"})
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):

@@ -87,13 +87,13 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
         place = place.parent
     free = shutil.disk_usage(place).free
     needed = SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
-    words = f"{free / 1e9:.1f} GB free at {place}"
+    there = f"{free / 1e9:.1f} GB free at {place}"
     if free < needed:
         fix = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
-        return [bad("disk", f"{words}, and about {needed / 1e9:.1f} GB are needed", fix)]
+        return [bad("disk", f"{there}, and about {needed / 1e9:.1f} GB are needed", fix)]
     if not os.access(place, os.W_OK):
         return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
-    return [ok("disk", words)]
+    return [ok("disk", there)]
 
 
 def port(host: str, number: int) -> list[Finding]:

@@ -174,6 +174,7 @@ async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> O
 
 
 async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
+    """The same, asked once."""
     try:
         await look(node, peer, places)  # connects: the next question is answered at once, and compares the clocks
         asked_at = time.time()
@@ -184,7 +185,8 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
         async with asyncio.timeout(COMPANY_S):
             ends = [each.place for each in await node.daemon.connections() if each.peer == peer]
     except (NetworkError, RemoteError, TimeoutError) as error:
-        return f"{short(peer)}: {plain(str(error)) or 'no answer in time'}"
+        why = plain(str(error)) or "no answer in time"
+        return f"{short(peer)}: {why}"
     left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
     return Observation(sight, ahead_s, left)
 

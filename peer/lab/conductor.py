@@ -66,7 +66,7 @@ class Conductor:
     """Who is just being started by the script."""
     starting: dict[str, float] = field(default_factory=dict)
     """Who comes and does not train yet, and until when the script waits for it, on the monotonic clock."""
-    unended: dict[str, str] = field(default_factory=dict)
+    why_unended: dict[str, str] = field(default_factory=dict)
     """Hosts whose last occupant we did not end as we should have, and why not: nobody comes in its place."""
     link: str = ""
 
@@ -102,7 +102,7 @@ class Conductor:
             case Do.HEAL:
                 self.stage.heals(act.who)
             case Do.START:
-                if why_not := self.unended.pop(self._host(act.who), ""):
+                if why_not := self.why_unended.pop(self._host(act.who), ""):
                     return f"who was there before {why_not}"
                 if act.who in self.running:
                     return "it is still there"
@@ -110,7 +110,7 @@ class Conductor:
             case _:
                 if act.who not in self.running:
                     if act.do in (Do.KILL, Do.STOP):
-                        self.unended[self._host(act.who)] = "had gone by itself"
+                        self.why_unended[self._host(act.who)] = "had gone by itself"
                     return "it is not there any more"
                 return await self._do_to(self.running[act.who], act)
         return ""
@@ -140,7 +140,7 @@ class Conductor:
                 await self.naps.end(act.who)
         except DeviceError:
             life.ended_by_us = ""
-            self.unended[self._host(act.who)] = "could not be ended"
+            self.why_unended[self._host(act.who)] = "could not be ended"
             raise
         if act.do is Do.KILL:
             await self.naps.forget(act.who)

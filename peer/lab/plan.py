@@ -28,8 +28,8 @@ def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool 
     for place, group in enumerate(scenario.peers):
         faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage, netem)]
     if stage != "namespaces" and scenario.partitions:
-        why = "has one loopback for all" if stage == "local" else "has one network for all"
-        faults.append(f"partitions: stage {stage} {why}; take --stage namespaces")
+        has = "has one loopback for all" if stage == "local" else "has one network for all"
+        faults.append(f"partitions: stage {stage} {has}; take --stage namespaces")
     if faults:
         lines = by_name(faults, [group.name for group in scenario.peers])
         raise ScenarioError("\n".join(lines), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")

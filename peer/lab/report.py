@@ -219,8 +219,8 @@ def _sum(figures: Sequence[Mapping[str, Any]], name: str) -> int:
 
 def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> Verdict:
     """What it was to be compared with did not come about, so that nothing else was acted out."""
-    faults = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
-    return Verdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, faults, _happened(course))
+    troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
+    return Verdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(course))
 
 
 def refused(title: str, stage: str, why: str) -> Verdict:
@@ -237,7 +237,7 @@ def judged(
 ) -> Verdict:
     """The figures held against the scenario's limits and those that always hold."""
     limits: dict[str, dict[str, Any]] = {}
-    faults = list(course["troubles"])
+    troubles = list(course["troubles"])
     for name, limit in {**ALWAYS, **scenario.limits}.items():
         found = figure(figures, name)
         kept = found is not None and limit.holds(found)
@@ -245,8 +245,8 @@ def judged(
         if not kept:
             bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
             shown = "there is no such figure" if found is None else f"{found:g}"
-            faults.append(f"{name}: {shown}, where {bounds} was to be")
-    return Verdict(title, stage, not faults, dict(figures), limits, faults, _happened(course))
+            troubles.append(f"{name}: {shown}, where {bounds} was to be")
+    return Verdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(course))
 
 
 def _happened(course: Mapping[str, Any]) -> list[str]:

@@ -276,6 +276,7 @@ class Hand:
         return {"told": told, "status": self._status()}
 
     def _finish(self) -> str:
+        """Obey, or say why not."""
         held, last = self._held, self._signals.last
         if self._signals.stop.is_set() or last.is_set():
             return "already finishing"

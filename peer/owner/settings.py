@@ -264,6 +264,7 @@ class SettingsFile:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> Settings:
+        """Raises OSError, and ValueError as ``parse``."""
         with self.path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:

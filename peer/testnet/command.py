@@ -122,8 +122,9 @@ def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
-        verb = "and --scenario do not go together: a scenario says all that" if is_scenario else "needs --scenario"
-        raise click.UsageError(f"{names} {verb}.")
+        if is_scenario:
+            raise click.UsageError(f"{names} and --scenario do not go together: a scenario says all that.")
+        raise click.UsageError(f"{names} needs --scenario.")
 
 
 def _is_given(context: click.Context, name: str) -> bool:

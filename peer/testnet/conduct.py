@@ -97,9 +97,9 @@ async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[st
     cast.bootstrap = await processes.start("bootstrap", "bootstrap", arguments, plan.bootstrap / "output.log", 1)
     link = await join_link(plan.bootstrap / "join-link.txt", cast.bootstrap)
     if link is None:
-        ended = cast.bootstrap.ended.done()
-        what = "ended" if ended else f"printed no join link within {LINK_DEADLINE_S:.0f} s"
-        return [f"the bootstrap {what}; {said(cast.bootstrap)}"]
+        if cast.bootstrap.ended.done():
+            return [f"the bootstrap ended; {said(cast.bootstrap)}"]
+        return [f"the bootstrap printed no join link within {LINK_DEADLINE_S:.0f} s; {said(cast.bootstrap)}"]
     watch.say(f"the bootstrap is up; starting {len(plan.peers)} peers")
     if means.page:
         watch.say(f"watch them at {page_url(plan.bootstrap / 'output.log')}")

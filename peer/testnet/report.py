@@ -107,7 +107,8 @@ class Report:
         if self.solo is not None:
             found += [f"{self.solo.name} {fault}" for fault in _faults(self.solo, self.ending)]
         if self.measured is None:
-            found.append(f"the averaged model could not be measured: {self.unmeasured or 'no peer left any weights'}")
+            why = self.unmeasured or "no peer left any weights"
+            found.append(f"the averaged model could not be measured: {why}")
         elif not math.isfinite(self.measured.averaged_val_loss):
             found.append("the averaged model's loss is not a finite number")
         return found
@@ -145,7 +146,8 @@ def _faults(each: Outcome, ending: Ending) -> list[str]:
     if not last < LEARNED * first:  # NaN fails too
         found.append(f"did not learn: its held-out loss went from {first:.3f} to {last:.3f}")
     if not each.finished and not ending.cut_short and not ending.troubles:
-        found.append(f"stopped before the run's end: {each.why or 'it does not say why'}")
+        why = each.why or "it does not say why"
+        found.append(f"stopped before the run's end: {why}")
     return found
 
 
