@@ -20,6 +20,8 @@ from p2ptrain.net.streams import Stream
 
 MAX_MESSAGE_BYTES = 1 << 20
 """A guess: the longest that we ask for lists all connections, some hundred bytes each."""
+MAX_LENGTH_BYTES = 10
+"""Of a varint of 64 bits (protobuf)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +78,20 @@ def place_of(packed: bytes) -> str:
 
 
 async def read_message(stream: Stream, most: int = MAX_MESSAGE_BYTES) -> bytes:
-    """One message, its length ahead as a varint. Raises OSError and EOFError."""
-    length = shift = 0
-    while True:
+    """One message, its length ahead as a varint. Raises OSError and EOFError.
+
+    A length of more than ten bytes is none. Each byte of it is read by itself, and where bytes are there already nobody
+    else has a turn meanwhile: a stranger could go on for ever.
+    """
+    length = 0
+    for shift in range(0, 7 * MAX_LENGTH_BYTES, 7):
         [byte] = await stream.read_exactly(1)
         length |= (byte & 0x7F) << shift
-        shift += 7
         if length > most:
             raise OSError(f"a message of {length} bytes where {most} are allowed")
         if byte < 0x80:
             return await stream.read_exactly(length)
+    raise OSError(f"a message's length of more than {MAX_LENGTH_BYTES} bytes")
 
 
 def raw(peer: PeerId) -> bytes:

@@ -1,14 +1,15 @@
-"""The messages of circuit relay v2. Pure."""
+"""The messages of circuit relay v2."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain.net import hop
+from p2ptrain.net import control, hop
 from p2ptrain.net.hop import Question, Status
 
 # What go-libp2p 0.32.1 answered to a RESERVE: type, reservation (expiry, address, voucher), limit, status.
@@ -49,3 +50,19 @@ def test_what_is_none_of_these_is_a_value_error(message: bytes) -> None:
 def test_any_bytes_are_a_question_or_a_value_error(message: bytes) -> None:
     with contextlib.suppress(ValueError):
         assert isinstance(hop.question(message).target, bytes)
+
+
+@pytest.mark.parametrize("length", [b"\x80", b"\x80" * 5 + b"\xff"])
+def test_a_length_without_end_is_not_read_on(length: bytes) -> None:
+    read: list[int] = []
+
+    class Endless:
+        async def read_exactly(self, size: int) -> bytes:
+            assert size == 1
+            read.append(size)
+            assert len(read) < 100
+            return length[len(read) % len(length) :][:1]
+
+    with pytest.raises(OSError, match="bytes"):
+        asyncio.run(control.read_message(Endless(), hop.MAX_MESSAGE_BYTES))
+    assert len(read) <= control.MAX_LENGTH_BYTES
