@@ -15,7 +15,7 @@ help:
 	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker)"
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
-	@echo "make fuzz    search for inputs that break a decoder of what strangers send (minutes; Linux)"
+	@echo "make fuzz    search for inputs that break a decoder of what strangers send (half an hour or more; Linux)"
 	@echo "make bench   the figures of docs/RESULTS.md on this machine"
 	@echo "make results        the evidence of docs/RESULTS.md: R1 to R11, resumable (hours; RESULTS='--only R1,R5' for a part)"
 	@echo "make results-quick  a small part of it, under out/ (minutes; not the evidence)"

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import msgpack
 import pytest
-from fuzz_targets import targets
+from fuzz_targets import services, targets
+from fuzz_targets.common import said
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
@@ -15,7 +18,31 @@ TARGETS = targets()
 FOUND = Path(__file__).parent / "found"
 """One folder a target, one file an input that showed a fault."""
 
+TALKS = {
+    name: target.seeds
+    for name, target in services.targets().items()
+    if target.seeds[0][:2] == bytes([framing.MAGIC, framing.FrameKind.MESSAGE])
+}
+"""Targets that take lists of words, and lists that they take."""
+VALUES = some.recursive(
+    some.none()
+    | some.booleans()
+    | some.integers(-(2**63), 2**64 - 1)
+    | some.floats()
+    | some.text(max_size=20)
+    | some.binary(max_size=80),
+    lambda inner: some.lists(inner, max_size=5),
+    max_leaves=10,
+)
+"""Whatever a word may be."""
+
 each_target = pytest.mark.parametrize("name", TARGETS)
+
+
+@each_target
+def test_its_seeds_are_taken(name: str) -> None:
+    """Else a search would begin at the door and stay there."""
+    assert [TARGETS[name].check(seed) for seed in TARGETS[name].seeds] == [True] * len(TARGETS[name].seeds)
 
 
 @each_target
@@ -47,6 +74,24 @@ def test_damage(name: str, data: some.DataObject) -> None:
         where = data.draw(some.integers(0, len(damaged)))
         damaged[where : where + data.draw(some.integers(0, 4))] = data.draw(some.binary(max_size=4))
     target.check(bytes(damaged))
+
+
+@pytest.mark.parametrize("name", TALKS)
+@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@given(data=some.data())
+def test_other_words(name: str, data: some.DataObject) -> None:
+    """Lists in which one word is another: what damage at random seldom leaves whole."""
+    seed, begin = data.draw(some.sampled_from(TALKS[name])), framing.HEADER_BYTES
+    end = begin + framing.decode_header(seed[:begin])[1]
+    words: list[Any] = msgpack.unpackb(seed[begin:end])
+    within = words
+    while True:
+        index = data.draw(some.integers(0, len(within) - 1))
+        if not isinstance(within[index], list) or not within[index] or data.draw(some.booleans()):
+            break
+        within = within[index]
+    within[index] = data.draw(VALUES)
+    TARGETS[name].check(said(words) + seed[end:])
 
 
 @each_target

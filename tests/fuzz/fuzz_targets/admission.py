@@ -1,0 +1,116 @@
+"""Badges, tickets, rulings and receipts, and the gate that reads a badge before a conversation."""
+
+from __future__ import annotations
+
+import people
+
+from fuzz_targets.common import (
+    MESSAGES,
+    NOW,
+    OWNER,
+    PEER,
+    RUN,
+    BytesLink,
+    BytesTransport,
+    Silence,
+    Target,
+    frames,
+    refusing,
+    run,
+)
+from p2ptrain import wire
+from p2ptrain.admission import Badge, Gate, Rulings, Ticket
+from p2ptrain.errors import JoinLinkError, NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.net.gate import GatedTransport
+from p2ptrain.net.porter import turn_away
+from p2ptrain.ports import Link
+from p2ptrain.receipts import Receipt
+
+BADGE = people.badge(OWNER, at=int(NOW)).encode()
+MESSAGE = (FrameKind.MESSAGE, wire.encode_message(MESSAGES[0]))
+
+
+@refusing(RemoteError)
+def badge(data: bytes) -> None:
+    found = Badge.decode(data, RUN, people.PUBLIC)
+    assert found == people.badge(), "nobody else has signed anything here"
+    assert found.encode() == data
+
+
+@refusing(JoinLinkError)
+def ticket(data: bytes) -> None:
+    assert Ticket.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.ticket()
+
+
+@refusing(RemoteError)
+def rulings(data: bytes) -> None:
+    assert Rulings.decode(data, RUN, people.PUBLIC).encode() == data
+
+
+@refusing(RemoteError)
+def receipt(data: bytes) -> None:
+    found = Receipt.decode(data)
+    assert found.encode() == data
+    assert not found.is_agreed(RUN), "nobody has countersigned anything"
+    found.is_claimed(RUN)
+
+
+# --- the gate -----------------------------------------------------------------------------------------------------
+
+
+def gated(data: bytes) -> GatedTransport:
+    gate = Gate("invite", RUN, people.PUBLIC, BADGE)
+    return GatedTransport(BytesTransport(data), gate, PEER, Silence(), wall=lambda: NOW)
+
+
+@refusing(RemoteError, NetworkError)
+def shown_badge(data: bytes) -> bool:
+    """What somebody shows who opened a link."""
+    heard: list[tuple[int, bytes]] = []
+
+    async def handler(link: Link) -> None:
+        heard.append((FrameKind.BADGE, b""))
+        heard.append(await link.receive())
+
+    link = BytesLink(data)
+    run(gated(data).welcoming(handler)(link))
+    assert [kind for kind, _ in link.sent] == [FrameKind.BADGE if heard else FrameKind.REFUSAL]
+    assert not heard or BADGE in data, "nobody else has a badge here"
+    return len(heard) == 2
+
+
+@refusing(RemoteError, NetworkError)
+def answered_badge(data: bytes) -> None:
+    """What somebody shows whom we called, ahead of its answer."""
+
+    async def call() -> None:
+        link = await gated(data).open(PEER)
+        await link.receive()
+
+    run(call())
+    assert BADGE in data, "nobody else has a badge here"
+
+
+@refusing(RemoteError, NetworkError)
+def turned_away(data: bytes) -> None:
+    """What is asked of a peer that is away."""
+    link = BytesLink(data)
+    run(turn_away(link, step=1, progress=2.0))
+    assert len(link.sent) <= 1
+
+
+def targets() -> dict[str, Target]:
+    """By name."""
+    rulings_with_names = people.rulings(2, admitted=(PEER,), revoked=("ab" * 8,))
+    claim = Receipt(people.GUEST.peer, people.WITNESS.peer, 1, 2, 3, 4, 5, 6, 7, 8).signed(RUN, people.GUEST.state)
+    shown = frames((FrameKind.BADGE, BADGE), MESSAGE)
+    return {
+        "badge": Target(badge, (people.badge().encode(),)),
+        "ticket": Target(ticket, (str(people.ticket()).encode(),)),
+        "rulings": Target(rulings, (people.rulings().encode(), rulings_with_names.encode())),
+        "receipt": Target(receipt, (claim.encode(),)),
+        "shown_badge": Target(shown_badge, (shown,), 5),
+        "answered_badge": Target(answered_badge, (shown,), 5),
+        "turned_away": Target(turned_away, (frames(MESSAGE),), 5),
+    }

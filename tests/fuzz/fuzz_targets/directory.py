@@ -1,0 +1,319 @@
+"""The DHT: what lies in it, what its nodes are asked and what they answer. And relays, and certificates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import people
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+from google.protobuf.message import DecodeError, Message
+from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
+from hivemind.utils import MSGPackSerializer
+
+from fuzz_targets.common import (
+    KEY,
+    NOW,
+    OWNER,
+    PEER,
+    RECORD,
+    RUN,
+    UNTIL,
+    BytesStream,
+    Target,
+    in_the_seeds_days,
+    refusing,
+    resigned,
+    run,
+)
+from p2ptrain import statements
+from p2ptrain.admission import Gate
+from p2ptrain.errors import RemoteError
+from p2ptrain.net import control, dht_protocol, directory, hop, probe, rulings
+from p2ptrain.net.directory import PresenceValidator, presence_key
+from p2ptrain.swarm.buckets import home
+
+PLACE_IN_DHT = DHTID.generate(source=presence_key(RUN, home(RUN, PEER, 0)))
+SUBKEY = MSGPackSerializer.dumps(PEER)
+BADGE = people.badge(OWNER, at=int(NOW)).encode()
+RULINGS = people.rulings(2, admitted=(people.GUEST.peer,), revoked=("ab" * 8,))
+MOST_ANSWER_BYTES = 4 << 20
+"""Of an answer, which p2pd would not take if it were longer."""
+
+
+def gate() -> Gate:
+    return Gate("invite", RUN, people.PUBLIC)
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def dht_record(data: bytes) -> bool:
+    values = (data, msgpack.packb(data), msgpack.packb(resigned(data)))
+    stored = [_is_stored(PresenceValidator(RUN), value) for value in values]
+    return any(stored)
+
+
+def sealed_record(data: bytes) -> bool:
+    """A record and a badge, as they lie in the DHT of a run that does not take everybody."""
+    values = [data, msgpack.packb(data)]
+    with contextlib.suppress(RemoteError):
+        match statements.unpacked(data, directory.MAX_SEALED_BYTES):
+            case [bytes(encoded), badge]:
+                values.append(msgpack.packb(statements.packed([resigned(encoded), badge])))
+    found = directory._decoded(data, gate())
+    assert found is None or found.peer == PEER, "nobody else has a badge here"
+    stored = [_is_stored(PresenceValidator(RUN, gate()), value) for value in values]
+    return any(stored)
+
+
+def _is_stored(validator: PresenceValidator, value: bytes) -> bool:
+    with in_the_seeds_days():
+        is_stored = validator.validate(DHTRecord(PLACE_IN_DHT.to_bytes(), SUBKEY, value, UNTIL))
+    assert is_stored in (True, False)
+    return is_stored
+
+
+def rulings_record(data: bytes) -> bool:
+    """Also as if the author had signed it."""
+    signed, serials = [data], {RULINGS.serial}
+    with contextlib.suppress(RemoteError):
+        match statements.unpacked(data, rulings.MAX_RULINGS_BYTES):
+            case [serial, *_, _] as fields:
+                signature = statements.signature(people.AUTHOR, b"p2ptrain rulings 1", [RUN, *fields[:-1]])
+                signed.append(statements.packed([*fields[:-1], signature]))
+                if type(serial) is int:
+                    serials.add(serial)
+    records = [
+        DHTRecord(rulings.key_bytes(RUN), MSGPackSerializer.dumps(serial), value, NOW + rulings.LIFETIME_S)
+        for serial in serials
+        for each in signed
+        for value in (each, msgpack.packb(each))
+    ]
+    with in_the_seeds_days():
+        stored = [PresenceValidator(RUN, gate()).validate(record) for record in records]
+    assert set(stored) <= {True, False}
+    return any(stored)
+
+
+# --- questions and answers ----------------------------------------------------------------------------------------
+
+
+async def a_node() -> dht_protocol.Protocol:
+    return await dht_protocol.Protocol.create(
+        None, dht_protocol.id_of(b"asker"), 20, 5, 5, 3.0, client_mode=True, record_validator=PresenceValidator(RUN)
+    )
+
+
+ASKER = SimpleNamespace(remote_id=PeerID.from_base58(people.GUEST.peer))
+STORE = dht_pb2.StoreRequest(
+    keys=[PLACE_IN_DHT.to_bytes()],
+    subkeys=[SUBKEY],
+    values=[msgpack.packb(RECORD)],
+    expiration_time=[UNTIL],
+    in_cache=[False],
+    peer=dht_pb2.NodeInfo(node_id=dht_protocol.id_of(ASKER.remote_id.to_bytes()).to_bytes()),
+)
+FIND = dht_pb2.FindRequest(keys=[PLACE_IN_DHT.to_bytes(), bytes(20)], peer=STORE.peer)
+NEVER_READ = DecodeError, RemoteError
+"""What hivemind's server says of a request's bytes, and what our handler says of the request; both end the stream."""
+
+
+@refusing(*NEVER_READ)
+def dht_find(data: bytes) -> bool:
+    """A lookup, at a node that has a record."""
+    request = dht_pb2.FindRequest.FromString(data)
+
+    async def ask() -> dht_pb2.FindResponse:
+        node = await a_node()
+        await node.rpc_store(STORE, ASKER)
+        return await node.rpc_find(request, ASKER)
+
+    with in_the_seeds_days():
+        response = run(ask())
+    assert len(response.results) == len(request.keys) <= dht_protocol.MAX_KEYS
+    assert response.ByteSize() <= MOST_ANSWER_BYTES
+    return any(each.type == dht_pb2.FOUND_DICTIONARY for each in response.results)
+
+
+@refusing(*NEVER_READ)
+def dht_store(data: bytes) -> bool:
+    """Records to store, also with signatures that hold; what was stored is looked up."""
+    request = dht_pb2.StoreRequest.FromString(data)
+    genuine = dht_pb2.StoreRequest.FromString(data)
+    for number, value in enumerate(request.values):
+        with contextlib.suppress(ValueError):
+            encoded = msgpack.unpackb(value, max_array_len=0, max_map_len=0)
+            if type(encoded) is bytes:
+                genuine.values[number] = msgpack.packb(resigned(encoded))
+
+    async def ask() -> list[bool]:
+        node = await a_node()
+        stored: list[bool] = []
+        for each in (request, genuine):
+            answer = (await node.rpc_store(each, ASKER)).store_ok
+            assert len(answer) == len(each.keys) <= dht_protocol.MAX_KEYS
+            stored += answer
+        keys = list(dict.fromkeys(key for key in request.keys if len(key) == DHTID.HASH_NBYTES))
+        found = await node.rpc_find(dht_pb2.FindRequest(keys=keys), ASKER)
+        for result in found.results:
+            if result.type == dht_pb2.FOUND_DICTIONARY:
+                [(_, value, expiration)] = dht_protocol._entries(result.value)
+                assert directory._unwrapped(value, None).peer == PEER, "nobody else has signed anything here"
+                assert expiration <= NOW + 1000
+        return stored
+
+    with in_the_seeds_days():
+        return any(run(ask()))
+
+
+def dht_answer(data: bytes) -> bool:
+    """What a node answers to a lookup, as bytes from p2pd, and its records alone."""
+    records = dht_pb2.FindResult(type=dht_pb2.FOUND_DICTIONARY, value=data, expiration_time=math.inf)
+
+    async def ask(answer: Callable[[], dht_pb2.FindResponse]) -> bool:
+        node = await _asking("find", answer)
+        is_found = False
+        for value, nearest in (await node.call_find(PeerID(bytes(38)), [PLACE_IN_DHT]) or {}).values():
+            assert value is None or value.expiration_time < NOW + 1000
+            assert all(dht_protocol.id_of(peer.to_bytes()) == each != node.node_id for each, peer in nearest.items())
+            is_found |= value is not None
+        return is_found
+
+    answers = (lambda: dht_pb2.FindResponse.FromString(data), lambda: dht_pb2.FindResponse(results=[records]))
+    with in_the_seeds_days():
+        found = [run(ask(answer)) for answer in answers]
+    return any(found)
+
+
+def dht_ping(data: bytes) -> bool:
+    """A ping, its answer, and the answer to a record that was to be stored."""
+
+    async def ask() -> bool:
+        node = await a_node()
+        with contextlib.suppress(DecodeError):
+            await node.rpc_ping(dht_pb2.PingRequest.FromString(data), ASKER)
+        node = await _asking("ping", lambda: dht_pb2.PingResponse.FromString(data))
+        met = await node.call_ping(ASKER.remote_id)
+        assert met in (None, dht_protocol.id_of(ASKER.remote_id.to_bytes()))
+        node = await _asking("store", lambda: dht_pb2.StoreResponse.FromString(data))
+        stored = await node.call_store(ASKER.remote_id, [PLACE_IN_DHT], [msgpack.packb(RECORD)], UNTIL, [PEER])
+        assert stored is None or set(stored) <= {True, False}
+        await asyncio.sleep(0)  # whom it met is entered in a task
+        assert len(node.routing_table.uid_to_peer_id) <= 1
+        return met is not None or bool(stored)
+
+    return run(ask())
+
+
+async def _asking(about: str, answer: Callable[[], Message]) -> dht_protocol.Protocol:
+    """A node whom everybody answers so."""
+
+    async def rpc(*_: Any, **__: Any) -> Message:
+        return answer()
+
+    node = await a_node()
+    node.get_stub = lambda peer: SimpleNamespace(**{f"rpc_{about}": rpc})
+    return node
+
+
+def _answers() -> tuple[bytes, bytes]:
+    records = DictionaryDHTValue()
+    with in_the_seeds_days():
+        records.store(PEER, msgpack.packb(RECORD), UNTIL)
+        value = MSGPackSerializer.dumps(records)
+    peer = PeerID.from_base58(PEER).to_bytes()
+    result = dht_pb2.FindResult(
+        type=dht_pb2.FOUND_DICTIONARY,
+        value=value,
+        expiration_time=UNTIL,
+        nearest_node_ids=[dht_protocol.id_of(peer).to_bytes()],
+        nearest_peer_ids=[peer],
+    )
+    return dht_pb2.FindResponse(results=[result]).SerializeToString(), value
+
+
+# --- relays and certificates --------------------------------------------------------------------------------------
+
+
+def relay_messages(data: bytes) -> bool:
+    read = 0
+    for parse in (hop.question, hop.status, hop.stop_status):
+        with contextlib.suppress(ValueError):
+            found = parse(data)
+            if isinstance(found, hop.Question):
+                assert len(found.target) <= len(data)
+            read += 1
+    return read > 0
+
+
+@refusing(OSError, EOFError)
+def framed_message(data: bytes) -> None:
+    """A message on a relay's stream, its length ahead: nobody is read for longer than it may be."""
+    stream = BytesStream(data)
+    try:
+        message = run(control.read_message(stream, hop.MAX_MESSAGE_BYTES))
+        assert len(message) <= hop.MAX_MESSAGE_BYTES
+    finally:
+        assert len(data) - len(stream.rest) <= control.MAX_LENGTH_BYTES + hop.MAX_MESSAGE_BYTES
+
+
+def tls_certificate(data: bytes) -> bool:
+    owner = probe.owner(data)
+    assert owner in (None, PEER), "nobody else has signed anything here"
+    return owner is not None
+
+
+def certificate() -> bytes:
+    """A libp2p certificate in DER."""
+    public = KEY.public_key()
+    signed = KEY.sign(b"libp2p-tls-handshake:" + public.public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
+    key = bytes.fromhex("08011220") + public.public_bytes_raw()
+    proof = b"\x04" + bytes([len(key)]) + key + b"\x04" + bytes([len(signed)]) + signed
+    name = x509.Name([])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(public)
+        .serial_number(1)
+        .not_valid_before(datetime.datetime(2026, 1, 1))
+        .not_valid_after(datetime.datetime(2126, 1, 1))
+        .add_extension(x509.UnrecognizedExtension(probe._EXTENSION, b"\x30" + bytes([len(proof)]) + proof), False)
+    )
+    return made.sign(KEY, None).public_bytes(Encoding.DER)
+
+
+def targets() -> dict[str, Target]:
+    """By name."""
+    sealed = statements.packed([RECORD, BADGE])
+    pong = dht_pb2.PingResponse(peer=STORE.peer, dht_time=NOW)
+    stored = dht_pb2.StoreResponse(store_ok=[True], peer=STORE.peer)
+    twice = dht_pb2.StoreRequest()
+    for _ in range(2):
+        twice.MergeFrom(STORE)
+    return {
+        "dht_record": Target(dht_record, (RECORD, msgpack.packb(RECORD)), 5),
+        "sealed_record": Target(sealed_record, (sealed, msgpack.packb(sealed)), 5),
+        "rulings_record": Target(rulings_record, (RULINGS.encode(), msgpack.packb(RULINGS.encode()))),
+        "dht_answer": Target(dht_answer, _answers(), 5),
+        "dht_find": Target(dht_find, (FIND.SerializeToString(),), 5),
+        "dht_store": Target(dht_store, (STORE.SerializeToString(), twice.SerializeToString()), 5),
+        "dht_ping": Target(dht_ping, (pong.SerializeToString(), stored.SerializeToString()), 5),
+        "relay_messages": Target(
+            relay_messages, (hop.reserve(), hop.answer(hop.Status.OK, 1_700_000_000), hop.lead(b"peer"))
+        ),
+        "framed_message": Target(framed_message, (hop.framed(hop.reserve()),), 5),
+        "tls_certificate": Target(tls_certificate, (certificate(),)),
+    }

@@ -1,0 +1,326 @@
+"""The small services: what strangers ask them, and what strangers answer us. Each is a list of words in a frame, or
+weights in chunks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import msgpack
+import people
+import torch
+
+from bootstrap.swarm_view import SwarmView
+from fuzz_targets.common import (
+    NOW,
+    PEER,
+    PLACE,
+    PRESENCE,
+    RUN,
+    SIGNED,
+    BytesLink,
+    BytesTransport,
+    Silence,
+    Target,
+    frames,
+    part,
+    refusing,
+    run,
+    said,
+)
+from p2ptrain.admission import Gate, Refusal, Register
+from p2ptrain.codec import get
+from p2ptrain.errors import ManifestError, NetworkError, RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest.signing import SignedManifest
+from p2ptrain.net import (
+    address,
+    admission_service,
+    figures_service,
+    manifest_service,
+    reach,
+    receipt_service,
+    virtual_time,
+)
+from p2ptrain.net.copies import Copies
+from p2ptrain.net.driver import at_once
+from p2ptrain.net.gathering import Gatherer
+from p2ptrain.page.metrics import exposition
+from p2ptrain.receipts import Book, Objection, Receipt
+from p2ptrain.train.payloads import Payloads, Snapshot
+from p2ptrain.train.sketch import SKETCH_BYTES
+
+OURS = RemoteError, NetworkError
+"""What ends a talk; a service's transport and whoever asks expect these."""
+GUEST, WITNESS = people.GUEST, people.WITNESS
+
+# --- reach --------------------------------------------------------------------------------------------------------
+
+
+@refusing(*OURS)
+def asked_about_reach(data: bytes) -> None:
+    async def dial(host: str, port: int) -> PeerId:
+        raise NetworkError("nobody is dialed")
+
+    run(reach.answer(BytesLink(data), PLACE, reach.Allowances(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
+
+
+@refusing(*OURS)
+def told_about_reach(data: bytes) -> None:
+    sight = run(reach.ask_to_look(BytesTransport(data), PEER, (), 31337))
+    assert sight.place == "" or address.is_dialable(sight.place)
+    assert sight.why.isprintable()
+    assert len(sight.why) < 1000
+
+
+# --- figures ------------------------------------------------------------------------------------------------------
+
+MOST_DOCUMENT_BYTES = 100_000
+"""What the page may become by two peers' words; 10,000 are usual."""
+
+
+@refusing(*OURS)
+def asked_for_figures(data: bytes) -> None:
+    telling = {"loss": 2.0, "device": "cpu"}, [["failure", 1, NOW, "it broke"]]
+    teller = figures_service.Teller(lambda: lambda serial: telling, clock=lambda: 0.0)
+    run(teller.answer(BytesLink(data)))
+
+
+@refusing(*OURS)
+def told_figures(data: bytes) -> None:
+    """As far as the page of a bootstrap, and to Prometheus."""
+    answer = run(figures_service.ask_figures(BytesTransport(data), PEER, (), 0))
+    if answer is None:
+        return
+    view = SwarmView(SIGNED, wall=lambda: NOW)
+    view.on_event(lambda event: json.dumps(event, allow_nan=False).encode())
+    view.meet([PRESENCE, replace(PRESENCE, peer=GUEST.peer)], None)
+    for peer in (PEER, GUEST.peer, PEER):
+        view.told(peer, *answer)
+    document = view.document()
+    assert len(json.dumps(document, allow_nan=False).encode()) < MOST_DOCUMENT_BYTES
+    exposition(document)
+
+
+# --- weights ------------------------------------------------------------------------------------------------------
+
+SIZES = (8, 16)
+"""Bytes of each fragment; one piece each."""
+ZEROS = [torch.zeros(size // 4) for size in SIZES]
+PAYLOADS = Payloads([len(each) for each in ZEROS], get("fp32", 1024), None)
+PAYLOADS.publish(Snapshot(1, tuple(ZEROS), tuple(ZEROS)))
+DONORS = (PEER, GUEST.peer, WITNESS.peer)
+GIVEN_BYTES = sum(SIZES) + len(SIZES) * SKETCH_BYTES
+"""That one donor gives, if it gives each piece and its sketch once."""
+
+
+@refusing(*OURS)
+def asked_for_copies(data: bytes) -> None:
+    """By anybody, and by whom we promised our weights."""
+    run(Copies(PAYLOADS, at_once, lambda: 0.0).give(BytesLink(data)))
+    run(Copies(PAYLOADS, at_once, lambda: 0.0).answer(BytesLink(data)))
+
+
+class Donor(BytesLink):
+    """Answers what it is asked, with a digest that holds, by these bytes."""
+
+    def __init__(self, gives: bytearray, peer: PeerId) -> None:
+        super().__init__(b"", peer)
+        self._gives = gives
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        match msgpack.unpackb(body):
+            case ["piece", number]:
+                size = SIZES[number]
+            case ["sketch", _, _]:
+                size = SKETCH_BYTES
+            case _:
+                return
+        self._rest += part(bytes(self._gives[:size]).ljust(size, b"\0"))
+        del self._gives[:size]
+
+
+def given_weights(data: bytes) -> bool:
+    """Whatever comes on the streams; and what donors give and say of each other's weights in good order."""
+    gives = {peer: bytearray(data[n * GIVEN_BYTES : (n + 1) * GIVEN_BYTES]) for n, peer in enumerate(DONORS)}
+    _is_gathered(lambda peer: BytesLink(data, peer))
+    return _is_gathered(lambda peer: Donor(gives[peer], peer))
+
+
+def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
+    async def dial(peer: PeerId, addresses: Any) -> BytesLink:
+        return link(peer)
+
+    gatherer = Gatherer(dial, SIZES, at_once, Silence())
+    with contextlib.suppress(*OURS):
+        parts = virtual_time.run(gatherer.gather(link(PEER), dict.fromkeys(DONORS, ())))
+        assert tuple(map(len, parts)) == SIZES
+        with contextlib.suppress(RemoteError):
+            PAYLOADS.check_weights(parts)
+        return True
+    return False
+
+
+# --- receipts -----------------------------------------------------------------------------------------------------
+
+CLAIM = Receipt(GUEST.peer, WITNESS.peer, int(NOW), int(NOW), 3, 4, 5, 50, 500, 8)
+
+
+def book(of: PeerId, partner: PeerId) -> Book:
+    """One that saw five exchanges and some weights."""
+    found = Book(RUN, of)
+    for _ in range(5):
+        found.exchanged(partner, 100, 10, NOW)
+    found.was_served(partner, 8, NOW)
+    return found
+
+
+def asked_to_sign(data: bytes) -> bool:
+    """Also with a signature that holds, under whatever is claimed."""
+    signed = data
+    with contextlib.suppress(*OURS, ValueError):
+        kind, body = run(BytesLink(data).receive())
+        match msgpack.unpackb(body):
+            case ["receipt", bytes(encoded)]:
+                claim = replace(Receipt.decode(encoded), peer=GUEST.peer)
+                signed = frames((kind, msgpack.packb(["receipt", claim.signed(RUN, GUEST.state).encode()])))
+    are_signed = [_is_signed(each) for each in (data, signed)]
+    return any(are_signed)
+
+
+@refusing(*OURS)
+def _is_signed(data: bytes) -> bool:
+    link = BytesLink(data, GUEST.peer)
+    notary = receipt_service.Notary(RUN, book(WITNESS.peer, GUEST.peer), WITNESS.state, wall=lambda: NOW)
+    run(notary.answer(link))
+    [(_, answer)] = link.sent
+    match msgpack.unpackb(answer):
+        case ["agreed", signature]:
+            claim = Receipt.decode(msgpack.unpackb(run(BytesLink(data).receive())[1])[1])
+            assert replace(claim, countersignature=signature).is_agreed(RUN)
+            assert claim.exchanges <= 5
+            assert claim.served <= 8
+            return True
+        case ["objection", why]:
+            assert why in set(Objection)
+    return False
+
+
+@refusing(*OURS)
+def told_receipt(data: bytes) -> None:
+    claim = CLAIM.signed(RUN, GUEST.state)
+    answer = run(receipt_service.ask_to_sign(BytesTransport(data), claim))
+    if not isinstance(answer, Objection):
+        receipt = book(GUEST.peer, WITNESS.peer).agreed(claim, answer)
+        assert receipt is None or receipt.is_agreed(RUN)
+
+
+# --- admission ----------------------------------------------------------------------------------------------------
+
+TICKET = people.ticket(uses=1000)
+
+
+def gate() -> Gate:
+    return Gate("invite", RUN, people.PUBLIC, rulings=people.rulings())
+
+
+@refusing(*OURS)
+def asked_about_admission(data: bytes) -> None:
+    register = Register(RUN, WITNESS.peer)
+    desk = admission_service.Desk(gate(), register, WITNESS.state, wall=lambda: NOW)
+    link = BytesLink(data, GUEST.peer)
+    run(desk.answer(link))
+    [(_, answer)] = link.sent
+    assert len(answer) <= admission_service._MAX_ANSWER_BYTES
+    assert register.encode()
+    assert set().union(*register.guests.values()) <= {GUEST.peer}
+
+
+@refusing(*OURS)
+def told_rulings(data: bytes) -> None:
+    ours = gate()
+    is_newer = run(admission_service.ask_rulings(BytesTransport(data), WITNESS.peer, (), ours))
+    assert is_newer == (ours.rulings != people.rulings())
+
+
+@refusing(*OURS)
+def told_badge(data: bytes) -> None:
+    answer = run(admission_service.come_in(BytesTransport(data), WITNESS.peer, (), TICKET, gate(), GUEST.peer))
+    assert isinstance(answer, Refusal) or gate().refusal(GUEST.peer, answer.encode(), people.NOW) is None
+
+
+# --- manifests ----------------------------------------------------------------------------------------------------
+
+
+@refusing(*OURS)
+def asked_for_manifest(data: bytes) -> None:
+    handlers: list[Callable[[BytesLink], Any]] = []
+
+    class Listening(BytesTransport):
+        async def listen(self, handler: Callable[[Any], Any]) -> None:
+            handlers.append(handler)
+
+    async def serve() -> None:
+        await manifest_service.answer_requests(Listening(b""), RUN, SIGNED.to_bytes(), clock=lambda: 0.0)
+        await handlers[0](BytesLink(data))
+
+    run(serve())
+
+
+@refusing(*OURS, ManifestError)
+def told_manifest(data: bytes) -> None:
+    run_id = SIGNED.run_id
+    found = SignedManifest.from_bytes(run(manifest_service.ask(BytesTransport(data), PEER, (), run_id)))
+    found.verify(run_id)
+    assert found.manifest == SIGNED.manifest
+
+
+# --- all of them --------------------------------------------------------------------------------------------------
+
+
+def targets() -> dict[str, Target]:
+    """By name."""
+    sight = [PLACE, reach.Dialed.NO.value, "nobody answers", NOW]
+    row = [["tokens", 300], ["loss", 2.0], ["step", 7], ["progress", 2000.0], ["device", "cpu"], ["sample", "Once"]]
+    news = [
+        ["exchange", 1, NOW, GUEST.peer, 0.5, 1000, 0.1, "direct"],
+        ["failure", 2, NOW, "it broke"],
+        ["checkpoint", 3, NOW, 4],
+    ]
+    signed, countersigned = CLAIM.signed(RUN, GUEST.state), CLAIM.countersigned(RUN, WITNESS.state)
+    invite, introduction = TICKET.invite.fields(), TICKET.introduce(RUN, GUEST.peer)
+    badge = people.badge(by=TICKET)
+    questions = {
+        "asked_about_reach": (
+            asked_about_reach,
+            (said(["look", 1]), said(["give", 9]), said(["take", 9]) + frames((FrameKind.CHUNK, b"x" * 9))),
+        ),
+        "asked_for_figures": (asked_for_figures, (said(["figures", 0]),)),
+        "asked_for_copies": (asked_for_copies, (said(["sketch", 0, 7], ["piece", 1], ["enough"]),)),
+        "asked_to_sign": (asked_to_sign, (said(["receipt", signed.encode()]),)),
+        "asked_about_admission": (
+            asked_about_admission,
+            (said(["rulings", 0]), said(["come", invite, introduction])),
+        ),
+        "asked_for_manifest": (asked_for_manifest, (frames((FrameKind.MANIFEST_REQUEST, RUN.encode())),)),
+    }
+    answers = {
+        "told_about_reach": (told_about_reach, (said(sight),)),
+        "told_figures": (told_figures, (said(["figures", row, news]), said(["kept"]))),
+        "given_weights": (given_weights, (bytes(len(DONORS) * GIVEN_BYTES),)),
+        "told_receipt": (
+            told_receipt,
+            (said(["agreed", countersigned.countersignature]), said(["objection", Objection.MORE.value])),
+        ),
+        "told_rulings": (told_rulings, (said(["rulings", b""]), said(["rulings", people.rulings(2).encode()]))),
+        "told_badge": (
+            told_badge,
+            (said(["came", badge.witnessed_at, badge.attestation]), said(["refused", Refusal.LATE.value])),
+        ),
+        "told_manifest": (told_manifest, (frames((FrameKind.MANIFEST, SIGNED.to_bytes())),)),
+    }
+    return {name: Target(check, seeds, 5) for name, (check, seeds) in (questions | answers).items()}
