@@ -70,6 +70,14 @@ def _progress(fields: Mapping[str, Any]) -> str:
     )
 
 
+def _took_weights(fields: Mapping[str, Any]) -> str:
+    took, donors = size(fields["size_bytes"]), fields["donors"]
+    said = f"[join] took {took} of weights from {donors} peer{'s' if donors != 1 else ''} in {fields['seconds']:.1f} s"
+    if fields.get("broke_off"):
+        said += f"; {fields['broke_off']} broke off, {fields['asked_again']} of {fields['pieces']} pieces asked again"
+    return said
+
+
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
@@ -81,10 +89,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
     "catching up": lambda f: f"[join] taking the weights of {_peer(f)}: {_why(f)}",
     "caught up": lambda f: f"[join] in step with the swarm, thanks to {_peer(f)}{_path(f)}",
-    "took weights": lambda f: (
-        f"[join] took {size(f['size_bytes'])} of weights from {f['donors']} peer{'s' if f['donors'] != 1 else ''} "
-        f"in {f['seconds']:.1f} s"
-    ),
+    "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] nobody confirms the weights of {_peer(f)}: {_why(f)}",
     "gave weights": lambda f: f"[join] gave {_peer(f)} our weights{_path(f)}",
     "out of step": lambda f: f"[join] the swarm is far ahead of us: {_why(f)}; taking its weights",

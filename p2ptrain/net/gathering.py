@@ -55,7 +55,7 @@ class Gatherer:
         dial: opens a stream to a peer's ``Copies``; None: nobody is asked but who promised its weights.
         sizes: bytes of each fragment in fp32.
         work: runs a function off the loop.
-        notebook: told how many gave, and where nobody could be asked to confirm it.
+        notebook: told how many gave, what of it was asked for anew, and where nobody could be asked to confirm it.
         taken: told how many bytes of weights came from whom.
     """
 
@@ -100,9 +100,19 @@ class Gatherer:
             if pull.gathering.here and (giver in pull.gathering.dropped or not pull.gathering.is_done):
                 self._keep(_Kept(kept.parts, pull.gathering.here, kept.since))
         self._judge(pull.gathering, giver)
-        givers, seconds = pull.gathering.here.values(), asyncio.get_running_loop().time() - now
-        self._notebook.note("took weights", donors=len(set(givers)), size_bytes=sum(self._sizes), seconds=seconds)
+        self._tell(pull.gathering, asyncio.get_running_loop().time() - now)
         return kept.parts
+
+    def _tell(self, gathering: Gathering, seconds: float) -> None:
+        self._notebook.note(
+            "took weights",
+            donors=len(set(gathering.here.values())),
+            pieces=len(gathering.here),
+            broke_off=len(gathering.broke_off),
+            asked_again=gathering.asked_again,
+            size_bytes=sum(self._sizes),
+            seconds=seconds,
+        )
 
     def _keep(self, kept: _Kept) -> None:
         """For the next pull, which may never come: a model's memory is not held for longer than its pieces count."""

@@ -130,6 +130,7 @@ class _Piece:
     refused: set[PeerId] = field(default_factory=set)
     """Whose copy was odd: not asked for this piece again."""
     confirmed: bool = False
+    was_asked: bool = False
 
     def forget(self) -> None:
         """It is not here any more."""
@@ -169,6 +170,11 @@ class Gathering:
         """Somebody's copy was near another's."""
         self.is_disputed = False
         """Some copies were far from each other."""
+        self.broke_off: set[PeerId] = set()
+        """Donors that were lost before a piece that they were asked for was here."""
+        self.asked_again = 0
+        """Times that a piece was asked for anew: its donor was lost, or its copy odd. A second one beside a donor that
+        is slow does not count."""
         for number, giver in (have or {}).items():
             self._pieces[number].giver = giver
 
@@ -239,7 +245,9 @@ class Gathering:
 
     def lost(self, donor: PeerId) -> None:
         """It is gone, too slow, or broke the protocol. What it gave stays, if somebody confirms it."""
-        self._donors.pop(donor, None)
+        state = self._donors.pop(donor, None)
+        if state is not None and state.fetching is not None and donor not in self.dropped:
+            self.broke_off.add(donor)
         if donor in self._waiting:
             self._waiting.remove(donor)
         for piece in self._pieces:
@@ -265,6 +273,8 @@ class Gathering:
         shortest, longest = PIECE_BOUNDS_S
         piece = self._pieces[number]
         patience_s = min(max(PATIENCE * piece.size_bytes / state.rate, shortest), longest)
+        self.asked_again += piece.was_asked and not piece.asked
+        piece.was_asked = True
         fetch = piece.asked[donor] = Fetch(donor, number, now + patience_s)
         state.fetching, state.since = number, now
         return fetch

@@ -130,7 +130,8 @@ def test_three_donors_give_at_once_and_all_of_it_is_confirmed(notebook):
     assert sum(network.given.values()) == 4 * N * F
     assert network.given.keys() == donors.keys()
     assert network.ended_well
-    assert list(notebook.notes) == [("took weights", {"donors": 3, "size_bytes": 4 * N * F, "seconds": seconds})]
+    told = {"donors": 3, "pieces": F, "broke_off": 0, "asked_again": 0, "size_bytes": 4 * N * F, "seconds": seconds}
+    assert list(notebook.notes) == [("took weights", told)]
     assert seconds < 3.0
 
 
@@ -175,13 +176,15 @@ def test_of_two_words_neither_is_believed_and_nobody_is_blamed(notebook):
         gathered(honest(0), {A: negated()}, notebook)
 
 
-@pytest.mark.parametrize("after", [1, 3])
-def test_a_giver_that_breaks_off_costs_its_unfinished_piece_alone(after, notebook):
+@pytest.mark.parametrize(("after", "lost"), [(1, 1), (3, 0)])  # with three donors, nobody is asked for four pieces
+def test_a_giver_that_breaks_off_costs_its_unfinished_piece_alone(after, lost, notebook):
     donors = {GIVER: honest(0), A: honest(1), B: honest(2), C: honest(3)}
     others = {peer: donors[peer] for peer in (A, B, C)}
     whole, _, network = gathered(breaking(donors[GIVER], after), others, notebook)
     assert GIVER in places(whole, donors)
     assert sum(network.given.values()) == 4 * N * F
+    [(_, told)] = notebook.notes
+    assert (told["broke_off"], told["asked_again"]) == (lost, lost)
 
 
 def test_a_giver_that_breaks_off_and_leaves_nobody_else_gave_nothing(notebook):

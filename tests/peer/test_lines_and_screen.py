@@ -39,6 +39,14 @@ def test_an_exchange() -> None:
     assert line("exchanged", fields) == f"[exchange] exchanged with {PEER[-6:]}: 0.8 s, 1.1 MB, 1.2 % apart"
 
 
+def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
+    fields = {"donors": 3, "pieces": 12, "broke_off": 0, "asked_again": 0, "size_bytes": 5_600_000, "seconds": 24.04}
+    whole = "[join] took 5.6 MB of weights from 3 peers in 24.0 s"
+    assert line("took weights", fields) == whole
+    lost = line("took weights", fields | {"broke_off": 1, "asked_again": 2})
+    assert lost == f"{whole}; 1 broke off, 2 of 12 pieces asked again"
+
+
 def test_progress_and_its_plurals() -> None:
     assert line("progress", PROGRESS) == (
         "[train] step 12 · 34 % · loss 2.500 · 12,346 tokens/s · 1 other peer · 11 exchanges"

@@ -137,6 +137,7 @@ def test_a_donor_lost_midway_costs_its_unfinished_piece_and_nothing_else() -> No
     assert play.gathering.is_done
     assert sum(play.asked.values()) == 12 + 1
     assert [piece for piece, donors in play.came.items() if donors == [B]] == [1, 4]
+    assert (play.gathering.broke_off, play.gathering.asked_again) == ({B}, 1)
     assert D in {donor for donor, _ in play.asked}
 
 
@@ -157,6 +158,7 @@ def test_a_second_donor_is_asked_for_a_piece_only_when_the_first_is_slow() -> No
     assert play.came[slow[0]] != [C]
     twice = [piece for piece in range(6) if sum(play.asked[donor, piece] for donor in (A, B, C)) > 1]
     assert twice == slow
+    assert (play.gathering.broke_off, play.gathering.asked_again) == (set(), 0)  # it was slow, and is there
     taken_over_at = SLOW * SIZE / 2e6 + SLOW_S
     assert taken_over_at + SIZE / 2e6 <= play.now <= taken_over_at + SIZE / 2e6 + 0.2
 
@@ -193,6 +195,8 @@ def test_one_liar_of_three_gives_nothing_that_stays(liar: PeerId) -> None:
     assert play.gathering.is_done
     assert liar not in play.gathering.here.values()
     assert play.gathering.dropped == {liar}
+    assert not play.gathering.broke_off
+    assert play.gathering.asked_again == sum(play.asked[liar, piece] for piece in range(12))
 
 
 def test_two_that_lie_each_for_itself_are_found_out() -> None:
