@@ -68,6 +68,10 @@ class RealGroup(Group):
     returns: Literal["anew", "resumed"] = "anew"
     """Who comes after returns_after_s: another peer without any weights (anew) or the same with its home (resumed)."""
 
+    awaited: Literal["training", "weights"] = "training"
+    """Until when the scenario's clock stands still for one that comes: until it trains, or only until it begins to take
+    others' weights, so that something may happen meanwhile. A simulation's clock never stands still."""
+
     leaves_every_s: Duration | None = None
     """The first of the group goes at leaves_at_s, and so long after that the next, in turn and again and again, until
     somebody has done the whole run."""

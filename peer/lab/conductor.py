@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from p2ptrain.errors import DeviceError
-from p2ptrain.sim.reality import BOOTSTRAP
+from p2ptrain.sim.reality import BOOTSTRAP, RealGroup
 from peer.lab.breakage import BREAKAGE, Breakages
 from peer.lab.clock import beside
 from peer.lab.course import Done
@@ -65,7 +65,7 @@ class Conductor:
     coming: set[str] = field(default_factory=set)
     """Who is just being started by the script."""
     starting: dict[str, float] = field(default_factory=dict)
-    """Who comes and does not train yet, and until when the script waits for it, on the monotonic clock."""
+    """Whom the script waits for, and until when, on the monotonic clock."""
     why_unended: dict[str, str] = field(default_factory=dict)
     """Hosts whose last occupant we did not end as we should have, and why not: nobody comes in its place."""
     link: str = ""
@@ -155,7 +155,7 @@ class Conductor:
             self.starting[who] = time.monotonic() + STARTING_S
             return
         trainer = next(each for each in self.plan.peers if each.name == who)
-        settings = next(part.settings for part in self.script.parts if part.name == who)
+        settings = self._settings(who)
         arguments = [self.link, *self.stage.arguments, "--nickname", who, "--home", str(trainer.home.path)]
         module = "peer" if settings.lie is None else "peer.lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
@@ -169,7 +169,7 @@ class Conductor:
             self.lives[who][-1].ended_by_us = Do.STOP
             child.terminate()
             raise
-        self.watch.views[who] = replace(self.watch.views[who], begun=False, last="starting")
+        self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False, last="starting")
         self.starting[who] = time.monotonic() + STARTING_S
 
     async def start_bootstrap(self, name: str, beside: str = "") -> Child:
@@ -185,6 +185,9 @@ class Conductor:
 
     def link_file(self, name: str) -> Path:
         return self.plan.bootstrap.with_name(name) / "join-link.txt"
+
+    def _settings(self, who: str) -> RealGroup:
+        return next(part.settings for part in self.script.parts if part.name == who)
 
     def _host(self, who: str) -> str:
         return next((part.host for part in self.script.parts if part.name == who), who)
@@ -207,9 +210,11 @@ class Conductor:
         return bool(self.coming or self.starting)
 
     def _has_come(self, who: str) -> bool:
-        """Who starts trains; a bootstrap that starts again has told its link, by which others join from now on."""
+        """Who starts trains, or takes weights, where that is what is awaited; a bootstrap that starts again has told
+        its link, by which others join from now on."""
         if who != BOOTSTRAP:
-            return self.watch.views[who].begun
+            view = self.watch.views[who]
+            return view.begun or (view.catches_up and self._settings(who).awaited == "weights")
         link = self.link_file(who).read_text(encoding="utf-8").strip() if self.link_file(who).exists() else ""
         if link and len(self.script.bootstraps) == 1:  # where there are several, the old link names the others too
             self.link = link

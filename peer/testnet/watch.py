@@ -32,6 +32,9 @@ class View:
     """How one trainer gets on, as far as its event log tells."""
 
     begun: bool = False
+    """It trains."""
+    catches_up: bool = False
+    """It takes others' weights, or did."""
     fraction: float = 0.0
     loss: float = math.nan
     first_loss: float = math.nan
@@ -67,6 +70,8 @@ def noted(view: View, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> V
             return replace(view, first_loss=loss, last="training")
         case {"kind": "started"}:
             return replace(view, last="training")
+        case {"kind": "catching up"}:
+            return replace(view, catches_up=True)
         case {"kind": "trained"}:
             return replace(view, fraction=1.0, last="trained")
         case {"kind": "finished"}:

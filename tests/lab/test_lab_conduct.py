@@ -159,6 +159,25 @@ def test_a_killed_peer_comes_back(place: Path, tiny: dict[str, Any]) -> None:
     assert course.troubles == []
 
 
+@pytest.mark.parametrize(("awaited", "is_killed_first"), [("training", False), ("weights", True)])
+def test_something_may_happen_while_a_newcomer_takes_weights(
+    place: Path, tiny: dict[str, Any], awaited: str, is_killed_first: bool
+) -> None:
+    pulling = """if home.name == "home-1":
+    (home / "events.jsonl").write_text(json.dumps({"kind": "catching up"}) + "\\n")
+    time.sleep(1)
+for number"""
+    (place / "peer.py").write_text(PEER.replace("for number", pulling))
+    tiny["run"]["seconds"] = 2
+    tiny["peers"][0] |= {"count": 1, "arrives_at_s": 0.1, "awaited": awaited}
+    tiny["peers"][1] |= {"leaves_at_s": 0.2, "leaves": "killed"}
+    course, _ = conducted(place, tiny)
+    assert happened(course) == [("home-1", "starts"), ("office-1", "is killed")]
+    notes = [json.loads(line) for line in (place / "out" / "home-1" / "events.jsonl").open()]
+    trains_at = next(note["time"] for note in notes if note["kind"] == "progress")
+    assert (course.done[-1].time < trains_at) is is_killed_first
+
+
 def test_who_was_killed_may_come_back_at_once(place: Path, tiny: dict[str, Any]) -> None:
     tiny["run"]["seconds"] = 3
     tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "returns_after_s": 0, "returns": "resumed"}

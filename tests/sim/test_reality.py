@@ -55,6 +55,11 @@ def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
     assert limited.simulated() == reality.parse(plain).simulated()
 
 
+def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plain: dict[str, Any]) -> None:
+    awaited = reality.parse(changed(plain, ["peers.home.awaited=weights"]))
+    assert awaited.simulated() == reality.parse(plain).simulated()
+
+
 @pytest.mark.parametrize(
     ("change", "line"),
     [

@@ -26,6 +26,8 @@ PROGRESS = {
 def test_a_view_follows_the_notes() -> None:
     view = noted(View(), {"kind": "started"}, NAMES)
     assert (view.begun, view.last) == (False, "training")
+    coming = noted(view, {"kind": "catching up", "peer": "12D3KooWowl"}, NAMES)
+    assert (coming.begun, coming.catches_up) == (False, True)
     first = noted(view, {"kind": "progress", "fraction": 0.0}, NAMES)
     assert first.begun
     assert described(first) == "training"  # no loss before the first outer step
