@@ -147,6 +147,7 @@ class Record:
             fraction=min(self.learner.progress / self.tokens_per_peer, 1.0),
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
+            learning_rate=self.task.learning_rate,
             tokens_per_s=self.tokens_per_s,
             peers=self.live_peers(),
             exchanges_ok=self.counters().exchanges_ok,

@@ -86,6 +86,8 @@ class LanguageModelTask:
         """Sequences computed at once; falls when the device runs out of memory."""
         self.step = 0
         """Inner steps ever made, this one's place in the corpus: never reset."""
+        self.learning_rate = 0.0
+        """Of the last inner step that moved weights; 0 before."""
         self._corpus = corpus
         self._training = training
         self._tokens_per_peer = tokens_per_peer
@@ -121,9 +123,10 @@ class LanguageModelTask:
         norm = torch.nn.utils.clip_grad_norm_(self._parameters, training.gradient_clip)
         if bool(torch.isfinite(norm)):
             rate = learning_rate(progress + training.tokens_per_step, training, self._tokens_per_peer)
+            self.learning_rate = rate * self._rewarm_factor()
             for optimizer in self._optimizers:
                 for group in optimizer.param_groups:
-                    group["lr"] = rate * self._rewarm_factor()
+                    group["lr"] = self.learning_rate
                 optimizer.step()
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self._drop_gradients()

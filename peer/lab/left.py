@@ -76,6 +76,11 @@ class Left:
         steps = [int(note["step"]) for note in self.notes if _is(note, "progress") and note["time"] <= time]
         return steps[-1] if steps else None
 
+    def learning_rates(self) -> list[tuple[float, float]]:
+        """When (seconds since 1970), and the inner learning rate that it trained with then."""
+        notes = [note for note in self.notes if _is(note, "progress") and "learning_rate" in note]
+        return [(float(note["time"]), float(note["learning_rate"])) for note in notes]
+
     @property
     def last_time(self) -> float:
         """Of its last note (seconds since 1970); 0 without any."""

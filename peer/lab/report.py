@@ -12,6 +12,7 @@ from typing import Any
 
 from p2ptrain.sim.reality import Limit, RealScenario
 from peer.lab.healing import across, steps_to_heal
+from peer.lab.joining import PULLS, pulled, schedules
 from peer.lab.left import TOLD, Left
 from peer.lab.pulse import FIGURES as GROWTH
 from peer.lab.pulse import ends, growth
@@ -93,7 +94,7 @@ def figures_of(
         "exchanges_failed": _sum(list(peers.values()), "exchanges_failed"),
         **{name: _sum(ours, name) for name in ("half_commits", "offences", "caught_up", "resumed", *TOLD)},
         **_newcomer_figures(honest, peers, course["done"]),
-        "donors": _most(each["donors"] for each in ours),
+        **{name: _most(each[name] for each in ours) for name in PULLS},
         "saved_afterwards": _sum(staying, "saved_afterwards"),
         **{name: _most(each[name] for each in staying) for name in WAITS},
         "disagreement": disagreement,
@@ -135,6 +136,7 @@ def _newcomer_figures(
         "newcomers_caught_up": len(caught_up),
         "newcomers_caught_up_share": len(caught_up) / len(due) if due else None,
         "newcomers_loss": theirs / others if theirs is not None and others else None,
+        "newcomers_learning_rate": schedules([each for each in honest if each.part.name in staying], set(came)),
     }
 
 
@@ -187,7 +189,7 @@ def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: floa
         "offences": left.count("broke protocol"),
         "caught_up": left.count("caught up"),
         "caught_up_afterwards": left.since("caught up", last_act),
-        "donors": left.most("took weights", "donors"),
+        **pulled(left),
         "resumed": left.count("resumed"),
         "saved_afterwards": left.saved_since(last_act),
         **{name: name in left.said for name in TOLD},

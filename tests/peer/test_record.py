@@ -27,7 +27,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
     parts: dict[str, Any] = dict.fromkeys(
         ("home", "checkpoints", "me", "run", "nickname", "corpus", "placement", "tokens_per_peer"), 1
     )
-    task = SimpleNamespace(coverage=0.0)
+    task = SimpleNamespace(coverage=0.0, learning_rate=3e-4)
     return Record(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
 
 
@@ -47,6 +47,11 @@ def test_of_one_inner_step_no_stall_is_known(record: Record) -> None:
     assert record.summary()["longest_stall_inner_steps"] is None
     steps(record, 9.0)
     assert record.summary()["longest_stall_inner_steps"] is None
+
+
+def test_progress_tells_the_learning_rate(record: Record) -> None:
+    steps(record, 0.1)
+    assert dict(cast(MemoryLog, record.notebook).notes)["progress"]["learning_rate"] == 3e-4
 
 
 def test_no_more_steps_are_remembered_than_a_median_needs(record: Record) -> None:

@@ -140,6 +140,7 @@ def test_after_a_reset_the_rate_rises_again_and_the_data_go_on(tiny_run):
     for _ in range(6):
         task.inner_step(0.0)
         rates.append(task._optimizers[0].param_groups[0]["lr"] / task._training.learning_rate)
+        assert task.learning_rate == task._optimizers[0].param_groups[0]["lr"]
     assert rates == pytest.approx([0.25, 0.5, 0.75, 1.0, 1.0, 1.0])
     assert task.step == 9
     assert task._adam_steps.tolist() == [6.0] * len(task._parameters)
