@@ -183,7 +183,7 @@ def test_there_are_scenarios() -> None:
     wanted = {"kill", "leave", "freeze", "bootstrap_dies", "partition", "late", "slow_line", "routers"}
     wanted |= {"churn", "slow_among_eight", "home_lines", "narrow_lines", "machine_trouble", "wrong_clock", "suspend"}
     wanted |= {"two_bootstraps", "liars_weights", "liars_frames", "liars_calls", "soak"}
-    wanted |= {"liars_shapes", "liars_endless", "liars_silence"}
+    wanted |= {"liars_shapes", "liars_endless", "liars_silence", "donor_dies"}
     assert wanted <= {path.stem for path in SCENARIOS}
 
 
