@@ -74,8 +74,10 @@ class Entrance:
         return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
 
     def live_until(self, presence: Presence) -> float | None:
-        """On the steady clock, until when a record counts; None when its signature or its times do not hold, or its
-        peer may not take part."""
+        """On the steady clock, until when a record counts; None when it is another run's, its signature or its times do
+        not hold, or its peer may not take part. Whoever hands it on may be lying, and a directory's node as well."""
+        if presence.run != self._signed.run_id:
+            return None
         now = time.time()
         if self.gate is not None and not self.gate.counts(presence.peer, now):
             return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,15 +17,19 @@ from member import Member
 from people import GUEST, STRANGER, WITNESS, Somebody
 
 from p2ptrain.admission import Gate, Refusal, Register, Rulings, office
+from p2ptrain.clock import steady
 from p2ptrain.errors import AdmissionError, JoinLinkError, NetworkError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import Desk
+from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
+from p2ptrain.net.identity import Identity
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.ports import Link, Transport
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
 from peer.entrance import Entrance
 from peer.home import Home
@@ -276,6 +281,85 @@ def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> N
 def test_where_nobody_tells_of_rulings_partners_decide(tmp_path: Path) -> None:
     world = World(tmp_path, "allowlist")
     assert world.enter(None, down_s=1e9).gate is not None
+
+
+class Gossip:
+    """One peer's records as another peer's entrance sees them, whoever handed them on."""
+
+    def __init__(self, folder: Path, policy: str) -> None:
+        self.world = World(folder, policy)
+        self.author = Identity.load_or_create(folder / "author.key")
+        connection = FakeConnection(MemoryNetwork(), GUEST.peer)
+        self.entrance = Entrance(connection, self.world.home, self.world.signed, GUEST.peer, self.world.notebook)
+
+    def record(self, **changes: Any) -> Presence:
+        """Its own, with its signature under whatever it says."""
+        fields: dict[str, Any] = {
+            "peer": self.author.peer_id,
+            "run": self.world.signed.run_id,
+            "addresses": ("/ip4/203.0.113.9/tcp/31337",),
+            "state": PeerState.TRAINING,
+            "step": 3,
+            "progress": 5.0,
+            "settled": True,
+            "nickname": "",
+            "issued_at": time.time(),
+            "lifetime_s": PRESENCE_LIFETIME_S,
+        }
+        return self.author.sign(Presence(**fields | changes))
+
+    def left_s(self, record: Presence) -> float | None:
+        """For how long it counts; None: it does not."""
+        until = self.entrance.live_until(record)
+        return None if until is None else until - steady()
+
+
+def _flipped(signature: bytes) -> bytes:
+    return bytes([signature[0] ^ 1, *signature[1:]])
+
+
+FALSE_RECORDS: dict[str, Callable[[Gossip], Presence]] = {
+    "its signature changed": lambda by: replace(by.record(), signature=_flipped(by.record().signature)),
+    "without a signature": lambda by: replace(by.record(), signature=b""),
+    "at another address": lambda by: replace(by.record(), addresses=("/ip4/203.0.113.66/tcp/666",)),
+    "with its life prolonged": lambda by: replace(by.record(issued_at=time.time() - 1e4), issued_at=time.time()),
+    "in another peer's name": lambda by: replace(by.record(), peer=STRANGER.peer),
+    "in the name of no key": lambda by: replace(by.record(), peer=PeerId("anna")),
+    "expired": lambda by: by.record(issued_at=time.time() - PRESENCE_LIFETIME_S - 1.0),
+    "expired by its own word": lambda by: by.record(issued_at=time.time() - 20.0, lifetime_s=10.0),
+    "expired, whatever it says": lambda by: by.record(issued_at=time.time() - 3000.0, lifetime_s=3100.0),
+    "dated far ahead": lambda by: by.record(issued_at=time.time() + CLOCK_SKEW_S + 60.0),
+    "another run's": lambda by: by.record(run=MEMBERS_RUN),
+}
+
+
+@pytest.mark.parametrize("false", FALSE_RECORDS.values(), ids=FALSE_RECORDS)
+def test_false_records_that_partners_hand_on_do_not_count(tmp_path: Path, false: Callable[[Gossip], Presence]) -> None:
+    gossip = Gossip(tmp_path, "open")
+    assert gossip.left_s(gossip.record()) is not None
+    assert gossip.left_s(false(gossip)) is None
+
+
+@pytest.mark.parametrize("ahead_s", [0.0, CLOCK_SKEW_S - 60.0])
+def test_true_records_count_while_they_live_whatever_their_clock(tmp_path: Path, ahead_s: float) -> None:
+    gossip = Gossip(tmp_path, "open")
+    left = gossip.left_s(gossip.record(issued_at=time.time() + ahead_s))
+    assert left is not None
+    assert 0 < left <= PRESENCE_LIFETIME_S
+
+
+def test_in_a_private_run_records_of_those_who_are_not_let_in_do_not_count(tmp_path: Path) -> None:
+    gossip = Gossip(tmp_path, "allowlist")
+    gate, author = gossip.entrance.gate, gossip.author.peer_id
+    assert gate is not None
+    assert gossip.left_s(gossip.record()) is None
+    gossip.world.rule(office.admit, author)
+    gate.take(gossip.world.gate.rulings.encode())
+    assert gossip.left_s(gossip.record()) is not None
+    assert gossip.left_s(FALSE_RECORDS["its signature changed"](gossip)) is None
+    gossip.world.rule(office.revoke, author)
+    gate.take(gossip.world.gate.rulings.encode())
+    assert gossip.left_s(gossip.record()) is None
 
 
 def test_an_open_run_has_no_gate_and_asks_nobody(tmp_path: Path) -> None:
