@@ -26,12 +26,15 @@ Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies"]
 """disk_full: nothing more can be written where its home is. read_only: nothing there can be changed. no_descriptors:
 neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
 
-WireLie = Literal["frames", "shapes", "enormous", "endless", "drip", "lingering", "heavy", "flood", "forged_record"]
+WireLie = Literal[
+    "frames", "shapes", "enormous", "infinite", "endless", "drip", "lingering", "heavy", "flood", "forged_record"
+]
 """Lies that a simulation has no bytes for. frames: random bytes where a frame belongs. shapes: payloads of another
-length. enormous: weights of 1e30. endless: a payload that goes on. drip: a byte now and then. lingering: it says that
-it waits for as long as anybody likes, and sends as slowly as no link gives up. heavy: its weights count a million
-times. flood: it calls everybody without a pause, and says nothing. forged_record: it announces another peer at its own
-address."""
+length. enormous: weights of 1e30. infinite: a sketch of infinite weights, in codecs that have sketches. endless: a
+payload that goes on. drip: a byte now and then. lingering: it says that it waits for as long as anybody likes, and
+sends as slowly as no link gives up. heavy: its weights count a million times. flood: it calls everybody without a
+pause, and says nothing. forged_record: it announces others at its own address, in the directory and to its
+partners."""
 
 
 class Trouble(Section):

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
+import struct
 import sys
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,21 +25,22 @@ from torch import Tensor
 
 from p2ptrain import codec as codecs
 from p2ptrain.cli import run_command
+from p2ptrain.codec.steps import SKETCH_BYTES, SKETCH_SUMS
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import Shore
-from p2ptrain.ports import Directory, Link, Transport
+from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.sim.liars import Liar
 from p2ptrain.sim.reality import WireLie
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Announce
-from p2ptrain.swarm.messages import Accept, Message, Offer
+from p2ptrain.swarm.messages import Accept, Message, Offer, WeightsReply
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Encoded, Payloads
-from p2ptrain.wire import decode_message, encode_message
+from p2ptrain.wire import MAX_KNOWN, decode_message, encode_message
 from peer.app import run_peer
 from peer.building import Options
 
@@ -68,6 +72,10 @@ class Hostility:
     """The run's end, in tokens per peer."""
     random: Random = field(default_factory=lambda: Random(1))
     liar: Liar = field(init=False)
+    forger: Forger | None = field(default=None, init=False)
+    """Its directory, where it forges records."""
+    notebook: Notebook = field(init=False)
+    """Of the shore that it disguises."""
 
     def __post_init__(self) -> None:
         simulated: Any = self.lie if self.lie in get_args(Lie) else "stalling"
@@ -80,11 +88,15 @@ class Hostility:
 
     def disguised(self, shore: Shore, learner: Learner) -> Shore:
         """What an honest peer stands on, lying."""
-        payloads = learner.payloads
+        payloads, self.notebook = learner.payloads, shore.notebook
 
         async def work(function: Callable[..., Any], *arguments: Any) -> Any:
             if self.lie == "enormous" and function == payloads.encode:
                 return await shore.work(enormous, payloads, arguments)
+            if self.lie == "infinite" and function == payloads.wishes:
+                return await shore.work(infinite, payloads, arguments)
+            if self.lie == "infinite" and function == payloads.encode:
+                return await shore.work(with_true_wishes, payloads, arguments)
             result = await shore.work(function, *arguments)
             if not self.is_simulated or self.lie == "stalling":
                 return result
@@ -97,10 +109,24 @@ class Hostility:
         def sign(announce: Announce) -> Presence:
             return shore.sign(self.liar.announces(announce) if self.is_simulated else announce)
 
-        directory = Forger(shore.directory) if self.lie == "forged_record" else shore.directory
+        directory: Directory = shore.directory
+        if self.lie == "forged_record":
+            directory = self.forger = Forger(shore.directory)
         return replace(
             shore, transport=Lying(shore.transport, self, directory), directory=directory, work=work, sign=sign
         )
+
+    def gossips(self, message: Message, to: PeerId) -> Message:
+        """The same message, with forged records where it could pass records on, once there are any."""
+        forged = self.forger.forged[:MAX_KNOWN] if self.forger is not None else ()
+        if not forged or not isinstance(message, Offer | Accept | WeightsReply):
+            return message
+        self.lied(to)
+        return replace(message, known=forged)
+
+    def lied(self, to: PeerId, times: int = 1) -> None:
+        """Note a lie that honest peers drop without a word."""
+        self.notebook.note("lied", peer=to, times=times)
 
     def _copies(self, payloads: Payloads) -> list[Tensor]:
         """To newcomers, in place of its weights: pieces, and what they are compared with."""
@@ -115,6 +141,18 @@ def enormous(payloads: Payloads, question: Sequence[Any]) -> Encoded:
     fragments, mine, theirs, true = question
     parts = tuple(part * (codecs.LARGEST_MAGNITUDE / 2 / float(part.abs().max())) for part in true.parts)
     return payloads.encode(fragments, mine, theirs, replace(true, parts=parts))
+
+
+def infinite(payloads: Payloads, question: Sequence[Any]) -> tuple[bytes, ...]:
+    """Its wishes, with the sketch of weights that are infinite."""
+    sketch = struct.pack("<f", math.inf) * SKETCH_SUMS
+    return tuple(wish[:-SKETCH_BYTES] + sketch if wish else wish for wish in payloads.wishes(*question))
+
+
+def with_true_wishes(payloads: Payloads, question: Sequence[Any]) -> Encoded:
+    """What it would send had it not lied in its wishes, so that it does not stumble over them itself."""
+    fragments, _, theirs, true = question
+    return payloads.encode(fragments, payloads.wishes(fragments, true), theirs, true)
 
 
 class Raw(Protocol):
@@ -154,6 +192,8 @@ class Lying:
     hostility: Hostility
     directory: Directory
     _flood: asyncio.Task[None] | None = None
+    _calls: Counter[PeerId] = field(default_factory=Counter)
+    """Of a flood: those that came through and are over, since they were last noted."""
 
     async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
         return LyingLink(await self.transport.open(peer, addresses), self.hostility)
@@ -170,6 +210,9 @@ class Lying:
         while True:
             if loop.time() - looked_at >= FLOOD_LOOK_S:
                 looked_at = loop.time()
+                for peer, times in self._calls.items():
+                    self.hostility.lied(peer, times)
+                self._calls.clear()
                 with contextlib.suppress(NetworkError):
                     known = await self.directory.lookup()
             for presence in known:
@@ -184,6 +227,7 @@ class Lying:
             try:
                 await link.receive()  # they wait for us to speak
             finally:
+                self._calls[presence.peer] += 1
                 await link.close()
 
 
@@ -206,6 +250,8 @@ class LyingLink:
                 kind = hostility.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
             case "progress" if kind == FrameKind.MESSAGE:
                 body = encode_message(hostility.liar.says(decode_message(bytes(body))))
+            case "forged_record" if kind == FrameKind.MESSAGE:
+                body = encode_message(hostility.gossips(decode_message(bytes(body)), self.peer))
             case "heavy" if kind == FrameKind.MESSAGE:
                 body = encode_message(on_terms(decode_message(bytes(body)), weight=HEAVY))
             case "lingering" if kind == FrameKind.MESSAGE:
@@ -241,16 +287,24 @@ class Forger:
     """A directory in which it announces others, too, at its own address."""
 
     directory: Directory
+    forged: tuple[Presence, ...] = ()
+    """Its own last record, in the names of all others that it knows: as new as can be, and with a signature of its
+    own."""
+    _own: Presence | None = None
 
     async def announce(self, presence: Presence) -> None:
+        self._own = presence
         await self.directory.announce(presence)
-        for other in await self.lookup():
-            if other.peer != presence.peer:
-                with contextlib.suppress(NetworkError):  # nobody stored it
-                    await self.directory.announce(replace(presence, peer=other.peer))
+        await self.lookup()
+        for record in self.forged:
+            with contextlib.suppress(NetworkError):  # nobody stored it
+                await self.directory.announce(record)
 
     async def lookup(self) -> list[Presence]:
-        return await self.directory.lookup()
+        known = await self.directory.lookup()
+        if (own := self._own) is not None:
+            self.forged = tuple(replace(own, peer=other.peer) for other in known if other.peer != own.peer)
+        return known
 
 
 @click.command()

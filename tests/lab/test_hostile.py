@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -12,14 +13,17 @@ import torch
 
 from p2ptrain import codec as codecs
 from p2ptrain.codec import CodecTerms
-from p2ptrain.errors import NetworkError
+from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind, decode_header
 from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net import virtual_time
 from p2ptrain.net.driver import Shore, at_once
+from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import Limits, StreamLink
-from p2ptrain.ports import Link
-from p2ptrain.swarm import PeerState
+from p2ptrain.ports import Directory, Link, Notebook
+from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
+from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
@@ -28,6 +32,8 @@ from peer.lab.hostile import LIES, Hostility
 
 FP32 = codecs.get("fp32")
 THEM = PeerId("them")
+RUN = RunId("ab" * 32)
+TERMS = Terms(3, 5.0, 1.0, float("inf"), True, PeerState.TRAINING)
 WEIGHTS = torch.linspace(-1.0, 1.0, 256)
 
 
@@ -81,12 +87,18 @@ def honest_payloads() -> Payloads:
     return payloads
 
 
-def disguised(lie: str, wire: Wire | None = None, payloads: Payloads | None = None) -> Shore:
+def disguised(
+    lie: str,
+    wire: Wire | None = None,
+    payloads: Payloads | None = None,
+    directory: Directory | None = None,
+    notebook: Notebook | None = None,
+) -> Shore:
     nothing: Any = None
     shore = Shore(
         transport=OneWire(wire or Wire()),
-        directory=nothing,
-        notebook=nothing,
+        directory=directory or nothing,
+        notebook=notebook or nothing,
         clock=lambda: 0.0,
         sign=nothing,
         live_until=nothing,
@@ -147,6 +159,41 @@ def test_whoever_looks_while_it_lies_sees_what_the_trainer_published(lie: str, m
     assert all(each is WEIGHTS for each in seen)
 
 
+def test_old_weights_are_the_first_that_it_sent() -> None:
+    payloads = honest_payloads()
+    shore = disguised("stale", payloads=payloads)
+
+    async def first_and_second() -> list[bytes]:
+        sent = list[bytes]()
+        for weights in (WEIGHTS, 2 * WEIGHTS):
+            payloads.publish(Snapshot(3, (weights,), (weights,)))
+            sent += (await shore.work(payloads.encode, (0,), (), (), payloads.published)).parts
+        return sent
+
+    first, second = asyncio.run(first_and_second())
+    assert second == first
+    assert torch.equal(FP32.decode(first, CodecTerms(len(WEIGHTS))), WEIGHTS)
+
+
+def test_a_sketch_of_infinite_weights_is_what_partners_refuse_and_the_liar_does_not_stumble_over_it() -> None:
+    def modular() -> Payloads:
+        payloads = Payloads([len(WEIGHTS)], codecs.get("modular4"), None)
+        payloads.publish(Snapshot(3, (WEIGHTS,), (WEIGHTS,)))
+        return payloads
+
+    theirs, liars = modular(), modular()
+    honest, shore = theirs.wishes((0,)), disguised("infinite", payloads=liars)
+
+    async def lie() -> tuple[Any, Any]:
+        wishes = await shore.work(liars.wishes, (0,), liars.published)
+        return wishes, await shore.work(liars.encode, (0,), wishes, honest, liars.published)
+
+    wishes, payload = asyncio.run(lie())
+    assert payload.parts == liars.encode((0,), liars.wishes((0,)), honest).parts
+    with pytest.raises(RemoteError, match="sketch of its weights is not finite"):
+        theirs.encode((0,), honest, wishes)
+
+
 HONEST_IN_WEIGHTS = ("frames", "shapes", "endless", "drip", "lingering", "heavy", "flood", "forged_record")
 
 
@@ -196,11 +243,10 @@ def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("lie", "lied"), [("heavy", {"weight": 1e6}), ("lingering", {"seconds_per_byte": 1.0})])
 def test_lies_about_terms(lie: str, lied: dict[str, float]) -> None:
-    terms = Terms(3, 5.0, 1.0, float("inf"), True, PeerState.TRAINING)
-    offer, accept = Offer(RunId("ab" * 32), 1, (0,), terms), Accept((0,), terms)
+    offer, accept = Offer(RUN, 1, (0,), TERMS), Accept((0,), TERMS)
     frames = sent(lie, *((FrameKind.MESSAGE, encode_message(each)) for each in (offer, accept)), MESSAGE)
     told = [decode_message(body) for _, body in frames]
-    assert told == [replace(each, terms=replace(terms, **lied)) for each in (offer, accept)] + [
+    assert told == [replace(each, terms=replace(TERMS, **lied)) for each in (offer, accept)] + [
         decode_message(MESSAGE[1])
     ]
 
@@ -250,10 +296,76 @@ def test_a_flood_calls_everybody_at_once_and_so_often_at_a_time(monkeypatch: pyt
     assert sorted(called) == ["anna"] * 3 + ["bert"] * 3
 
 
+@dataclass
+class Shelf:
+    """A directory in which everybody's last record lies, and those that were brought."""
+
+    records: list[Presence]
+    brought: list[Presence] = field(default_factory=list)
+
+    async def announce(self, presence: Presence) -> None:
+        self.brought.append(presence)
+
+    async def lookup(self) -> list[Presence]:
+        return self.records
+
+
+def test_forged_records_go_to_the_directory_and_to_partners(tmp_path: Path) -> None:
+    def presence(who: Identity, host: str, at: float) -> Presence:
+        state, nickname = PeerState.TRAINING, "name"
+        return who.sign(Presence(who.peer_id, RUN, (host,), state, 3, 5.0, True, nickname, at, lifetime_s=100.0))
+
+    liar, honest = (Identity.load_or_create(tmp_path / name) for name in ("liar", "honest"))
+    own, other = presence(liar, "/ip4/203.0.113.6/tcp/6", 9.0), presence(honest, "/ip4/203.0.113.7/tcp/7", 8.0)
+    shelf, log, wire = Shelf([own, other]), MemoryLog(), Wire()
+    shore = disguised("forged_record", wire, directory=shelf, notebook=log)
+    offer, accept = Offer(RUN, 1, (0,), TERMS), Accept((0,), TERMS, known=(other,))
+
+    async def lie() -> None:
+        link = await shore.transport.open(THEM, ())
+        await link.send(FrameKind.MESSAGE, encode_message(offer))  # it has announced nothing yet, so knows no lie
+        await shore.directory.announce(own)
+        for message in (offer, accept, decode_message(MESSAGE[1])):
+            await link.send(FrameKind.MESSAGE, encode_message(message))
+
+    asyncio.run(lie())
+    forged = replace(own, peer=other.peer)
+    assert shelf.brought == [own, forged]
+    assert forged.issued_at > other.issued_at  # or whoever has the true one would keep it
+    assert not verify(forged)
+    told = [decode_message(body) for _, body in wire.sent]
+    assert told == [
+        offer,
+        replace(offer, known=(forged,)),
+        replace(accept, known=(forged,)),
+        decode_message(MESSAGE[1]),
+    ]
+    assert list(log.notes) == 2 * [("lied", {"peer": THEM, "times": 1})]
+
+
+def test_a_flood_counts_the_calls_that_came_through() -> None:
+    log = MemoryLog()
+
+    class TurnedDown(Wire):
+        async def receive(self) -> tuple[int, bytes]:
+            raise NetworkError("the stream ended")
+
+    async def flood() -> None:
+        known = Presence(THEM, RUN, (), PeerState.TRAINING, 3, 5.0, True, "", 9.0, 100.0)
+        shore = disguised("flood", TurnedDown(), directory=Shelf([known]), notebook=log)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(cast(hostile.Lying, shore.transport)._call_everybody(), 1.5 * hostile.FLOOD_LOOK_S)
+
+    virtual_time.run(flood())
+    [(kind, fields)] = log.notes
+    assert (kind, fields["peer"]) == ("lied", THEM)
+    assert fields["times"] == pytest.approx(hostile.FLOOD_LOOK_S / hostile.FLOOD_PAUSE_S, rel=0.02)
+
+
 def test_real_links_can_drip() -> None:
     assert callable(StreamLink._write)  # hostile.Raw
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:
     assert {"flipped", "stale", "drip", "flood", "forged_record", "enormous"} <= set(LIES)
-    assert len(LIES) == len(set(LIES)) == 18
+    assert len(LIES) == len(set(LIES)) == 19
