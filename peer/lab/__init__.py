@@ -27,6 +27,7 @@ cell        processes that end together with their starter, without exception
 course      how it all went, as plain data
 left        what one peer left in its home
 healing     what a partition did to exchanges, and how soon that was over (pure)
+noticing    whether a lie reached anybody (pure)
 report      figures and limits (pure)
 ==========  ====================================================================================
 """

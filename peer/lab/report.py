@@ -14,6 +14,7 @@ from p2ptrain.sim.reality import Limit, RealScenario
 from peer.lab.healing import across, steps_to_heal
 from peer.lab.joining import PULLS, pulled, schedules
 from peer.lab.left import TOLD, Left
+from peer.lab.noticing import noticing
 from peer.lab.pulse import FIGURES as GROWTH
 from peer.lab.pulse import ends, growth
 from peer.lab.script import Do, told
@@ -69,7 +70,10 @@ def figures_of(
     """
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
     last_act = max((float(act["time"]) for act in course["done"]), default=0.0)
-    peers = {each.part.name: _peer_figures(each, lives.get(each.part.name, []), last_act) for each in left}
+    peers = {
+        each.part.name: _peer_figures(each, lives.get(each.part.name, []), last_act) | noticing(each, left)
+        for each in left
+    }
     honest = [each for each in left if each.part.settings.lie is None]
     names = {each.part.name for each in honest}
     ours = [peers[each.part.name] for each in honest]
