@@ -28,7 +28,8 @@ course      how it all went, as plain data
 left        what one peer left in its home
 healing     what a partition did to exchanges, and how soon that was over (pure)
 noticing    whether a lie reached anybody (pure)
-report      figures and limits (pure)
+figures     numbers from what everybody left (pure)
+report      figures held against limits (pure)
 ==========  ====================================================================================
 """
 

@@ -28,6 +28,7 @@ from peer.lab import report as reports
 from peer.lab.cell import REFUSED, run_in_a_cell
 from peer.lab.clock import library
 from peer.lab.containers import build, check_engine, check_folder, has_netem, line_of, sweep_folder
+from peer.lab.figures import compared, figures_of
 from peer.lab.freezing import marked
 from peer.lab.hosts import rehearse
 from peer.lab.left import Left, read_left
@@ -147,7 +148,7 @@ def act_out(
             _console().print(f"{path.stem}, as it is written")
         course, own = _acted(scenario, stage, out, threads)
         if calm is not None:
-            figures["compared"] = reports.compared(own, figures["undisturbed"])
+            figures["compared"] = compared(own, figures["undisturbed"])
         verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
         files.replace(out / "report.json", _json(_dated(verdict)))
         concluded = stage != "docker" or closing.conclude(out, script, course, verdict.faults, threads, _console())
@@ -253,7 +254,7 @@ def _measured(
         str(place): [members(side, lambda group: _names(script, group)) for side in partition.sides]
         for place, partition in enumerate(scenario.partitions)
     }
-    figures = reports.figures_of(course, left, _disagreement(plan, course, left, threads), sides)
+    figures = figures_of(course, left, _disagreement(plan, course, left, threads), sides)
     there = _namespaces_in_use()
     figures |= {
         "left_processes": inside["processes"] + len(marked(MARK, mark)),

@@ -14,10 +14,10 @@ from p2ptrain.sim.reality import Breakage, WireLie
 from p2ptrain.sim.scenario import Lie
 from p2ptrain.sim.scenario_file import changed
 from p2ptrain.swarm import PRESENCE_LIFETIME_S
+from peer.lab.figures import figures_of
 from peer.lab.left import Left
 from peer.lab.plan import check, manifest_of
 from peer.lab.pulse import FIGURES
-from peer.lab.report import figures_of
 from peer.lab.script import written
 from peer.lab.stages import StageName
 from peer.record import SAVE_PERIOD_S

@@ -1,0 +1,44 @@
+"""What peers leave and what happened to them, made up for tests of figures."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2ptrain.sim.reality import RealGroup
+from peer.lab.figures import figures_of
+from peer.lab.left import Left
+from peer.lab.script import Part
+
+GROUP = RealGroup(count=1, step_s=1.0)
+SUMMARY = {
+    "val_loss_first": 5.0,
+    "val_loss_last": 2.0,
+    "tokens": 100,
+    "half_commits": 1,
+    "blocked_fraction": 0.02,
+    "longest_stall_inner_steps": 0.5,
+    "finished": True,
+    "why": "the swarm agrees",
+}
+
+
+def exchange(began: float, partner: str) -> dict[str, Any]:
+    return {"kind": "exchanged", "time": began + 1.0, "seconds": 1.0, "peer": partner}
+
+
+def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None) -> Left:
+    return Left(Part(name, name, GROUP, name), f"id of {name}", notes, summary)
+
+
+def course(lives: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+    rest = {"missed": [], "troubles": [], "cut_short": False, "wall_s": 9.0, "samples": {}}
+    return {"lives": lives, "done": done or [], **rest}
+
+
+WELL = {"status": 0, "ended_by_us": ""}
+KILLED = {"status": -9, "ended_by_us": "is killed"}
+CRASHED = {"status": 1, "ended_by_us": ""}
+
+
+def figures(course: dict[str, Any], *everybody: Left, sides: dict[str, Any] | None = None) -> dict[str, Any]:
+    return figures_of(course, everybody, 0.1, sides or {})

@@ -1,0 +1,222 @@
+"""Figures from what peers left, and what is compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from leavings import CRASHED, GROUP, KILLED, SUMMARY, WELL, course, exchange, figures, left
+
+from p2ptrain.sim.reality import RealGroup
+from peer.lab.figures import compared
+from peer.lab.left import Left
+from peer.lab.pulse import FEWEST, FIGURES, growth
+from peer.lab.report import figure, grown
+from peer.lab.script import Do, Part
+
+
+def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:
+    found = figures(
+        course({"anna": [WELL], "bert": [KILLED], "cleo": [KILLED, WELL]}),
+        left("anna", exchange(1, "id of bert"), {"kind": "failed"}, summary=SUMMARY),
+        left("bert", exchange(1, "id of anna")),
+        left("cleo", {"kind": "caught up"}, summary={**SUMMARY, "val_loss_last": 3.0}),
+    )
+    assert found["stayed"] == found["finished"] == found["learned"] == 2
+    assert found["exchanges_made"] == 2
+    assert found["fewest_exchanges"] == 0  # cleo
+    assert found["exchanges_failed"] == found["caught_up"] == found["restarts"] == 1
+    assert found["unexpected_exits"] == 0
+    assert found["tokens"] == 200
+    assert found["worst_loss"] == 3.0
+    assert found["peers"]["bert"]["exits"] == ["is killed"]
+    assert found["peers"]["bert"]["loss"] is None
+
+
+def test_a_crash_is_no_expected_exit() -> None:
+    assert figures(course({"anna": [CRASHED]}), left("anna"))["unexpected_exits"] == 1
+
+
+def test_a_loss_that_is_no_number_has_not_learned() -> None:
+    found = figures(course({"anna": [WELL]}), left("anna", summary={**SUMMARY, "val_loss_last": None}))
+    assert found["learned"] == 0
+    assert found["worst_loss"] is None
+
+
+def test_exchanges_after_the_last_act_are_those_that_began_then() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": "is killed", "who": "bert"}]
+    notes = [exchange(8.0, "id of bert"), exchange(9.5, "id of bert"), exchange(10.5, "id of bert")]
+    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, summary=SUMMARY))
+    assert found["fewest_exchanges_afterwards"] == 1
+
+
+def test_exchanges_across_a_partition() -> None:
+    done = [
+        {"at_s": 1, "time": 10.0, "do": Do.PART.value, "who": "0"},
+        {"at_s": 2, "time": 20.0, "do": Do.HEAL.value, "who": "0"},
+    ]
+    times = (5.0, 9.5, 12.0, 19.5, 21.0, 22.0)  # before, over its beginning, amid, over its end, after, after
+    anna = left("anna", *(exchange(time, "id of bert") for time in times), exchange(12.0, "id of cleo"))
+    found = figures(
+        course({"anna": [WELL]}, done), anna, left("bert"), left("cleo"), sides={"0": [["anna", "cleo"], ["bert"]]}
+    )
+    assert found["exchanges_across"] == 1
+    assert found["exchanges_across_afterwards"] == 2
+
+
+def test_the_longest_stall_is_that_of_whoever_was_held_up_most() -> None:
+    anna = left("anna", summary={**SUMMARY, "longest_stall_inner_steps": 2.5})
+    bert = left("bert", summary={**SUMMARY, "longest_stall_inner_steps": None})  # it made one inner step
+    cleo = left("cleo", summary={**SUMMARY, "longest_stall_inner_steps": 9.0})  # it did not stay
+    found = figures(course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}), anna, bert, cleo)
+    assert found["longest_stall"] == found["groups"]["anna"]["longest_stall"] == 2.5
+    assert found["groups"]["bert"]["longest_stall"] is None
+    assert found["peers"]["cleo"]["longest_stall"] == 9.0
+
+
+def test_liars_count_in_no_figure_of_honest_peers() -> None:
+    liar = Left(
+        Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
+        "id of liar",
+        [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}, {"kind": "broke protocol"}],
+        {
+            **SUMMARY,
+            "val_loss_last": 99.0,
+            "blocked_fraction": 0.9,
+            "longest_stall_inner_steps": 70.0,
+            "half_commits": 7,
+        },
+    )
+    happened = course(
+        {"anna": [WELL], "liar": [KILLED, WELL]}, [{"at_s": 1, "time": 8.0, "do": Do.START.value, "who": "liar"}]
+    )
+    samples = {"liar": [(100 + number, 50, 20, 10) for number in range(FEWEST)]}
+    found = figures({**happened, "samples": samples}, left("anna", summary=SUMMARY), liar)
+    assert found["half_commits"] == 1
+    assert found["offences"] == found["newcomers"] == 0
+    assert found["peers"]["liar"]["offences"] == 1
+    assert found["caught_up"] == found["newcomers_caught_up"] == found["resumed"] == found["restarts"] == 0
+    assert found["memory_growth"] is None
+    assert found["stayed"] == found["learned"] == 1
+    assert found["worst_loss"] == found["mean_loss"] == 2.0
+    assert (found["blocked_share"], found["longest_stall"]) == (0.02, 0.5)
+    assert set(found["groups"]) == {"anna"}
+    assert found["peers"]["liar"]["loss"] == 99.0
+
+
+def test_newcomers_that_caught_up_are_those_who_came_in_mid_run() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
+    found = figures(
+        course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED, WELL]}, done),
+        left("anna", {"kind": "caught up", "time": 5.0}),  # it was there from the beginning, and a little late
+        left("bert", {"kind": "caught up", "time": 12.0}),
+        left("cleo", {"kind": "caught up", "time": 4.0}),  # before it was killed
+    )
+    assert found["caught_up"] == 3
+    assert found["newcomers_caught_up"] == 1
+
+
+def test_groups_have_their_means() -> None:
+    pair = [Left(Part(f"home-{n}", "home", GROUP, f"home-{n}"), f"id-{n}", [], None) for n in (1, 2)]
+    pair[0] = replace(pair[0], notes=[exchange(1, "id-2")] * 4, summary=SUMMARY)
+    pair[1] = replace(pair[1], notes=[exchange(1, "id-1")] * 2, summary={**SUMMARY, "val_loss_last": 3.0})
+    found = figures(course({"home-1": [WELL], "home-2": [WELL]}), *pair)["groups"]["home"]
+    assert found["stayed"] == 2
+    assert found["loss"] == 2.5
+    assert found["exchanges_made"] == 3
+
+
+def test_figures_are_compared_where_both_are_there() -> None:
+    disturbed = {"loss": 2.2, "gone": 1, "none": None, "yes": True, "groups": {"home": {"tokens": 90}}, "zero": 1}
+    calm = {"loss": 2.0, "none": 1, "yes": True, "groups": {"home": {"tokens": 100}, "other": {}}, "zero": 0}
+    assert compared(disturbed, calm) == {"loss": 1.1, "groups": {"home": {"tokens": 0.9}}}
+
+
+def test_what_grows_after_it_has_settled() -> None:
+    steady = [(100, 50, 20, 10)] * FEWEST
+    settling = [(1, 1, 1, 1)] * (FEWEST // 2) + steady
+    leaking = [(100 + number, 50, 20, 10) for number in range(2 * FEWEST)]
+    assert growth(steady[1:]) == {}  # too few to tell
+    assert growth(settling) == dict.fromkeys(FIGURES, 0.0)
+    found = growth(leaking)
+    assert found["memory_growth"] > 0.4
+    assert found["daemon_memory_growth"] == found["descriptor_growth"] == 0
+    one_more = [(100, 50, 12 + (number > FEWEST), 10) for number in range(2 * FEWEST)]
+    assert growth(one_more)["descriptor_growth"] == 1  # a number: one of twelve says nothing
+
+
+def test_growth_is_the_largest_of_those_who_stayed() -> None:
+    samples = {name: [(100, 50, 20, 10)] * FEWEST for name in ("anna", "bert")}
+    samples["bert"] = [(100 + number, 50, 20, 10) for number in range(FEWEST)]
+    lives = {"anna": [WELL], "bert": [KILLED]}
+    found = figures({**course(lives), "samples": samples}, left("anna", summary=SUMMARY), left("bert"))
+    assert found["memory_growth"] == 0
+    found = figures({**course({**lives, "bert": [WELL]}), "samples": samples}, left("anna"), left("bert"))
+    assert found["memory_growth"] > 0.1
+
+
+def test_how_far_apart_they_are_at_the_end() -> None:
+    notes = [{**exchange(n, "id of bert"), "distance": d} for n, d in enumerate([9.0, 9.0, *[0.2] * 6, *[0.4] * 4])]
+    found = figures(
+        course({"anna": [WELL], "bert": [WELL], "cleo": [KILLED]}),
+        left("anna", *notes),
+        left("bert", *notes[:1]),
+        left("cleo", {**exchange(1, "x"), "distance": 99.0}),
+    )
+    assert found["peers"]["anna"]["last_distance"] == 0.2
+    assert found["last_distance"] == 9.0
+    assert figures(course({"anna": [WELL]}), left("anna"))["last_distance"] is None
+
+
+def test_the_final_gossip_is_no_training() -> None:
+    notes = [exchange(1.0, "x"), exchange(2.0, "x"), {"kind": "trained", "time": 4.0}, exchange(5.0, "x")]
+    found = figures(course({"anna": [WELL]}), left("anna", *notes, summary=SUMMARY))
+    assert found["fewest_exchanges"] == found["fewest_exchanges_afterwards"] == 2
+
+
+def test_exchanges_through_a_relay() -> None:
+    notes = [exchange(1.0, "x"), {**exchange(2.0, "y"), "relay": "the bootstrap"}]
+    assert figures(course({"anna": [WELL]}), left("anna", *notes))["relayed_exchanges"] == 1
+
+
+def test_newcomers() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
+    done += [{"at_s": 9, "time": 150.0, "do": Do.START.value, "who": "dora"}]
+    everybody = [
+        left("anna", {"kind": "progress", "time": 160.0}, summary=SUMMARY),
+        left("bert", {"kind": "caught up", "time": 12.0}, summary={**SUMMARY, "val_loss_last": 3.0}),
+        left("cleo", {"kind": "progress", "time": 20.0}),
+        left("dora"),  # too late to have done anything
+    ]
+    lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
+    found = figures(course(lives, done), *everybody)
+    assert found["newcomers"] == 3
+    assert found["newcomers_caught_up"] == 1
+    assert found["newcomers_caught_up_share"] == 0.5
+    assert found["newcomers_loss"] == 1.5
+    nobody = figures(course({"anna": [WELL]}), left("anna", summary=SUMMARY))
+    assert nobody["newcomers_caught_up_share"] is nobody["newcomers_loss"] is None
+
+
+def test_what_happened_to_somebody_after_the_last_act() -> None:
+    done = [{"at_s": 1, "time": 10.0, "do": Do.THAW.value, "who": "anna"}]
+    notes = [{"kind": "caught up", "time": 5.0}, {"kind": "saved", "time": 6.0}, {"kind": "caught up", "time": 11.0}]
+    end = [{"kind": "stopping", "time": 20.0}, {"kind": "saved", "time": 21.0}]
+    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, *end))
+    assert found["peers"]["anna"]["caught_up_afterwards"] == found["groups"]["anna"]["caught_up_afterwards"] == 1
+    assert found["saved_afterwards"] == 0  # everybody saves when it leaves
+    found = figures(course({"anna": [WELL]}, done), left("anna", *notes, {"kind": "saved", "time": 15.0}, *end))
+    assert found["saved_afterwards"] == 1
+
+
+def test_bootstraps_are_watched_and_count_as_no_peer() -> None:
+    samples = {"anna": [(100, 50, 20, 10)] * FEWEST, "bootstrap": [(100, 50 + n, 20, 10) for n in range(FEWEST)]}
+    happened = {**course({"anna": [WELL]}), "samples": samples, "peaks": {"anna": 7, "bootstrap": 9}}
+    found = figures(happened, left("anna", summary=SUMMARY))
+    assert found["daemon_memory_growth"] == 0
+    assert figure(found, "bootstraps.bootstrap.daemon_memory_growth") > 0.1  # type: ignore[operator]  # it is there
+    assert found["peak_memory"] == 7
+    assert grown(found)[0] == (
+        "anna: memory 100 and at last 100, daemon memory 50 and at last 50, descriptors 20 and at last 20, "
+        "daemon descriptors 10 and at last 10"
+    )
+    assert grown(figures(course({"anna": [WELL]}), left("anna"))) == []

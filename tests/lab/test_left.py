@@ -1,0 +1,46 @@
+"""What is read of a peer's home."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from leavings import GROUP, WELL, course, figures, left
+
+from p2ptrain.sim.reality import RealGroup
+from peer import lines
+from peer.lab.left import TOLD, Exchange, Left, read_left
+from peer.lab.script import Part
+
+
+def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    part = Part("anna", "anna", GROUP, "anna")
+    assert read_left(part, "id", tmp_path / "nowhere") == Left(part, "id", [], None)
+    (tmp_path / "events.jsonl").write_text('{"kind": "found"}\n{"kind": "exch')
+    (tmp_path / "summary.json").write_text("torn")
+    found = read_left(part, "id", tmp_path)
+    assert found.count("found") == 1
+    assert found.summary is None
+
+
+def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
+    part = Part("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
+    (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
+    assert read_left(part, "id", tmp_path).exchanges() == [Exchange(4.0, 5.0, "", 0.0, False)]
+
+
+def test_what_owners_were_told_is_counted_by_peers(tmp_path: Path) -> None:
+    words = [
+        lines.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),
+        lines.line("p2pd died", {"why": "signal 9"}),
+        lines.line("wrong clock", {"off_s": -3600.0, "nodes": 2}),
+        lines.line("right clock", {}),
+        lines.line("p2pd is back", {}),
+    ]
+    part = Part("anna", "anna", GROUP, "anna")
+    for said in (words[:3], words[3:], words[:1]):
+        (tmp_path / "output.log").write_text("\n".join(map(str, said)))
+        expected = {name for name, word in zip(TOLD, words, strict=False) if word in said}
+        assert read_left(part, "id", tmp_path).said == expected
+    found = figures(course({"anna": [WELL]}), replace(left("anna"), said=frozenset({"told_not_saved"})), left("bert"))
+    assert (found["told_not_saved"], found["told_daemon"], found["groups"]["anna"]["told_not_saved"]) == (1, 0, 1)
