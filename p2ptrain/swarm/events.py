@@ -298,6 +298,7 @@ class Note:
     peer: PeerId | None = None
     why: str = ""
     seconds: float = 0.0
+    """Of an exchange, since both had agreed; 0 where they had not."""
     sent_bytes: int = 0
     received_bytes: int = 0
     distance: float = 0.0

@@ -78,6 +78,10 @@ class Exchange:
         self.swap_started_at = now
         self.deadline = deadline
 
+    def swapped_s(self, now: float) -> float:
+        """Since when both have agreed, in seconds; 0 before."""
+        return now - self.swap_started_at if self.state is not ExchangeState.OFFERED else 0.0
+
     def confirm(self, done: SwapDone) -> None:
         """Both payloads are through on our side."""
         self.state = ExchangeState.CONFIRMING

@@ -271,7 +271,7 @@ class Exchanging:
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
-        standing.blame(event, fault, now)
+        standing.blame(event, fault, now, exchange.swapped_s(now))
         self.rounds.ended(exchange, meeting)
         self.seek(now)
 

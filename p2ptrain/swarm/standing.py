@@ -71,8 +71,8 @@ class Standing:
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)
 
-    def note(self, kind: str, peer: PeerId | None = None, why: str = "") -> None:
-        self.emit(Note(kind=kind, peer=peer, why=why))
+    def note(self, kind: str, peer: PeerId | None = None, why: str = "", seconds: float = 0.0) -> None:
+        self.emit(Note(kind=kind, peer=peer, why=why, seconds=seconds))
 
     def drop_out(self) -> None:
         """We are a newcomer again, but one that knows where the swarm was."""
@@ -86,11 +86,15 @@ class Standing:
             effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in stillborn)
         ]
 
-    def blame(self, event: LinkFailed, fault: Fault, now: float) -> None:
-        """Remember a conversation that failed against its peer, and say so."""
+    def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:
+        """Remember a conversation that failed against its peer, and say so.
+
+        Args:
+            seconds: for how long an exchange had been under way that both had agreed to.
+        """
         self.counters.offences += int(event.their_fault)
         self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault)
-        self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why)
+        self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why, seconds)
 
     def new_link(self, peer: PeerId) -> LinkId:
         self.serial += 1

@@ -99,6 +99,8 @@ class Table:
         self.swap_s = 0.05
         self.rules = rules
         self.trace: list[str] = []
+        self.notes: list[Note] = []
+        """Of all peers, in order."""
         self.records: dict[PeerId, Presence] = {}
         self.announced: dict[PeerId, list[bool]] = defaultdict(list)
         """For each announcement whether it said that its peer is in step."""
@@ -246,6 +248,7 @@ class Table:
                 seat.finished = effect.why
                 self._log(peer, f"finished: {effect.why}")
             case Note():
+                self.notes.append(effect)
                 self._log(peer, " ".join(filter(None, [effect.kind, effect.peer or "", effect.why])))
 
     def _send(self, peer: PeerId, seat: Seat, link: LinkId, message: Message) -> None:

@@ -12,6 +12,7 @@ from table import RULES, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Offer, Peer, PeerState, Terms
+from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import (
     Close,
     ExchangeDue,
@@ -141,6 +142,18 @@ def test_a_message_lost_at_any_step_costs_one_exchange_and_nothing_else(lost, lo
         table.step("amber", "birch")
         table.run(60.0)
     assert counts(table, "amber").exchanges_ok > before
+
+
+@pytest.mark.parametrize(("lost", "has_agreed"), [(Offer, False), (Swap, True)])
+def test_what_fails_says_for_how_long_both_had_agreed(lost, has_agreed):
+    table = in_step("amber", "birch")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, lost)
+    table.step("amber")
+    table.run(60.0)
+    lasted = [note.seconds for note in table.notes if note.kind == "failed"]
+    assert lasted
+    assert [seconds >= PAYLOAD_BOUNDS_S[0] for seconds in lasted] == [has_agreed] * len(lasted)
+    assert has_agreed or not any(lasted)
 
 
 def test_a_lost_acknowledgement_is_counted_as_a_possible_half_commit():
