@@ -26,6 +26,8 @@ namespaces  network namespaces without names
 cell        processes that end together with their starter, without exception
 course      how it all went, as plain data
 left        what one peer left in its home
+broken      exchanges that somebody's death or sleep broke off (pure)
+newcomers   how soon they are in step (pure)
 healing     what a partition did to exchanges, and how soon that was over (pure)
 noticing    whether a lie reached anybody (pure)
 figures     numbers from what everybody left (pure)

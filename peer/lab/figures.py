@@ -9,9 +9,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from peer.lab.healing import across, steps_to_heal
+from peer.lab.broken import broken_off
+from peer.lab.healing import across, steps_to_contact, steps_to_heal, within
 from peer.lab.joining import PULLS, pulled, schedules
 from peer.lab.left import TOLD, Left
+from peer.lab.newcomers import loss_soon
 from peer.lab.noticing import noticing
 from peer.lab.pulse import FIGURES as GROWTH
 from peer.lab.pulse import ends, growth
@@ -40,9 +42,8 @@ def figures_of(
         sides: of each partition, the names of the peers on each of its sides.
     """
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
-    last_act = max((float(act["time"]) for act in course["done"]), default=0.0)
     peers = {
-        each.part.name: _peer_figures(each, lives.get(each.part.name, []), last_act) | noticing(each, left)
+        each.part.name: _peer_figures(each, lives.get(each.part.name, []), left, course["done"]) | noticing(each, left)
         for each in left
     }
     honest = [each for each in left if each.part.settings.lie is None]
@@ -54,6 +55,7 @@ def figures_of(
     growing = [growth(those) for name, those in samples.items() if name in steady]
     parted = [across(left, course["done"], key, parts) for key, parts in sides.items()]
     healed = [steps_to_heal(there, course["done"], key, parts) for key, parts in sides.items()]
+    met = [steps_to_contact(there, course["done"], key, parts) for key, parts in sides.items()]
     return {
         "peers": peers,
         "stayed": len(staying),
@@ -66,7 +68,10 @@ def figures_of(
         "relayed_exchanges": _sum(ours, "relayed_exchanges"),
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
         "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
+        "exchanges_per_outer_step": _least(each["exchanges_per_outer_step"] for each in staying),
         "exchanges_failed": _sum(list(peers.values()), "exchanges_failed"),
+        "exchanges_broken": _sum(ours, "exchanges_broken"),
+        "fewest_tokens_meanwhile": _least(each["tokens_meanwhile"] for each in staying),
         **{name: _sum(ours, name) for name in ("half_commits", "offences", "caught_up", "resumed", *TOLD)},
         **_newcomer_figures(honest, peers, course["done"]),
         **{name: _most(each[name] for each in ours) for name in PULLS},
@@ -76,6 +81,8 @@ def figures_of(
         "last_distance": _most(each["last_distance"] for each in staying),
         "exchanges_across": sum(during for during, _ in parted),
         "exchanges_across_afterwards": min((after for _, after in parted), default=0),
+        "exchanges_within": _least(within(left, course["done"], key, parts) for key, parts in sides.items()),
+        "outer_steps_to_contact": None if None in met else _most(met),
         "outer_steps_to_heal": None if None in healed else _most(healed),
         "restarts": sum(max(len(each) - 1, 0) for name, each in lives.items() if name in names),
         "unexpected_exits": sum(
@@ -106,12 +113,14 @@ def _newcomer_figures(
     staying = {each.part.name: peers[each.part.name]["loss"] for each in honest if peers[each.part.name]["stayed"]}
     theirs = _mean(loss for name, loss in staying.items() if name in came)
     others = _mean(loss for name, loss in staying.items() if name not in came)
+    early = [each for each in honest if each.part.name not in came]
     return {
         "newcomers": len(newcomers),
         "newcomers_caught_up": len(caught_up),
         "newcomers_caught_up_share": len(caught_up) / len(due) if due else None,
         "newcomers_loss": theirs / others if theirs is not None and others else None,
         "newcomers_learning_rate": schedules([each for each in honest if each.part.name in staying], set(came)),
+        "newcomers_loss_soon": _most(loss_soon(each, came[each.part.name], early) for each in newcomers),
     }
 
 
@@ -125,7 +134,8 @@ def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name: _mean(each[name] for each in members)
             for name in ("tokens", "exchanges_made", "exchanges_afterwards", "exchanges_failed")
         },
-        **{name: _sum(members, name) for name in ("caught_up_afterwards", *TOLD)},
+        "exchanges_per_outer_step": _least(each["exchanges_per_outer_step"] for each in members),
+        **{name: _sum(members, name) for name in ("exchanges_broken", "caught_up_afterwards", *TOLD)},
     }
 
 
@@ -145,8 +155,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: float) -> dict[str, Any]:
-    summary = left.summary or {}
+def _peer_figures(
+    left: Left, lives: Sequence[Mapping[str, Any]], everybody: Sequence[Left], done: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    summary, steps = left.summary or {}, left.steps()
+    acts = [float(act["time"]) for act in done]
+    last_act = max(acts, default=0.0)
     while_training = [each for each in left.exchanges() if each.began < left.trained_at()]
     stayed = bool(lives) and not lives[-1]["ended_by_us"]
     return {
@@ -159,7 +173,10 @@ def _peer_figures(left: Left, lives: Sequence[Mapping[str, Any]], last_act: floa
         "exchanges_made": len(while_training),
         "exchanges_afterwards": sum(each.began > last_act for each in while_training),
         "relayed_exchanges": sum(each.is_relayed for each in left.exchanges()),
+        "exchanges_per_outer_step": len(while_training) / steps if steps else None,
         "exchanges_failed": left.count("failed"),
+        "exchanges_broken": broken_off(left, everybody, done),
+        "tokens_meanwhile": left.tokens_between(min(acts), last_act) if acts else None,
         "half_commits": summary.get("half_commits"),
         "offences": left.count("broke protocol"),
         "caught_up": left.count("caught up"),
@@ -183,6 +200,10 @@ def _learned(figures: Mapping[str, Any]) -> bool:
 def _most(values: Any) -> float | None:
     known = [value for value in values if value is not None]
     return max(known, key=lambda value: (math.isnan(value), value), default=None)  # no number is worse than any
+
+
+def _least(values: Any) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _mean(values: Any) -> float | None:

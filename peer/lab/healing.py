@@ -29,6 +29,43 @@ def across(left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, si
     return during, sum(each.began > healed for each in found)
 
 
+def within(left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> int | None:
+    """Exchanges within a side of a partition while it was there, as each of the two counted them; the smallest of the
+    sides that have two peers. None: no side has, or the network never fell apart.
+    """
+    when = _when(done, key)
+    if Do.PART not in when:
+        return None
+    healed = when.get(Do.HEAL, math.inf)
+    ids = {one.part.name: one.peer_id for one in left}
+    found = []
+    for side in sides:
+        names = [name for name in side if name in ids]
+        if len(names) > 1:
+            those = [each for one in left if one.part.name in names for each in one.exchanges()]
+            partners = {ids[name] for name in names}
+            found.append(
+                sum(each.partner in partners and each.began > when[Do.PART] and each.ended < healed for each in those)
+            )
+    return min(found, default=None)
+
+
+def steps_to_contact(left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> int | None:
+    """Outer steps of the slowest from when the network is whole until anybody begins an exchange across. None: nobody
+    does, or it never was whole again.
+    """
+    when = _when(done, key)
+    if Do.PART not in when or Do.HEAL not in when:
+        return None
+    healed, there = when[Do.HEAL], [one for one in left if _side(one.part.name, sides) is not None]
+    contact = min(
+        (each.began for one in there for each in _across(one, left, sides) if each.began > healed), default=None
+    )
+    if contact is None:
+        return None
+    return max((one.step_at(contact) or 0) - (one.step_at(healed) or 0) for one in there)
+
+
 def steps_to_heal(left: Sequence[Left], done: Sequence[Mapping[str, Any]], key: str, sides: Sides) -> int | None:
     """Outer steps of the slowest to heal until it is no further from who was on the other side than HEALED says.
 

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -47,6 +48,11 @@ class Left:
         """Notes of this kind that came after that (seconds since 1970)."""
         return sum(note.get("kind") == kind and float(note.get("time", 0.0)) >= time for note in self.notes)
 
+    def first(self, kind: str, time: float) -> float | None:
+        """When the first note of this kind came after that; None: none did."""
+        times = (float(note["time"]) for note in self.notes if _is(note, kind))
+        return min((each for each in times if each >= time), default=None)
+
     def most(self, kind: str, field: str) -> float | None:
         """The largest that its notes of this kind say of a field; None without any."""
         return max((note[field] for note in self.notes if note.get("kind") == kind and field in note), default=None)
@@ -67,19 +73,43 @@ class Left:
         """All of them, in order."""
         return [_exchange(note) for note in self.notes if note.get("kind") == "exchanged" and "time" in note]
 
+    def broken(self) -> list[Exchange]:
+        """Those that came to nothing after both had agreed, in order."""
+        return [_exchange(note) for note in self.notes if _is(note, "failed") and note.get("seconds")]
+
     def trained_at(self) -> float:
         """When it reached the run's end and began to gossip (seconds since 1970); never: infinity."""
         return min((float(note["time"]) for note in self.notes if _is(note, "trained")), default=math.inf)
 
+    def progress(self) -> list[Progress]:
+        """All that it told of its training, in order."""
+        return [_progress(note) for note in self.notes if _is(note, "progress")]
+
     def step_at(self, time: float) -> int | None:
         """The outer step that it was in then, as far as it noted; None: it trained later."""
-        steps = [int(note["step"]) for note in self.notes if _is(note, "progress") and note["time"] <= time]
+        steps = [each.step for each in self.progress() if each.time <= time]
         return steps[-1] if steps else None
 
     def learning_rates(self) -> list[tuple[float, float]]:
         """When (seconds since 1970), and the inner learning rate that it trained with then."""
         notes = [note for note in self.notes if _is(note, "progress") and "learning_rate" in note]
         return [(float(note["time"]), float(note["learning_rate"])) for note in notes]
+
+    def steps(self) -> int:
+        """Outer steps between its first word of them and its last; those that others' weights carried it over, too."""
+        told = self.progress()
+        return told[-1].step - told[0].step if told else 0
+
+    def tokens_between(self, first: float, last: float) -> int:
+        """Tokens it trained on between two moments (seconds since 1970), and for some seconds about them.
+
+        Its last word before and its first after count: what it said in between is lost where its disk was full.
+        """
+        told = self.progress()
+        begins = max((place for place, each in enumerate(told) if each.time <= first), default=0)
+        ends = next((place for place, each in enumerate(told) if each.time >= last), len(told) - 1)
+        steps = pairwise(each.tokens for each in told[begins : ends + 1])
+        return sum(max(after - before, 0) for before, after in steps)  # a process that begins anew counts from less
 
     @property
     def last_time(self) -> float:
@@ -98,6 +128,19 @@ class Exchange:
     distance: float
     """||theirs - ours|| / ||ours|| before it."""
     is_relayed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One peer's word of its training."""
+
+    time: float
+    """Seconds since 1970."""
+    step: int
+    """Outer steps done."""
+    tokens: int
+    loss: float | None
+    """Mean training loss of the last complete inner phase; None before the first."""
 
 
 def read_left(part: Part, peer_id: str, home: Path) -> Left:
@@ -143,4 +186,11 @@ def _exchange(note: Note) -> Exchange:
         partner=str(note.get("peer", "")),
         distance=float(note.get("distance", 0.0)),
         is_relayed=bool(note.get("relay")),
+    )
+
+
+def _progress(note: Note) -> Progress:
+    loss = note.get("loss")
+    return Progress(
+        float(note["time"]), int(note.get("step", 0)), int(note.get("tokens", 0)), None if loss is None else float(loss)
     )

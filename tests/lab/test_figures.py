@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from leavings import CRASHED, GROUP, KILLED, SUMMARY, WELL, course, exchange, figures, left
 
@@ -220,3 +221,47 @@ def test_bootstraps_are_watched_and_count_as_no_peer() -> None:
         "daemon descriptors 10 and at last 10"
     )
     assert grown(figures(course({"anna": [WELL]}), left("anna"))) == []
+
+
+def progress(time: float, step: int, tokens: int = 0) -> dict[str, Any]:
+    return {"kind": "progress", "time": time, "step": step, "tokens": tokens}
+
+
+def test_exchanges_over_outer_steps_are_the_fewest_of_those_who_stayed() -> None:
+    anna = left("anna", progress(0.5, 2), exchange(1, "x"), exchange(2, "x"), exchange(3, "x"), progress(9, 4))
+    bert = left("bert", progress(0.5, 0), exchange(1, "x"), progress(9, 2))
+    cleo = left("cleo", progress(0.5, 0), progress(9, 9))
+    dora = left("dora", exchange(1, "x"))  # it told nothing of outer steps
+    lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [WELL]}
+    found = figures(course(lives), anna, bert, cleo, dora)
+    assert found["exchanges_per_outer_step"] == found["groups"]["bert"]["exchanges_per_outer_step"] == 0.5
+    assert found["peers"]["anna"]["exchanges_per_outer_step"] == 1.5
+    assert found["groups"]["dora"]["exchanges_per_outer_step"] is None
+
+
+def test_tokens_meanwhile_are_the_fewest_between_the_first_act_and_the_last() -> None:
+    done = [{"at_s": 1, "time": time, "do": Do.FILL.value, "who": "anna"} for time in (10.0, 15.0, 30.0)]
+    anna = left("anna", progress(9, 1, 100), progress(31, 5, 700), progress(40, 7, 900))  # its log had no room between
+    bert = left("bert", progress(9, 1, 100), progress(20, 4, 500), progress(29, 4, 500))  # it ended then
+    cleo = left("cleo", progress(9, 1, 100), progress(31, 1, 100))
+    dora = left("dora", progress(9, 1, 500), progress(14, 2, 700), progress(20, 1, 0), progress(33, 4, 300))  # killed
+    lives = {"anna": [WELL], "bert": [WELL], "cleo": [KILLED], "dora": [KILLED, WELL]}
+    found = figures(course(lives, done), anna, bert, cleo, dora, left("emil"))
+    assert [found["peers"][name]["tokens_meanwhile"] for name in (*lives, "emil")] == [600, 400, 0, 500, 0]
+    assert found["fewest_tokens_meanwhile"] == 400
+    assert figures(course({"anna": [WELL]}), anna)["fewest_tokens_meanwhile"] is None
+
+
+def test_figures_of_partitions_are_there() -> None:
+    done = [
+        {"at_s": 1, "time": 10.0, "do": Do.PART.value, "who": "0"},
+        {"at_s": 2, "time": 20.0, "do": Do.HEAL.value, "who": "0"},
+    ]
+    anna = left("anna", progress(5, 1), exchange(12, "id of cleo"), progress(24, 3), exchange(25, "id of bert"))
+    lives = {"anna": [WELL], "bert": [WELL], "cleo": [WELL]}
+    sides = {"0": [["anna", "cleo"], ["bert"]]}
+    found = figures(course(lives, done), anna, left("bert"), left("cleo"), sides=sides)
+    assert found["exchanges_within"] == 1
+    assert found["outer_steps_to_contact"] == 2
+    untouched = figures(course(lives), anna)
+    assert untouched["exchanges_within"] is untouched["outer_steps_to_contact"] is None

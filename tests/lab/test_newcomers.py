@@ -1,0 +1,49 @@
+"""How soon newcomers are in step: their training loss after two outer steps, over the others' by then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from leavings import SUMMARY, WELL, course, figures, left
+
+from peer.lab.newcomers import loss_soon
+from peer.lab.script import Do
+
+
+def told(time: float, step: int, loss: float | None) -> dict[str, Any]:
+    return {"kind": "progress", "time": time, "step": step, "tokens": 0} | ({} if loss is None else {"loss": loss})
+
+
+TAKEN = {"kind": "caught up", "time": 20.0}
+ANNA = left("anna", told(5.0, 1, 9.0), told(20.0, 10, 2.1), told(28.0, 12, 2.0), told(40.0, 15, 1.0), summary=SUMMARY)
+BERT = left("bert", told(27.0, 12, 3.0), told(35.0, 14, 1.0), summary=SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("notes", "ratio"),
+    [
+        ([TAKEN, told(21.0, 10, None), told(26.0, 11, 7.0), told(30.0, 12, 5.0), told(34.0, 13, 2.0)], 2.0),
+        ([TAKEN, told(21.0, 10, None), told(26.0, 11, 7.0)], None),  # it did not come that far
+        ([told(21.0, 10, None), told(30.0, 12, 5.0)], None),  # it took no weights
+        ([{**TAKEN, "time": 4.0}, told(21.0, 10, None), told(30.0, 12, 5.0)], None),  # nor since it came again
+        ([told(2.0, 1, 9.0), told(3.0, 3, 9.0), TAKEN, told(21.0, 10, 9.0), told(30.0, 12, 5.0)], 2.0),
+        ([TAKEN], None),
+    ],
+)
+def test_the_second_phase_after_it_took_weights_is_compared(notes: list[dict[str, Any]], ratio: float | None) -> None:
+    assert loss_soon(left("cleo", *notes), 15.0, [ANNA, BERT, left("dora")]) == ratio
+
+
+def test_without_others_there_is_nothing_to_compare_with() -> None:
+    cleo = left("cleo", TAKEN, told(21.0, 10, None), told(30.0, 12, 5.0))
+    assert loss_soon(cleo, 15.0, []) is None
+
+
+def test_the_largest_of_several_newcomers_counts() -> None:
+    done = [{"at_s": 1, "time": 15.0, "do": Do.START.value, "who": name} for name in ("cleo", "dora")]
+    cleo = left("cleo", TAKEN, told(21.0, 10, None), told(30.0, 12, 5.0), summary=SUMMARY)
+    dora = left("dora", TAKEN, told(21.0, 10, None), told(30.0, 12, 2.5), summary=SUMMARY)
+    lives = {name: [WELL] for name in ("anna", "bert", "cleo", "dora")}
+    assert figures(course(lives, done), ANNA, BERT, cleo, dora)["newcomers_loss_soon"] == 2.0
+    assert figures(course({"anna": [WELL]}), ANNA)["newcomers_loss_soon"] is None
