@@ -36,6 +36,9 @@ def main(only: tuple[str, ...], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {"environment": environment(), "figures": {}}
     for name in only or FIGURES:
+        if (why := why_not(name)) is not None:
+            console.print(f"[bench] {name} is left out: {why}", markup=False, soft_wrap=True)
+            continue
         console.print(f"[bench] measuring {name}", markup=False)
         document["figures"][name] = measured(name, target.with_suffix(f".{name}.tmp"))
         target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # what is done is kept
@@ -43,9 +46,15 @@ def main(only: tuple[str, ...], target: Path) -> None:
     console.print(f"[bench] {document['environment']['machine']}; written to {target}", markup=False, soft_wrap=True)
 
 
+def why_not(name: str) -> str | None:
+    """Why this machine cannot measure a module's figures; None: it can."""
+    module = importlib.import_module(f"bench.{name}")  # a fault of ours shows here, with its own traceback
+    check = getattr(module, "why_not", None)
+    return None if check is None else check()
+
+
 def measured(name: str, scratch: Path) -> dict[str, Any]:
     """The figures of one module's ``measure()``, from a process of its own with one thread of torch."""
-    importlib.import_module(f"bench.{name}")  # a fault of ours shows here, with its own traceback
     command = [sys.executable, "-c", _CHILD, f"bench.{name}", str(scratch.absolute())]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:

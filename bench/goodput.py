@@ -52,24 +52,26 @@ async def swap_payload(link: Link, parts: list[bytes], buffers: Buffers) -> None
 
 async def swap_bare(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: list[bytes]) -> None:
     """The same pattern on a bare stream."""
-
-    async def send() -> None:
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(part), MAX_CHUNK_BYTES):
-                writer.write(view[start : start + MAX_CHUNK_BYTES])
-                await writer.drain()
-
-    async def receive() -> None:
-        for part in parts:
-            for start in range(0, len(part), MAX_CHUNK_BYTES):
-                await reader.readexactly(min(MAX_CHUNK_BYTES, len(part) - start))
-
     async with asyncio.TaskGroup() as both:
-        both.create_task(send())
-        both.create_task(receive())
+        both.create_task(send_bare(writer, parts))
+        both.create_task(receive_bare(reader, parts))
     writer.write(b"done")
     await reader.readexactly(4)
+
+
+async def send_bare(writer: asyncio.StreamWriter, parts: list[bytes]) -> None:
+    for part in parts:
+        view = memoryview(part)
+        for start in range(0, len(part), MAX_CHUNK_BYTES):
+            writer.write(view[start : start + MAX_CHUNK_BYTES])
+            await writer.drain()
+
+
+async def receive_bare(reader: asyncio.StreamReader, parts: list[bytes]) -> None:
+    """As many bytes as these parts have; thrown away."""
+    for part in parts:
+        for start in range(0, len(part), MAX_CHUNK_BYTES):
+            await reader.readexactly(min(MAX_CHUNK_BYTES, len(part) - start))
 
 
 def parts_of(size_bytes: int) -> list[bytes]:

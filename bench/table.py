@@ -8,10 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
-FIGURES = ("codecs", "goodput", "trainer", "peer", "directory")
-"""Modules of this package with a ``measure()``, in the order in which they are measured."""
+FIGURES = ("codecs", "goodput", "goodput_line", "trainer", "peer", "directory")
+"""Modules of this package with a ``measure()``, in the order in which they are measured. One that not every machine can
+measure has a ``why_not()``, too."""
 
 REQUIRED_GOODPUT = 0.8
+REQUIRED_SHARE_OF_A_LINE = 0.9
 MOST_GROWTH_OF_A_LOOKUP = 1.1
 SHOWN_SWARMS = ("8", "100", "1000", "10000")
 
@@ -75,6 +77,18 @@ def _goodput(figures: Mapping[str, Any]) -> Iterator[Row]:
     )
 
 
+def _goodput_line(figures: Mapping[str, Any]) -> Iterator[Row]:
+    for delay_ms, each in figures["by_delay_ms"].items():
+        yield Row(
+            f"goodput of an exchange of {figures['payload_mb']:.0f} MB each way on a line of {figures['mbit_s']:g} "
+            f"Mbit/s, {delay_ms} ms away, over what the line carries",
+            f">= {REQUIRED_SHARE_OF_A_LINE}",
+            f"{each['exchange_share']:.3f} (bare TCP: both ways {each['tcp_share']:.3f}, one way "
+            f"{each['tcp_one_way_share']:.3f})",
+            each["exchange_share"] >= REQUIRED_SHARE_OF_A_LINE,
+        )
+
+
 def _trainer(figures: Mapping[str, Any]) -> Iterator[Row]:
     for name, each in figures.items():
         required = each["required_share"]
@@ -135,4 +149,11 @@ def _directory(figures: Mapping[str, Any]) -> Iterator[Row]:
     )
 
 
-_ROWS = {"codecs": _codecs, "goodput": _goodput, "trainer": _trainer, "peer": _peer, "directory": _directory}
+_ROWS = {
+    "codecs": _codecs,
+    "goodput": _goodput,
+    "goodput_line": _goodput_line,
+    "trainer": _trainer,
+    "peer": _peer,
+    "directory": _directory,
+}

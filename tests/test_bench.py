@@ -1,0 +1,60 @@
+"""The benchmarks' table, and what is left out where a machine cannot measure it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from bench import __main__ as bench
+from bench import goodput_line
+from bench.goodput_line import Case, figures, measure
+from bench.table import rows
+
+
+def of_a_line(**shares: float) -> dict[str, Any]:
+    each = {"tcp_share": 0.94, "tcp_one_way_share": 0.95, **shares}
+    return {"goodput_line": {"payload_mb": 33.6, "mbit_s": 100.0, "by_delay_ms": {"0": each}}}
+
+
+@pytest.mark.parametrize(("share", "reached"), [(0.9, True), (0.899, False)])
+def test_nine_tenths_of_a_line_are_asked_for(share: float, reached: bool) -> None:
+    (row,) = rows(of_a_line(exchange_share=share))
+    assert (row.target, row.reached) == (">= 0.9", reached)
+    assert row.value == f"{share:.3f} (bare TCP: both ways 0.940, one way 0.950)"
+
+
+def test_a_share_is_what_passed_over_what_the_line_carries_in_that_time() -> None:
+    # 25 MiB are 209.7 Mbit: 2.097 s of a line of 100 Mbit/s.
+    seconds = {"exchange": [2.33, 4.0, 2.2], "tcp": [2.2, 2.0, 2.2], "tcp_one_way": [2.15, 2.15, 9.0]}
+    found = figures(seconds, Case(mebibytes=25, pairs=3, mbit_s=100.0))
+    assert found == {
+        "exchange_share": 0.9,
+        "exchange_share_min": 0.524,
+        "tcp_share": 0.953,
+        "tcp_one_way_share": 0.975,
+        "of_tcp": 0.944,
+    }
+
+
+def test_what_a_machine_cannot_measure_is_left_out_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(goodput_line, "why_not", lambda: "Making network namespaces is root's to do.")
+    monkeypatch.setattr(bench, "measured", lambda name, scratch: pytest.fail(f"{name} was measured"))
+    target = tmp_path / "bench.json"
+    done = CliRunner().invoke(bench.main, ["--only", "goodput_line", "--json", str(target)])
+    assert done.exit_code == 0, done.output
+    assert "goodput_line is left out: Making network namespaces is root's to do." in done.output
+    assert not target.exists() or json.loads(target.read_bytes())["figures"] == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
+@pytest.mark.net
+def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> None:
+    found = measure(Case(mebibytes=1, pairs=1, delays_ms=(0.0, 10.0)))
+    assert list(found["by_delay_ms"]) == ["0", "10"]
+    for each in found["by_delay_ms"].values():
+        assert all(0 < share < 1.2 for share in each.values() if share != each["of_tcp"])
