@@ -111,6 +111,16 @@ class Left:
         steps = pairwise(each.tokens for each in told[begins : ends + 1])
         return sum(max(after - before, 0) for before, after in steps)  # a process that begins anew counts from less
 
+    def uplink_share(self) -> float | None:
+        """Payload bytes that its exchanges sent while it trained, over what its line carries upward from the first of
+        them to the end of training; None where it has no rate, or made none."""
+        over, mbit_s = min(self.trained_at(), self.last_time), self.part.settings.up_mbit_s
+        made = [each for each in self.exchanges() if each.ended <= over]
+        seconds = over - min((each.began for each in made), default=over)
+        if mbit_s is None or seconds <= 0:
+            return None
+        return 8 * sum(each.sent_bytes for each in made) / (mbit_s * 1e6 * seconds)
+
     @property
     def last_time(self) -> float:
         """Of its last note (seconds since 1970); 0 without any."""
@@ -128,6 +138,8 @@ class Exchange:
     distance: float
     """||theirs - ours|| / ||ours|| before it."""
     is_relayed: bool
+    sent_bytes: int
+    """Of its payload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +198,7 @@ def _exchange(note: Note) -> Exchange:
         partner=str(note.get("peer", "")),
         distance=float(note.get("distance", 0.0)),
         is_relayed=bool(note.get("relay")),
+        sent_bytes=int(note.get("sent_bytes", 0)),
     )
 
 

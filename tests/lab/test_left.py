@@ -26,7 +26,7 @@ def test_a_home_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
 def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
     part = Part("anna", "anna", RealGroup(count=1, step_s=1.0, clock_off_s=3600), "anna")
     (tmp_path / "events.jsonl").write_text('{"kind": "exchanged", "time": 3605.0, "seconds": 1.0}\n{"kind": "found"}\n')
-    assert read_left(part, "id", tmp_path).exchanges() == [Exchange(4.0, 5.0, "", 0.0, False)]
+    assert read_left(part, "id", tmp_path).exchanges() == [Exchange(4.0, 5.0, "", 0.0, False, 0)]
 
 
 def test_what_owners_were_told_is_counted_by_peers(tmp_path: Path) -> None:

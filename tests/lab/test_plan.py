@@ -103,7 +103,8 @@ def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
     if scenario.run.outer_steps is None:  # it has more tokens than anybody reads, so a share of them means nothing
         training = manifest_of(scenario).training
         assert training.schedule == "constant"
-        assert 300_000 <= training.warmup_tokens <= 320_000  # 7 s of a peer that has a core: measured
+        least = 30_000 if path.stem == "narrow_lines" else 300_000  # its model is larger, and its steps are short
+        assert least <= training.warmup_tokens <= 320_000  # 7 s of a small model's peer that has a core: measured
 
 
 @pytest.mark.parametrize("path", [*SCENARIOS, CONTAINERS], ids=lambda path: path.stem)
