@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
-from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up
+from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.overtime import Overtime
@@ -66,7 +66,7 @@ def ahead_of(standing: Standing, now: float) -> list[Known]:
     """Live peers that say they are so far ahead that we must not exchange with them, but pull."""
     if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
         return []
-    if standing.members.none_beyond(standing.progress + standing.rules.catch_up_tokens, now):
+    if standing.members.none_beyond(standing.progress + catch_up_bound(standing.progress, standing.rules), now):
         return []
     return [
         known

@@ -100,7 +100,17 @@ def answer(
 
 def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRules) -> bool:
     """A peer that never was in step and is further behind than the bound pulls weights. A merely slow one does not."""
-    return not settled and others - progress > rules.catch_up_tokens
+    return not settled and others - progress > catch_up_bound(progress, rules)
+
+
+def catch_up_bound(progress: float, rules: SwarmRules) -> float:
+    """How far behind (tokens) a peer may be that never was in step, and exchange all the same.
+
+    Who only begins takes the weights of anybody who no longer does: after a few outer steps at the full rate they may
+    have nothing in common with its initial ones, and it would be refused by all, and refuse them.
+    """
+    begins = progress <= rules.beginner_tokens
+    return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens
 
 
 def work_weight(rate: float) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.exchange import Exchange
-from p2ptrain.swarm.matching import choose_partner, implausible_progress, must_catch_up, work_weight
+from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
 from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, PeerState, Terms
 from p2ptrain.swarm.standing import Standing
@@ -82,5 +82,5 @@ def _is_out_of_reach(standing: Standing, known: Known) -> bool:
 def _farthest_in_reach(standing: Standing) -> float:
     """Nobody up to this progress is out of reach."""
     rules = standing.rules
-    ahead = rules.implausible_distance if standing.settled else rules.catch_up_tokens
+    ahead = rules.implausible_distance if standing.settled else catch_up_bound(standing.progress, rules)
     return min(standing.progress + ahead, rules.progress_ceiling)

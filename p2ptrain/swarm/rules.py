@@ -90,6 +90,11 @@ class SwarmRules:
         """The bound of ``catch_up_outer_steps`` in progress."""
         return self.catch_up_outer_steps * self.tokens_per_outer_step
 
+    @cached_property
+    def beginner_tokens(self) -> float:
+        """The progress of ``BEGINNER_STEPS`` outer steps."""
+        return BEGINNER_STEPS * self.tokens_per_outer_step
+
     def is_fair(self, weight: float) -> bool:
         """Whether a peer may ask to be weighed so: where all count equally, all say 1."""
         return self.work_weights or weight == 1.0

@@ -25,7 +25,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS
+from p2ptrain.swarm.rules import BEGINNER_STEPS, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS
 
 
 def under_way(steps: int = 30) -> Table:
@@ -292,9 +292,9 @@ def test_who_is_busy_is_asked_for_its_copies_all_the_same():
 def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_give():
     """A swarm so young that one of it is just far enough ahead to be a donor, and the others almost."""
     table = Table("cedar")
-    bound = table.rules.catch_up_tokens
+    bound, own = table.rules.catch_up_tokens, table.rules.beginner_tokens + 1.0
     table.records = {
-        PeerId(name): presence(name, progress=progress, settled=settled)
+        PeerId(name): presence(name, progress=own + progress, settled=settled)
         for name, progress, settled in (
             ("amber", 1.1 * bound, True),
             ("birch", 0.9 * bound, True),
@@ -302,9 +302,10 @@ def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_
             ("far behind", 0.5 * bound, True),
         )
     }
+    core = table["cedar"].core
+    core._standing.progress = own  # it has weights of its own
     table.start()
     table.run(0.045)
-    core = table["cedar"].core
     assert set(core.donors(table.now)) == {"amber", "birch"}
     core._standing.members.blame(PeerId("birch"), table.now, Fault.OFFENCE)
     assert set(core.donors(table.now)) == {"amber"}
@@ -312,10 +313,25 @@ def test_who_is_in_step_beside_a_donor_is_asked_for_its_copy_though_it_need_not_
 
 def test_where_nobody_is_far_ahead_nobody_is_asked_for_copies():
     table = Table("cedar")
-    table.records[PeerId("amber")] = presence("amber", progress=0.9 * table.rules.catch_up_tokens)
+    table.records[PeerId("amber")] = presence("amber", progress=0.9 * table.rules.beginner_tokens)
     table.start()
     table.run(0.045)
     assert table["cedar"].core.donors(table.now) == {}
+
+
+@pytest.mark.parametrize(("progress", "pulls"), [(0.0, 1), (RULES.beginner_tokens + 1.0, 0)])
+def test_who_only_begins_takes_the_weights_of_a_young_swarm_and_who_has_begun_exchanges(progress, pulls):
+    """Initial weights may have nothing in common with what a few outer steps at the full rate made of them."""
+    table = under_way(steps=BEGINNER_STEPS + 2)
+    cedar = table.seat("cedar")
+    cedar.progress = cedar.core._standing.progress = progress
+    table.start("cedar")
+    table.run(2.0)
+    for _ in range(5):
+        table.step()
+        table.run(1.0)
+    assert cedar.core.counters.pulls == pulls
+    assert cedar.core.counters.exchanges_ok > 0
 
 
 def test_one_that_boasts_and_gives_nothing_does_not_keep_a_young_swarm_out_of_step():

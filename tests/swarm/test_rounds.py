@@ -183,6 +183,8 @@ def put_off(reason: DeclineReason) -> Decline:
 def test_who_promises_and_never_comes_is_waited_for_ever_more_rarely() -> None:
     """And what it cost is no reason to be more patient: patience follows how long we train."""
     table = in_step("amber", "birch")
+    for seat in table.seats.values():
+        seat.progress = seat.core._standing.progress = 40.0  # or birch would be a newcomer that takes weights
     for _ in range(7):
         table.end_phase("amber")
         table.run(0.5)
