@@ -382,12 +382,14 @@ def test_offers_in_a_circle_do_not_go_on_for_ever():
 )
 def test_any_schedule_keeps_fragments_engaged_once_and_progress_conserved(seed, peers, steps, lossiness):
     """Random outer steps, random payload losses: no fragment is ever in two exchanges, and progress moves only by
-    tokens (payloads are lost before anybody commits, and nobody is far enough behind to pull)."""
+    tokens (payloads are lost before anybody commits, nobody begins, and nobody is far enough behind to pull)."""
     names = [f"peer{n}" for n in range(peers)]
     table = in_step(*names, seed=seed, rules=replace(RULES, catch_up_outer_steps=1000.0))
+    for seat in table.seats.values():
+        seat.progress = seat.core._standing.progress = RULES.beginner_tokens + 10.0
     random = Random(seed)
     table.holds_back = lambda sender, receiver, what: isinstance(what, Swap) and random.random() < lossiness
-    trained = 0.0
+    trained = sum(seat.progress for seat in table.seats.values())
     for who, pause in steps:
         table.step(names[who % peers])
         trained += 10.0
