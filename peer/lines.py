@@ -92,7 +92,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "took weights": _took_weights,
     "unconfirmed": lambda f: f"[join] nobody confirms the weights of {_peer(f)}: {_why(f)}",
     "gave weights": lambda f: f"[join] gave {_peer(f)} our weights{_path(f)}",
-    "out of step": lambda f: f"[join] the swarm is far ahead of us: {_why(f)}; taking its weights",
+    "out of step": lambda f: f"[join] out of step with the swarm: {_why(f)}; taking its weights",
     "slept": lambda f: f"[join] this machine slept for {_why(f)}; if the swarm has gone on far, its weights are taken",
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
     "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",

@@ -66,14 +66,15 @@ def ahead_of(standing: Standing, now: float) -> list[Known]:
     """Live peers that say they are so far ahead that we must not exchange with them, but pull."""
     if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
         return []
-    if standing.members.none_beyond(standing.progress + catch_up_bound(standing.progress, standing.rules), now):
+    mine = standing.worth
+    if standing.members.none_beyond(mine + catch_up_bound(mine, standing.rules), now):
         return []
     return [
         known
         for known in standing.members.live(now)
         if known.state is not PeerState.JOINING
-        and must_catch_up(standing.settled, standing.progress, known.progress, standing.rules)
-        and not implausible_progress(known.progress, standing.progress, False, standing.rules)
+        and must_catch_up(standing.settled, mine, known.progress, standing.rules)
+        and not implausible_progress(known.progress, mine, False, standing.rules)
     ]
 
 
@@ -164,10 +165,10 @@ class CatchUp:
         link = standing.new_link(donor.peer)
         self.pull = PullUnderWay(link, now + standing.deadlines.reply_s())
         request = WeightsRequest(
-            standing.rules.run, standing.rules.protocol, standing.progress, standing.deadlines.seconds_per_byte()
+            standing.rules.run, standing.rules.protocol, standing.worth, standing.deadlines.seconds_per_byte()
         )
         standing.emit(Open(link, donor.addresses, request))
-        standing.note("catching up", donor.peer, f"it is {donor.progress - standing.progress:.0f} tokens ahead")
+        standing.note("catching up", donor.peer, f"it is {donor.progress - standing.worth:.0f} tokens ahead")
         return True
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
@@ -180,7 +181,7 @@ class CatchUp:
         if self.pull.replied or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
-        if reply.progress < standing.progress:
+        if reply.progress < standing.worth:
             self.failed(LinkFailed(link, "its weights are older than ours"), now)  # we train meanwhile
             return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
@@ -210,6 +211,7 @@ class CatchUp:
         """Our weights are the donor's now: we are in step."""
         self.pull = None
         self._standing.settled = True
+        self._standing.find_company()
         self._standing.counters.pulls += 1
         self._standing.members.praise(link.peer)
         self._standing.note("caught up", link.peer)

@@ -226,6 +226,7 @@ class Exchanging:
         self._overtime.exchanged(exchange, now)
         standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         standing.counters.exchanges_ok += 1
+        standing.find_company()
         standing.settled = standing.settled or not is_left_behind(standing, now)
         self._committed_since_step = True
         self.last_commit_at = now

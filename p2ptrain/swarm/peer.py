@@ -212,6 +212,10 @@ class Peer:
         if standing.settled and now - self._in_step_at >= OUT_OF_STEP_S and self._is_out_of_step(now):
             standing.drop_out()
             standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
+        if standing.settled and standing.strangers and standing.is_odd(now):
+            standing.drop_out()
+            standing.is_lost = True
+            standing.note("out of step", why="whomever we meet has other weights")
         if not standing.settled and not self._asks_who_is_here and self._catch_up.begin(now):
             if standing.state is PeerState.TRAINING:
                 self._exchanging.drop_unsettled()

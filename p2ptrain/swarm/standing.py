@@ -10,7 +10,7 @@ from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
 from p2ptrain.swarm.membership import Fault, Membership
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.swarm.rules import PASS_ON, SwarmRules
+from p2ptrain.swarm.rules import PASS_ON, STRANGERS, SwarmRules
 from p2ptrain.swarm.trust import Usual
 
 
@@ -59,6 +59,10 @@ class Standing:
     """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
     was_in_step: bool = False
     """We dropped out of it: our own progress says about where the swarm was. A newcomer's says nothing."""
+    strangers: set[PeerId] = field(default_factory=set)
+    """Partners whose weights had nothing in common with ours, since an exchange committed."""
+    is_lost: bool = False
+    """All whom we met lately were strangers: ours are the odd weights."""
     gives: bool = True
     """Whether newcomers get our weights."""
     state: PeerState = PeerState.JOINING
@@ -73,6 +77,26 @@ class Standing:
 
     def note(self, kind: str, peer: PeerId | None = None, why: str = "", seconds: float = 0.0) -> None:
         self.emit(Note(kind=kind, peer=peer, why=why, seconds=seconds))
+
+    @property
+    def worth(self) -> float:
+        """Progress (tokens) of the weights that we have: none, where they are the odd ones."""
+        return 0.0 if self.is_lost else self.progress
+
+    def meet_stranger(self, peer: PeerId) -> None:
+        """Its weights have nothing in common with ours."""
+        if len(self.strangers) < STRANGERS[1]:
+            self.strangers.add(peer)
+
+    def is_odd(self, now: float) -> bool:
+        """Whether it is our weights that have nothing in common with anybody's."""
+        fewest, most = STRANGERS
+        return len(self.strangers) >= max(fewest, min(len(self.members.live(now)) // 2 + 1, most))
+
+    def find_company(self) -> None:
+        """Somebody's weights are near ours, or ours are somebody's now."""
+        self.strangers.clear()
+        self.is_lost = False
 
     def drop_out(self) -> None:
         """We are a newcomer again, but one that knows where the swarm was."""

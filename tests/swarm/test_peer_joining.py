@@ -757,3 +757,42 @@ def test_who_takes_weights_again_and_again_is_declined_for_an_hour():
     link = LinkId(PeerId("greedy"), 900, outbound=False)
     effects = core.handle(Received(link, WeightsRequest(RUN, RULES.protocol, 0.0)), table.now + GIVING_WINDOW_S)
     assert any(isinstance(effect, Donate) for effect in effects)
+
+
+def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
+    """It trained alone for long, behind a bad line, and is no further and no less far than they are."""
+    table = with_cedar_in_step()
+    cedar = table["cedar"]
+    others = [table[name].core.counters for name in ("amber", "birch")]
+    exchanged, pulled = cedar.core.counters.exchanges_ok, cedar.core.counters.pulls
+    table.apart = lambda me, partner: (2.0 if "cedar" in (me, partner) and not pulled_again() else 0.05, 10.0)
+
+    def pulled_again() -> bool:
+        return cedar.core.counters.pulls > pulled
+
+    for _ in range(150):  # who is taken for a liar is left alone for a while
+        table.step(tokens=1.0)
+        table.run(1.0)
+    assert any("cedar out of step whomever we meet has other weights" in line for line in table.trace)
+    assert cedar.core.counters.pulls == pulled + 1
+    assert cedar.core.settled
+    assert cedar.core.counters.exchanges_ok > exchanged
+    assert all(counters.pulls == 0 for counters in others)
+
+
+def test_who_meets_strangers_that_are_few_keeps_its_weights():
+    """Two liars of six."""
+    names = ("amber", "birch", "cedar", "dogwood")
+    table = Table(*names, "liar 1", "liar 2")
+    table.start()
+    table.run(3.0)
+    for _ in range(5):
+        table.step()
+        table.run(1.0)
+    assert all(table[name].core.settled for name in names)
+    table.apart = lambda me, partner: (2.0 if "liar" in me or "liar" in partner else 0.05, 10.0)
+    for _ in range(100):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    assert any("nothing in common" in line for line in table.trace)
+    assert all(table[name].core.counters.pulls == 0 for name in names)
