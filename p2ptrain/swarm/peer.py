@@ -19,6 +19,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.swarm.catchup import CatchUp
 from p2ptrain.swarm.conversation import Conversations
 from p2ptrain.swarm.discovery import Discovery
+from p2ptrain.swarm.dropping_out import dropped_out
 from p2ptrain.swarm.events import (
     Adopted,
     Applied,
@@ -47,15 +48,12 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.exchanging import Exchanging
 from p2ptrain.swarm.final_gossip import FinalGossip
-from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
     GOODBYE_S,
     HELD_UP_S,
-    OUT_OF_STEP_S,
-    OUT_OF_STEP_STEPS,
     SEARCH_PATIENCE_S,
     SwarmRules,
 )
@@ -209,13 +207,8 @@ class Peer:
         standing = self._standing
         if self._final_gossip.has_begun or self._catch_up.pull is not None:
             return
-        if standing.settled and now - self._in_step_at >= OUT_OF_STEP_S and self._is_out_of_step(now):
-            standing.drop_out()
-            standing.note("out of step", why=f"nothing was exchanged for {now - self._in_step_at:.0f} s")
-        if standing.settled and standing.strangers and standing.is_odd(now):
-            standing.drop_out()
-            standing.is_lost = True
-            standing.note("out of step", why="whomever we meet has other weights")
+        if why := dropped_out(standing, self._in_step_at, now):
+            standing.note("out of step", why=why)
         if not standing.settled and not self._asks_who_is_here and self._catch_up.begin(now):
             if standing.state is PeerState.TRAINING:
                 self._exchanging.drop_unsettled()
@@ -235,21 +228,6 @@ class Peer:
             standing.note("slept", why=f"{seconds:.0f} s")
             self._asks_who_is_here = True
             self._discovery.look_up(now)
-
-    def _is_out_of_step(self, now: float) -> bool:
-        """We were cut off for so long that we would take everybody for a liar: we are a newcomer again."""
-        standing = self._standing
-        mine, rules = standing.progress, standing.rules
-        return (
-            rules.exchanges
-            and now - self._in_step_at >= OUT_OF_STEP_STEPS * standing.seconds_per_outer_step
-            and not standing.members.none_beyond(mine + rules.implausible_distance, now)
-            and any(
-                implausible_progress(known.progress, mine, settled=True, rules=rules)
-                and not implausible_progress(known.progress, mine, settled=False, rules=rules)
-                for known in standing.members.live(now)
-            )
-        )
 
     @property
     def _in_step_at(self) -> float:
