@@ -300,8 +300,8 @@ def words(text: object, most: int = MOST_LINE) -> str:
 
 
 def paragraph(text: str, most: int = MOST_SAMPLE) -> str:
-    """Printable text of several lines, cut."""
-    return "".join(each if each.isprintable() or each == "\n" else " " for each in text[:most])
+    """Printable text of several lines, cut; no blank ones at its beginning."""
+    return "".join(each if each.isprintable() or each == "\n" else " " for each in text[:most]).lstrip("\n")
 
 
 def number(value: object, low: float = 0.0, high: float = 1e18) -> float | None:
