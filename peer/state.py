@@ -45,7 +45,6 @@ FAILURES = frozenset(
         "no badge",
         "not admitted",
         "put out",
-        "not announced",
         "unreachable",
         "relay lost",
         "no relay",
