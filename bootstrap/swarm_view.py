@@ -287,9 +287,17 @@ class SwarmView:
         )
 
     def _sum_up(self, now: float) -> None:
-        """Totals and medians of those who tell. Both sides count an exchange, so that of both halves are summed."""
+        """Totals and medians of those who tell. Both sides count an exchange, so that of both halves are summed.
+
+        Once the last peer has left, what the swarm came to stays.
+        """
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
+        if not rows and view.figures:
+            view.figures.pop("tokens_per_s", None)
+            view.why = "nobody is here just now; these are the last figures"
+            return
+        view.why = ""
         figures: dict[str, float] = {}
         for name, share in (("tokens", 1.0), ("tokens_per_s", 1.0), ("exchanges", 0.5), ("failed", 0.5)):
             if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:

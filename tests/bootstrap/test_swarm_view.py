@@ -406,6 +406,20 @@ def test_who_is_gone_is_shown_as_gone_and_tells_nothing_more(view: SwarmView, si
     assert "tokens" not in document["figures"]
 
 
+def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, signed: SignedManifest) -> None:
+    for each in (A, B):
+        view.told(each, ROW, [])
+    view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
+    before = view.document()["figures"]
+    view.meet([], None)
+    document = view.document()
+    assert document["figures"] == {name: value for name, value in before.items() if name != "tokens_per_s"}
+    assert document["figures"]["fraction"] > 0
+    assert "last figures" in document["why"]
+    view.meet([presence(signed, A, "fox")], None)
+    assert view.document()["why"] == ""
+
+
 def test_only_an_open_run_shows_how_to_join(signed: SignedManifest, tmp_path: Path) -> None:
     view = SwarmView(signed)
     view.join("p2ptrain peer 'p2ptrain://x'")
