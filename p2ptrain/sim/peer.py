@@ -171,7 +171,10 @@ class SimulatedPeer:
             case WakeAt():
                 self._wake(effect.time)
             case Note():
-                self.notebook.note(effect.kind, peer=effect.peer, why=effect.why)
+                size = effect.sent_bytes + effect.received_bytes
+                self.notebook.note(
+                    effect.kind, peer=effect.peer, why=effect.why, seconds=effect.seconds, size_bytes=size
+                )
             case Send():
                 if (end := self.ends.get(effect.link)) is not None:
                     end.send(effect.message)

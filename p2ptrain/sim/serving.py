@@ -51,6 +51,8 @@ class SimulationView:
         self._points = 0
         self._next_look = 0.0
         self._events_left = MOST_EVENTS
+        self._carried = (0.0, 0, 0)
+        """Until the last look: simulated seconds, and bytes that everybody sent and received."""
         self.tell: Callable[[dict[str, Any]], None] = lambda event: None
 
     def look(self, again: bool = True) -> None:
@@ -79,15 +81,19 @@ class SimulationView:
         with self._lock:
             return self._view.document(self._simulation.world.now)
 
-    def heard(self, who: PeerId, kind: str, peer: str, why: str) -> None:
-        """One of the peers noted something; in the simulation's thread. Of an exchange both sides do: one is enough."""
+    def heard(self, who: PeerId, kind: str, peer: str, why: str, seconds: float = 0.0, size: int = 0) -> None:
+        """One of the peers noted something; in the simulation's thread. Of an exchange both sides do: one is enough.
+
+        Args:
+            seconds, size: of an exchange, simulated seconds, and bytes both ways.
+        """
         now = self._simulation.world.now
         if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and peer < who):
             return
         with self._lock:
             row: Any
             if kind == "exchanged":
-                row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=0.0, bytes=0)
+                row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size)
                 self._view.exchanges.append(row)
             else:
                 row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {why}"))
@@ -121,6 +127,14 @@ class SimulationView:
             "received_bytes": float(sum(each.received_bytes for each in counters)),
         }
         self._view.figures = {name: value for name, value in figures.items() if value is not None}
+        everybody = [each.peer.core.counters for each in simulation.population.members]
+        sent, received = sum(each.sent_bytes for each in everybody), sum(each.received_bytes for each in everybody)
+        before, sent_before, received_before = self._carried
+        if now > before:
+            self._view.traffic.add(
+                now, (sent - sent_before) / (now - before), (received - received_before) / (now - before)
+            )
+            self._carried = now, sent, received
 
 
 class _Ear:
@@ -133,7 +147,10 @@ class _Ear:
 
     def note(self, kind: str, **fields: Any) -> None:
         self._notebook.note(kind, **fields)
-        self._view.heard(self._who, kind, str(fields.get("peer") or ""), str(fields.get("why") or ""))
+        peer, why = str(fields.get("peer") or ""), str(fields.get("why") or "")
+        self._view.heard(
+            self._who, kind, peer, why, float(fields.get("seconds", 0.0)), int(fields.get("size_bytes", 0))
+        )
 
 
 def _row(member: Member) -> PeerRow:

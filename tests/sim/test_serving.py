@@ -50,6 +50,8 @@ def test_what_is_watched_ends_as_what_is_not() -> None:
     assert {each["kind"] for each in events} == {"exchange", "failure"}
     assert {each["a"] for each in document["exchanges"]} <= {row["id"] for row in document["peers"]}
     assert document["disagreement"]
+    assert all(each["bytes"] > 0 and each["seconds"] > 0 for each in document["exchanges"])
+    assert max(sent for _, sent, _ in document["traffic"]) > 0
 
 
 def test_an_exchange_is_shown_once() -> None:
