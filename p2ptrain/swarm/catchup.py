@@ -23,6 +23,11 @@ from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, SUPPORTERS, UNREAD_S
 from p2ptrain.swarm.standing import Standing
 
+SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
+"""Before a donor that declined is asked again: its one place may be free at any moment, ..."""
+NOT_SOON = (DeclineReason.DISTRUSTED, DeclineReason.NOT_BEHIND)
+"""... and of these reasons neither is over so soon. Guesses."""
+
 
 @dataclass(frozen=True, slots=True)
 class PullUnderWay:
@@ -69,13 +74,15 @@ def ahead_of(standing: Standing, now: float) -> list[Known]:
     mine = standing.worth
     if standing.members.none_beyond(mine + catch_up_bound(mine, standing.rules), now):
         return []
-    return [
+    ahead = [
         known
         for known in standing.members.live(now)
         if known.state is not PeerState.JOINING
         and must_catch_up(standing.settled, mine, known.progress, standing.rules)
-        and not implausible_progress(known.progress, mine, False, standing.rules)
+        and not implausible_progress(known.progress, standing.progress, standing.is_lost, standing.rules)
     ]
+    in_step = [known for known in ahead if known.settled]
+    return in_step if standing.is_lost and in_step else ahead
 
 
 def believed(standing: Standing, now: float) -> Sequence[Known]:
@@ -87,7 +94,9 @@ def believed(standing: Standing, now: float) -> Sequence[Known]:
     ahead = ahead_of(standing, now)
     if not ahead:
         return []
-    near, mine = standing.rules.catch_up_tokens, standing.progress
+    if standing.is_lost:  # our own place says nothing of where the swarm is
+        return supported(ahead, standing.rules.catch_up_tokens)
+    near, mine = catch_up_bound(standing.progress, standing.rules), standing.progress
     here = [
         known
         for known in standing.members.live(now)
@@ -177,9 +186,13 @@ class CatchUp:
         if self.pull is None or self.pull.link != link:
             standing.emit(Close(link))
             return
-        why = implausible_progress(reply.progress, standing.progress, False, standing.rules)
+        why = implausible_progress(reply.progress, standing.progress, standing.is_lost, standing.rules)
         if self.pull.replied or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
+            return
+        known = standing.members.get(link.peer)
+        if known is not None and reply.progress < known.progress - standing.rules.catch_up_tokens:
+            self.failed(LinkFailed(link, "its weights are older than it announced"), now)
             return
         if reply.progress < standing.worth:
             self.failed(LinkFailed(link, "its weights are older than ours"), now)  # we train meanwhile
@@ -194,7 +207,8 @@ class CatchUp:
         standing.emit(Close(link))
         if self.pull is not None and self.pull.link == link:
             self.pull = None
-            standing.members.pause(link.peer, now + standing.random.uniform(0.5, 1.5))
+            pause_s = LONG_PAUSE_S if decline.reason in NOT_SOON else SHORT_PAUSE_S
+            standing.members.pause(link.peer, now + pause_s * standing.random.uniform(0.5, 1.5))
             standing.note("skipped", link.peer, decline.reason.value)
 
     def pulled(self, link: LinkId, received_bytes: int) -> None:

@@ -13,17 +13,24 @@ def dropped_out(standing: Standing, in_step_at: float, now: float) -> str:
     Args:
         in_step_at: when we last were in step for certain.
     """
-    if not standing.settled:
-        return ""
-    why = ""
-    if now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(standing, in_step_at, now):
-        why = f"nothing was exchanged for {now - in_step_at:.0f} s"
-    elif standing.strangers and standing.is_odd(now):
-        standing.is_lost = True
-        why = "whomever we meet has other weights"
-    if why:
+    if standing.strangers and not standing.is_lost and standing.is_odd(now):
+        _be_lost(standing)
+        return "whomever we meet has other weights"
+    if standing.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(standing, in_step_at, now):
         standing.drop_out()
-    return why
+        return f"nothing was exchanged for {now - in_step_at:.0f} s"
+    return ""
+
+
+def _be_lost(standing: Standing) -> None:
+    """It is our weights that are odd: whom we took for liars may give us theirs. A newcomer that has trained for too
+    long before anybody had a place for it is lost as well, and was never in step.
+    """
+    standing.is_lost = True
+    for peer in standing.strangers:
+        standing.members.praise(peer)
+    if standing.settled:
+        standing.drop_out()
 
 
 def _is_cut_off(standing: Standing, in_step_at: float, now: float) -> bool:

@@ -78,7 +78,7 @@ class Exchanging:
     def seek(self, now: float) -> None:
         """Offer what is due to a random free partner, one offer at a time."""
         standing = self._standing
-        if self._due == 0 or standing.state not in (PeerState.TRAINING, PeerState.FINISHING):
+        if self._due == 0 or standing.is_lost or standing.state not in (PeerState.TRAINING, PeerState.FINISHING):
             return
         if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
             return
@@ -93,7 +93,7 @@ class Exchanging:
         """Offer to the partners that this outer step planned, all at once."""
         for planned, peer in self.rounds.due():
             known = self._standing.members.get(peer)
-            is_called = known is not None and known.distrusted_until <= now
+            is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
             planned.meetings[peer] = Meeting.CALLED if is_called else Meeting.MISSED
             if known is not None and is_called:
                 self._offer(
@@ -114,7 +114,7 @@ class Exchanging:
             offer,
             state=standing.state,
             settled=standing.settled,
-            progress=standing.progress,
+            progress=standing.worth,
             distrusted=standing.members.is_distrusted(link.peer, now),
             implausible=implausible(standing, offer.terms),
             rules=standing.rules,

@@ -27,7 +27,8 @@ class Judge:
         if not rules.judges_distances:
             return None
         if are_strange(done.distance) or are_strange(done.sketched):
-            self._standing.meet_stranger(link.peer)
+            if exchange.theirs is not None and exchange.theirs.settled:
+                self._standing.meet_stranger(link.peer)
             why = "its weights have nothing in common with ours"
             return LinkFailed(link, why, their_fault=self._can_tell_who_is_strange(exchange))
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):

@@ -204,7 +204,7 @@ class Rounds:
         elif overtaken and peer not in found.called_again:
             found.called_again.add(peer)
             found.meetings[peer] = Meeting.DUE
-        elif found.awaited and not self._promises.count(peer):
+        elif found.awaited and reason is DeclineReason.NOT_YET and not self._promises.count(peer):
             found.meetings[peer] = Meeting.MISSED
             self._standing.note("skipped", peer, "it says that it will come, and did not when it last said so")
         else:

@@ -184,9 +184,9 @@ SUPPORTERS = 2
 """So many others must claim about as much progress as a donor does, where so many are known. Two of eight may lie
 together."""
 
-STRANGERS = (2, 8)
-"""Once so many partners in a row have weights with nothing in common with ours, ours are the odd ones: most of those
-who are here, within these bounds. Fewer liars make nobody take weights anew. Guesses."""
+LEAST_STRANGERS = 2
+"""Once most who are here, and so many at the least, had weights in a row with nothing in common with ours, ours are the
+odd ones. Fewer liars make nobody take weights anew. A guess."""
 
 BEGINNER_STEPS = 3
 """Who has made fewer outer steps of its own blames nobody whose weights are strange to it, and is not blamed for its

@@ -10,7 +10,7 @@ from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
 from p2ptrain.swarm.membership import Fault, Membership
 from p2ptrain.swarm.messages import PeerState, Presence
-from p2ptrain.swarm.rules import PASS_ON, STRANGERS, SwarmRules
+from p2ptrain.swarm.rules import LEAST_STRANGERS, MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import Usual
 
 
@@ -84,14 +84,15 @@ class Standing:
         return 0.0 if self.is_lost else self.progress
 
     def meet_stranger(self, peer: PeerId) -> None:
-        """Its weights have nothing in common with ours."""
-        if len(self.strangers) < STRANGERS[1]:
+        """It is in step, and its weights have nothing in common with ours."""
+        if len(self.strangers) < MAX_KNOWN:
             self.strangers.add(peer)
 
     def is_odd(self, now: float) -> bool:
-        """Whether it is our weights that have nothing in common with anybody's."""
-        fewest, most = STRANGERS
-        return len(self.strangers) >= max(fewest, min(len(self.members.live(now)) // 2 + 1, most))
+        """Whether our weights have nothing in common with those of most who are here."""
+        here = {known.peer for known in self.members.live(now)}
+        self.strangers &= here
+        return len(self.strangers) >= max(LEAST_STRANGERS, len(here) // 2 + 1)
 
     def find_company(self) -> None:
         """Somebody's weights are near ours, or ours are somebody's now."""

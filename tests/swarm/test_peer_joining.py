@@ -12,10 +12,12 @@ from p2ptrain.swarm import PeerState, exchanging
 from p2ptrain.swarm.catchup import supported
 from p2ptrain.swarm.events import (
     Adopted,
+    Close,
     Donate,
     Giving,
     LeaveRequested,
     LinkFailed,
+    Note,
     OuterStepDone,
     Received,
     Send,
@@ -796,3 +798,48 @@ def test_who_meets_strangers_that_are_few_keeps_its_weights():
         table.run(1.0)
     assert any("nothing in common" in line for line in table.trace)
     assert all(table[name].core.counters.pulls == 0 for name in names)
+
+
+def test_a_newcomer_that_trained_alone_for_too_long_takes_others_weights():
+    """It is not far enough behind for a newcomer, and nobody's weights have anything in common with its own."""
+    table = under_way(steps=10)
+    cedar = table.seat("cedar")
+    cedar.progress = cedar.core._standing.progress = RULES.beginner_tokens + 10.0
+    table.apart = lambda me, partner: (
+        2.0 if "cedar" in (me, partner) and not cedar.core.counters.pulls else 0.05,
+        10.0,
+    )
+    table.start("cedar")
+    for _ in range(120):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    assert cedar.core.counters.pulls == 1
+    assert cedar.core.settled
+    assert not cedar.core._standing.is_lost
+
+
+def test_a_boast_of_a_few_steps_takes_no_newcomer_of_a_young_swarm():
+    table = Table("cedar")
+    step = table.rules.tokens_per_outer_step
+    table.records = {
+        PeerId(name): presence(name, progress=steps * step, settled=True)
+        for name, steps in (("amber", 1.0), ("birch", 1.0), ("liar", 5.0))
+    }
+    table.start()
+    table.run(0.045)
+    assert table["cedar"].core.donors(table.now) == {}
+
+
+def test_a_donor_whose_weights_are_older_than_it_announced_gives_none():
+    table = under_way()
+    table.run(21.0)
+    cedar = table.seat("cedar")
+    table.start("cedar")
+    table.run(0.03)
+    pull = cedar.core._catch_up.pull
+    assert pull is not None
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(1, 10.0)), table.now)
+    assert [each.why for each in effects if isinstance(each, Note) and each.peer == pull.link.peer][:1] == [
+        "its weights are older than it announced"
+    ]
+    assert Close(pull.link) in effects
