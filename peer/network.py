@@ -20,6 +20,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.links import Limits, P2PTransport, StreamLink
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
@@ -88,12 +89,13 @@ class Connection:
         self._rates = rates or Rates()
         self._relay = relay
         self._paths = paths if paths is not None else Paths()
-        self._handler: Callable[[StreamLink], Awaitable[None]] | None = None
+        self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: bytes | None = None
         self._node: Node | None = None
         self._transport: P2PTransport | None = None
+        self._lanes: Lanes | None = None
         self._manifests: P2PTransport | None = None
-        self._services: list[P2PTransport | Relay] = []
+        self._services: list[P2PTransport | Lanes | Relay] = []
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
         self._shelter: Shelter | None = None
@@ -214,11 +216,11 @@ class Connection:
     # --- ports.Transport and ports.Directory --------------------------------------------------------------------------
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
-        if self._transport is None:
+        if self._transport is None or self._lanes is None:
             raise NetworkError("p2pd is being restarted")
-        link = await self._transport.open(peer, addresses)
+        lanes, link = self._lanes, await self._transport.open(peer, addresses)
         self._paths.note(link)
-        return link
+        return lanes.of(link, ours=True)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
         """Every inbound link from now on is this handler's, also where another one had them before."""
@@ -240,8 +242,9 @@ class Connection:
 
     async def _welcome(self, link: StreamLink) -> None:
         assert self._handler is not None  # nobody listens before
+        assert self._lanes is not None
         self._paths.note(link)
-        await self._handler(link)
+        await self._handler(self._lanes.of(link, ours=False))
 
     # --- the node of the day ------------------------------------------------------------------------------------------
 
@@ -258,6 +261,9 @@ class Connection:
         self._node = node
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
+        self._lanes = Lanes(node, self._rates)
+        self._services.append(self._lanes)
+        await self._lanes.listen()
         self._services.append(await serve_reach(node, self._rates))
         if self._relay is not None:
             self._services.append(await Relay.start(node, self._relay, self._rates))
@@ -321,7 +327,7 @@ class Connection:
             self._sheltering.cancel()
             await asyncio.wait([self._sheltering])
         services, node = [self._transport, self._manifests, *self._services], self._node
-        self._transport = self._manifests = self._node = self._sheltering = self._shelter = None
+        self._transport = self._lanes = self._manifests = self._node = self._sheltering = self._shelter = None
         self._services = []
         try:
             closing = [asyncio.create_task(each.close()) for each in services if each is not None]

@@ -22,7 +22,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.payload import DirectLink
+from p2ptrain.net.payload import DirectLink, WideLink
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
 BADGE_DEADLINE_S = 15.0
@@ -53,6 +53,8 @@ class GatedTransport:
         except BaseException:
             await link.close()
             raise
+        if isinstance(link, WideLink):
+            return GatedWideLink(link, self._check)
         return GatedDirectLink(link, self._check) if isinstance(link, DirectLink) else GatedLink(link, self._check)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
@@ -140,3 +142,15 @@ class GatedDirectLink(GatedLink):
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
         await self._greet()
         return await self._direct.receive_into(buffer)
+
+
+class GatedWideLink(GatedDirectLink):
+    """The same of a link that can have more streams (``net.payload.WideLink``)."""
+
+    def __init__(self, link: WideLink, check: Callable[[PeerId, int, bytes], None]) -> None:
+        super().__init__(link, check)
+        self._wide = link
+
+    async def widened(self, size_bytes: int) -> Link:
+        await self._greet()
+        return await self._wide.widened(size_bytes)

@@ -8,7 +8,7 @@ allocates what it expects, once, and turns down the first frame that differs.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, runtime_checkable
@@ -19,6 +19,7 @@ from p2ptrain import framing
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind, PartEnd
 from p2ptrain.ids import short
+from p2ptrain.net.together import together
 from p2ptrain.ports import Link
 
 
@@ -41,14 +42,13 @@ class Pace:
 
 async def send_payload(link: Link, parts: Sequence[bytes | bytearray | memoryview]) -> None:
     """Send all parts, in order. The buffers must not change before this returns. Raises NetworkError."""
-    for index, part in enumerate(parts):
-        view = memoryview(part).cast("B")
-        digest = blake3()
-        for start in range(0, len(view), framing.MAX_CHUNK_BYTES):
-            chunk = view[start : start + framing.MAX_CHUNK_BYTES]
-            digest.update(chunk)
-            await link.send(FrameKind.CHUNK, chunk)
-        await link.send(FrameKind.PART, framing.encode_part_end(PartEnd(index, len(view), digest.digest())))
+    lanes = lanes_of(link)
+    views = [memoryview(part).cast("B") for part in parts]
+    layout = _Layout([len(view) for view in views], len(lanes))
+    if len(lanes) == 1:
+        await _send_share(lanes[0], views, layout, 0)
+    else:
+        await together(*(_send_share(lane, views, layout, number) for number, lane in enumerate(lanes)))
 
 
 async def receive_payload(
@@ -64,32 +64,21 @@ async def receive_payload(
         pace: how slow the whole may be. NetworkError when it is slower.
     """
     buffers, pace = buffers or Buffers(), pace or Pace()
-    begun = asyncio.get_running_loop().time()
-    received, parts = 0, list[bytearray]()
+    lanes, loop = lanes_of(link), asyncio.get_running_loop()
+    layout, begun = _Layout(lengths, len(lanes)), loop.time()
     try:
         async with asyncio.timeout(None) as deadline:
-            for index, length in enumerate(lengths):
-                meter = _Meter(pace, begun, received, deadline)
-                parts.append(await _receive_part(link, index, buffers.take(length), meter))
-                received += length
+            arrivals = _Arrivals([buffers.take(length) for length in lengths], pace, deadline)
+            if len(lanes) == 1:
+                await _receive_share(lanes[0], layout, 0, arrivals)
+            else:
+                shares = [_receive_share(lane, layout, number, arrivals) for number, lane in enumerate(lanes)]
+                await together(*shares)
     except TimeoutError:
         raise NetworkError(f"{short(link.peer)} sends slower than {pace.slowest_rate / 1000:.0f} kB/s") from None
-    return parts
-
-
-@dataclass(frozen=True, slots=True)
-class _Meter:
-    """Sets the deadline for the next bytes of a part."""
-
-    pace: Pace
-    begun: float
-    before: int
-    """Bytes of the parts before it."""
-    deadline: asyncio.Timeout
-
-    def expect(self, upto: int) -> None:
-        """So many bytes of this part are to come next."""
-        self.deadline.reschedule(self.begun + self.pace.due_s(self.before + upto))
+    if isinstance(link, Road):
+        link.came(sum(lengths), loop.time() - begun)
+    return arrivals.parts
 
 
 class Buffers:
@@ -123,24 +112,138 @@ class DirectLink(Link, Protocol):
         """The next frame's kind and length, its body in the front of the buffer. RemoteError when it does not fit."""
 
 
-async def _receive_part(link: Link, index: int, part: bytearray, meter: _Meter) -> bytearray:
-    receive_into = link.receive_into if isinstance(link, DirectLink) else partial(_receive_copy, link)
-    digest = blake3()
-    with memoryview(part) as view:
-        for start in range(0, len(part), framing.MAX_CHUNK_BYTES):
-            chunk = view[start : start + framing.MAX_CHUNK_BYTES]
-            meter.expect(start + len(chunk))
-            kind, length = await receive_into(chunk)
-            if kind != FrameKind.CHUNK or length != len(chunk):
-                due = f"a chunk of {len(chunk)} bytes was due"
-                raise RemoteError(f"part {index}: {due}, not kind {kind} with {length} bytes")
-            digest.update(chunk)
-    kind, body = await link.receive()
-    if kind != FrameKind.PART:
-        raise RemoteError(f"part {index}: its end was due after {len(part)} bytes, not a frame of kind {kind}")
-    if framing.decode_part_end(body) != PartEnd(index, len(part), digest.digest()):
-        raise RemoteError(f"part {index}: its end does not agree with the {len(part)} bytes before it")
-    return part
+@runtime_checkable
+class WideLink(DirectLink, Protocol):
+    """A link that can have more streams for a large payload (``net.lanes``)."""
+
+    async def widened(self, size_bytes: int) -> Link:
+        """What to move a payload over, of so many bytes each way, maybe a ``Road``: both sides ask at the same point of
+        their talk, and use it for that payload alone. Raises NetworkError and RemoteError."""
+
+
+@runtime_checkable
+class Road(Link, Protocol):
+    """Several streams for one payload each way."""
+
+    @property
+    def lanes(self) -> Sequence[Link]:
+        """At least one, in the same order on both sides."""
+
+    def came(self, size_bytes: int, seconds: float) -> None:
+        """The payload came."""
+
+
+def lanes_of(link: Link) -> Sequence[Link]:
+    """``Road.lanes``; the link itself where it is none."""
+    return link.lanes if isinstance(link, Road) else (link,)
+
+
+async def widened(link: Link, size_bytes: int) -> Link:
+    """``WideLink.widened``; the link itself where it has none."""
+    return await link.widened(size_bytes) if isinstance(link, WideLink) else link
+
+
+class _Layout:
+    """Which chunk of a payload travels on which of its lanes: in turn, from the first chunk of the first part on.
+
+    Args:
+        lengths: bytes of each part.
+        lanes: how many there are.
+    """
+
+    def __init__(self, lengths: Sequence[int], lanes: int) -> None:
+        self.lengths = lengths
+        self._lanes = lanes
+
+    def shares(self, lane: int) -> Iterator[list[slice]]:
+        """Of each part, the chunks that a lane carries, in order."""
+        before = 0
+        for length in self.lengths:
+            first = (lane - before) % self._lanes * framing.MAX_CHUNK_BYTES
+            starts = range(first, length, self._lanes * framing.MAX_CHUNK_BYTES)
+            yield [slice(start, min(start + framing.MAX_CHUNK_BYTES, length)) for start in starts]
+            before += -(-length // framing.MAX_CHUNK_BYTES)
+
+
+async def _send_share(lane: Link, parts: Sequence[memoryview], layout: _Layout, number: int) -> None:
+    """The chunks of one lane; on the first also the end of each part, after what it carries of it."""
+    for index, chunks in enumerate(layout.shares(number)):
+        part, hashed, digest = parts[index], 0, blake3()
+        for chunk in chunks:
+            if number == 0:  # all that lies before is hashed here, a little at a time: the loop has other things to do
+                digest.update(part[hashed : chunk.stop])
+                hashed = chunk.stop
+            await lane.send(FrameKind.CHUNK, part[chunk])
+        if number == 0:
+            digest.update(part[hashed:])
+            await lane.send(FrameKind.PART, framing.encode_part_end(PartEnd(index, len(part), digest.digest())))
+
+
+class _Arrivals:
+    """What has come of a payload, by whichever lanes.
+
+    A part is hashed in order as far as it has come without a gap, and compared with its end once both are here.
+    """
+
+    def __init__(self, parts: list[bytearray], pace: Pace, deadline: asyncio.Timeout) -> None:
+        self.parts = parts
+        self._pace = pace
+        self._deadline = deadline
+        self._begun = asyncio.get_running_loop().time()
+        self._came = 0
+        self._ahead: list[dict[int, int]] = [{} for _ in parts]
+        """Of each part, where chunks begin and end that came and are not hashed yet."""
+        self._hashed = [0 for _ in parts]
+        self._digests = [blake3() for _ in parts]
+        self._ends: list[PartEnd | None] = [None for _ in parts]
+
+    def expect(self, size_bytes: int) -> None:
+        """So many bytes are to come next: set the deadline for them."""
+        if not self._deadline.expired():  # it was just now, and the other lanes have not heard of it
+            self._deadline.reschedule(self._begun + self._pace.due_s(self._came + size_bytes))
+
+    def take(self, index: int, chunk: slice) -> None:
+        """This chunk lies in its place. Raises RemoteError where its part is complete and is not what its end says."""
+        self._came += chunk.stop - chunk.start
+        ahead = self._ahead[index]
+        ahead[chunk.start] = chunk.stop
+        with memoryview(self.parts[index]) as view:
+            while (upto := ahead.pop(start := self._hashed[index], None)) is not None:
+                self._digests[index].update(view[start:upto])
+                self._hashed[index] = upto
+        self._compare(index)
+
+    def end(self, index: int, end: PartEnd) -> None:
+        """A part's end came. Raises RemoteError where the part is complete and is something else."""
+        self._ends[index] = end
+        self._compare(index)
+
+    def _compare(self, index: int) -> None:
+        length, end = len(self.parts[index]), self._ends[index]
+        if self._hashed[index] < length or end is None:
+            return
+        if end != PartEnd(index, length, self._digests[index].digest()):
+            raise RemoteError(f"part {index}: its end does not agree with the {length} bytes before it")
+
+
+async def _receive_share(lane: Link, layout: _Layout, number: int, arrivals: _Arrivals) -> None:
+    """What ``_send_share`` sends."""
+    receive_into = lane.receive_into if isinstance(lane, DirectLink) else partial(_receive_copy, lane)
+    for index, chunks in enumerate(layout.shares(number)):
+        part = arrivals.parts[index]
+        for chunk in chunks:
+            arrivals.expect(chunk.stop - chunk.start)
+            with memoryview(part) as view, view[chunk] as place:
+                kind, length = await receive_into(place)
+                if kind != FrameKind.CHUNK or length != len(place):
+                    due = f"a chunk of {len(place)} bytes was due"
+                    raise RemoteError(f"part {index}: {due}, not kind {kind} with {length} bytes")
+            arrivals.take(index, chunk)
+        if number == 0:
+            kind, body = await lane.receive()
+            if kind != FrameKind.PART:
+                raise RemoteError(f"part {index}: its end was due after {len(part)} bytes, not a frame of kind {kind}")
+            arrivals.end(index, framing.decode_part_end(body))
 
 
 async def _receive_copy(link: Link, buffer: memoryview) -> tuple[int, int]:

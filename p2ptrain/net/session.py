@@ -11,21 +11,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, assert_never
+from typing import Any, assert_never
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net.copies import Copies
 from p2ptrain.net.gathering import Gatherer
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import Buffers, receive_payload, send_payload, widened
+from p2ptrain.net.together import together
 from p2ptrain.ports import Link
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
 from p2ptrain.swarm.messages import Acknowledge, Message, WeightsReply
-from p2ptrain.train.payloads import Difference, Payloads
+from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
-
-T = TypeVar("T")
 
 OPENING_DEADLINE_S = 15.0
 """How long an inbound link may take to say what it is for, and any one control message to be written."""
@@ -122,12 +121,12 @@ class Session:
         try:
             if sizes:  # a codec that wants to know how far apart both are
                 wishes = await work(payloads.wishes, swap.fragments, snapshot)
-                _, their_wishes = await _both(send_payload(link, wishes), receive_payload(link, sizes))
-            mine = await work(payloads.encode, swap.fragments, wishes, their_wishes, snapshot)
-        except ValueError as error:  # our own weights have become such that no codec takes them
-            raise NetworkError(f"our own weights cannot be sent: {error}") from error
+                _, their_wishes = await together(send_payload(link, wishes), receive_payload(link, sizes))
+        except ValueError as error:
+            raise _unsendable(error) from error
+        mine, road = await together(self._encoded(swap, wishes, their_wishes, snapshot), widened(link, sum(lengths)))
         del snapshot  # a payload may be on its way for minutes, and this is a whole model
-        _, theirs = await _both(send_payload(link, mine.parts), receive_payload(link, lengths, self.tools.buffers))
+        _, theirs = await together(send_payload(road, mine.parts), receive_payload(road, lengths, self.tools.buffers))
         difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)
         self.swapped = (swap, difference)
@@ -135,6 +134,17 @@ class Session:
         sent_bytes, received_bytes = agreeing + mine.size_bytes, agreeing + sum(lengths)
         measured = difference.distance, difference.norm, difference.fingerprint, difference.sketched
         self.tools.done(SwapDone(self.link, sent_bytes, received_bytes, *measured))
+
+    async def _encoded(
+        self, swap: Swap, wishes: Sequence[bytes], their_wishes: Sequence[bytearray], snapshot: Snapshot
+    ) -> Encoded:
+        """What we send of these fragments."""
+        encode = self.tools.payloads.encode
+        try:
+            mine: Encoded = await self.tools.work(encode, swap.fragments, wishes, their_wishes, snapshot)
+        except ValueError as error:
+            raise _unsendable(error) from error
+        return mine
 
     async def _pull(self, link: Link, pull: Pull) -> None:
         parts = await self.tools.gatherer.gather(link, self.tools.donors())
@@ -159,19 +169,6 @@ def message_in(body: bytes) -> Message:
         raise RemoteError("a message was due, not lists in lists in lists") from None
 
 
-async def _both(sending: Awaitable[None], receiving: Awaitable[T]) -> tuple[None, T]:
-    """Run both directions at once; the first error ends both."""
-    failure: BaseException | None = None
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            sent = tasks.create_task(_coroutine(sending))
-            received = tasks.create_task(_coroutine(receiving))
-    except* (NetworkError, RemoteError) as errors:
-        failure = errors.exceptions[0]
-    if failure is not None:  # raised in there, Python before 3.11.4 would wrap it in a group, which nobody expects
-        raise failure
-    return sent.result(), received.result()
-
-
-async def _coroutine(work: Awaitable[T]) -> T:
-    return await work
+def _unsendable(error: ValueError) -> NetworkError:
+    """Our own weights have become such that no codec takes them."""
+    return NetworkError(f"our own weights cannot be sent: {error}")

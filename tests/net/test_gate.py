@@ -15,9 +15,9 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import virtual_time
 from p2ptrain.net.admission_service import Desk, ask_rulings, come_in
-from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport
+from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport, GatedWideLink
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
-from p2ptrain.net.payload import DirectLink, receive_payload, send_payload
+from p2ptrain.net.payload import DirectLink, WideLink, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
 from p2ptrain.telemetry import MemoryLog
@@ -124,6 +124,10 @@ def test_a_link_that_copies_nothing_goes_on_copying_nothing() -> None:
             buffer[: len(body)] = body
             return kind, len(body)
 
+    class Wide(Direct):
+        async def widened(self, size_bytes: int) -> Link:
+            return self
+
     class Plain:
         def __init__(self, link: MemoryLink) -> None:
             self._link = link
@@ -131,19 +135,41 @@ def test_a_link_that_copies_nothing_goes_on_copying_nothing() -> None:
         async def open(self, peer: Any, addresses: Any = ()) -> MemoryLink:
             return self._link
 
-    async def scene(network: MemoryNetwork, door: Door) -> list[bool]:
+    async def scene(network: MemoryNetwork, door: Door) -> list[tuple[bool, bool]]:
         near = network.connect(GUEST.peer, MEMBER.peer)
         gate = Gate("invite", RUN, PUBLIC, badge().encode())
         direct = Direct(near.peer, near._outgoing, near._incoming)
+        wide = Wide(near.peer, near._outgoing, near._incoming)
         kinds = []
-        for link in (near, direct):
+        for link in (near, direct, wide):
             transport: Any = Plain(link)
             opened = await GatedTransport(transport, gate, GUEST.peer, MemoryLog()).open(MEMBER.peer)
-            kinds.append(isinstance(opened, DirectLink))
+            kinds.append((isinstance(opened, DirectLink), isinstance(opened, WideLink)))
         return kinds
 
     kinds, _ = play(scene)
-    assert kinds == [False, True]
+    assert kinds == [(False, False), (True, False), (True, True)]
+
+
+def test_a_link_of_ours_is_widened_once_its_partner_has_shown_a_badge() -> None:
+    class Wide(MemoryLink):
+        async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+            raise AssertionError("nobody receives")
+
+        async def widened(self, size_bytes: int) -> Link:
+            return self
+
+    async def scene(network: MemoryNetwork, door: Door) -> list[str]:
+        seen = []
+        near = network.connect(GUEST.peer, MEMBER.peer)
+        wide = Wide(near.peer, near._outgoing, near._incoming)
+        opened = GatedWideLink(wide, lambda peer, kind, body: seen.append(FrameKind(kind).name))
+        await opened.send(FrameKind.BADGE, badge().encode())
+        assert await opened.widened(1) is wide
+        return seen
+
+    seen, _ = play(scene)
+    assert seen == ["BADGE"]
 
 
 def test_a_ban_counts_from_the_next_conversation_on() -> None:

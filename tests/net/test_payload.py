@@ -1,7 +1,9 @@
 """The payload door, both sides back to back over a fake link."""
 
 import asyncio
-from collections.abc import Sequence
+import contextlib
+import random
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 from blake3 import blake3
@@ -21,9 +23,9 @@ A, B = PeerId("a"), PeerId("b")
 CHUNK = framing.MAX_CHUNK_BYTES
 
 
-async def pair() -> tuple[Link, MemoryLink]:
+async def pair(delay: float = 0.1) -> tuple[Link, MemoryLink]:
     """The two ends of a link: A's, B's."""
-    network = MemoryNetwork(0.1)
+    network = MemoryNetwork(delay)
     far: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
 
     async def hold(link: Link) -> None:
@@ -68,6 +70,111 @@ def test_parts_of_any_length_arrive_both_ways_at_once(lengths):
         return got.result(), answer.result()
 
     assert virtual_time.run(main()) == (mine, theirs)
+
+
+class Lanes:
+    """Links as one road."""
+
+    def __init__(self, lanes: Sequence[Link]) -> None:
+        self.peer = lanes[0].peer
+        self.lanes = lanes
+        self.came_bytes: list[int] = []
+
+    def came(self, size_bytes: int, seconds: float) -> None:
+        assert seconds >= 0
+        self.came_bytes.append(size_bytes)
+
+    async def send(self, kind: int, body: bytes | memoryview) -> None:
+        await self.lanes[0].send(kind, body)
+
+    async def receive(self) -> tuple[int, bytes]:
+        return await self.lanes[0].receive()
+
+    async def close(self) -> None:
+        for lane in self.lanes:
+            await lane.close()
+
+
+async def roads(delays: Sequence[float]) -> tuple[Lanes, Lanes]:
+    """The two ends of a road, whose lanes take so long each."""
+    pairs = [await pair(delay) for delay in delays]
+    return Lanes([near for near, _ in pairs]), Lanes([far for _, far in pairs])
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    some.lists(some.sampled_from([0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 5 * CHUNK + 3]), max_size=4),
+    some.lists(some.sampled_from([0.1, 0.2, 5.0]), min_size=1, max_size=4),
+)
+def test_parts_arrive_by_lanes_of_any_speed(lengths, delays):
+    parts = [random.randbytes(length) for length in lengths]
+
+    async def main() -> tuple[list[bytearray], list[int]]:
+        near, far = await roads(delays)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(send_payload(near, parts))
+            got = both.create_task(receive_payload(far, lengths))
+        return got.result(), far.came_bytes
+
+    assert virtual_time.run(main()) == (parts, [sum(lengths)])
+
+
+def test_each_lane_carries_its_share():
+    async def main() -> list[list[int]]:
+        near, far = await roads([0.1] * 3)
+        await send_payload(near, [bytes(4 * CHUNK), bytes(3 * CHUNK)])
+        await near.close()
+        return [[kind async for kind in kinds_on(lane)] for lane in far.lanes]
+
+    chunk, part = FrameKind.CHUNK, FrameKind.PART
+    assert virtual_time.run(main()) == [[chunk, chunk, part, chunk, part], [chunk, chunk], [chunk, chunk]]
+
+
+async def kinds_on(link: Link) -> AsyncIterator[int]:
+    with contextlib.suppress(NetworkError):
+        while True:
+            yield (await link.receive())[0]
+
+
+def test_a_wrong_chunk_on_any_lane_is_a_remote_error():
+    async def main(number: int) -> None:
+        near, far = await roads([0.1] * 3)
+        good = bytes(3 * CHUNK)
+        for index, lane in enumerate(near.lanes):
+            await lane.send(FrameKind.CHUNK, bytes([index == number]) * CHUNK)
+        await near.send(*end(0, good))
+        await receive_payload(far, [len(good)])
+
+    for number in range(3):
+        with pytest.raises(RemoteError, match="does not agree"):
+            virtual_time.run(main(number))
+
+
+@pytest.mark.parametrize("silent", range(3))
+def test_a_lane_that_is_silent_holds_the_payload_no_longer_than_its_pace(silent):
+    async def main() -> float:
+        near, far = await roads([0.1] * 3)
+        for index, lane in enumerate(near.lanes):
+            if index != silent:
+                await lane.send(FrameKind.CHUNK, bytes(CHUNK))
+        started = asyncio.get_running_loop().time()
+        with pytest.raises(NetworkError, match="slower"):
+            await receive_payload(far, [3 * CHUNK])
+        return asyncio.get_running_loop().time() - started
+
+    assert virtual_time.run(main()) <= Pace().due_s(3 * CHUNK)
+
+
+def test_a_lane_that_is_cut_ends_the_others():
+    async def main() -> None:
+        _, far = await roads([0.1] * 3)
+        lane = far.lanes[1]
+        assert isinstance(lane, MemoryLink)
+        asyncio.get_running_loop().call_later(0.5, lane.cut)
+        await receive_payload(far, [3 * CHUNK])
+
+    with pytest.raises(NetworkError, match="cut"):
+        virtual_time.run(main())
 
 
 def test_arrays_of_wider_items_are_sent_as_bytes():

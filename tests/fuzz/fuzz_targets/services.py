@@ -7,7 +7,7 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import msgpack
 import people
@@ -31,6 +31,7 @@ from fuzz_targets.common import (
     run,
     said,
 )
+from p2ptrain import framing
 from p2ptrain.admission import Gate, Refusal, Register
 from p2ptrain.codec import get
 from p2ptrain.errors import ManifestError, NetworkError, RemoteError
@@ -41,6 +42,7 @@ from p2ptrain.net import (
     address,
     admission_service,
     figures_service,
+    lanes,
     manifest_service,
     reach,
     receipt_service,
@@ -49,6 +51,9 @@ from p2ptrain.net import (
 from p2ptrain.net.copies import Copies
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.gathering import Gatherer
+from p2ptrain.net.links import StreamLink
+from p2ptrain.net.node import Node
+from p2ptrain.net.payload import lanes_of
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.train.payloads import Payloads, Snapshot
@@ -279,6 +284,37 @@ def told_manifest(data: bytes) -> None:
     assert found.manifest == SIGNED.manifest
 
 
+# --- lanes --------------------------------------------------------------------------------------------------------
+
+TOKEN = bytes(range(lanes.TOKEN_BYTES))
+
+
+@refusing(*OURS)
+def asked_for_a_lane(data: bytes) -> None:
+    """Whoever says what it is for is held, and hears the same."""
+    node = lanes.Lanes(cast(Node, None))
+
+    class Echoed(BytesLink):
+        async def send(self, kind: int, body: bytes | memoryview) -> None:
+            [(key, held)] = node._waiting.items()
+            [lane] = held.values()
+            assert key[0] == GUEST.peer
+            assert data[framing.HEADER_BYTES :].startswith(bytes(body))
+            lane.over.set()
+
+    try:
+        run(node._take(cast(StreamLink, Echoed(data, GUEST.peer))))
+    finally:
+        assert not node._waiting
+
+
+@refusing(*OURS)
+def told_of_lanes(data: bytes) -> None:
+    link = lanes.Lanes(cast(Node, None)).of(cast(StreamLink, BytesLink(data)), ours=False)
+    road = run(link.widened(lanes.WIDE_FROM_BYTES))
+    assert len(lanes_of(road)) == 1
+
+
 # --- all of them --------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +342,8 @@ def targets() -> dict[str, Target]:
             asked_about_admission,
             (said(["rulings", 0]), said(["come", invite, introduction])),
         ),
+        "asked_for_a_lane": (asked_for_a_lane, (said(["lane", TOKEN, 1]),)),
+        "told_of_lanes": (told_of_lanes, (said(["lanes", b""]),)),
         "asked_for_manifest": (asked_for_manifest, (frames((FrameKind.MANIFEST_REQUEST, RUN.encode())),)),
     }
     answers = {

@@ -1,0 +1,299 @@
+"""Several streams for one payload, over real p2pd processes on loopback."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import uvloop
+
+from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net import lanes as lanes_module
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.lanes import LANE_PROTOCOL, LANES, WIDE_FROM_BYTES, WIDE_FROM_RATE, LaneLink, Lanes
+from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.node import Node
+from p2ptrain.net.payload import receive_payload, send_payload, widened
+from p2ptrain.net.talk import hear, say
+
+pytestmark = pytest.mark.net
+
+RUN = RunId("ab" * 32)
+TALK = "/test/wide"
+TOKEN = bytes(range(16))
+PARTS = [os.urandom(WIDE_FROM_BYTES + 77), b"", os.urandom(3 * MAX_CHUNK_BYTES)]
+LENGTHS = [len(part) for part in PARTS]
+SIZE = sum(LENGTHS)
+
+
+@dataclass
+class Two:
+    """Two nodes on one loop, and the lanes of each. The second opens."""
+
+    runner: asyncio.Runner
+    nodes: list[Node]
+    lanes: list[Lanes]
+
+    def converse(
+        self,
+        opener: Callable[[LaneLink], Awaitable[Any]],
+        answerer: Callable[[LaneLink], Awaitable[Any]],
+    ) -> tuple[Any, Any]:
+        """What both make of one conversation."""
+
+        async def main() -> tuple[Any, Any]:
+            answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+            async def answer(link: StreamLink) -> None:
+                wide = self.lanes[0].of(link, ours=False)
+                try:
+                    answered.set_result(await answerer(wide))
+                except BaseException as error:
+                    answered.set_exception(error)
+                    raise
+                finally:
+                    await wide.close()
+
+            transport = P2PTransport(self.nodes[0], TALK)
+            await transport.listen(answer)
+            caller = P2PTransport(self.nodes[1], TALK)
+            link = self.lanes[1].of(await caller.open(self.nodes[0].peer_id, self.nodes[0].addresses), ours=True)
+            try:
+                async with asyncio.timeout(60):
+                    ours = asyncio.create_task(_outcome(opener(link)))
+                    return await ours, await _outcome(answered)
+            finally:
+                await link.close()
+                await transport.close()
+
+        return self.runner.run(main())
+
+    def settled(self) -> None:
+        """No lane is held any more."""
+
+        async def main() -> None:
+            async with asyncio.timeout(20):
+                while self.lanes[0]._waiting or self.lanes[0]._transport._inbound:
+                    await asyncio.sleep(0.02)
+
+        self.runner.run(main())
+
+    @property
+    def peer(self) -> PeerId:
+        """The answerer."""
+        return self.nodes[0].peer_id
+
+
+async def _outcome(work: Awaitable[Any]) -> Any:
+    try:
+        return await work
+    except (NetworkError, RemoteError) as error:
+        return error
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
+    home = tmp_path_factory.mktemp("lanes")
+
+    async def start() -> tuple[list[Node], list[Lanes]]:
+        nodes = [
+            await Node.start(Identity.load_or_create(home / name), RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
+            for name in ("first.key", "second.key")
+        ]
+        lanes = [Lanes(node) for node in nodes]
+        for each in lanes:
+            await each.listen()
+        return nodes, lanes
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        nodes, lanes = runner.run(start())
+        yield Two(runner, nodes, lanes)
+        for each in (*lanes, *nodes):
+            runner.run(each.close())
+
+
+@pytest.fixture
+def two(pair: Two) -> Iterator[Two]:
+    """The same pair, which has forgotten how fast it was; no lane may be left."""
+    for lanes in pair.lanes:
+        lanes._speeds.clear()
+    yield pair
+    pair.settled()
+
+
+async def swap(link: LaneLink) -> tuple[int, list[bytearray]]:
+    """Both directions at once; over how many lanes, and what came."""
+    road = await widened(link, SIZE)
+    async with asyncio.TaskGroup() as both:
+        both.create_task(send_payload(road, PARTS))
+        received = both.create_task(receive_payload(road, LENGTHS))
+    return 1 + len(link._opened) + len(link._claimed), received.result()
+
+
+def test_the_first_payload_goes_by_one_stream_and_the_next_by_all(two: Two) -> None:
+    for expected in (1, LANES):
+        assert two.converse(swap, swap) == ((expected, PARTS), (expected, PARTS))
+        two.settled()
+
+
+def test_a_slow_partner_gets_one_stream(two: Two) -> None:
+    two.lanes[1].came(two.peer, WIDE_FROM_RATE - 1)
+    assert two.converse(swap, swap) == ((1, PARTS), (1, PARTS))
+
+
+def test_a_partner_that_takes_no_more_streams_gets_the_payload_by_one(two: Two) -> None:
+    """Two of one peer's conversations have lanes; the third has none, and none of its own is left open."""
+    two.lanes[1].came(two.peer, 1e9)
+
+    async def fill() -> list[list[StreamLink]]:
+        return [await two.lanes[1].open(two.peer, bytes([number]) * 16) for number in range(2)]
+
+    held = two.runner.run(fill())
+    assert [len(links) for links in held] == [LANES - 1] * 2
+    assert two.converse(swap, swap) == ((1, PARTS), (1, PARTS))
+    for link in (link for links in held for link in links):
+        two.runner.run(link.close())
+    two.runner.run(forget(two.lanes[0]))
+
+
+async def forget(lanes: Lanes) -> None:
+    """End what is held for conversations that will not come, as ``UNCLAIMED_S`` would."""
+    for lane in [lane for waiting in lanes._waiting.values() for lane in waiting.values()]:
+        lane.over.set()
+
+
+def test_a_small_payload_says_nothing_of_lanes(two: Two) -> None:
+    async def small(link: LaneLink) -> bool:
+        return await widened(link, WIDE_FROM_BYTES - 1) is link
+
+    assert two.converse(small, small) == (True, True)
+
+
+def test_lanes_that_were_never_opened_are_an_offence(two: Two) -> None:
+    async def boast(link: LaneLink) -> None:
+        await say(link, ["lanes", TOKEN])
+        await link.receive()
+
+    _, outcome = two.converse(boast, swap)
+    assert isinstance(outcome, RemoteError)
+    assert str(outcome) == "it names 3 lanes, and 0 are here"
+
+
+@pytest.mark.parametrize("words", [["lanes"], ["lanes", b"short"], ["lanes", 1], ["lane", TOKEN], [], [["lanes"]]])
+def test_nonsense_about_lanes_is_an_offence(two: Two, words: list[Any]) -> None:
+    async def babble(link: LaneLink) -> None:
+        await say(link, words)
+        await link.receive()
+
+    _, outcome = two.converse(babble, swap)
+    assert isinstance(outcome, RemoteError)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["lane", TOKEN, 0],
+        ["lane", TOKEN, LANES],
+        ["lane", TOKEN, True],
+        ["lane", b"", 1],
+        ["lane", TOKEN],
+        ["lanes", TOKEN],
+    ],
+)
+def test_a_lane_that_says_nonsense_is_closed(two: Two, words: list[Any]) -> None:
+    async def main() -> None:
+        link = await P2PTransport(two.nodes[1], LANE_PROTOCOL).open(two.peer)
+        await say(link, words)
+        with pytest.raises(NetworkError):
+            await link.receive()
+        await link.close()
+
+    two.runner.run(main())
+
+
+def test_a_lane_that_comes_twice_is_closed_and_the_first_is_held(two: Two) -> None:
+    async def main() -> None:
+        transport = P2PTransport(two.nodes[1], LANE_PROTOCOL)
+        first, second = [await transport.open(two.peer) for _ in range(2)]
+        await say(first, ["lane", TOKEN, 1])
+        assert await hear(first, "a lane", 64) == ["lane", TOKEN, 1]
+        await say(second, ["lane", TOKEN, 1])
+        with pytest.raises(NetworkError):
+            await second.receive()
+        assert list(two.lanes[0]._waiting[two.nodes[1].peer_id, TOKEN]) == [1]
+        for each in (first, second):
+            await each.close()
+        await forget(two.lanes[0])
+
+    two.runner.run(main())
+
+
+def test_a_lane_without_a_conversation_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 0.1)
+
+    async def main() -> None:
+        [first, *_] = await two.lanes[1].open(two.peer, TOKEN)
+        with pytest.raises(NetworkError):
+            await first.receive()
+
+    two.runner.run(main())
+
+
+def test_somebody_elses_token_claims_nothing(two: Two) -> None:
+    """Lanes belong to the peer that opened them, whoever learns their token."""
+
+    async def main() -> None:
+        links = await two.lanes[1].open(two.peer, TOKEN)
+        with pytest.raises(RemoteError):
+            two.lanes[0].claim(PeerId("somebody"), TOKEN)
+        for each in links:
+            await each.close()
+        await forget(two.lanes[0])
+
+    two.runner.run(main())
+
+
+def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> None:
+    two.lanes[1].came(two.peer, 1e9)
+
+    async def breaks(link: LaneLink) -> None:
+        road = await widened(link, SIZE)
+        await link._opened[1].close()
+        await send_payload(road, PARTS)
+
+    mine, theirs = two.converse(breaks, receive)
+    assert isinstance(mine, NetworkError)
+    assert isinstance(theirs, NetworkError)
+
+
+def test_chunks_on_a_lane_out_of_turn_are_an_offence(two: Two) -> None:
+    two.lanes[1].came(two.peer, 1e9)
+
+    async def stray(link: LaneLink) -> None:
+        await widened(link, SIZE)
+        for lane in link._opened:
+            await lane.send(FrameKind.CHUNK, b"x")
+        await link.send(FrameKind.CHUNK, b"x" * MAX_CHUNK_BYTES)
+        await link.receive()
+
+    _, outcome = two.converse(stray, receive)
+    assert isinstance(outcome, RemoteError)
+
+
+async def receive(link: LaneLink) -> None:
+    await receive_payload(await widened(link, SIZE), LENGTHS)
+
+
+def test_speeds_of_few_partners_are_remembered(two: Two) -> None:
+    lanes = two.lanes[1]
+    for number in range(lanes_module.MOST_REMEMBERED + 1):
+        lanes.came(PeerId(f"{number}"), 1e9)
+    assert len(lanes._speeds) == lanes_module.MOST_REMEMBERED
+    assert not lanes.is_fast(PeerId("0"))
+    assert lanes.is_fast(PeerId("1"))
