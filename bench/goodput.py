@@ -30,7 +30,7 @@ from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.node import Node
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload
+from p2ptrain.net.payload import Buffers, receive_payload, send_payload, widened
 from p2ptrain.ports import Link
 
 RUN = RunId("be" * 32)
@@ -42,9 +42,11 @@ PARTS = 4
 
 async def swap_payload(link: Link, parts: list[bytes], buffers: Buffers) -> None:
     """Both directions at once over our door, then a word from each that all has arrived."""
+    lengths = [len(part) for part in parts]
+    road = await widened(link, sum(lengths))
     async with asyncio.TaskGroup() as both:
-        both.create_task(send_payload(link, parts))
-        received = both.create_task(receive_payload(link, [len(part) for part in parts], buffers))
+        both.create_task(send_payload(road, parts))
+        received = both.create_task(receive_payload(road, lengths, buffers))
     buffers.give_back(received.result())
     await link.send(FrameKind.CHUNK, b"done")
     await link.receive()

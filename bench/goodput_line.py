@@ -1,7 +1,8 @@
 """Goodput of one exchange's payload on a line of 100 Mbit/s each way, near and far, beside bare TCP on the same line.
 
 Two hosts of the laboratory (``peer.lab.hosts``), a process and a p2pd on each. A payload goes both ways at once over
-``P2PTransport``, digests and the last word of each side included, as in an exchange (``bench.goodput``). Beside it,
+``P2PTransport`` and, from the second on, its ``Lanes``; their opening, digests and the last word of each side included
+(``bench.goodput``). Beside it,
 in turn and between the same hosts, a TCP connection carries as many bytes both ways, and another one way: what
 the line itself lets through. Its rate (tbf) counts the headers of IP and TCP and the answers to the other direction.
 All three connections stay open and lie idle while the others have their turn, as peers' connections do between
@@ -35,10 +36,10 @@ from bench.goodput import OURS, RUN, parts_of, receive_bare, send_bare, swap_bar
 from p2ptrain import files
 from p2ptrain.errors import DeviceError
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.links import P2PTransport
+from p2ptrain.net.lanes import Lanes
+from p2ptrain.net.links import P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import Buffers
-from p2ptrain.ports import Link
 from peer.lab.cell import hear_sigterm, run_in_a_cell
 from peer.lab.hosts import Access, Host, Network, rehearse
 from peer.lab.namespaces import check_means
@@ -152,8 +153,12 @@ async def serve(folder: Path, address: str, case: Case) -> None:
     node = await Node.start(Identity.load_or_create(folder / "far.key"), RUN)
     parts, buffers = parts_of(case.mebibytes << 20), Buffers()
 
-    async def ours(link: Link) -> None:
-        await swap_payload(link, parts, buffers)
+    async def ours(link: StreamLink) -> None:
+        wide = lanes.of(link, ours=False)
+        try:
+            await swap_payload(wide, parts, buffers)
+        finally:
+            await wide.close()
 
     async def bare(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while kind := await reader.read(1):
@@ -164,7 +169,8 @@ async def serve(folder: Path, address: str, case: Case) -> None:
                 writer.write(b"done")
         writer.close()
 
-    transport = P2PTransport(node, OURS)
+    transport, lanes = P2PTransport(node, OURS), Lanes(node)
+    await lanes.listen()
     await transport.listen(ours)
     server = await asyncio.start_server(bare, address, 0)
     where = {"peer": node.peer_id, "addresses": node.addresses, "tcp": server.sockets[0].getsockname()}
@@ -173,6 +179,7 @@ async def serve(folder: Path, address: str, case: Case) -> None:
     await asyncio.to_thread(sys.stdin.read)
     server.close()
     await transport.close()
+    await lanes.close()
     await node.close()
 
 
@@ -180,12 +187,12 @@ async def ask(folder: Path, where: Mapping[str, Any], case: Case) -> dict[str, l
     """Seconds of each turn, by kind; each kind has its turn once without being counted."""
     node = await Node.start(Identity.load_or_create(folder / "near.key"), RUN)
     await node.daemon.connect(where["peer"], where["addresses"])
-    transport = P2PTransport(node, OURS)
+    transport, lanes = P2PTransport(node, OURS), Lanes(node)
     parts, buffers = parts_of(case.mebibytes << 20), Buffers()
     both_ways, one_way = [await asyncio.open_connection(*where["tcp"]) for _ in range(2)]
 
     async def exchange() -> float:
-        link = await transport.open(where["peer"])
+        link = lanes.of(await transport.open(where["peer"]), ours=True)
         took_s = await timed(lambda: swap_payload(link, parts, buffers))
         await link.close()
         return took_s
