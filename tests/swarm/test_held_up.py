@@ -8,7 +8,7 @@ from p2ptrain.swarm.deadlines import FIRST_REPLY_S
 from p2ptrain.swarm.events import Close, Effect, ExchangeDue, Open, OuterStepDone, Received, Swap, Woke
 from p2ptrain.swarm.messages import Accept
 from p2ptrain.swarm.peer import Peer
-from p2ptrain.swarm.rules import UNREAD_S
+from p2ptrain.swarm.rules import ASLEEP_S, UNREAD_S
 
 
 def offering() -> tuple[Peer, Open, float]:
@@ -31,6 +31,14 @@ def test_what_came_meanwhile_is_read_before_anybody_is_given_up() -> None:
     assert not closed(core.handle(ExchangeDue(), deadline + 2.0))  # something else is read first
     accept = Accept(offer.message.fragments, offer.message.terms, known=())
     assert any(isinstance(each, Swap) for each in core.handle(Received(offer.link, accept), deadline + 2.0))
+
+
+def test_it_is_read_after_a_sleep_too() -> None:
+    """Its partner may have committed: to give up now would be half a commit."""
+    core, offer, deadline = offering()
+    assert not closed(core.handle(Woke(), deadline + 2 * ASLEEP_S))
+    accept = Accept(offer.message.fragments, offer.message.terms, known=())
+    assert any(isinstance(each, Swap) for each in core.handle(Received(offer.link, accept), deadline + 2 * ASLEEP_S))
 
 
 def test_who_has_sent_nothing_is_given_up_a_moment_later() -> None:
