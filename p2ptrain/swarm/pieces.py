@@ -204,7 +204,11 @@ class Gathering:
             self.lost(fetch.donor)
         while self._waiting and len(self._donors) < MOST_DONORS:
             self._donors[self._waiting.pop(0)] = _Donor()
-        actions: list[Action] = list(self._comparisons())
+        actions: list[Action] = []
+        dropped = -1
+        while dropped < (dropped := len(self.dropped)):  # whom they dropped judges nothing any more: ask others
+            actions += self._comparisons()
+        actions = [each for each in actions if each.donor not in self.dropped]
         for donor, state in self._donors.items():
             if state.fetching is None and (piece := self._wanted(donor, now)) is not None:
                 actions.append(self._fetch(donor, state, piece, now))

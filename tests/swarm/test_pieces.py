@@ -6,6 +6,7 @@ import heapq
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 
@@ -268,3 +269,22 @@ def test_a_swarm_of_two_compares_nothing_and_says_so() -> None:
     play = Play(Script({A: 1e6}), 4).run()
     assert play.gathering.is_done
     assert not play.gathering.was_compared
+
+
+def test_whom_a_decision_drops_is_replaced_as_a_judge_at_once():
+    """It was to judge another piece; the honest are left, and nobody is to blame for a pull that is stuck."""
+    for seed in range(400):
+        random = Random(seed)
+        donors = random.sample([A, B, C, D], random.choice([3, 4]))
+        gathering = Gathering([100] * random.choice([2, 3, 4]), donors)
+        asked = list(gathering.act(0.0))
+        while not (gathering.is_done or gathering.is_stuck):
+            action = asked.pop(random.randrange(len(asked)))
+            if isinstance(action, Fetch):
+                asked += gathering.fetched(action.donor, action.piece, 0.1)
+            elif isinstance(action, Compare) and (giver := gathering.here.get(action.piece)) is not None:
+                is_odd = (action.donor == A) != (giver == A)
+                asked += gathering.compared(action.donor, action.piece, 1.4 if is_odd else 0.03, 0.1)
+        for piece in gathering._pieces:
+            judges = {*gathering._donors, *gathering._waiting} - {piece.giver} - piece.near - piece.far
+            assert piece.confirmed or piece.giver is None or not judges, seed
