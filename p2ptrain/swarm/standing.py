@@ -89,10 +89,11 @@ class Standing:
             self.strangers.add(peer)
 
     def is_odd(self, now: float) -> bool:
-        """Whether our weights have nothing in common with those of most who are here."""
+        """Whether our weights have nothing in common with those of most who are here, us included: of two equal halves
+        neither is odd."""
         here = {known.peer for known in self.members.live(now)}
         self.strangers &= here
-        return len(self.strangers) >= max(LEAST_STRANGERS, len(here) // 2 + 1)
+        return len(self.strangers) >= max(LEAST_STRANGERS, (len(here) + 1) // 2 + 1)
 
     def find_company(self) -> None:
         """Somebody's weights are near ours, or ours are somebody's now."""
