@@ -79,10 +79,17 @@ def ahead_of(standing: Standing, now: float) -> list[Known]:
         for known in standing.members.live(now)
         if known.state is not PeerState.JOINING
         and must_catch_up(standing.settled, mine, known.progress, standing.rules)
-        and not implausible_progress(known.progress, standing.progress, standing.is_lost, standing.rules)
+        and not implausible_progress(known.progress, standing.progress, settled=False, rules=standing.rules)
     ]
+    if not standing.is_lost:
+        return ahead
     in_step = [known for known in ahead if known.settled]
-    return in_step if standing.is_lost and in_step else ahead
+    return [known for known in in_step if not _is_far(known.progress, standing)] or in_step or ahead
+
+
+def _is_far(progress: float, standing: Standing) -> bool:
+    """Nobody honest is so far from us, whose weights are odd; unless the swarm went on without us."""
+    return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
 
 
 def believed(standing: Standing, now: float) -> Sequence[Known]:
@@ -186,11 +193,15 @@ class CatchUp:
         if self.pull is None or self.pull.link != link:
             standing.emit(Close(link))
             return
-        why = implausible_progress(reply.progress, standing.progress, standing.is_lost, standing.rules)
+        why = implausible_progress(reply.progress, standing.progress, settled=False, rules=standing.rules)
         if self.pull.replied or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
         known = standing.members.get(link.peer)
+        is_near = known is not None and not _is_far(known.progress, standing)
+        if standing.is_lost and is_near and _is_far(reply.progress, standing):
+            self.failed(LinkFailed(link, "its weights are further than it announced"), now)
+            return
         if known is not None and reply.progress < known.progress - standing.rules.catch_up_tokens:
             self.failed(LinkFailed(link, "its weights are older than it announced"), now)
             return
@@ -325,7 +336,7 @@ class CatchUp:
             return DeclineReason.DISTRUSTED
         if not must_catch_up(False, request.progress, standing.progress, standing.rules):
             return DeclineReason.NOT_BEHIND
-        if standing.state is PeerState.JOINING or self.pull is not None:
+        if standing.state is PeerState.JOINING or self.pull is not None or standing.is_lost:
             return DeclineReason.NO_WEIGHTS
         is_full = len(self._donations) >= MAX_DONATIONS or not standing.gives
         if is_full or self._has_enough(peer, now) or self._overtime.waits(peer, now):

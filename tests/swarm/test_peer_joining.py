@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import NoneType
 
 import pytest
-from table import RULES, RUN, Table, presence
+from table import RULES, RUN, Seat, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState, exchanging
@@ -19,6 +20,7 @@ from p2ptrain.swarm.events import (
     LinkFailed,
     Note,
     OuterStepDone,
+    Pull,
     Received,
     Send,
     TrainingEnded,
@@ -27,11 +29,11 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rules import BEGINNER_STEPS, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS
+from p2ptrain.swarm.rules import BEGINNER_STEPS, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, SwarmRules
 
 
-def under_way(steps: int = 30) -> Table:
-    table = Table("amber", "birch")
+def under_way(steps: int = 30, rules: SwarmRules = RULES) -> Table:
+    table = Table("amber", "birch", rules=rules)
     table.start()
     table.run(3.0)
     for _ in range(steps):
@@ -443,9 +445,9 @@ def test_who_is_behind_asks_again_until_it_is_given_weights_and_exchanges_nothin
     assert table["cedar"].core.counters.exchanges_ok > 0
 
 
-def with_cedar_in_step():
+def with_cedar_in_step(rules: SwarmRules = RULES) -> Table:
     """Three peers that have exchanged; cedar came last."""
-    table = under_way(5)
+    table = under_way(5, rules)
     table.seat("cedar")
     table.run(21.0)
     table.start("cedar")
@@ -780,6 +782,83 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
     assert cedar.core.settled
     assert cedar.core.counters.exchanges_ok > exchanged
     assert all(counters.pulls == 0 for counters in others)
+
+
+def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type = NoneType) -> tuple[Table, Seat]:
+    """Cedar was in step and finds everybody strange, until it has pulled. Such messages do not reach it."""
+    table = with_cedar_in_step(replace(RULES, tokens_per_peer=tokens_per_peer))
+    table.holds_back = lambda sender, receiver, what: receiver == "cedar" and isinstance(what, holds_back)
+    cedar = table["cedar"]
+    pulled = cedar.core.counters.pulls
+    table.apart = lambda me, partner: (
+        2.0 if "cedar" in (me, partner) and cedar.core.counters.pulls == pulled else 0.05,
+        10.0,
+    )
+    for _ in range(30):
+        if cedar.core._standing.is_lost:
+            return table, cedar
+        table.step(tokens=1.0)
+        table.run(0.2)
+    raise AssertionError("nobody seemed strange")
+
+
+def test_who_is_lost_and_sleeps_until_the_swarm_is_far_ahead_takes_its_weights_and_blames_nobody():
+    table, cedar = lost_cedar(tokens_per_peer=1280.0)
+    blamed, pulled = cedar.core.counters.offences, cedar.core.counters.pulls
+    cedar.frozen = True
+    for _ in range(45):
+        table.step("amber", "birch")
+        table.run(1.0)
+    assert table["amber"].progress - cedar.progress > cedar.core._standing.rules.implausible_distance
+    cedar.frozen = False
+    for _ in range(100):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    assert cedar.core.counters.pulls == pulled + 1
+    assert cedar.core.settled
+    assert not cedar.core._standing.is_lost
+    assert cedar.core.counters.offences == blamed
+
+
+def test_a_lost_peer_takes_no_weights_that_are_far_from_what_their_donor_announced():
+    table, cedar = lost_cedar(tokens_per_peer=12800.0, holds_back=WeightsReply)
+    while (pull := cedar.core._catch_up.pull) is None:
+        table.run(0.01)
+        assert table.now < 100.0
+    blamed = cedar.core.counters.offences
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(1, 12700.0)), table.now)
+    assert not any(isinstance(each, Pull) for each in effects)
+    assert Close(pull.link) in effects
+    assert cedar.core.counters.offences == blamed
+
+
+def test_who_is_lost_gives_nobody_its_weights():
+    table, cedar = lost_cedar()
+    link = LinkId(PeerId("newcomer"), 500, outbound=False)
+    cedar.core._catch_up.pull = None
+    cedar.core._standing.state = PeerState.TRAINING
+    effects = cedar.core.handle(Received(link, WeightsRequest(RUN, RULES.protocol, 0.0)), table.now)
+    [answer] = [each.message for each in effects if isinstance(each, Send) and each.link == link]
+    assert answer == Decline(DeclineReason.NO_WEIGHTS, answer.state, answer.step, answer.progress)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("size", [2, 3])
+def test_of_two_equal_halves_nobody_takes_the_others_weights(size: int, seed: int):
+    west, east = ([f"{side} {number}" for number in range(size)] for side in ("west", "east"))
+    table = Table(*west, *east, rules=replace(RULES, tokens_per_peer=100_000.0), seed=seed)
+    table.start()
+    table.run(3.0)
+    for _ in range(10):
+        table.step()
+        table.run(1.0)
+    before = [table[name].core.counters.pulls for name in (*west, *east)]
+    table.apart = lambda me, partner: (0.05 if me.split()[0] == partner.split()[0] else 2.0, 10.0)
+    for _ in range(120):
+        table.step()
+        table.run(1.0)
+    assert any("nothing in common" in line for line in table.trace)
+    assert [table[name].core.counters.pulls for name in (*west, *east)] == before
 
 
 def test_who_meets_strangers_that_are_few_keeps_its_weights():
