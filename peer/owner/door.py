@@ -60,16 +60,22 @@ class Door:
                 self._folder.remove()
                 raise
 
-    def serve(self, answer: Answer) -> None:
-        """Take in one client that waits, and answer it. One that goes away or speaks nonsense gets none."""
-        with contextlib.suppress(OSError, ValueError):
+    def serve(self, answer: Answer) -> bool:
+        """Take in one client that waits, and answer it. One that goes away or speaks nonsense gets none.
+
+        False: it could not be taken in and may wait still, as where no file descriptor is left.
+        """
+        try:
             connection, _ = self.socket.accept()
-            with connection:
-                request = _parse(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
-                if isinstance(request, dict):
-                    line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
-                    connection.settimeout(REQUEST_DEADLINE_S)
-                    connection.sendall(line)
+        except OSError:
+            return False
+        with contextlib.suppress(OSError, ValueError), connection:
+            request = _parse(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
+            if isinstance(request, dict):
+                line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
+                connection.settimeout(REQUEST_DEADLINE_S)
+                connection.sendall(line)
+        return True
 
     def close(self) -> None:
         self.socket.close()

@@ -150,8 +150,8 @@ class Hand:
         if self._bell in ready:
             self._bell.recv(64)
         self.look()
-        if self._door is not None and self._door.socket in ready:
-            self._door.serve(self.answer)
+        if self._door is not None and self._door.socket in ready and not self._door.serve(self.answer):
+            self._ends.wait(POLL_S)  # the client still waits, and would wake us at once
 
     def look(self) -> None:
         """Once a second: what has changed, and what follows. A part that fails stops no other."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -188,6 +191,26 @@ def test_the_thread_outlives_a_command_that_fails(desk: Desk, monkeypatch: pytes
         desk.hand._status = works  # type: ignore[method-assign]
         assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
     assert desk.kinds() == ["owner stumbled"]
+
+
+def test_a_client_that_cannot_be_taken_in_waits_and_keeps_no_core_busy(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    failed: list[float] = []
+    accept = socket.socket.accept
+
+    def none_left(listener: socket.socket) -> tuple[socket.socket, Any]:
+        if len(failed) < 5:
+            failed.append(time.monotonic())
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return accept(listener)
+
+    monkeypatch.setattr(hands, "POLL_S", 0.05)
+    monkeypatch.setattr(socket.socket, "accept", none_left)
+    with desk.hand:
+        assert ask(desk.home.path, command="status")["status"]["state"] == "starting"
+    assert failed[-1] - failed[0] > 3 * hands.POLL_S
+    assert desk.kinds() == []
 
 
 def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
