@@ -224,6 +224,7 @@ class SettingsFile:
         self.path = home / FILE
         self._read_at: Mark = None
         self._looked_at: Mark = None
+        self._is_unread = False  # it could not be looked at, or not be read
 
     def load(self) -> Settings:
         """Write the file first where there is none. Raises HomeError when it is faulty: nothing else counts yet."""
@@ -242,15 +243,17 @@ class SettingsFile:
         """What an edit says; why it cannot count; None while there was none. Without the file the defaults count.
 
         An edit is read when the file looks the same twice in a row: some editors empty it first, or move it away.
+        What could not be read is read as soon as it can be; until then each look says why not.
         """
         try:
             mark = self._mark()
             is_calm, self._looked_at = mark == self._looked_at, mark
-            if mark == self._read_at or not is_calm:
+            if not is_calm or (mark == self._read_at and not self._is_unread):
                 return None
-            self._read_at = mark
+            self._read_at, self._is_unread = mark, False
             return Settings() if mark is None else self._read()
         except OSError as error:
+            self._is_unread = True
             return error.strerror or str(error)
         except ValueError as error:
             return str(error)

@@ -168,6 +168,21 @@ def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk:
     assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
 
 
+def test_settings_that_cannot_be_read_for_a_while_are_told_once_and_count_afterwards(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(path: Path, *arguments: object) -> object:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", fails)
+        desk.look(5)
+        assert desk.status()["settings_fault"] == os.strerror(errno.EIO)
+    desk.look(5)
+    assert desk.kinds() == ["settings refused", "settings"]
+    assert desk.status()["settings_fault"] == ""
+
+
 def test_an_error_of_ours_is_told_once_and_stops_nothing_else(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> None:
         raise RuntimeError("our own")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from dataclasses import fields
@@ -203,3 +204,21 @@ def test_a_huge_file_is_not_read(tmp_path: Path) -> None:
     file.load()
     file.path.write_bytes(b"#" * (MAX_BYTES + 1))
     assert twice(file) == f"it has more than {MAX_BYTES:,} bytes"
+
+
+@pytest.mark.parametrize("what", ["open", "stat"])
+def test_an_edit_that_could_not_be_read_is_read_once_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    def fails(path: Path, *arguments: object) -> object:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    file = SettingsFile(tmp_path)
+    file.load()
+    file.path.write_text("upload_mbit = 3")
+    assert file.changed() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, what, fails)
+        assert [file.changed(), file.changed()] == ["Too many open files"] * 2
+    assert file.changed() == Settings(upload_mbit=3.0)
+    assert file.changed() is None
