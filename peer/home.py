@@ -89,19 +89,19 @@ class Home:
                 "Stop it first, or give this peer a home of its own with --home.",
             ) from None
         except OSError as error:
-            raise HomeError(
-                f"The home {self.path} cannot be used: {error.strerror}.",
-                "Choose a directory that you may write, with --home.",
-            ) from error
+            raise self._unusable(error) from error
         try:
             yield
         finally:
             lock.release()
 
     def is_inhabited(self) -> bool:
-        """Whether a process lives here just now. Makes nothing."""
-        if not (self.path / "lock").exists():
-            return False
+        """Whether a process lives here just now. Makes nothing. Raises HomeError when we may not look."""
+        try:
+            if not (self.path / "lock").exists():
+                return False
+        except OSError as error:
+            raise self._unusable(error) from error
         lock = FileLock(self.path / "lock")
         try:
             lock.acquire(timeout=0)
@@ -109,6 +109,12 @@ class Home:
             return True
         lock.release()
         return False
+
+    def _unusable(self, error: OSError) -> HomeError:
+        return HomeError(
+            f"The home {self.path} cannot be used: {error.strerror}.",
+            "Choose a directory that you may write, with --home.",
+        )
 
     def load_manifest(self, expected: RunId | None) -> SignedManifest | None:
         """The run that this home belongs to, None for a new home. HomeError when it is another than expected."""

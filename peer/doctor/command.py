@@ -43,12 +43,8 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
     found += _checked("device", lambda: machine.device(device))
     place = home or default_home(parsed.run_id if parsed else RunId(""))
     wanted = port or Home(place).load_addresses().port or DEFAULT_PORT
-    if port is None and Home(place).is_inhabited():
-        words = f"a peer lives in {place} and listens there; its own lines say whether others can dial it"
-        ports, is_free = [note("port", words)], False
-    else:
-        ports = _checked("port", lambda: machine.port("127.0.0.1" if local else "0.0.0.0", wanted))
-        is_free = show.exit_status(ports) == 0
+    ports = _checked("port", lambda: _port(None if port else Home(place), wanted, local))
+    is_free = all(each.state is show.State.OK for each in ports)
     found += ports
     manifest: Manifest | None = None
     if parsed is None:
@@ -77,6 +73,14 @@ def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Fi
     except UserError as error:
         return None, [bad("link", error.problem, error.remedy)]
     return None, []
+
+
+def _port(home: Home | None, wanted: int, local: bool) -> list[Finding]:
+    """Whether it is free; of a home's own port, whether the peer that lives there has it."""
+    if home is not None and home.is_inhabited():
+        words = f"a peer lives in {home.path} and listens there; its own lines say whether others can dial it"
+        return [note("port", words)]
+    return machine.port("127.0.0.1" if local else "0.0.0.0", wanted)
 
 
 def _network(link: JoinLink, home: Home, port: int, local: bool) -> tuple[list[Finding], Manifest | None]:

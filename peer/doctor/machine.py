@@ -83,16 +83,20 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
     """Room for checkpoints and tokens where the home is, or will be."""
     place = home.expanduser().absolute()
-    while not place.exists():
-        place = place.parent
+    fix = "Choose a directory of your own with --home."
+    try:
+        while not place.exists():
+            place = place.parent
+    except OSError:  # it lies in one that is closed to us
+        return [bad("disk", f"{place} is not writable", fix)]
     free = shutil.disk_usage(place).free
     needed = SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
     there = f"{free / 1e9:.1f} GB free at {place}"
     if free < needed:
-        fix = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
-        return [bad("disk", f"{there}, and about {needed / 1e9:.1f} GB are needed", fix)]
+        more = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
+        return [bad("disk", f"{there}, and about {needed / 1e9:.1f} GB are needed", more)]
     if not os.access(place, os.W_OK):
-        return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
+        return [bad("disk", f"{place} is not writable", fix)]
     return [ok("disk", there)]
 
 

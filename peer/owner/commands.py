@@ -68,5 +68,12 @@ def _order(home: Path, command: str) -> None:
 
 
 def _check(home: Path) -> None:
-    if not home.is_dir():
+    try:
+        is_there = home.is_dir()
+    except OSError as error:
+        raise HomeError(
+            f"The home {home} cannot be used: {error.strerror}.",
+            "Name the directory that the peer lives in, and give this command as the user who started it.",
+        ) from None
+    if not is_there:
         raise HomeError(f"No peer lives in {home} yet.", "Name the directory that the peer lives in, as --home did.")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import os
 import random
 import socket
 from pathlib import Path
@@ -56,6 +58,21 @@ def test_a_peer_that_lives_here_may_have_its_port(tmp_path: Path) -> None:
     with Home(tmp_path).locked():
         assert findings("--home", str(tmp_path), expected=True)["port"]["state"] == "note"
     assert not Home(tmp_path).is_inhabited()
+
+
+def test_a_home_that_is_closed_to_us_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    status = Path.stat
+
+    def closed(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if tmp_path in path.parents:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return status(path, follow_symlinks=follow_symlinks)
+
+    monkeypatch.setattr(Path, "stat", closed)
+    found = findings("--home", str(tmp_path / "home"), expected=False)
+    assert "home cannot be used: Permission denied" in found["port"]["found"]
+    assert found["disk"]["found"] == f"{tmp_path / 'home'} is not writable"
+    assert all("Choose a directory" in found[each]["fix"] for each in ("port", "disk"))
 
 
 def test_a_link_that_is_none_is_a_finding(tmp_path: Path, free: int) -> None:

@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
+import click
 import pytest
 
 from p2ptrain.errors import HomeError
@@ -498,6 +499,20 @@ def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureF
     assert json.loads(shown)["state"] == "pausing"
     assert sorted(path.name for path in home.iterdir()) == ["paused.json", "settings.toml"]
     assert not [thread for thread in threading.enumerate() if thread.name == "owner"]
+
+
+@pytest.mark.parametrize("order", [commands.status, commands.pause])
+def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, order: click.Command
+) -> None:
+    def closed(path: Path, **how: bool) -> os.stat_result:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", closed)
+        with pytest.raises(HomeError, match=r"The home .* cannot be used: Permission denied") as raised:
+            order.main([str(desk.home.path)], standalone_mode=False)
+    assert "as the user who started it" in raised.value.remedy
 
 
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:
