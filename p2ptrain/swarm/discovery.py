@@ -56,7 +56,7 @@ class Discovery:
                 self._standing.note("found", presence.peer)
 
     def expire(self, now: float) -> None:
-        """Forget who gave no sign of life."""
+        """Forget who gave no sign of life. One that said goodbye is not lost."""
         lost = self._standing.members.expire(now)
         if lost and not self._crowded:
             for peer in lost:

@@ -166,7 +166,7 @@ class Membership:
         return (known.distrusted_until if known is not None else self._offences.until(peer)) > now
 
     def expire(self, now: float) -> list[PeerId]:
-        """Forget peers that are no longer live and owe us nothing; name those who were live until now."""
+        """Forget peers that are no longer live and owe us nothing; name those of them who had not said goodbye."""
         if self._alarms and self._alarms[0][0] <= now:
             self._look(now)
         if not self._lapsed:
@@ -178,7 +178,8 @@ class Membership:
                 self._set_alarm(known, known.not_before)
             else:
                 self._forget(known.peer)
-                gone.append(known.peer)
+                if known.state is not PeerState.LEAVING:
+                    gone.append(known.peer)
         return sorted(gone)
 
     def live(self, now: float) -> list[Known]:

@@ -87,9 +87,8 @@ class PlainMembership:
 
     def expire(self, now: float) -> list[PeerId]:
         gone = sorted(e.peer for e in self.known.values() if e.live_until <= now and e.not_before <= now)
-        for peer in gone:
-            del self.known[peer]
-        return gone
+        ended = [self.known.pop(peer) for peer in gone]
+        return [entry.peer for entry in ended if entry.state is not PeerState.LEAVING]
 
     def live(self, now: float) -> list[Entry]:
         here = (self.known[peer] for peer in sorted(self.known))

@@ -362,6 +362,19 @@ def test_leaving_drops_offers_says_goodbye_and_stops():
     assert table["birch"].core.live_peers(table.now) == []
 
 
+@pytest.mark.parametrize("says_goodbye", [True, False])
+def test_who_said_goodbye_is_not_lost(says_goodbye: bool) -> None:
+    table = in_step("amber", "birch")
+    if says_goodbye:
+        table.handle(PeerId("amber"), LeaveRequested())
+        table.run(3.0)
+    else:
+        table.kill("amber")
+    table.run(300.0)
+    assert table["birch"].core._standing.members.get(PeerId("amber")) is None
+    assert [note.peer for note in table.notes if note.kind == "lost"] == ([] if says_goodbye else [PeerId("amber")])
+
+
 def test_offers_in_a_circle_do_not_go_on_for_ever():
     """Equal latencies, peers that step together: whoever waits for an answer is busy, and a random pause follows."""
     table = in_step("amber", "birch", "cedar")
