@@ -35,6 +35,20 @@ def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) ->
         temporary.unlink(missing_ok=True)
 
 
+def missing_newline(path: Path) -> str:
+    """What to begin with when a line is added: nothing, or the newline that ends the torn line before. Raises OSError.
+
+    A full disk tears a line, and so does a power cut; what is added to a torn line is lost with it.
+    """
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(size - 1, 0))
+            return "" if file.read(1) in (b"", b"\n") else "\n"
+    except FileNotFoundError:
+        return ""
+
+
 def printable(path: Path) -> str:
     """A path as it is, or escaped when it holds what a terminal would obey."""
     return str(path) if str(path).isprintable() else ascii(str(path))

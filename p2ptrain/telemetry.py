@@ -5,8 +5,8 @@ ended, a terminal that was closed. ``minded_output`` is for commands that are th
 an error of theirs, told in one line.
 
 A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home, bounded:
-past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begun. A full disk costs lines, never
-training.
+past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begun. A full disk costs the lines that
+it does not take, never training.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
+from p2ptrain import files
 from p2ptrain.errors import OutputError
 
 MAX_LOG_BYTES = 64 << 20
@@ -78,6 +79,7 @@ class EventLog:
     def _write(self, line: str) -> None:
         try:
             if self._file is None:
+                line = files.missing_newline(self._path) + line
                 self._file = self._path.open("a", encoding="utf-8", buffering=1)
             self._file.write(line)
             if self._file.tell() > MAX_LOG_BYTES:

@@ -118,6 +118,45 @@ def test_a_terminal_that_cannot_write_a_strangers_name_writes_something() -> Non
     assert closed.returncode == 7
 
 
+FULL_FOR_A_WHILE = """
+import resource, sys
+from pathlib import Path
+from p2ptrain.telemetry import EventLog
+path = Path(sys.argv[1])
+log = EventLog(path, wall=lambda: 12.0)
+log.note("first")
+_, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 15, hard))
+log.note("torn")
+log.note("left out")
+assert log.write_error is not None
+resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+log.note("second")
+log.note("third")
+log.close()
+"""
+
+
+def test_after_a_full_disk_the_log_goes_on_in_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    subprocess.run([sys.executable, "-c", FULL_FOR_A_WHILE, str(path)], check=True)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["kind"] for line in (lines[0], *lines[2:])] == ["first", "second", "third"]
+    assert len(lines[1]) == 15
+
+
+def test_a_line_that_an_earlier_process_left_torn_takes_none_with_it(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    for torn in ("", '{"time": 1', '{"ti'):
+        with path.open("a") as file:
+            file.write(torn)
+        log = EventLog(path, wall=lambda: 12.0)
+        log.note("saved")
+        log.close()
+    whole = '{"time": 12.0, "kind": "saved"}'
+    assert path.read_text().splitlines() == [whole, '{"time": 1', whole, '{"ti', whole]
+
+
 def test_a_log_on_a_full_disk_still_tells_its_listeners(tmp_path: Path) -> None:
     log = EventLog(Path("/dev/full"))
     heard: list[str] = []
