@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from p2ptrain import files
 from p2ptrain.errors import HomeError, RemoteError
 from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
 from peer.home import Home
@@ -34,8 +35,9 @@ class Ledger:
 
     def add(self, receipt: Receipt) -> None:
         """Raises OSError."""
+        line = files.missing_newline(self.path) + json.dumps(to_json(receipt)) + "\n"
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(to_json(receipt)) + "\n")
+            file.write(line)
             is_full = file.tell() > MAX_LEDGER_BYTES
         if is_full:
             self.path.replace(self.older)

@@ -228,6 +228,19 @@ def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixt
     assert json.loads(said)["partners"] == {BIRCH.peer: 7}
 
 
+def test_a_torn_receipt_takes_no_other_with_it(tmp_path: Path) -> None:
+    """As a full disk leaves one, or a power cut."""
+    ledger = Ledger(tmp_path / "contributions.jsonl")
+    receipt = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 5, 9, 12_345, 7, 1000, 2000, 0)
+    signed = receipt.signed(RUN, AMBER.state).countersigned(RUN, BIRCH.state)
+    ledger.add(signed)
+    with ledger.path.open("a") as file:
+        file.write(ledger.path.read_text()[:40])
+    ledger.add(signed)
+    ledger.add(signed)
+    assert list(ledger.read()) == [signed, None, signed, signed]
+
+
 def test_the_command_says_what_is_missing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = show(capfd, tmp_path)
     assert (code, "has lived in" in said) == (2, True)
