@@ -123,7 +123,7 @@ def _home(options: Options) -> Home:
         home = Home(default_home(options.link.run_id))
     else:
         raise HomeError("There is neither a join link nor a home.", "Give the link, or the home of a peer with --home.")
-    if options.link is None and not home.manifest.exists():
+    if options.link is None and home.load_manifest(None) is None:
         raise HomeError(f"No peer lives in {home.path} yet.", "Give a join link to begin with.")
     return home
 

@@ -83,7 +83,11 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     """
     from p2ptrain.manifest import KEY_FILE
 
-    if (place / KEY_FILE).exists():
+    try:
+        is_a_run = (place / KEY_FILE).exists()
+    except OSError as error:
+        raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
+    if is_a_run:
         _invite_guests(place, expires, uses, link)
     else:
         _print_link(place)

@@ -5,11 +5,14 @@ In this process and mostly without a network: recipe ``local`` takes the same wa
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 import torch
@@ -368,6 +371,20 @@ def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[.
     assert "The link is to run" in refused(private_run, "--link", other, command=invite)
     (private_run / "run.key").unlink()
     assert "run.key" in refused(private_run, STRANGER, command=revoke)
+
+
+def test_a_home_or_run_where_we_may_not_look(
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(path: Path, **how: bool) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        for method in ("stat", "read_bytes"):
+            patch.setattr(Path, method, closed)
+        invited, gone_on = refused(tmp_path, command=invite), refused("--home", tmp_path)
+    assert invited == f"{tmp_path} cannot be read: Permission denied. |  Check its permissions."
+    assert gone_on == f"{tmp_path / 'manifest.signed'} cannot be read: Permission denied. |  Check its permissions."
 
 
 def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
