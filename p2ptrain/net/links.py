@@ -8,7 +8,8 @@ the remote is frozen                            NetworkError when the frame's de
 the remote drips bytes                          the same: a frame's deadline grows with its size at ``slowest_rate``
 our p2pd is killed                              NetworkError: resets, and a check of the child before each dial
 garbage, an oversized frame                     RemoteError before a byte of its body is read
-a flood of inbound streams                      closed unread beyond the caps and rates, overall and per peer
+a flood of inbound streams                      closed unread beyond the caps and rates, overall, per peer and origin
+silent streams that hold all places             the oldest ends where another needs its place
 ==============================================  ========================================================================
 """
 
@@ -17,7 +18,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from p2ptrain import framing
@@ -25,6 +27,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.net import address
+from p2ptrain.net.allowance import origin
 from p2ptrain.net.control import FarEnd, read_opener
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimiter
@@ -34,6 +37,10 @@ from p2ptrain.net.streams import Stream
 logger = logging.getLogger(__name__)
 
 EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
+
+MOST_NAMELESS = 32
+"""Inbound streams beyond all places of which p2pd has yet to say who opened them, or that are about to end. It says so
+at once. A guess."""
 
 Handler = Callable[["StreamLink"], Awaitable[None]]
 
@@ -50,6 +57,11 @@ class Limits:
     """Connecting, with its retries over a peer's addresses, and opening the stream."""
     inbound: int = 32
     inbound_per_peer: int = 4
+
+    @property
+    def inbound_per_origin(self) -> int:
+        """Of one IP address, or through one relay: half, since names cost nothing. Who is behind relays has two."""
+        return self.inbound // 2
 
     def frame_s(self, length: int) -> float:
         """How long a frame may take."""
@@ -75,6 +87,8 @@ class StreamLink:
         self._rates = rates
         self._is_gift = is_gift
         self._closed = False
+        self.has_heard = False
+        """A whole frame has come."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         header, line = framing.encode_header(kind, len(body)), self._rates.up
@@ -107,6 +121,7 @@ class StreamLink:
             kind, length = await self._receive_header(deadline)
             body = bytearray(length)
             await self._receive_body(kind, memoryview(body), deadline)
+            self.has_heard = True
             return kind, bytes(body)
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
@@ -116,6 +131,7 @@ class StreamLink:
             if length > len(buffer):
                 raise RemoteError(f"a frame of {length} bytes where {len(buffer)} were due")
             await self._receive_body(kind, buffer[:length], deadline)
+            self.has_heard = True
             return kind, length
 
     async def _receive_header(self, deadline: asyncio.Timeout) -> tuple[int, int]:
@@ -177,6 +193,14 @@ def _never_waits(kind: int, length: int) -> bool:
     return kind != FrameKind.CHUNK and length <= SMALL_BYTES
 
 
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """One of those that inbound streams have."""
+
+    link: StreamLink
+    origin: str
+
+
 class P2PTransport:
     """Opens links to peers and takes in theirs (``ports.Transport``), under one protocol name.
 
@@ -203,7 +227,8 @@ class P2PTransport:
         self._is_gift = is_gift
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
-        self._inbound: dict[asyncio.Task[None], PeerId | None] = {}
+        self._inbound: dict[asyncio.Task[None], _Place | None] = {}
+        """One a stream, the oldest first; None: not known yet, or about to end."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
@@ -244,7 +269,7 @@ class P2PTransport:
 
     def _take(self, stream: Stream) -> None:
         """An inbound stream: a task of ours, or the door."""
-        if self._handler is None or len(self._inbound) >= self._limits.inbound:
+        if self._handler is None or len(self._inbound) >= self._limits.inbound + MOST_NAMELESS:
             logger.info("turned down a link: %d are open", len(self._inbound))
             stream.abort()
             return
@@ -256,24 +281,45 @@ class P2PTransport:
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 far_end = await read_opener(stream)
-            if self._admit(far_end.peer):
-                await handler(StreamLink(far_end, stream, self._limits, self._rates, self._is_gift))
+            link = StreamLink(far_end, stream, self._limits, self._rates, self._is_gift)
+            if self._admit(link):
+                await handler(link)
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
         finally:
             stream.close()
 
-    def _admit(self, peer: PeerId) -> bool:
+    def _admit(self, link: StreamLink) -> bool:
+        """Whether a stream gets a place. Only now is it known whose it is."""
         task = asyncio.current_task()
         assert task is not None
+        peer, where = link.peer, origin(link.far_end.place)
         if not self._floods.admits(peer, task.get_loop().time()):
             logger.info("turned down a link from %s: it calls too often", short(peer))
             return False
-        others = sum(owner == peer for owner in self._inbound.values())
+        held = {task: place for task, place in self._inbound.items() if place is not None}
+        others = sum(place.link.peer == peer for place in held.values())
         if others >= self._limits.inbound_per_peer:
             logger.info("turned down a link from %s: it has %d", short(peer), others)
             return False
-        self._inbound[task] = peer
+        there = {task: place for task, place in held.items() if place.origin == where}
+        is_crowd = len(there) >= self._limits.inbound_per_origin and not _is_local(link.far_end)
+        if (is_crowd or len(held) >= self._limits.inbound) and not self._make_room(there if is_crowd else held):
+            logger.info("turned down a link from %s: %d are open, %d from there", short(peer), len(held), len(there))
+            return False
+        self._inbound[task] = _Place(link, where)
+        return True
+
+    def _make_room(self, held: Mapping[asyncio.Task[None], _Place]) -> bool:
+        """End a stream on which no frame has come, if there is one: the oldest of the origin that has most of them."""
+        silent = {task: place.origin for task, place in held.items() if not place.link.has_heard}
+        if not silent:
+            return False
+        crowds = Counter(silent.values())
+        oldest = max(silent, key=lambda task: crowds[silent[task]])
+        logger.info("a link ends that has said nothing, for another's sake")
+        self._inbound[oldest] = None
+        oldest.cancel()
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -281,3 +327,8 @@ class P2PTransport:
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": "the handler of an inbound link failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+def _is_local(far_end: FarEnd) -> bool:
+    """Of this machine, whose peers all have one address: a swarm for trying things out."""
+    return far_end.relay is None and address.is_loopback(far_end.place)

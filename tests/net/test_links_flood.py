@@ -1,18 +1,32 @@
-"""A peer that calls too often is turned down before a byte of its conversations is read, and others are not."""
+"""A peer that calls too often is turned down before a byte of its conversations is read, and others are not; whoever
+holds streams open does not keep others away."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
+import base58
 import pytest
+from hivemind.proto import p2pd_pb2
 
+from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
-from p2ptrain.net import virtual_time
-from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net import address, hop, virtual_time
+from p2ptrain.net.control import FarEnd
+from p2ptrain.net.links import MOST_NAMELESS, Limits, P2PTransport, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import PER_PEER
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.streams import Stream
+
+HERE, THERE, ELSEWHERE = (f"/ip4/203.0.114.{host}/tcp/4001" for host in (7, 8, 9))
+LIMITS = Limits()
+
+
+def link_of(transport: P2PTransport, who: PeerId, place: str = HERE) -> StreamLink:
+    return StreamLink(FarEnd(who, place), cast(Stream, None), transport._limits, transport._rates)
 
 
 def test_a_flood_of_short_conversations_is_turned_down_and_one_caller_is_not() -> None:
@@ -25,7 +39,7 @@ def test_a_flood_of_short_conversations_is_turned_down_and_one_caller_is_not() -
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             transport._inbound[task] = None
             try:
-                served[who] += transport._admit(PeerId(who))
+                served[who] += transport._admit(link_of(transport, PeerId(who)))
             finally:
                 del transport._inbound[task]
 
@@ -50,7 +64,7 @@ def admitted(transport: P2PTransport, times: int) -> int:
             task = cast("asyncio.Task[Any]", asyncio.current_task())
             transport._inbound[task] = None
             try:
-                return transport._admit(PeerId("amber"))
+                return transport._admit(link_of(transport, PeerId("amber")))
             finally:
                 del transport._inbound[task]
 
@@ -66,3 +80,154 @@ def test_whether_the_owner_gives_turns_nobody_down_here(is_gift: bool) -> None:
     rates.gives = False
     transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, is_gift=is_gift)
     assert admitted(transport, 100) == PER_PEER.burst
+
+
+# --- streams that stay ------------------------------------------------------------------------------------------------
+
+
+class Wire:
+    """An inbound stream: who opened it, as p2pd says, what it said, and then silence."""
+
+    def __init__(self, who: int, place: str, said: bytes = b"") -> None:
+        peer = b"\x00\x24\x08\x01\x12\x20" + who.to_bytes(32, "big")
+        info = p2pd_pb2.StreamInfo(peer=peer, addr=address.packed(place), proto="/test")
+        self._unread = hop.framed(info.SerializeToString()) + said
+        self.is_open = True
+
+    async def read_exactly(self, length: int) -> bytes:
+        if len(self._unread) < length:
+            await asyncio.Event().wait()
+        taken, self._unread = self._unread[:length], self._unread[length:]
+        return taken
+
+    async def read_into(self, buffer: memoryview) -> None:
+        buffer[:] = await self.read_exactly(len(buffer))
+
+    def close(self) -> None:
+        self.is_open = False
+
+    abort = close
+
+
+HELLO = encode_header(FrameKind.MESSAGE, 5) + b"hello"
+CUT_OFF = HELLO[:-1]
+
+
+class House:
+    """A transport, and who called. Whoever says something is listened to for ever."""
+
+    def __init__(self) -> None:
+        self.transport = P2PTransport(cast(Node, None))
+        self.transport._handler = self._hear
+        self._names = 100
+
+    async def _hear(self, link: StreamLink) -> None:
+        await link.receive()
+        await asyncio.Event().wait()
+
+    async def call(self, *wires: Wire) -> list[Wire]:
+        for wire in wires:
+            self.transport._take(cast(Stream, wire))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return list(wires)
+
+    async def crowd(self, names: int, place: str, said: bytes = b"") -> list[Wire]:
+        """So many new names with four streams each."""
+        self._names, first = self._names + names, self._names
+        who = [first + name for name in range(names) for _ in range(LIMITS.inbound_per_peer)]
+        return await self.call(*(Wire(each, place, said) for each in who))
+
+
+def open_of(wires: list[Wire]) -> int:
+    return sum(wire.is_open for wire in wires)
+
+
+def enact(scene: Callable[[House], Awaitable[None]]) -> None:
+    async def main() -> None:
+        house = House()
+        await scene(house)
+        await house.transport.close()
+        assert not house.transport._inbound
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("said", [b"", CUT_OFF, HELLO], ids=["silent", "half a frame", "a frame"])
+def test_many_names_of_one_address_have_half_of_the_places(said: bytes) -> None:
+    async def scene(house: House) -> None:
+        crowd = await house.crowd(8, HERE, said)
+        assert open_of(crowd) == LIMITS.inbound_per_origin == LIMITS.inbound // 2
+        others = await house.crowd(4, THERE, HELLO)
+        assert open_of(others) == LIMITS.inbound // 2
+        assert open_of(crowd) == LIMITS.inbound // 2
+
+    enact(scene)
+
+
+@pytest.mark.parametrize("said", [b"", CUT_OFF], ids=["silent", "half a frame"])
+@pytest.mark.parametrize("caller", [HERE, ELSEWHERE], ids=["of their address", "of another"])
+def test_streams_that_say_nothing_make_room_and_others_do_not(said: bytes, caller: str) -> None:
+    async def scene(house: House) -> None:
+        talkers = await house.call(*(Wire(1, HERE, HELLO) for _ in range(3)))
+        shy = await house.call(Wire(2, ELSEWHERE))
+        silent = await house.crowd(8, HERE, said) + await house.crowd(8, THERE, said)
+        assert open_of([*talkers, *shy, *silent]) == LIMITS.inbound
+        newcomers = await house.call(*(Wire(3, caller, HELLO) for _ in range(4)))
+        assert open_of(talkers) + open_of(shy) + open_of(newcomers) == 8
+
+    enact(scene)
+
+
+def test_where_all_have_spoken_the_next_is_turned_down() -> None:
+    async def scene(house: House) -> None:
+        talkers = await house.crowd(4, HERE, HELLO) + await house.crowd(4, THERE, HELLO)
+        assert open_of(talkers) == LIMITS.inbound
+        assert open_of(await house.call(Wire(1, ELSEWHERE, HELLO))) == 0
+
+    enact(scene)
+
+
+def test_of_silent_ones_the_oldest_of_the_largest_crowd_ends() -> None:
+    async def scene(house: House) -> None:
+        shy = await house.call(Wire(1, ELSEWHERE))
+        here, there = await house.crowd(4, HERE), await house.crowd(4, THERE)
+        assert [wire.is_open for wire in (*shy, *here[:2])] == [True, False, True]
+        assert open_of(there) == LIMITS.inbound_per_origin
+        await house.call(Wire(2, ELSEWHERE), Wire(2, ELSEWHERE))
+        assert [wire.is_open for wire in (*shy, *here[:3])] == [True, False, False, True]
+        assert [wire.is_open for wire in there[:2]] == [False, True]
+
+    enact(scene)
+
+
+@pytest.mark.parametrize("place", ["/ip4/127.0.0.1/tcp/4001", "/ip6/::1/tcp/4001"])
+def test_peers_on_this_machine_have_all_places(place: str) -> None:
+    async def scene(house: House) -> None:
+        assert open_of(await house.crowd(8, place, HELLO)) == LIMITS.inbound
+
+    enact(scene)
+
+
+def test_all_who_come_through_one_relay_have_half_of_the_places() -> None:
+    """Its address is theirs, as our p2pd sees them; a relay on this machine is no exception."""
+
+    async def scene(house: House) -> None:
+        relay = base58.b58encode(b"\x00\x24\x08\x01\x12\x20" + bytes(32)).decode()
+        for place in (HERE, "/ip4/127.0.0.1/tcp/4001"):
+            crowd = await house.crowd(8, f"{place}/p2p/{relay}/p2p-circuit", HELLO)
+            assert open_of(crowd) == LIMITS.inbound_per_origin
+
+    enact(scene)
+
+
+def test_streams_of_which_nobody_knows_yet_whose_they_are_are_bounded() -> None:
+    async def scene(house: House) -> None:
+        wires = [Wire(1, HERE) for _ in range(1000)]
+        for wire in wires:
+            wire._unread = b""
+        assert open_of(await house.call(*wires)) == LIMITS.inbound + MOST_NAMELESS
+        await asyncio.sleep(LIMITS.idle_s + 1.0)
+        assert not house.transport._inbound
+
+    enact(scene)
