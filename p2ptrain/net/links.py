@@ -71,9 +71,9 @@ class Limits:
 class StreamLink:
     """One stream (``ports.Link``). A deadline that passes, a reset or a malformed frame closes it.
 
-    Chunks of payload, and other frames that are not small, wait for their turn where the owner caps the rate; the
-    partner is given that time on top. A buffer given to ``send`` must not change afterwards: the event loop may still
-    hold it.
+    Chunks of payload, other frames that are not small, and small ones beyond their share wait for their turn where the
+    owner caps the rate; the partner is given that time on top. A buffer given to ``send`` must not change afterwards:
+    the event loop may still hold it.
 
     Args:
         is_gift: what passes is for the other side's sake alone.
@@ -94,12 +94,9 @@ class StreamLink:
         header, line = framing.encode_header(kind, len(body)), self._rates.up
         line.book(len(header))
         self._count(len(header) + len(body))
-        if _never_waits(kind, len(body)):
-            line.book(len(body))
-            await self._write(header, body)
-            return
+        book = line.book_small if _is_small(kind, len(body)) else line.book
         for piece in line.pieces(memoryview(body)):
-            await line.wait(line.book(len(piece)))
+            await line.wait(book(len(piece)), len(piece))
             await self._write(header, piece)
             header = b""
 
@@ -144,14 +141,11 @@ class StreamLink:
     async def _receive_body(self, kind: int, body: memoryview, deadline: asyncio.Timeout) -> None:
         """What is not read yet waits at the sender: back-pressure reaches it through both p2pds."""
         line = self._rates.down
-        if _never_waits(kind, len(body)):
-            line.book(len(body))
-            await self._stream.read_into(body)
-            return
+        book = line.book_small if _is_small(kind, len(body)) else line.book
         for piece in line.pieces(body):
-            if (wait_s := line.book(len(piece))) > 0:
+            if (wait_s := book(len(piece))) > 0:
                 deadline.reschedule((deadline.when() or 0.0) + wait_s)
-                await line.wait(wait_s)
+                await line.wait(wait_s, len(piece))
             await self._stream.read_into(piece)
 
     @contextlib.asynccontextmanager
@@ -189,7 +183,7 @@ class StreamLink:
         self._stream.abort()
 
 
-def _never_waits(kind: int, length: int) -> bool:
+def _is_small(kind: int, length: int) -> bool:
     return kind != FrameKind.CHUNK and length <= SMALL_BYTES
 
 

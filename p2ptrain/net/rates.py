@@ -3,8 +3,9 @@
 A line is a queue of bytes that leave at the cap's rate. Whoever has bytes to move books them and learns how long to
 wait for its turn; turns come in the order of booking, and are short (``PIECE_BYTES``), so streams share a line evenly.
 After a pause up to ``BURST_S`` seconds' worth may go at once. Small frames (``SMALL_BYTES``) and the DHT's questions
-and answers are booked and never wait: an answer that comes late costs more than the few bytes that it is early. The DHT
-gets half of a cap so; who asks for more asks in vain. Booking is also how bytes are counted, cap or no cap.
+and answers are booked and do not wait: an answer that comes late costs more than the few bytes that it is early. Each
+of both gets half of a cap so; small frames beyond it wait like all else, and whoever asks the DHT for more asks in
+vain. Booking is also how bytes are counted, cap or no cap.
 
 A cap may change at any moment, from any thread; what is booked and has not left then leaves at the new rate.
 """
@@ -27,13 +28,15 @@ LOWEST_RATE = 31_250.0
 manifest) then have 5 kB/s each, and a stream below 4 kB/s counts as dead on the other side."""
 
 SMALL_BYTES = 4 << 10
-"""Frames up to so many never wait: .13 s at the lowest cap. An offer with its terms has 1 kB; a manifest, or what the
+"""Frames up to so many are small: .13 s at the lowest cap. An offer with its terms has 1 kB; a manifest, or what the
 author ruled, may have sixty."""
 
 UNWAITED_SHARE = 0.5
-"""Of a cap, for what never waits its turn. A guess: other streams keep the other half."""
+"""Of a cap, for what does not wait its turn: small frames, whose bytes others wait for, and as much for the DHT, whose
+bytes nobody does. A guess: other streams keep the other half."""
 UNWAITED_S = 10.0
-"""So much of that share may pass at once: at the lowest cap 156 kB, eight answers of the DHT. A guess."""
+"""So much of that share may pass at once: at the lowest cap 156 kB, eight answers of the DHT, or the small frames of
+some thirty exchanges. A guess."""
 
 BURST_S = 0.5
 """A guess: a burst this short is lost in what routers buffer."""
@@ -51,8 +54,8 @@ class Line:
         self._sleep = sleep
         self._free_at = -inf
         """When all that is booked has left."""
-        self._unwaited = 0.0
-        self._unwaited_at = clock()
+        self._unwaited, self._small = _Share(clock), _Share(clock)
+        """The DHT's, and that of small frames."""
         self._rate_then = inf
         """The rate by which ``_free_at`` was reckoned."""
 
@@ -68,38 +71,64 @@ class Line:
         self._free_at = start + size_bytes / rate
         return max(start - now, 0.0)
 
+    def book_small(self, size_bytes: int) -> float:
+        """The same for a small frame: at once, while such frames keep to their share. So they put off others' turns by
+        ``UNWAITED_S`` times that share, and then leave them the rest of the line: strangers would see to it that it
+        were hours. What is beyond it waits, as much at a time as there are streams."""
+        wait_s = self.book(size_bytes)
+        if self._small.left(self.rate) < size_bytes:
+            return wait_s
+        self._small.take(size_bytes, self.rate)
+        return 0.0
+
     def book_unwaited(self, size_bytes: int) -> None:
         """Count bytes that move at once, whoever waits for a turn. They put off nobody's turn, and nobody is refused
         for longer than ``UNWAITED_S`` after the last of them: strangers would see to it that it were hours."""
         self.total_bytes += size_bytes
-        self._unwaited = min(self._unwaited_now() + size_bytes, 2 * self._most_unwaited)
+        self._unwaited.take(size_bytes, self.rate)
 
     @property
     def is_flooded(self) -> bool:
         """More moved at once than the cap allows for: what comes next should be left."""
-        return self._unwaited_now() > self._most_unwaited
+        return self._unwaited.left(self.rate) < 0
 
-    @property
-    def _most_unwaited(self) -> float:
-        return UNWAITED_S * UNWAITED_SHARE * self.rate
-
-    def _unwaited_now(self) -> float:
-        """Bytes beyond their share of the cap: they leave at that share's rate."""
-        now, rate = self._clock(), self.rate
-        left = 0.0 if rate == inf else self._unwaited - (now - self._unwaited_at) * UNWAITED_SHARE * rate
-        self._unwaited, self._unwaited_at = max(left, 0.0), now
-        return self._unwaited
-
-    async def wait(self, seconds: float) -> None:
-        """Let what ``book`` said pass."""
+    async def wait(self, seconds: float, booked_bytes: int = 0) -> None:
+        """Let what ``book`` said pass. Of whoever is cancelled meanwhile these bytes never move, and nobody waits for
+        them."""
         if seconds > 0:
-            await self._sleep(seconds)
+            try:
+                await self._sleep(seconds)
+            except asyncio.CancelledError:
+                self._free_at -= booked_bytes / self._rate_then
+                raise
 
     def pieces(self, view: memoryview) -> Iterator[memoryview]:
         """In how many pieces to move these bytes: one where nothing caps them."""
         whole = max(len(view), 1)
         step = PIECE_BYTES if self.rate < inf else whole
         return (view[start : start + step] for start in range(0, whole, step))
+
+
+class _Share:
+    """What moves without waiting: ``UNWAITED_S`` seconds' worth of a share of the cap, and then as much as leaves."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._taken = 0.0
+        """Bytes that have not left. They leave at the share's rate."""
+        self._at = clock()
+
+    def left(self, rate: float) -> float:
+        """Bytes that may move yet; less than none: too many did."""
+        now = self._clock()
+        taken = 0.0 if rate == inf else self._taken - (now - self._at) * UNWAITED_SHARE * rate
+        self._taken, self._at = max(taken, 0.0), now
+        return UNWAITED_S * UNWAITED_SHARE * rate - self._taken
+
+    def take(self, size_bytes: int, rate: float) -> None:
+        """They moved, whether they might or not. What they are too many counts for ``UNWAITED_S`` and no longer."""
+        self.left(rate)
+        self._taken = min(self._taken + size_bytes, 2 * UNWAITED_S * UNWAITED_SHARE * rate)
 
 
 class Rates:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain.errors import NetworkError
-from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.control import FarEnd
@@ -262,6 +262,114 @@ def test_without_a_cap_nothing_is_a_flood_and_a_new_cap_begins_at_nothing() -> N
     assert not free.is_flooded
     free.rate = LOWEST_RATE
     assert not free.is_flooded
+
+
+def test_small_frames_move_at_once_within_their_share_and_wait_beyond_it() -> None:
+    capped, watch = line(1000.0)
+    share = UNWAITED_S * UNWAITED_SHARE * 1000.0
+    capped.book(10**5)
+    assert [capped.book_small(500) for _ in range(int(share) // 500)] == [0.0] * 10
+    assert capped.book_small(500) == pytest.approx(10**5 / 1000.0 + share / 1000.0 - BURST_S)
+    watch.now += 2.0
+    assert [capped.book_small(500) > 0 for _ in range(3)] == [False, False, True]
+    assert capped.total_bytes == 10**5 + share + 4 * 500
+
+
+def test_a_flood_of_small_frames_puts_off_others_by_a_bounded_time() -> None:
+    capped, watch = line(1000.0)
+    for _ in range(6000):
+        watch.now += 0.1
+        capped.book_small(50)  # at half the cap
+    assert capped.book(0) == 0.0
+    for _ in range(6000):
+        watch.now += 0.1
+        if (wait_s := capped.book_small(500)) > 0:  # five times the cap, and who had to wait goes away
+            with pytest.raises(asyncio.CancelledError):
+                asyncio.run(cancelled_in(capped, wait_s, 500))
+    assert capped.book(0) <= UNWAITED_S * UNWAITED_SHARE
+
+
+async def cancelled_in(capped: Line, wait_s: float, size_bytes: int) -> None:
+    task = asyncio.ensure_future(capped.wait(wait_s, size_bytes))
+    await asyncio.sleep(0)
+    task.cancel()
+    await task
+
+
+def test_small_frames_and_the_dht_have_shares_of_their_own() -> None:
+    capped, _ = line(1000.0)
+    capped.book_unwaited(10**9)
+    assert capped.book_small(100) == 0.0
+    capped, _ = line(1000.0)
+    for _ in range(1000):
+        capped.book_small(100)
+    assert not capped.is_flooded
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) -> None:
+    """Sixteen streams at a time, a minute long, four times the lowest cap; before, it was put off by three minutes."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        rates = Rates(loop.time)
+        line = rates.down if way == "in" else rates.up
+        line.rate = LOWEST_RATE
+        passed = 0
+
+        async def pass_one(kind: int, size: int) -> float:
+            """What its passing took."""
+            out, into, began = Pipe(), Pipe(), loop.time()
+            stream = FakeStream(out, into)
+            link = StreamLink(FarEnd(PeerId("amber"), ""), stream, Limits(), rates)  # type: ignore[arg-type]
+            if way == "out":
+                await link.send(kind, bytes(size))
+            else:
+                into.put(encode_header(kind, size) + bytes(size))
+                await link.receive()
+            return loop.time() - began
+
+        async def flood() -> None:
+            nonlocal passed
+            while True:
+                await asyncio.sleep(0.5)
+                await pass_one(FrameKind.MESSAGE, SMALL_BYTES)
+                passed += 1
+
+        strangers = [asyncio.create_task(flood()) for _ in range(16)]
+        await asyncio.sleep(60.0)
+        at_once = UNWAITED_S * UNWAITED_SHARE
+        assert await pass_one(FrameKind.CHUNK, PIECE_BYTES) < at_once + 16 * SMALL_BYTES / LOWEST_RATE
+        assert passed * SMALL_BYTES < LOWEST_RATE * (loop.time() + at_once)
+        for stranger in strangers:
+            stranger.cancel()
+        await asyncio.sleep(UNWAITED_S)
+        assert await pass_one(FrameKind.MESSAGE, SMALL_BYTES) == 0.0
+        assert await pass_one(FrameKind.CHUNK, PIECE_BYTES) == 0.0
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("kind", [FrameKind.MESSAGE, FrameKind.CHUNK])
+def test_who_gives_up_before_its_turn_puts_off_nobody(kind: FrameKind) -> None:
+    """A stranger says that a chunk comes, as often as it may, and each time is gone before its turn."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        rates = Rates(loop.time)
+        rates.down.rate = LOWEST_RATE
+        rates.down.book(10 * int(LOWEST_RATE))
+        before_s = rates.down.book(0)
+        for _ in range(100):
+            into = Pipe()
+            into.put(encode_header(kind, 2 * SMALL_BYTES))
+            link = StreamLink(FarEnd(PeerId("liar"), ""), FakeStream(Pipe(), into), Limits(), rates)  # type: ignore[arg-type]
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.001):
+                    await link.receive()
+        assert rates.down.book(0) == pytest.approx(before_s, abs=0.2)
+
+    virtual_time.run(main())
 
 
 def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
