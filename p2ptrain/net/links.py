@@ -30,7 +30,7 @@ from p2ptrain.net import address
 from p2ptrain.net.allowance import origin
 from p2ptrain.net.control import FarEnd, read_opener
 from p2ptrain.net.node import Node
-from p2ptrain.net.rate_limiter import RateLimiter
+from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter
 from p2ptrain.net.rates import SMALL_BYTES, Rates
 from p2ptrain.net.streams import Stream
 
@@ -224,6 +224,7 @@ class P2PTransport:
         self._inbound: dict[asyncio.Task[None], _Place | None] = {}
         """One a stream, the oldest first; None: not known yet, or about to end."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
+        self._crowds: RateLimiter[str] = RateLimiter(PER_ORIGIN)
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
@@ -287,9 +288,9 @@ class P2PTransport:
         """Whether a stream gets a place. Only now is it known whose it is."""
         task = asyncio.current_task()
         assert task is not None
-        peer, where = link.peer, origin(link.far_end.place)
-        if not self._floods.admits(peer, task.get_loop().time()):
-            logger.info("turned down a link from %s: it calls too often", short(peer))
+        peer, where, now = link.peer, origin(link.far_end.place), task.get_loop().time()
+        if not (self._floods.admits_alone(peer, now) and self._crowds.admits(where, now)):
+            logger.info("turned down a link from %s: there are too many calls", short(peer))
             return False
         held = {task: place for task, place in self._inbound.items() if place is not None}
         others = sum(place.link.peer == peer for place in held.values())

@@ -29,6 +29,9 @@ OVERALL = Allowance(burst=400.0, per_s=100.0)
 """Of all peers together. An answer that declines takes .1 ms of a core (bench couple); a hundred a second are felt by
 nobody. A guess."""
 
+PER_ORIGIN = Allowance(burst=OVERALL.burst / 2, per_s=OVERALL.per_s / 2)
+"""Of all peers behind one IP address, or that one relay leads to us: names cost nothing. A guess: half."""
+
 MOST_REMEMBERED = 1024
 """Buckets that are not full, of whom we heard last. More peers at once than that are the overall bucket's business."""
 
@@ -75,11 +78,15 @@ class RateLimiter(Generic[Key]):
     def admits(self, who: Key, now: float, tokens: float = 1.0) -> bool:
         """Whether one more may begin, that costs so much. Who is turned down for its own sake takes nothing from the
         others."""
+        return self.admits_alone(who, now, tokens) and self.admits_anybody(now, tokens)
+
+    def admits_alone(self, who: Key, now: float, tokens: float = 1.0) -> bool:
+        """The same whatever the others do, and nothing of theirs is taken."""
         bucket = self._buckets.pop(who, None) or Bucket(self._each, now)
         self._buckets[who] = bucket
         if len(self._buckets) > self._most:
             self._forget(now)
-        return bucket.take(now, tokens) and self.admits_anybody(now, tokens)
+        return bucket.take(now, tokens)
 
     def admits_anybody(self, now: float, tokens: float = 1.0) -> bool:
         """The same before it is known who it is."""

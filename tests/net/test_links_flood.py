@@ -17,7 +17,7 @@ from p2ptrain.net import address, hop, virtual_time
 from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import MOST_NAMELESS, Limits, P2PTransport, StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.rate_limiter import PER_PEER
+from p2ptrain.net.rate_limiter import PER_ORIGIN, PER_PEER
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
 
@@ -54,6 +54,28 @@ def test_a_flood_of_short_conversations_is_turned_down_and_one_caller_is_not() -
     served = virtual_time.run(main())
     assert served["amber"] == 60
     assert served["liar"] <= PER_PEER.burst + 60 * PER_PEER.per_s
+
+
+def test_short_conversations_under_many_names_of_one_address_do_not_use_up_everybodys() -> None:
+    async def main() -> dict[str, int]:
+        transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000))
+        served = {HERE: 0, THERE: 0}
+
+        async def call(who: str, place: str) -> None:
+            served[place] += transport._admit(link_of(transport, PeerId(who), place))
+
+        for _ in range(60):
+            for name in range(50):
+                for _ in range(8):
+                    await asyncio.create_task(call(f"liar {name}", HERE))
+            await asyncio.create_task(call("amber", THERE))
+            transport._inbound.clear()
+            await asyncio.sleep(1.0)
+        return served
+
+    served = virtual_time.run(main())
+    assert served[THERE] == 60
+    assert served[HERE] <= PER_ORIGIN.burst + 60 * PER_ORIGIN.per_s
 
 
 def admitted(transport: P2PTransport, times: int) -> int:
