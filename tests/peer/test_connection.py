@@ -16,6 +16,7 @@ from p2ptrain.ids import RunId
 from p2ptrain.net import daemon
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
+from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.relay import RelayLimits
@@ -74,7 +75,8 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
         try:
             await connection.start()
             await until(lambda: connection.node.has_company)
-            assert {getattr(each, "_rates", None) for each in connection._services} == {rates}
+            served = [each._transport if isinstance(each, Lanes) else each for each in connection._services]
+            assert {each._rates for each in served} == {rates}
             killed = connection.node.daemon.pid
             monkeypatch.setattr(daemon, "PULSE_S", 0.2)
             monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
