@@ -135,18 +135,25 @@ class StreamLink:
         kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
         self._rates.down.book(framing.HEADER_BYTES)
-        self._count(framing.HEADER_BYTES + length)
+        self._count(framing.HEADER_BYTES)
         return kind, length
 
     async def _receive_body(self, kind: int, body: memoryview, deadline: asyncio.Timeout) -> None:
-        """What is not read yet waits at the sender: back-pressure reaches it through both p2pds."""
+        """What is not read yet waits at the sender: back-pressure reaches it through both p2pds. What does not come
+        is not counted, whatever its header said."""
         line = self._rates.down
         book = line.book_small if _is_small(kind, len(body)) else line.book
         for piece in line.pieces(body):
             if (wait_s := book(len(piece))) > 0:
                 deadline.reschedule((deadline.when() or 0.0) + wait_s)
                 await line.wait(wait_s, len(piece))
-            await self._stream.read_into(piece)
+            try:
+                await self._stream.read_into(piece)
+            except BaseException:
+                line.take_back(self._stream.lacking)
+                self._count(len(piece) - self._stream.lacking)
+                raise
+            self._count(len(piece))
 
     @contextlib.asynccontextmanager
     async def _receiving(self) -> AsyncIterator[asyncio.Timeout]:

@@ -99,8 +99,13 @@ class Line:
             try:
                 await self._sleep(seconds)
             except asyncio.CancelledError:
-                self._free_at -= booked_bytes / self._rate_then
+                self.take_back(booked_bytes)
                 raise
+
+    def take_back(self, size_bytes: int) -> None:
+        """These bytes were booked and do not move."""
+        self.total_bytes -= size_bytes
+        self._free_at -= size_bytes / self._rate_then
 
     def pieces(self, view: memoryview) -> Iterator[memoryview]:
         """In how many pieces to move these bytes: one where nothing caps them."""

@@ -28,6 +28,8 @@ class Stream(asyncio.BufferedProtocol):
         self._spare = memoryview(bytearray(SPARE_BYTES))
         self._spare_start = self._spare_end = 0
         self._target: memoryview | None = None  # what a waiting reader still lacks
+        self.lacking = 0
+        """Bytes that the last ``read_into`` did not get before it failed."""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._is_choked = False
@@ -46,6 +48,7 @@ class Stream(asyncio.BufferedProtocol):
     async def read_into(self, buffer: memoryview) -> None:
         """Fill the buffer with the next bytes."""
         lacking = buffer[self._take_spare(buffer) :]
+        self.lacking = len(lacking)
         if not lacking:
             return
         if self._end is not None:
@@ -56,6 +59,7 @@ class Stream(asyncio.BufferedProtocol):
         try:
             await self._reader
         finally:
+            self.lacking = len(self._target or b"")
             self._target = self._reader = None
 
     async def read_some(self) -> bytes:

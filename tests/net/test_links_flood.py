@@ -115,6 +115,7 @@ class Wire:
         info = p2pd_pb2.StreamInfo(peer=peer, addr=address.packed(place), proto="/test")
         self._unread = hop.framed(info.SerializeToString()) + said
         self.is_open = True
+        self.lacking = 0
 
     async def read_exactly(self, length: int) -> bytes:
         if len(self._unread) < length:
@@ -123,7 +124,9 @@ class Wire:
         return taken
 
     async def read_into(self, buffer: memoryview) -> None:
+        self.lacking = len(buffer)
         buffer[:] = await self.read_exactly(len(buffer))
+        self.lacking = 0
 
     def close(self) -> None:
         self.is_open = False

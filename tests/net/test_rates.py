@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from math import inf
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain.errors import NetworkError
-from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind, encode_header
+from p2ptrain.framing import HEADER_BYTES, MAX_CHUNK_BYTES, FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, SMALL_BYTES, UNWAITED_S, UNWAITED_SHARE, Line, Rates
+from p2ptrain.net.streams import Stream
 from p2ptrain.swarm.rules import MAX_DONATIONS, MAX_EXCHANGES
 
 
@@ -135,6 +137,7 @@ class FakeStream:
     """As much of ``streams.Stream`` as a link uses."""
 
     is_closing = False
+    lacking = 0
 
     def __init__(self, out: Pipe, into: Pipe) -> None:
         self._out, self._into = out, into
@@ -147,7 +150,13 @@ class FakeStream:
         return await self._into.take(length)
 
     async def read_into(self, buffer: memoryview) -> None:
-        buffer[:] = await self._into.take(len(buffer))
+        self.lacking = len(buffer)
+        try:
+            buffer[:] = await self._into.take(len(buffer))
+            self.lacking = 0
+        except asyncio.CancelledError:
+            self.lacking = len(buffer) - len(self._into.bytes)
+            raise
 
     def abort(self) -> None:
         self.is_closing = True
@@ -228,6 +237,28 @@ def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
         assert theirs.given_bytes == 0
 
     over_a_link(play)
+
+
+@pytest.mark.parametrize("cap", [LOWEST_RATE, inf])
+@pytest.mark.parametrize("kind", [FrameKind.MESSAGE, FrameKind.CHUNK])
+@pytest.mark.parametrize("length", [100, 3 * SMALL_BYTES])
+def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: float) -> None:
+    """Else six bytes that tell of a chunk would take a quarter of a megabyte from an owner's month."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        rates, into = Rates(loop.time), Pipe()
+        rates.down.rate = cap
+        into.put(encode_header(kind, length) + b"some of it")
+        stream: Any = FakeStream(Pipe(), into)
+        link = StreamLink(FarEnd(PeerId("liar"), ""), stream, Limits(), rates, is_gift=True)
+        with pytest.raises(NetworkError, match="sent nothing"):
+            await link.receive()
+        assert rates.down.total_bytes == rates.given_bytes == HEADER_BYTES + len(b"some of it")
+        await asyncio.sleep(1.0)
+        assert rates.down.book(0) == 0.0
+
+    virtual_time.run(main())
 
 
 def test_what_never_waits_has_its_share_of_a_cap_whatever_else_is_booked() -> None:
@@ -399,3 +430,32 @@ def test_a_cap_that_is_lifted_ends_the_wait_for_the_next_piece() -> None:
         assert asyncio.get_running_loop().time() - started < 6
 
     over_a_link(play)
+
+
+@pytest.mark.parametrize("spare", [b"", b"ab"])
+def test_a_stream_says_what_a_read_that_failed_still_lacked(spare: bytes) -> None:
+    async def main() -> list[int]:
+        stream = Stream()
+        feed(stream, spare)
+        reading = asyncio.ensure_future(stream.read_into(memoryview(bytearray(10))))
+        await asyncio.sleep(0)
+        feed(stream, b"xyz")
+        reading.cancel()
+        await asyncio.wait([reading])
+        lacking = [stream.lacking]
+        feed(stream, bytes(10))
+        await stream.read_into(memoryview(bytearray(10)))
+        stream.eof_received()
+        lacking.append(stream.lacking)
+        with pytest.raises(EOFError):
+            await stream.read_into(memoryview(bytearray(4)))
+        return [*lacking, stream.lacking]
+
+    assert virtual_time.run(main()) == [7 - len(spare), 0, 4]
+
+
+def feed(stream: Stream, data: bytes) -> None:
+    """What p2pd's socket does."""
+    if data:
+        stream.get_buffer(-1)[: len(data)] = data
+        stream.buffer_updated(len(data))

@@ -159,6 +159,7 @@ class BytesStream:
     """A stream of p2pd's (``net.streams.Stream``) on which these bytes arrive, and then the end."""
 
     is_closing = False
+    lacking = 0
 
     def __init__(self, data: bytes) -> None:
         self.rest = data
@@ -170,7 +171,9 @@ class BytesStream:
         return taken
 
     async def read_into(self, buffer: memoryview) -> None:
+        self.lacking = len(buffer)
         buffer[:] = await self.read_exactly(len(buffer))
+        self.lacking = 0
 
     def close(self) -> None:
         """Nothing is open."""
