@@ -5,6 +5,8 @@ driver            performs the protocol core's effects and feeds back events; kn
 session           one conversation over one link
 porter            declines politely while the peer is away
 payload           bulk data over any link: chunks, lengths, digests
+lanes             several streams for one large payload
+together          talks at once, of which the first that fails ends the others
 memory            links, transport and directory in memory; virtual_time: the clock that tests run them on
 identity          the peer's Ed25519 key file; signs and verifies presence records
 address           multiaddresses: which to announce, how to print them, how p2pd wants them
