@@ -31,6 +31,7 @@ from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.driver import Shore
+from p2ptrain.net.lanes import LaneLink
 from p2ptrain.ports import Directory, Link, Notebook, Transport
 from p2ptrain.sim.liars import Liar
 from p2ptrain.sim.reality import WireLie
@@ -161,6 +162,11 @@ class Raw(Protocol):
     async def _write(self, header: bytes, body: bytes | memoryview) -> None: ...
 
 
+def raw(link: Link) -> Raw:
+    """What a conversation's first lane is made of."""
+    return cast(Raw, link._link if isinstance(link, LaneLink) else link)
+
+
 async def drip(link: Raw, kind: int, body: bytes | memoryview) -> None:
     """A true frame, its header at once and then a byte now and then."""
     await link._write(encode_header(kind, len(body)), b"")
@@ -257,7 +263,7 @@ class LyingLink:
             case "lingering" if kind == FrameKind.MESSAGE:
                 body = encode_message(on_terms(decode_message(bytes(body)), seconds_per_byte=LINGERING_S_PER_BYTE))
             case "lingering" if kind == FrameKind.CHUNK:
-                await linger(cast(Raw, self.link), kind, body)
+                await linger(raw(self.link), kind, body)
                 return
             case "stalling" if kind == FrameKind.CHUNK:
                 await asyncio.sleep(FOREVER_S)
@@ -267,7 +273,7 @@ class LyingLink:
                 while True:
                     await self.link.send(FrameKind.CHUNK, hostility.random.randbytes(1 << 16))
             case "drip" if kind == FrameKind.CHUNK:
-                await drip(cast(Raw, self.link), kind, body)
+                await drip(raw(self.link), kind, body)
                 return
         await self.link.send(kind, body)
 

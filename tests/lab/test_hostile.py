@@ -17,9 +17,14 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind, decode_header
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import virtual_time
+from p2ptrain.net.control import FarEnd
 from p2ptrain.net.driver import Shore, at_once
 from p2ptrain.net.identity import Identity, verify
+from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.links import Limits, StreamLink
+from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
+from p2ptrain.net.streams import Stream
 from p2ptrain.ports import Directory, Link, Notebook
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
@@ -364,6 +369,8 @@ def test_a_flood_counts_the_calls_that_came_through() -> None:
 
 def test_real_links_can_drip() -> None:
     assert callable(StreamLink._write)  # hostile.Raw
+    stream = StreamLink(FarEnd(THEM, ""), cast(Stream, None), Limits(), Rates())
+    assert hostile.raw(Lanes(cast(Node, None)).of(stream, ours=True)) is stream
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:
