@@ -116,7 +116,7 @@ class Exchanging:
             settled=standing.settled,
             progress=standing.worth,
             distrusted=standing.members.is_distrusted(link.peer, now),
-            implausible=implausible(standing, offer.terms),
+            implausible=implausible(standing, link.peer, offer.terms),
             rules=standing.rules,
         )
         if refused is not None:
@@ -168,7 +168,7 @@ class Exchanging:
             self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
             return
         standing.deadlines.replied(now - exchange.started_at)
-        if why := implausible(standing, accept.terms):
+        if why := implausible(standing, link.peer, accept.terms):
             self.failed(LinkFailed(link, why), now)
             return
         if exchange.round:
@@ -233,6 +233,8 @@ class Exchanging:
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         self.book.commit(exchange)
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
+        if not standing.believes(link.peer):
+            moved = min(moved, 0.0)
         standing.emit(Commit(link, self._budget.take(moved, standing.rate, now)))
         standing.emit(Close(link))
         standing.emit(

@@ -55,9 +55,12 @@ def own_terms(standing: Standing, partners: int = 1) -> Terms:
     )
 
 
-def implausible(standing: Standing, theirs: Terms) -> str:
-    """Why what they say of themselves cannot be true or must not meet ours; empty when it can."""
-    return implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
+def implausible(standing: Standing, peer: PeerId, theirs: Terms) -> str:
+    """Why what they say of themselves cannot be true or must not meet ours; empty when it can. It is remembered."""
+    why = implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
+    if why:
+        standing.boasted(peer, theirs.progress)
+    return why
 
 
 def pause_after(standing: Standing, reason: DeclineReason, declined: Exchange) -> float:

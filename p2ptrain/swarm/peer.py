@@ -240,6 +240,7 @@ class Peer:
         self._catch_up.adopted(event.link)
         self._standing.usual.forget()
         self._exchanging.rounds.begin_anew()
+        self._standing.boasts.clear()
         self._caught_up_at = now
         if self._standing.state is PeerState.JOINING:  # not when the owner, or the run's end, came first
             self._begin(now)

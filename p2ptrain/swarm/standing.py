@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from random import Random
 
 from p2ptrain.ids import LinkId, PeerId
@@ -61,6 +62,8 @@ class Standing:
     """We dropped out of it: our own progress says about where the swarm was. A newcomer's says nothing."""
     strangers: set[PeerId] = field(default_factory=set)
     """Partners whose weights had nothing in common with ours, since an exchange committed."""
+    boasts: dict[PeerId, float] = field(default_factory=dict)
+    """Who said that it was further (tokens) than can be true, and how far; the latest come last."""
     is_lost: bool = False
     """All whom we met lately were strangers: ours are the odd weights."""
     gives: bool = True
@@ -87,6 +90,18 @@ class Standing:
         """It is in step, and its weights have nothing in common with ours."""
         if len(self.strangers) < MAX_KNOWN:
             self.strangers.add(peer)
+
+    def boasted(self, peer: PeerId, progress: float) -> None:
+        """It said that it was further than can be true."""
+        furthest = max(self.boasts.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
+        self.boasts[peer] = furthest
+        if len(self.boasts) > MAX_KNOWN:
+            del self.boasts[next(iter(self.boasts))]
+
+    def believes(self, peer: PeerId) -> bool:
+        """Whether what it says of its progress may raise ours: not before we are where it said that it was. It is we
+        who may have been left behind."""
+        return self.boasts.get(peer, 0.0) <= self.progress
 
     def is_odd(self, now: float) -> bool:
         """Whether our weights have nothing in common with those of most who are here, us included: of two equal halves

@@ -14,7 +14,9 @@ from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Offer, Peer, PeerState, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import (
+    Applied,
     Close,
+    Commit,
     ExchangeDue,
     LeaveRequested,
     LinkFailed,
@@ -30,6 +32,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.matching import RATE_SLACK, ProgressBudget
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
+from p2ptrain.swarm.rules import MAX_KNOWN
 
 
 def in_step(*names: str, **options) -> Table:
@@ -237,6 +240,58 @@ def test_claims_far_ahead_of_a_settled_peer_are_declined_however_often_and_whoev
         link = LinkId(PeerId(f"liar{number % 2}"), 78 + number, outbound=False)
         effects = table["amber"].core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
         assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.IMPLAUSIBLE_PROGRESS]
+
+
+def raised(table: Table, peer: str, progress: float) -> float:
+    """By how much an exchange with amber that this peer begins, so far, raises amber's progress."""
+    core = table["amber"].core
+    terms = Terms(9, progress, 1.0, float("inf"), True, PeerState.TRAINING)
+    link = LinkId(PeerId(peer), len(table.trace) + int(progress), outbound=False)
+    core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
+    core.handle(SwapDone(link, 1000, 1000, 0.1, 1.0, peer.encode()), table.now)
+    [commit] = [each for each in core.handle(Received(link, Acknowledge()), table.now) if isinstance(each, Commit)]
+    core.handle(Applied(link, core._standing.progress + commit.progress_displacement), table.now)
+    return float(commit.progress_displacement)
+
+
+def test_whose_boast_was_refused_is_not_believed_once_it_could_be_true():
+    table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
+    for _ in range(4):
+        table.step("amber", "birch")
+        table.run(1.0)
+    core = table["amber"].core
+    mine = table["amber"].progress
+    assert raised(table, "honest", mine + 20.0) > 0
+    boast = Terms(9, 900.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    offer = Offer(RULES.run, RULES.protocol, (0,), boast)
+    core.handle(Received(LinkId(PeerId("liar"), 70, outbound=False), offer), table.now)
+    table.now += 60.0
+    assert raised(table, "liar", core._standing.progress + 20.0) == 0.0
+    assert raised(table, "liar", core._standing.progress - 20.0) < 0
+    assert raised(table, "honest", core._standing.progress + 20.0) > 0
+
+
+def test_who_seemed_to_boast_is_believed_where_we_have_come_as_far():
+    """We had been left behind, and it was right."""
+    table = in_step("amber", "birch", rules=replace(RULES, tokens_per_peer=1000.0))
+    standing = table["amber"].core._standing
+    for claim in (900.0, 800.0):
+        standing.boasted(PeerId("cedar"), claim)
+    standing.progress = 899.0
+    assert not standing.believes(PeerId("cedar"))
+    standing.progress = 901.0
+    assert standing.believes(PeerId("cedar"))
+    standing.boasted(PeerId("cedar"), float("nan"))
+    assert not standing.believes(PeerId("cedar"))
+
+
+def test_boasts_of_many_are_forgotten_oldest_first():
+    standing = in_step("amber", "birch")["amber"].core._standing
+    for number in range(MAX_KNOWN + 1):
+        standing.boasted(PeerId(f"liar {number}"), 900.0)
+    assert len(standing.boasts) == MAX_KNOWN
+    assert standing.believes(PeerId("liar 0"))
+    assert not standing.believes(PeerId("liar 1"))
 
 
 def test_many_liars_together_cannot_raise_our_progress_faster_than_the_budget():
