@@ -328,6 +328,12 @@ def check_installed() -> None:
     del aiohttp, prometheus_client
 
 
+def check_place(place: Place) -> None:
+    """Raises UserError where a page could not listen there just now, or where the extra is missing."""
+    check_installed()
+    _listener(place).close()
+
+
 def _listener(place: Place) -> socket.socket:
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from p2ptrain.errors import UserError
 from p2ptrain.manifest import PRESETS, parameter_count
-from p2ptrain.page.server import Place, check_installed
+from p2ptrain.page.server import Place, check_place
 from peer.options import FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.conduct import Ending, Means, conduct
@@ -102,8 +102,7 @@ def testnet(
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
     if page is not None:
-        Place.parse(page)
-        check_installed()
+        check_place(Place.parse(page))  # before an earlier testnet is replaced
     means = Means(threads, data, tokenizer, page or "")
     with claimed(out):
         plan = lay_out(out, chosen, peers, not no_solo, seed)
