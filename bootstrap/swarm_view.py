@@ -218,7 +218,6 @@ class SwarmView:
         self._left = {each.peer: each for each in gone[-MOST_PEERS:]}
 
     def _row(self, record: Presence, now: float) -> PeerRow:
-        through_relays = all(address.relay_of(each) is not None for each in record.addresses)
         base = PeerRow(
             id=record.peer,
             nickname=words(record.nickname, 32),
@@ -226,7 +225,7 @@ class SwarmView:
             step=record.step,
             progress=min(record.progress, self._most_progress),
             age_s=max(now - record.issued_at, 0.0),
-            path="relayed" if record.addresses and through_relays else "direct",
+            path=address.way_to(record.addresses),
         )
         word = self._told.get(record.peer)
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)

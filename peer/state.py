@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -268,10 +268,5 @@ def row_of(record: Presence, now: float, relayed: bool) -> PeerRow:
         step=record.step,
         progress=record.progress,
         age_s=max(now - record.issued_at, 0.0),
-        path="relayed" if relayed or _circuits(record.addresses) else "direct",
+        path="relayed" if relayed else address.way_to(record.addresses),
     )
-
-
-def _circuits(addresses: Sequence[str]) -> bool:
-    """Whether others come to it through relays alone."""
-    return bool(addresses) and all(address.relay_of(each) is not None for each in addresses)

@@ -15,6 +15,7 @@ import socket
 import struct
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import base58
 
@@ -110,6 +111,14 @@ def relay_of(address: str) -> PeerId | None:
     """The relay that an address leads through; None: it is dialed directly."""
     direct, circuit, _ = address.partition("/p2p-circuit")
     return split_peer(direct)[1] if circuit else None
+
+
+def way_to(addresses: Iterable[str]) -> Literal["direct", "relayed", "dials out"]:
+    """How others come to a peer that announces these: by dialing it, through relays alone, or only by its own calls."""
+    relays = [relay_of(each) for each in addresses]
+    if not relays:
+        return "dials out"
+    return "relayed" if all(relays) else "direct"
 
 
 def through(relay: PeerId, place: str) -> str:

@@ -66,7 +66,7 @@ class PeerRow:
     age_s: float = 0.0
     """Since its record was issued."""
     path: str = ""
-    """direct, relayed; empty: not known."""
+    """How others come to it: direct, relayed, dials out (nobody can; it calls others); empty: not known."""
     device: str | None = None
     tokens: int | None = None
     tokens_per_s: float | None = None

@@ -176,3 +176,19 @@ def test_loopback_is_known():
     assert address.is_loopback("/ip6/::ffff:127.0.0.1/tcp/0")
     assert not address.is_loopback("/ip4/0.0.0.0/tcp/0")
     assert not address.is_loopback("/dns/localhost/tcp/0")
+
+
+RELAYED = f"/ip4/8.8.8.8/tcp/5/p2p/{PEER}/p2p-circuit"
+
+
+@pytest.mark.parametrize(
+    ("addresses", "way"),
+    [
+        ([], "dials out"),
+        (["/ip4/8.8.8.8/tcp/5"], "direct"),
+        ([RELAYED], "relayed"),
+        ([RELAYED, "/ip4/8.8.8.8/tcp/5"], "direct"),
+    ],
+)
+def test_how_others_come_to_a_peer(addresses: list[str], way: str) -> None:
+    assert address.way_to(addresses) == way
