@@ -160,6 +160,31 @@ def test_the_figures_are_those_of_the_document(page: Page) -> None:
         assert page.text(name) == page.run("return ui.rate(arguments[0])", total)
 
 
+def test_a_bootstrap_tells_what_its_peers_do(page: Page) -> None:
+    """It takes no part itself; who is gone does nothing."""
+    document = page.shown.view.document(page.shown.at)
+    page.shown.replace({**document, "kind": "bootstrap", "state": "serving", "me": None})
+    page.until(lambda: page.text("state") == "7 training, 1 joining")
+    nobody = {**document, "kind": "bootstrap", "state": "serving", "me": None, "peers": [], "total_peers": 0}
+    page.shown.replace(nobody)
+    page.until(lambda: page.text("state") == "serving")
+
+
+def test_the_time_that_is_left_goes_by_the_middle_peers_pace(page: Page) -> None:
+    """Where a speed and a share are known; a simulation's time is nobody's to wait for."""
+    document = page.shown.view.document(page.shown.at)
+    peers = [{**each, "tokens_per_s": 1000.0} for each in document["peers"]]
+    told = {**document, "peers": peers, "figures": {**document["figures"], "fraction": 0.5}}
+    for changed, expected in (
+        ({}, "about 10\u00a0min left"),
+        ({"figures": {**told["figures"], "fraction": None}}, ""),
+        ({"figures": {**told["figures"], "fraction": 1.0}}, ""),
+        ({"kind": "simulation"}, ""),
+    ):
+        page.shown.replace({**told, **changed})
+        page.until(lambda expected=expected: page.text("progress-tokens").partition("about")[2] == expected[5:])
+
+
 def test_numbers_move(page: Page) -> None:
     """What changes in the view changes on the page, by itself."""
     page.shown.view.figures["held_out"] = 5.7

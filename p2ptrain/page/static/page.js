@@ -7,6 +7,8 @@
   /** Lines of a legend that are read rather than counted; the table has them all. */
   const MOST_LEGEND = 12;
   const LATEST = 5;
+  /** A swarm has five. */
+  const MOST_STATES = 5;
   /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
   const READ_MS = 400;
   /** How old a document may be when it arrives: the stream is ahead of it. */
@@ -64,20 +66,37 @@
     const name = ui.line(run.name) || "p2ptrain";
     set(at("run-name"), name);
     set(at("what"), (WHAT[found.kind] ?? WHAT.bootstrap)(rows.get(found.me)));
-    set(at("state"), ui.line(found.state) || ui.NONE);
+    set(at("state"), doing(found));
     set(at("why"), ui.line(found.why));
-    showProgress(found.figures ?? {}, run.tokens_per_peer);
+    showProgress(found, run.tokens_per_peer);
     showJoin(ui.line(found.join), ui.line(found.join_note));
     set(at("facts"), facts(run).join(" · "));
     document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;
   }
 
-  function showProgress({ fraction, tokens }, end) {
+  /** A bootstrap takes no part: what its peers do is told in its place. */
+  function doing(found) {
+    const counts = new Map();
+    const states = found.kind === "bootstrap" ? values("state") : [];
+    for (const state of states.map((each) => ui.line(each)).filter(Boolean)) counts.set(state, (counts.get(state) ?? 0) + 1);
+    const most = [...counts].sort(([, a], [, b]) => b - a).slice(0, MOST_STATES);
+    return most.map(([state, many]) => `${ui.count(many)} ${state}`).join(", ") || ui.line(found.state) || ui.NONE;
+  }
+
+  /** At the pace of whoever is in the middle; of a simulation nobody asks. */
+  function timeLeft(found, end) {
+    const speed = found.kind === "simulation" ? null : ui.median(values("tokens_per_s"));
+    const left = (1 - (found.figures?.fraction ?? NaN)) * end;
+    return speed > 0 && left > 0 ? `about ${ui.duration(left / speed)} left` : "";
+  }
+
+  function showProgress(found, end) {
+    const { fraction, tokens } = found.figures ?? {};
     set(at("fraction"), ui.percent(fraction));
     const done = ui.isNumber(fraction) && end ? `${ui.scaled(Math.round(fraction * end))} of ` : "";
     const share = end ? `${done}${ui.scaled(end)} tokens per peer` : "";
     const all = ui.isNumber(tokens) ? `${ui.scaled(Math.round(tokens))} in all` : "";
-    set(at("progress-tokens"), [share, all].filter(Boolean).join(", "));
+    set(at("progress-tokens"), [share, all, timeLeft(found, end)].filter(Boolean).join(", "));
     at("progress").value = ui.isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0;
   }
 
