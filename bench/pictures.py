@@ -1,0 +1,109 @@
+"""The pictures of the page in ``docs/images``, taken anew: ``python -m bench.pictures``.
+
+Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after a minute and
+a half. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is fetched.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+from selenium import webdriver
+from selenium.webdriver.chrome.service import Service
+
+from bench.environment import ROOT
+
+PEERS = 4
+AFTER_S = 90.0
+"""Of everybody's training: curves have a shape by then, and exchanges have been made."""
+DEADLINE_S = 300.0
+STOP_S = 60.0
+DRAWN_S = 5.0
+"""For charts to be drawn and edges to light up."""
+PLACES = {"chromium": "/usr/bin/chromium", "chromedriver": "/usr/bin/chromedriver"}
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
+
+
+@click.command(help=__doc__)
+@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=ROOT / "docs" / "images")
+def main(out: Path) -> None:
+    with swarm() as url, chromium() as browser:
+        time.sleep(AFTER_S)
+        for name, scheme, width, height in (
+            ("page-light", "light", 1280, 1700),
+            ("page-dark", "dark", 1280, 1700),
+            ("page-phone", "light", 390, 1560),
+        ):
+            look(browser, scheme, width, height)
+            browser.get(url)
+            time.sleep(DRAWN_S)
+            picture = out / f"{name}.png"
+            picture.write_bytes(browser.get_screenshot_as_png())
+            click.echo(str(picture))
+
+
+@contextmanager
+def swarm() -> Iterator[str]:
+    """The page's address, once all peers train."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{port}/"
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "p2ptrain.cli", "testnet", "--preset", "demo", "--no-solo"]
+        options = ["--peers", str(PEERS), "--page", str(port), "--out", f"{folder}/demo"]
+        with subprocess.Popen([*command, *options], cwd=ROOT, stdout=subprocess.DEVNULL) as process:
+            try:
+                wait_for_all(url)
+                yield url
+            finally:
+                process.send_signal(signal.SIGINT)
+                process.wait(STOP_S)
+
+
+def wait_for_all(url: str) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError):
+            with urllib.request.urlopen(f"{url}status", timeout=5) as answer:
+                status: dict[str, Any] = json.load(answer)
+            if sum(each["loss"] is not None for each in status["peers"]) == PEERS:
+                return
+        time.sleep(1.0)
+    raise click.ClickException(f"{PEERS} peers did not train within {DEADLINE_S:.0f} s.")
+
+
+@contextmanager
+def chromium() -> Iterator[webdriver.Chrome]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = PLACES["chromium"]
+    for flag in FLAGS:
+        options.add_argument(flag)
+    browser = webdriver.Chrome(options=options, service=Service(executable_path=PLACES["chromedriver"]))
+    try:
+        yield browser
+    finally:
+        browser.quit()
+
+
+def look(browser: webdriver.Chrome, scheme: str, width: int, height: int) -> None:
+    """As somebody with such a screen, who likes it light or dark."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", wish)
+
+
+if __name__ == "__main__":
+    main()
