@@ -42,7 +42,9 @@ fragments_per_exchange = 1
 
 [codec]
 name = "fp32"
+block_size = 1024
 gradients = "fp32"
+rank = 16
 
 [[peers]]
 name = "home"

@@ -7,8 +7,6 @@
   /** Lines of a legend that are read rather than counted; the table has them all. */
   const MOST_LEGEND = 12;
   const LATEST = 5;
-  /** A swarm has five. */
-  const MOST_STATES = 5;
   /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
   const READ_MS = 400;
   /** How old a document may be when it arrives: the stream is ahead of it. */
@@ -76,11 +74,8 @@
 
   /** A bootstrap takes no part: what its peers do is told in its place. */
   function doing(found) {
-    const counts = new Map();
-    const states = found.kind === "bootstrap" ? values("state") : [];
-    for (const state of states.map((each) => ui.line(each)).filter(Boolean)) counts.set(state, (counts.get(state) ?? 0) + 1);
-    const most = [...counts].sort(([, a], [, b]) => b - a).slice(0, MOST_STATES);
-    return most.map(([state, many]) => `${ui.count(many)} ${state}`).join(", ") || ui.line(found.state) || ui.NONE;
+    const states = found.kind === "bootstrap" ? ui.tally(values("state")) : "";
+    return states || ui.line(found.state) || ui.NONE;
   }
 
   /** At the pace of whoever is in the middle; of a simulation nobody asks. */

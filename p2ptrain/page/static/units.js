@@ -152,6 +152,9 @@ globalThis.ui = {};
     if (node.textContent !== text) node.textContent = text;
   }
 
+  /** Of a tally: a swarm has five states. */
+  const MOST_WORDS = 5;
+
   const SVG = "http://www.w3.org/2000/svg";
 
   /** A piece of a peer's line, as in the chart. */
@@ -176,6 +179,14 @@ globalThis.ui = {};
     return known.length % 2 ? known[middle] : (known[middle - 1] + known[middle]) / 2;
   }
 
+  /** ``7 training, 1 joining``: how often each word is there, the most frequent first. */
+  function tally(words) {
+    const counts = new Map();
+    for (const word of words.map(line).filter(Boolean)) counts.set(word, (counts.get(word) ?? 0) + 1);
+    const most = [...counts].sort(([, a], [, b]) => b - a).slice(0, MOST_WORDS);
+    return most.map(([word, many]) => `${count(many)} ${word}`).join(", ");
+  }
+
   /** Null where nobody tells. */
   function sum(values) {
     const known = values.filter(isNumber);
@@ -183,5 +194,5 @@ globalThis.ui = {};
   }
 
   Object.assign(ui, { NONE, isNumber, scaled, bytes, rate, loss, count, percent, duration, ago, line, prose, short });
-  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, swatch, median, sum });
+  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, swatch, median, sum, tally });
 }
