@@ -136,10 +136,12 @@ class Lanes:
             raise RemoteError("an echo was due of what a lane is for")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_Lane]:
-        """What this peer opened under that token, all but the first. Raises RemoteError where some are missing."""
+        """What this peer opened under that token, all but the first, for one conversation. Raises RemoteError where
+        some are missing."""
         lanes = self._waiting.get((peer, token), {})
         if len(lanes) != LANES - 1:
             raise RemoteError(f"it names {LANES - 1} lanes, and {len(lanes)} are here")
+        del self._waiting[peer, token]  # a second conversation would read what belongs to the first
         for lane in lanes.values():
             lane.claim()
         return [lanes[number] for number in sorted(lanes)]
@@ -163,14 +165,17 @@ class Lanes:
                     await say(link, purpose)
                     await lane.over.wait()
                 finally:
-                    self._forget(key, number)
+                    self._forget(key, number, lane)
         except TimeoutError:
             raise NetworkError(f"{short(link.peer)} opened a lane and did not use it") from None
 
-    def _forget(self, key: tuple[PeerId, bytes], number: int) -> None:
-        del self._waiting[key][number]
-        if not self._waiting[key]:
-            del self._waiting[key]
+    def _forget(self, key: tuple[PeerId, bytes], number: int, lane: _Lane) -> None:
+        """It waits no more, if it still did."""
+        waiting = self._waiting.get(key, {})
+        if waiting.get(number) is lane:
+            del waiting[number]
+            if not waiting:
+                del self._waiting[key]
 
 
 class LaneLink:

@@ -259,6 +259,22 @@ def test_somebody_elses_token_claims_nothing(two: Two) -> None:
     two.runner.run(main())
 
 
+def test_lanes_are_claimed_once(two: Two) -> None:
+    """Else two conversations would read the same stream."""
+
+    async def main() -> None:
+        links = await two.lanes[1].open(two.peer, TOKEN)
+        claimed = two.lanes[0].claim(two.nodes[1].peer_id, TOKEN)
+        with pytest.raises(RemoteError, match="0 are here"):
+            two.lanes[0].claim(two.nodes[1].peer_id, TOKEN)
+        for lane in claimed:
+            lane.over.set()
+        for each in links:
+            await each.close()
+
+    two.runner.run(main())
+
+
 def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> None:
     two.lanes[1].came(two.peer, 1e9)
 
