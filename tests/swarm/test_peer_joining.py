@@ -10,7 +10,7 @@ from table import RULES, RUN, Seat, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState, exchanging
-from p2ptrain.swarm.catchup import supported
+from p2ptrain.swarm.catchup import PullUnderWay, supported
 from p2ptrain.swarm.events import (
     Adopted,
     Close,
@@ -541,7 +541,8 @@ def test_who_waits_for_nothing_long_has_not_slept():
     assert not any("slept" in line for line in table.trace)
 
 
-def test_weights_older_than_our_own_are_not_taken():
+def with_a_pull_begun() -> tuple[Table, Seat, PullUnderWay]:
+    """Cedar has come late, and asked for weights."""
     table = under_way()
     table.run(21.0)
     cedar = table.seat("cedar")
@@ -549,6 +550,11 @@ def test_weights_older_than_our_own_are_not_taken():
     table.run(0.03)
     pull = cedar.core._catch_up.pull
     assert pull is not None
+    return table, cedar, pull
+
+
+def test_weights_older_than_our_own_are_not_taken():
+    table, cedar, pull = with_a_pull_begun()
     cedar.core._standing.progress = 50.0
     table["cedar"].core.handle(Received(pull.link, WeightsReply(0, 40.0)), table.now)
     assert cedar.core._catch_up.pull is None or cedar.core._catch_up.pull.link != pull.link
@@ -910,13 +916,7 @@ def test_a_boast_of_a_few_steps_takes_no_newcomer_of_a_young_swarm():
 
 
 def test_a_donor_whose_weights_are_older_than_it_announced_gives_none():
-    table = under_way()
-    table.run(21.0)
-    cedar = table.seat("cedar")
-    table.start("cedar")
-    table.run(0.03)
-    pull = cedar.core._catch_up.pull
-    assert pull is not None
+    table, cedar, pull = with_a_pull_begun()
     effects = cedar.core.handle(Received(pull.link, WeightsReply(1, 10.0)), table.now)
     assert [each.why for each in effects if isinstance(each, Note) and each.peer == pull.link.peer][:1] == [
         "its weights are older than it announced"
