@@ -45,8 +45,8 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import Relay, RelayLimits
+from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer
-from p2ptrain.page.server import Place as PagePlace
 from p2ptrain.telemetry import enduring_output
 
 LOOKUP_EVERY_S = 3.0

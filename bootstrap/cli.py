@@ -9,7 +9,7 @@ import click
 
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.rates import LOWEST_RATE
-from p2ptrain.page.server import Place as PagePlace
+from p2ptrain.page.place import Place as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""

@@ -15,7 +15,7 @@ from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
-from p2ptrain.page.server import Place
+from p2ptrain.page.place import Place
 from p2ptrain.ports import Notebook
 from p2ptrain.swarm import Peer
 from p2ptrain.telemetry import EventLog

@@ -12,7 +12,7 @@ import click
 
 from p2ptrain.errors import HomeError
 from p2ptrain.manifest import JoinLink
-from p2ptrain.page.server import Place
+from p2ptrain.page.place import Place
 from peer.options import FiniteRange
 
 if TYPE_CHECKING:

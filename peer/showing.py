@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from p2ptrain.clock import steady
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, Teller, Telling
-from p2ptrain.page.server import PageServer, Place
+from p2ptrain.page.place import Place
+from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Notebook
 from peer.attendance import Attendance
 from peer.home import Home

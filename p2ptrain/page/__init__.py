@@ -2,6 +2,7 @@
 
 ==========  =================================================================
 view        ``View``: the one document, bounded (pure)
+place       ``Place``: where it is served, and whether it can be
 metrics     the same for Prometheus (extra ``page``)
 server      ``PageServer``: HTTP, read-only (extra ``page``)
 static      the page itself, with uPlot (MIT); it asks nobody else for anything

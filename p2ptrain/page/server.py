@@ -29,7 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from p2ptrain.errors import UserError
+from p2ptrain.page.place import LOOPBACK, Place, check_installed, listener_at
 
 FRESH_S = 0.5
 """How old an answer may be. A guess: faster than a person reads."""
@@ -51,7 +51,6 @@ START_S = 10.0
 """For the thread to listen. A guess; it takes milliseconds."""
 STOP_S = 3.0
 """For requests under way when it ends; aiohttp takes it twice. A guess."""
-LOOPBACK = "127.0.0.1"
 _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 """Who listens there is opened at this computer by these: the former are no addresses to browsers."""
 COOKIE = "p2ptrain-token"
@@ -79,31 +78,6 @@ Snapshot = Callable[[], dict[str, Any]]
 """The document; from any thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where to listen."""
-
-    host: str = LOOPBACK
-    port: int = 0
-    """0: any free one."""
-    token: str = ""
-    """Empty: one is drawn where one is needed."""
-
-    @classmethod
-    def parse(cls, text: str, token: str = "") -> Self:
-        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. Raises UserError."""
-        host, _, port = text.rpartition(":")
-        if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
-            raise UserError(
-                f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
-            )
-        return cls(host.strip("[]") or LOOPBACK, int(port), token)
-
-    @property
-    def is_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "::1", "localhost")
-
-
 @dataclass(slots=True)
 class PageServer:
     """See the module."""
@@ -129,7 +103,7 @@ class PageServer:
         check_installed()
         if not self.place.is_loopback:
             self._token = self.place.token or secrets.token_urlsafe(18)
-        listener = _listener(self.place)
+        listener = listener_at(self.place)
         host, port = listener.getsockname()[:2]
         host = _EVERYWHERE.get(host, host)
         shown = f"[{host}]" if ":" in host else host
@@ -314,40 +288,6 @@ class _CutOff(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
-
-
-def check_installed() -> None:
-    """Raises UserError where the extra is missing."""
-    try:
-        import aiohttp
-        import prometheus_client
-    except ImportError as error:
-        raise UserError(
-            f"The page needs {error.name}, which is not installed.", "Type: pip install 'p2ptrain[page]'."
-        ) from None
-    del aiohttp, prometheus_client
-
-
-def check_place(place: Place) -> None:
-    """Raises UserError where a page could not listen there just now, or where the extra is missing."""
-    check_installed()
-    _listener(place).close()
-
-
-def _listener(place: Place) -> socket.socket:
-    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((place.host, place.port))
-        listener.listen(128)
-    except OSError as error:
-        listener.close()
-        raise UserError(
-            f"The page cannot be served at {place.host}:{place.port}: {error.strerror or error}.",
-            "Choose another port, or 0 for any free one.",
-        ) from error
-    return listener
 
 
 def _is_loopback_name(host: str) -> bool:

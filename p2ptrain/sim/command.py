@@ -76,7 +76,7 @@ def simulate(
     from rich.progress import Progress, TextColumn
 
     from p2ptrain.page import words
-    from p2ptrain.page.server import Place
+    from p2ptrain.page.place import Place
     from p2ptrain.sim import drawing, reality
     from p2ptrain.sim.serving import simulate_and_show
     from p2ptrain.sim.simulate import StoppedError

@@ -16,7 +16,8 @@ from typing import Any
 from p2ptrain.errors import OutputError, ScenarioError
 from p2ptrain.ids import PeerId
 from p2ptrain.page import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain, words
-from p2ptrain.page.server import PageServer, Place
+from p2ptrain.page.place import Place
+from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Notebook
 from p2ptrain.sim.population import Member
 from p2ptrain.sim.report import Report

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from p2ptrain.errors import UserError
 from p2ptrain.manifest import PRESETS, parameter_count
-from p2ptrain.page.server import Place, check_place
+from p2ptrain.page.place import Place, check_place
 from peer.options import FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.conduct import Ending, Means, conduct

@@ -13,7 +13,8 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from p2ptrain.page.server import PageServer, Place
+from p2ptrain.page.place import Place
+from p2ptrain.page.server import PageServer
 from p2ptrain.page.view import (
     CheckpointRow,
     ExchangeRow,

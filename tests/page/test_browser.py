@@ -17,7 +17,8 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import WebDriverWait
 
-from p2ptrain.page.server import ASSETS, Place
+from p2ptrain.page.place import Place
+from p2ptrain.page.server import ASSETS
 from p2ptrain.page.view import ExchangeRow, FailureRow, SampleText, View
 
 if TYPE_CHECKING:

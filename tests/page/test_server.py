@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from p2ptrain.errors import UserError
 from p2ptrain.page import server as page_server
 from p2ptrain.page.metrics import names
-from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer, Place
+from p2ptrain.page.place import Place
+from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer
 from p2ptrain.page.view import ExchangeRow
 
 if TYPE_CHECKING:

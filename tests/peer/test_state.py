@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.ids import PeerId, RunId
-from p2ptrain.page.server import Place
+from p2ptrain.page.place import Place
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
 from peer.lines import line

@@ -16,7 +16,7 @@ from commanding import SCENARIO, run
 
 from p2ptrain import cli, files
 from p2ptrain.errors import OutputError
-from p2ptrain.page.server import Place
+from p2ptrain.page.place import Place
 from p2ptrain.sim import reality
 from p2ptrain.sim.command import stopping
 from p2ptrain.sim.serving import simulate_and_show

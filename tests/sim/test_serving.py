@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import ScenarioError
-from p2ptrain.page.server import Place
+from p2ptrain.page.place import Place
 from p2ptrain.sim import scenario_file
 from p2ptrain.sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
 from p2ptrain.sim.simulate import StoppedError, begin, simulate

@@ -1,0 +1,74 @@
+"""Where a page is served, and whether it can be.
+
+To import it needs no extra: commands look here before they begin anything.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from typing import Self
+
+from p2ptrain.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to listen."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    """0: any free one."""
+    token: str = ""
+    """Empty: one is drawn where one is needed."""
+
+    @classmethod
+    def parse(cls, text: str, token: str = "") -> Self:
+        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. Raises UserError."""
+        host, _, port = text.rpartition(":")
+        if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
+            raise UserError(
+                f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
+            )
+        return cls(host.strip("[]") or LOOPBACK, int(port), token)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "::1", "localhost")
+
+
+def check_installed() -> None:
+    """Raises UserError where the extra is missing."""
+    try:
+        import aiohttp
+        import prometheus_client
+    except ImportError as error:
+        raise UserError(
+            f"The page needs {error.name}, which is not installed.", "Type: pip install 'p2ptrain[page]'."
+        ) from None
+    del aiohttp, prometheus_client
+
+
+def check_place(place: Place) -> None:
+    """Raises UserError where a page could not listen there just now, or where the extra is missing."""
+    check_installed()
+    listener_at(place).close()
+
+
+def listener_at(place: Place) -> socket.socket:
+    """Listens there. Raises UserError where it cannot."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+        listener.listen(128)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"The page cannot be served at {place.host}:{place.port}: {error.strerror or error}.",
+            "Choose another port, or 0 for any free one.",
+        ) from error
+    return listener
