@@ -211,7 +211,10 @@ class PageServer:
         from aiohttp import web
 
         self._refresh()
-        return web.Response(body=self._made, content_type="application/json", charset="utf-8")
+        response = web.Response(body=self._made, content_type="application/json", charset="utf-8")
+        if not self.place.is_loopback:  # there bytes cost nothing, and the processor trains
+            response.enable_compression()  # for those who say that they take it
+        return response
 
     async def _metrics(self, request: Any) -> Any:
         from aiohttp import web

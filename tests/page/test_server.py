@@ -9,6 +9,7 @@ import random
 import socket
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -110,6 +111,21 @@ def test_the_status_is_the_document(shown: Shown) -> None:
     assert answer.headers["Cache-Control"] == "no-store"
     assert answer.document["run"]["name"] == "tiny-stories"
     assert len(answer.document["peers"]) == 8
+
+
+def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Shown) -> None:
+    """Not at this computer, where bytes cost nothing; and for whoever does not say so it is plain."""
+    key = f"Bearer {TOKEN}"
+    plain = ask(guarded.port, "/status", Authorization=key)
+    packed = ask(guarded.port, "/status", Authorization=key, Accept_Encoding="gzip, deflate")
+    assert plain.headers["Content-Encoding"] is None
+    assert packed.headers["Content-Encoding"] in ("gzip", "deflate")
+    unpacked = zlib.decompress(packed.body, wbits=zlib.MAX_WBITS | 32)
+    assert json.loads(unpacked) == plain.document
+    assert len(packed.body) < len(plain.body) / 2
+    with PageServer(Place(), lambda: plain.document) as server:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        assert ask(port, "/status", Accept_Encoding="gzip").document == plain.document
 
 
 def test_however_many_ask_the_document_is_made_now_and_then() -> None:
