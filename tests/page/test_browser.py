@@ -229,6 +229,17 @@ def test_the_line_under_the_pointer_is_named(page: Page) -> None:
     assert re.fullmatch(r"(Amber|\w.*), (training|held out): \d\.\d\d at \d.* tokens", told), told
 
 
+def test_the_legend_goes_by_name(page: Page) -> None:
+    """Whoever looks for a name finds it; everybody's average stands before all."""
+    view = page.shown.view
+    names = ["average", *sorted(each.name for each in view.curves.values())]
+    assert view.curve("", "average") is not None
+    view.curves = dict(reversed(view.curves.items()))
+    page.next_document()
+    shown = page.run("return [...document.querySelectorAll('#legend .name')].map((each) => each.textContent)")
+    assert shown == names
+
+
 def test_a_simulation_has_its_own_time(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
     """Seconds since its beginning, everybody's average among the curves, and no bytes where none are known."""
     view = View("simulation")

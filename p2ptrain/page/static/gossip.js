@@ -93,7 +93,7 @@
 
     exchange(event) {
       // A simulation may not know what it would weigh.
-    const label = [event.bytes && ui.bytes(event.bytes), event.seconds && ui.duration(event.seconds)];
+      const label = [event.bytes && ui.bytes(event.bytes), event.seconds && ui.duration(event.seconds)];
       this.#add({
         a: event.a,
         b: event.b,

@@ -167,7 +167,7 @@
   // --- charts ------------------------------------------------------------------------------------------------------
 
   function showCharts(found) {
-    const curves = found.curves ?? [];
+    const curves = [...(found.curves ?? [])].sort(byName);
     const column = against;
     lossChart.show(lossLines(curves), { column, kind: against === TOKENS ? "tokens" : timeKind() });
     showLegend(curves);
@@ -196,6 +196,7 @@
   }
 
   const curveName = (curve) => ui.line(curve.name) || who(curve.peer);
+  const byName = (a, b) => Boolean(a.peer) - Boolean(b.peer) || curveName(a).localeCompare(curveName(b));
 
   function showLegend(curves) {
     const list = at("legend");
