@@ -1,7 +1,7 @@
 """The pictures of the page in ``docs/images``, taken anew: ``python -m bench.pictures``.
 
-Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after a minute and
-a half. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is fetched.
+Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after two minutes,
+each time as exchanges are lit. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is fetched.
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ from selenium.webdriver.chrome.service import Service
 from bench.environment import ROOT
 
 PEERS = 4
-AFTER_S = 90.0
+AFTER_S = 120.0
 """Of everybody's training: curves have a shape by then, and exchanges have been made."""
 DEADLINE_S = 300.0
 STOP_S = 60.0
-DRAWN_S = 5.0
-"""For charts to be drawn and edges to light up."""
+DRAWN_S = 3.0
+"""For charts to be drawn."""
+LIT = 2
+"""Exchanges that are to be seen in a picture, if it can be had within ``LIT_S``."""
+LIT_S = 30.0
 PLACES = {"chromium": "/usr/bin/chromium", "chromedriver": "/usr/bin/chromedriver"}
+HEIGHT = "return Math.ceil(document.body.getBoundingClientRect().bottom)"
+LIVE = "return document.getElementById('gossip').dataset.live"
 FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars")
 
 
@@ -41,14 +46,16 @@ FLAGS = ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-u
 def main(out: Path) -> None:
     with swarm() as url, chromium() as browser:
         time.sleep(AFTER_S)
-        for name, scheme, width, height in (
+        for name, scheme, width, most_height in (
             ("page-light", "light", 1280, 1700),
             ("page-dark", "dark", 1280, 1700),
             ("page-phone", "light", 390, 1560),
         ):
-            look(browser, scheme, width, height)
+            look(browser, scheme, width, most_height)
             browser.get(url)
             time.sleep(DRAWN_S)
+            look(browser, scheme, width, min(most_height, browser.execute_script(HEIGHT)))
+            wait_for_light(browser)
             picture = out / f"{name}.png"
             picture.write_bytes(browser.get_screenshot_as_png())
             click.echo(str(picture))
@@ -82,6 +89,13 @@ def wait_for_all(url: str) -> None:
                 return
         time.sleep(1.0)
     raise click.ClickException(f"{PEERS} peers did not train within {DEADLINE_S:.0f} s.")
+
+
+def wait_for_light(browser: webdriver.Chrome) -> None:
+    """Until exchanges are lit. Where none are for long there is a picture all the same."""
+    deadline = time.monotonic() + LIT_S
+    while time.monotonic() < deadline and int(browser.execute_script(LIVE) or 0) < LIT:
+        time.sleep(0.05)
 
 
 @contextmanager
