@@ -24,8 +24,12 @@ from peer.testnet.watch import Tail
 
 def conclude(
     out: Path, script: Script, course: Mapping[str, Any], faults: Sequence[str], threads: int, console: Console
-) -> bool:
-    """Average the models of those who stayed, write ``out/summary.json``, show the table; whether all went well."""
+) -> list[str]:
+    """Average the models of those who stayed, write ``out/summary.json``, show the table.
+
+    Returns:
+        What was wrong beyond ``faults``, in plain words.
+    """
     plan = laid_out(out, [part.name for part in script.parts])
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
     honest = {part.name for part in script.parts if part.settings.lie is None}
@@ -52,15 +56,17 @@ def conclude(
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=reports.machine(),
     )
-    document = reports.summary(report) | {"killed_peer_rejoined": rejoined(lives, out, _returning(script))}
-    document["passed"] = document["passed"] and document["killed_peer_rejoined"] is not False
+    back = rejoined(lives, out, _returning(script))
+    beyond = [each for each in report.failures if each not in faults]
+    if back is False:
+        beyond.append("a peer that was killed has not come back, or exchanged nothing since")
+    failures = [*faults, *beyond]
+    document = reports.summary(report) | {"killed_peer_rejoined": back, "passed": not failures, "failures": failures}
     files.replace(out / "summary.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
     console.print(reports.table(report))
     for line in reports.comparison(report):
         console.print(line, markup=False, soft_wrap=True)
-    if document["killed_peer_rejoined"] is False:
-        console.print("a peer that was killed has not come back, or exchanged nothing since", style="bold red")
-    return bool(document["passed"])
+    return beyond
 
 
 def _returning(script: Script) -> set[str]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from p2ptrain.sim.reality import Limit, RealScenario
@@ -36,6 +36,10 @@ class Verdict:
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
+
+    def beside(self, faults: Sequence[str]) -> Verdict:
+        """The same with faults that were found otherwise."""
+        return replace(self, passed=self.passed and not faults, faults=[*self.faults, *faults])
 
 
 def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> Verdict:

@@ -21,6 +21,7 @@ from peer.lab.command import act_out
 from peer.lab.containers import Containers, build, check_engine
 from peer.lab.course import Course
 from peer.lab.plan import manifest_of
+from peer.lab.report import Verdict
 from peer.lab.script import written
 from peer.testnet.plan import lay_out
 
@@ -347,11 +348,30 @@ def test_a_testnet_whose_killed_peer_stays_away_has_not_passed(
     away = {"status": -9, "ended_by_us": "is killed"}
     course = {"lives": {part.name: [away] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
     console = Console(file=io.StringIO(), width=120)
-    assert closing.conclude(out, script, course, (), 1, console) is False
+    beyond = closing.conclude(out, script, course, (), 1, console)
+    assert any("has not come back" in each for each in beyond)
     document = json.loads((out / "summary.json").read_text())
     assert document["killed_peer_rejoined"] is False
     assert document["passed"] is False
-    assert "has not come back" in console.file.getvalue()
+    assert document["failures"] == beyond
+
+
+def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, Any], tmp_path: Path) -> None:
+    """Peers that left no summary and no weights miss no limit of a scenario that has none."""
+    scenario = parse(tiny)
+    script = written(scenario)
+    out = tmp_path / "out"
+    out.mkdir()
+    lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    well = {"status": 0, "ended_by_us": ""}
+    course = {"lives": {part.name: [well] for part in script.parts}, "cut_short": False, "wall_s": 9.0}
+    beyond = closing.conclude(out, script, course, ("known",), 1, Console(file=io.StringIO(), width=120))
+    assert any("averaged model could not be measured" in each for each in beyond)
+    assert any("summary" in each for each in beyond)
+    assert "known" not in beyond
+    verdict = Verdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside(beyond)
+    assert (verdict.passed, verdict.faults) == (False, beyond)
+    assert Verdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside([]).passed
 
 
 def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:
