@@ -1,7 +1,8 @@
 """The swarm as a bootstrap sees it: presence records, and what peers whose owners agreed tell of themselves.
 
 All of it is strangers' word, checked for shape and bounds (``p2ptrain.page``), shown to people and used for nothing.
-What stands for everybody is a median, which no few of them move far. Safe from any thread.
+What stands for everybody is a median, or a sum in which nobody counts for much more than others: no few of them decide
+it. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -56,6 +57,22 @@ MOST_SERIALS = 4 * MOST_PEERS
 BEYOND_THE_END = 1.1
 """Nobody is further, in runs: peers end at the run's end, and exchanges move their progress little. A guess."""
 
+SUMMED = {
+    "tokens": (1.0, 1e6),
+    "tokens_per_s": (1.0, 1e4),
+    "exchanges": (0.5, 1e3),
+    "failed": (0.5, 1e3),
+    "sent_bytes": (1.0, 1e9),
+    "received_bytes": (1.0, 1e9),
+    "up": (1.0, 1.25e6),
+    "down": (1.0, 1.25e6),
+}
+"""Figures of the swarm that are sums: the share of what peers tell that counts (both sides count an exchange), and what
+counts of anybody, whatever the others have. A guess: what a peer comes to within minutes."""
+MOST_TIMES = 20.0
+"""In a sum nobody counts for more than so many times the upper quartile, or one stranger's word would be all that is
+seen. A guess: a data centre's card beside gamers' is within it."""
+
 Tell = Callable[[dict[str, Any]], None]
 
 
@@ -97,7 +114,7 @@ class SwarmView:
         self._tells: list[Tell] = []
 
     def on_event(self, tell: Tell) -> None:
-        """Call ``tell`` with every exchange from now on."""
+        """Call ``tell`` with every exchange and failure from now on."""
         self._tells.append(tell)
 
     def join(self, command: str, note: str = "") -> None:
@@ -108,7 +125,10 @@ class SwarmView:
     def failed(self, why: str) -> None:
         """Something of our own did not work."""
         with self._lock:
-            self._view.failures.append(FailureRow(self._view.next_serial(), self._wall(), "", words(why)))
+            row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
+            self._view.add_failure(row)
+        for tell in self._tells:
+            tell({"kind": "failure", **plain(row)})
 
     def meet(self, records: Iterable[Presence], total: int | None) -> None:
         """Who is here now.
@@ -138,7 +158,7 @@ class SwarmView:
             if isinstance(text, str) and (before is None or text != before.row.get("sample")):
                 self._view.sample = SampleText(now, peer, known.step, "", paragraph(text))
             for each in news:
-                events += self._news(peer, each)
+                events += self._news(peer, each, now)
         for tell in self._tells:
             for event in events:
                 tell(event)
@@ -240,8 +260,11 @@ class SwarmView:
         if row.held_out is not None and (not curve.held_out.points or curve.held_out.points[-1][2] != row.held_out):
             curve.held_out.add(row.progress, now, row.held_out)
 
-    def _news(self, peer: PeerId, told: Any) -> list[dict[str, Any]]:
-        """Take in one thing that a peer tells of; what to tell those who follow. Nonsense is dropped."""
+    def _news(self, peer: PeerId, told: Any, now: float) -> list[dict[str, Any]]:
+        """Take in one thing that a peer tells of; what to tell those who follow. Nonsense is dropped.
+
+        Its clock may be fast, but nothing has happened in the future: that would stand first for ever.
+        """
         view = self._view
         match told:
             case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest] if _are_good(serial, at):
@@ -251,16 +274,16 @@ class SwarmView:
                     del self._serials[next(iter(self._serials))]
             case _:
                 return []
-        if kind == "exchange" and (made := self._exchange(peer, float(at), rest)) is not None:
-            view.exchanges.append(made)
+        if kind == "exchange" and (made := self._exchange(peer, min(at, now), rest)) is not None:
+            view.add_exchange(made)
             return [{"kind": "exchange", **plain(made)}]
         match kind, rest:
             case "failure", [str(line)]:
-                failure = FailureRow(view.next_serial(), float(at), peer, words(line))
-                view.failures.append(failure)
+                failure = FailureRow(view.next_serial(), min(at, now), peer, words(line))
+                view.add_failure(failure)
                 return [{"kind": "failure", **plain(failure)}]
             case "checkpoint", [int(step)] if number(step) is not None:
-                view.checkpoints.append(CheckpointRow(view.next_serial(), float(at), peer, step))
+                view.add_checkpoint(CheckpointRow(view.next_serial(), min(at, now), peer, step))
         return []
 
     def _exchange(self, peer: PeerId, at: float, told: Any) -> ExchangeRow | None:
@@ -293,15 +316,16 @@ class SwarmView:
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
         if not rows and view.figures:
-            view.figures.pop("tokens_per_s", None)
+            for name in ("tokens_per_s", "up", "down"):
+                view.figures.pop(name, None)
             view.why = "nobody is here just now; these are the last figures"
             return
         view.why = ""
         figures: dict[str, float] = {}
-        for name, share in (("tokens", 1.0), ("tokens_per_s", 1.0), ("exchanges", 0.5), ("failed", 0.5)):
+        for name, (share, least) in SUMMED.items():
             if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
-                figures[name] = share * sum(known)
-        for name in ("loss", "held_out", "disagreement"):
+                figures[name] = share * _bounded_sum(known, least)
+        for name in ("loss", "held_out", "disagreement", "blocked_share"):
             if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
                 figures[name] = median(known)
         # Who is still joining has come nowhere, and says nothing of the run.
@@ -311,8 +335,14 @@ class SwarmView:
         view.figures = figures
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])
-        if any(row.up is not None for row in rows):
-            view.traffic.add(now, sum(row.up or 0.0 for row in rows), sum(row.down or 0.0 for row in rows))
+        if "up" in figures and "down" in figures:
+            view.traffic.add(now, figures["up"], figures["down"])
+
+
+def _bounded_sum(told: Sequence[float], least: float) -> float:
+    """See ``MOST_TIMES``; ``least`` counts always. Of two the lower one is the quartile."""
+    most = max(MOST_TIMES * sorted(told)[3 * (len(told) - 1) // 4], least)
+    return sum(min(each, most) for each in told)
 
 
 def _are_good(serial: int, at: object) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -126,18 +126,20 @@ class State:
             for tell in self._tells:
                 tell(event)
 
-    def meet(self, records: Iterable[Presence], relayed: Callable[[PeerId], bool]) -> None:
-        """Who else is here, by their records."""
+    def meet(self, records: Sequence[Presence], relayed: Callable[[PeerId], bool]) -> None:
+        """Who else is here, by their records; and what goes over our line. To be called again and again."""
         now = self._wall()
         rows = [row_of(each, now, relayed(each.peer)) for each in records]
         with self._lock:
-            self._view.place([self._own_row(), *rows], at=now)
+            self._view.place([self._own_row(), *rows], total=len(rows) + 1, at=now)
+            if self._sources is not None:
+                self._view.traffic.add(now, *self._sources.rates())
 
     def document(self) -> dict[str, Any]:
         """What ``/status`` hands out."""
         now = self._wall()
         with self._lock:
-            self._refresh(now)
+            self._refresh()
             return self._view.document(now)
 
     def telling(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
@@ -146,7 +148,7 @@ class State:
         All news where that serial was never given out: it is another process's, which was us before.
         """
         with self._lock:
-            self._refresh(self._wall())
+            self._refresh()
             view = self._view
             news: list[list[Any]] = [
                 ["exchange", row.n, row.at, row.b, row.seconds, row.bytes, row.distance, row.path]
@@ -176,14 +178,14 @@ class State:
                 if "progress" in fields and (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.held_out.add(float(fields["progress"]), now, self._held_out)
             case "saved":
-                view.checkpoints.append(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
+                view.add_checkpoint(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
             case "sample":
                 view.sample = SampleText(now, view.me, int(fields["step"]), "", paragraph(str(fields["text"])))
             case _ if kind in FAILURES:
                 row = FailureRow(
                     view.next_serial(), now, view.me, words(line(kind, fields) or f"{kind}: {fields.get('why', '')}")
                 )
-                view.failures.append(row)
+                view.add_failure(row)
                 return {"kind": "failure", **plain(row)}
         return None
 
@@ -199,7 +201,7 @@ class State:
             distance=distance,
             path="relayed" if fields.get("relay") else "direct",
         )
-        view.exchanges.append(row)
+        view.add_exchange(row)
         self._distances.append(distance)
         view.disagreement.add(self._figure("progress"), now, median(self._distances))
         return {"kind": "exchange", **plain(row)}
@@ -211,6 +213,7 @@ class State:
         view, sources = self._view, self._sources
         figures: Mapping[str, Any] = {} if sources is None else sources.figures()
         up, down = (None, None) if sources is None else sources.rates()
+        sent, received = (None, None) if sources is None else sources.traffic()
         return PeerRow(
             id=view.me,
             nickname=self._nickname,
@@ -228,9 +231,12 @@ class State:
             failed=figures.get("exchanges_failed"),
             up=up,
             down=down,
+            sent_bytes=sent,
+            received_bytes=received,
+            blocked_share=figures.get("blocked_share"),
         )
 
-    def _refresh(self, now: float) -> None:
+    def _refresh(self) -> None:
         """Figures of this moment."""
         view, sources = self._view, self._sources
         if sources is None:
@@ -239,22 +245,22 @@ class State:
         view.state, view.why = sources.standing()
         own = self._own_row()
         view.peers = {own.id: own, **{peer: row for peer, row in view.peers.items() if peer != own.id}}
-        view.total_peers = sum(row.state != "gone" for row in view.peers.values())
-        (up, down), (sent, received) = sources.rates(), sources.traffic()
-        view.traffic.add(now, up, down)
+        view.total_peers = max(view.total_peers, 1)
         figures = sources.figures()
         named = {
             "tokens": figures.get("tokens"),
             "tokens_per_s": figures.get("tokens_per_s"),
             "fraction": figures.get("fraction"),
-            "blocked_share": figures.get("blocked_share"),
+            "blocked_share": own.blocked_share,
             "exchanges": figures.get("exchanges_ok"),
             "failed": figures.get("exchanges_failed"),
             "loss": own.loss,
             "held_out": own.held_out,
             "disagreement": own.disagreement,
-            "sent_bytes": sent,
-            "received_bytes": received,
+            "up": own.up,
+            "down": own.down,
+            "sent_bytes": own.sent_bytes,
+            "received_bytes": own.received_bytes,
         }
         view.figures = {name: float(value) for name, value in named.items() if value is not None}
 

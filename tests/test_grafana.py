@@ -54,8 +54,11 @@ def test_what_is_exported_has_these_names() -> None:
         failed=1,
         up=1.0,
         down=2.0,
+        sent_bytes=9,
+        received_bytes=8,
+        blocked_share=0.1,
     )
-    lines = [*told_by(View("bootstrap"), row), *told_by(View("peer"), row)]
+    lines = [*told_by(View("bootstrap"), row), *told_by(View("peer", me=row.id), row)]
     found = {re.split(r"[{ ]", line)[0] for line in lines if line and not line.startswith("#")}
     assert found == names()
     assert 'p2ptrain_peer_outer_steps{peer="abcdef"} 3.0' in lines
@@ -64,9 +67,19 @@ def test_what_is_exported_has_these_names() -> None:
     assert not any('peer="gone"' in line for line in lines)
 
 
+def test_a_peer_tells_prometheus_of_itself_alone() -> None:
+    """Where all are scraped each would be there as often as there are peers."""
+    view = View("peer", me="12D3KooWabcdef")
+    view.place([PeerRow("12D3KooWabcdef", "fox", "training"), PeerRow("12D3KooWother1", "hen", "training")])
+    told = exposition(view.document(0.0)).decode()
+    assert 'peer="abcdef"' in told
+    assert "other1" not in told
+    assert "p2ptrain_peers 2.0" in told
+
+
 def told_by(view: View, row: PeerRow) -> list[str]:
     """What a scrape of it gets."""
     view.place([row, PeerRow("gone", state="gone")])
     totals = ("tokens", "tokens_per_s", "fraction", "exchanges", "failed", "loss", "held_out", "disagreement")
-    view.figures = dict.fromkeys((*totals, "blocked_share", "sent_bytes", "received_bytes"), 1.0)
+    view.figures = dict.fromkeys((*totals, "blocked_share", "up", "down", "sent_bytes", "received_bytes"), 1.0)
     return exposition(view.document(0.0)).decode().splitlines()

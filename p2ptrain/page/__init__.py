@@ -2,6 +2,7 @@
 
 ==========  =================================================================
 view        ``View``: the one document, bounded (pure)
+untrusted   strangers' words and numbers, made fit to be shown (pure)
 place       ``Place``: where it is served, and whether it can be
 metrics     the same for Prometheus (extra ``page``)
 server      ``PageServer``: HTTP, read-only (extra ``page``)
@@ -11,6 +12,7 @@ static      the page itself, with uPlot (MIT); it asks nobody else for anything
 Importing this package imports neither aiohttp nor prometheus-client.
 """
 
+from p2ptrain.page.untrusted import number, paragraph, words
 from p2ptrain.page.view import (
     CheckpointRow,
     ExchangeRow,
@@ -19,11 +21,8 @@ from p2ptrain.page.view import (
     RunFacts,
     SampleText,
     View,
-    number,
-    paragraph,
     plain,
     row_of,
-    words,
 )
 
 __all__ = [

@@ -24,6 +24,8 @@ TOTALS = {
     "received_bytes": ("received_bytes", "Bytes received.", True),
     "fraction": ("run_progress_ratio", "Share of the run that is done.", False),
     "tokens_per_s": ("tokens_per_second", "Tokens a second, lately, of those who tell.", False),
+    "up": ("sent_bytes_per_second", "Bytes a second sent, lately, by those who tell.", False),
+    "down": ("received_bytes_per_second", "Bytes a second received, lately, by those who tell.", False),
     "blocked_share": ("blocked_ratio", "Share of time in which the trainer waited.", False),
     "disagreement": ("disagreement_ratio", "How far apart partners' weights are before an exchange.", False),
     "loss": ("training_loss_nats", "Training loss, nats a token.", False),
@@ -42,6 +44,7 @@ OF_PEERS = {
     "age_s": ("p2ptrain_peer_record_age_seconds", "Age of its presence record."),
     "up": ("p2ptrain_peer_sent_bytes_per_second", "Bytes a second sent, lately."),
     "down": ("p2ptrain_peer_received_bytes_per_second", "Bytes a second received, lately."),
+    "blocked_share": ("p2ptrain_peer_blocked_ratio", "Share of time in which its trainer waited."),
 }
 """Fields of a peer's row. One label: its id's last six characters."""
 
@@ -49,6 +52,8 @@ COUNTS_OF_PEERS = {
     "tokens": ("p2ptrain_peer_tokens", "Tokens trained on."),
     "exchanges": ("p2ptrain_peer_exchanges", "Exchanges made; its partners count them, too."),
     "failed": ("p2ptrain_peer_exchanges_failed", "Exchanges that failed; its partners count them, too."),
+    "sent_bytes": ("p2ptrain_peer_sent_bytes", "Bytes sent."),
+    "received_bytes": ("p2ptrain_peer_received_bytes", "Bytes received."),
 }
 """The same, of what only grows while a peer runs. Prometheus adds ``_total``."""
 
@@ -73,6 +78,8 @@ class Snapshot(Collector):
             else:
                 yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
         rows = [row for row in document["peers"] if row["state"] != "gone"]
+        if document["kind"] == "peer":  # where all peers are scraped the others tell of themselves
+            rows = [row for row in rows if row["id"] == document["me"]]
         labels = _labels([row["id"] for row in rows])
         info = GaugeMetricFamily(INFO, "1 for each peer that is there.", labels=["peer", "nickname", "device"])
         for row, label in zip(rows, labels, strict=True):

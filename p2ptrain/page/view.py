@@ -9,10 +9,12 @@ text from strangers is cut and made printable before it comes in. ``document`` i
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Literal
+
+from p2ptrain.page.untrusted import MOST_NAME, number, words
 
 SCHEMA = 1
 """Of the document. Readers refuse a newer one."""
@@ -27,11 +29,6 @@ MOST_POINTS = 256
 MOST_EXCHANGES = 256
 MOST_FAILURES = 64
 MOST_CHECKPOINTS = 16
-MOST_NAME = 32
-"""As a presence record's nickname."""
-MOST_LINE = 240
-MOST_SAMPLE = 2000
-"""Characters."""
 MOST_SHOWN = 100.0
 """Of a loss in nats, and of a disagreement; what a stranger tells beyond it is nothing. No model starts near it."""
 
@@ -81,6 +78,10 @@ class PeerRow:
     up: float | None = None
     """Bytes a second, lately."""
     down: float | None = None
+    sent_bytes: int | None = None
+    received_bytes: int | None = None
+    blocked_share: float | None = None
+    """Of its time, in which its trainer waited for exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,10 +195,26 @@ class View:
     checkpoints: deque[CheckpointRow] = field(default_factory=lambda: deque(maxlen=MOST_CHECKPOINTS))
     sample: SampleText | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    """Totals, by name: tokens, tokens_per_s, fraction, exchanges, failed, sent_bytes, received_bytes, blocked_share."""
+    """By name, of all who tell (in a peer's view its own): tokens, tokens_per_s, fraction, exchanges, failed, up, down,
+    sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement."""
     _serial: int = 0
     _issued: dict[str, float] = field(default_factory=dict)
     """By peer id: when its last record was issued."""
+
+    def add_failure(self, row: FailureRow) -> None:
+        """Something did not work. Where there are too many failures, one of whoever told most makes room."""
+        _make_room(self.failures, [each.peer for each in self.failures])
+        self.failures.append(row)
+
+    def add_exchange(self, row: ExchangeRow) -> None:
+        """An exchange was made; room is made likewise."""
+        _make_room(self.exchanges, [each.a for each in self.exchanges])
+        self.exchanges.append(row)
+
+    def add_checkpoint(self, row: CheckpointRow) -> None:
+        """A checkpoint was saved; room is made likewise."""
+        _make_room(self.checkpoints, [each.peer for each in self.checkpoints])
+        self.checkpoints.append(row)
 
     @property
     def last_serial(self) -> int:
@@ -281,6 +298,13 @@ class View:
 _NOBODY = PeerRow("")
 
 
+def _make_room(rows: deque[Any], tellers: Sequence[str]) -> None:
+    """So that nobody who talks much hides what others tell: the oldest of whoever told most goes."""
+    if len(rows) == rows.maxlen:
+        [(loudest, _)] = Counter(tellers).most_common(1)
+        del rows[tellers.index(loudest)]
+
+
 def _gone(row: PeerRow) -> PeerRow:
     return PeerRow(row.id, row.nickname, "gone", row.step, row.progress, row.age_s, row.path, row.device)
 
@@ -291,24 +315,6 @@ def plain(row: Any) -> dict[str, Any]:
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()
     }
-
-
-def words(text: object, most: int = MOST_LINE) -> str:
-    """One line of printable text, cut: from a stranger it may hold anything."""
-    line = "".join(each if each.isprintable() else " " for each in str(text)[: 4 * most])
-    return " ".join(line.split())[:most]
-
-
-def paragraph(text: str, most: int = MOST_SAMPLE) -> str:
-    """Printable text of several lines, cut; no blank ones at its beginning."""
-    return "".join(each if each.isprintable() or each == "\n" else " " for each in text[:most]).lstrip("\n")
-
-
-def number(value: object, low: float = 0.0, high: float = 1e18) -> float | None:
-    """A stranger's number within bounds; None where it is none."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if low <= value <= high else None  # also refuses nan, inf, and ints that no float holds
 
 
 def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
@@ -322,7 +328,8 @@ def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: flo
         known[name] = number(told.get(name))
     for name in ("loss", "held_out", "disagreement"):
         known[name] = number(told.get(name), 0.0, MOST_SHOWN)
-    for name in ("tokens", "exchanges", "failed"):
+    known["blocked_share"] = number(told.get("blocked_share"), 0.0, 1.0)
+    for name in ("tokens", "exchanges", "failed", "sent_bytes", "received_bytes"):
         found = number(told.get(name))
         known[name] = None if found is None else int(found)
     step, progress = number(told.get("step")), number(told.get("progress"))

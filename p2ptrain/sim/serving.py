@@ -54,6 +54,8 @@ class SimulationView:
         self._events_left = MOST_EVENTS
         self._carried = (0.0, 0, 0)
         """Until the last look: simulated seconds, and bytes that everybody sent and received."""
+        self._flow = (0.0, 0.0)
+        """Bytes a simulated second sent and received, between the last two looks."""
         self.tell: Callable[[dict[str, Any]], None] = lambda event: None
 
     def look(self, again: bool = True) -> None:
@@ -95,10 +97,10 @@ class SimulationView:
             row: Any
             if kind == "exchanged":
                 row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size)
-                self._view.exchanges.append(row)
+                self._view.add_exchange(row)
             else:
                 row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {why}"))
-                self._view.failures.append(row)
+                self._view.add_failure(row)
         if self._events_left:
             self._events_left -= 1
             self.tell({"kind": "exchange" if kind == "exchanged" else "failure", **plain(row)})
@@ -127,15 +129,15 @@ class SimulationView:
             "sent_bytes": float(sum(each.sent_bytes for each in counters)),
             "received_bytes": float(sum(each.received_bytes for each in counters)),
         }
-        self._view.figures = {name: value for name, value in figures.items() if value is not None}
         everybody = [each.peer.core.counters for each in simulation.population.members]
         sent, received = sum(each.sent_bytes for each in everybody), sum(each.received_bytes for each in everybody)
         before, sent_before, received_before = self._carried
         if now > before:
-            self._view.traffic.add(
-                now, (sent - sent_before) / (now - before), (received - received_before) / (now - before)
-            )
             self._carried = now, sent, received
+            self._flow = (sent - sent_before) / (now - before), (received - received_before) / (now - before)
+            self._view.traffic.add(now, *self._flow)
+        figures["up"], figures["down"] = self._flow
+        self._view.figures = {name: value for name, value in figures.items() if value is not None}
 
 
 class _Ear:
@@ -168,6 +170,8 @@ def _row(member: Member) -> PeerRow:
         loss=loss if isfinite(loss) else None,
         exchanges=counters.exchanges_ok,
         failed=counters.exchanges_failed,
+        sent_bytes=counters.sent_bytes,
+        received_bytes=counters.received_bytes,
     )
 
 

@@ -27,8 +27,7 @@ def conclude(
 ) -> list[str]:
     """Average the models of those who stayed, write ``out/summary.json``, show the table.
 
-    Returns:
-        What was wrong beyond ``faults``, in plain words.
+    Returns what went wrong beyond ``faults``.
     """
     plan = laid_out(out, [part.name for part in script.parts])
     lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -16,13 +17,14 @@ from typing import Any, cast
 import pytest
 
 from bootstrap.app import same_ports
-from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
+from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, MOST_TIMES, POLL_S, SILENT_S, SUMMED, SwarmView
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.figures_service import Teller, Telling
 from p2ptrain.net.memory import MemoryNetwork
+from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.ports import Link
 from p2ptrain.swarm import PeerState, Presence
@@ -39,6 +41,9 @@ ROW: dict[str, Any] = {
     "failed": 1,
     "up": 10.0,
     "down": 20.0,
+    "sent_bytes": 1000,
+    "received_bytes": 2000,
+    "blocked_share": 0.02,
 }
 
 
@@ -175,9 +180,15 @@ def test_one_stranger_does_not_decide_the_headline(signed: SignedManifest) -> No
     view.meet([*honest, liar, *newcomers], None)
     for each in honest:
         view.told(each.peer, ROW, [])
-    view.told(A, ROW | {"loss": 99.0, "held_out": 1e17, "disagreement": 1e9, "step": 1, "progress": 1e18}, [])
+    sums = ("tokens", "tokens_per_s", "exchanges", "failed", "up", "down", "sent_bytes", "received_bytes")
+    boasts = {"loss": 99.0, "held_out": 1e17, "disagreement": 1e9, "blocked_share": 1.0, **dict.fromkeys(sums, 1e17)}
+    view.told(A, ROW | boasts | {"step": 1, "progress": 1e18}, [])
     view.meet([*honest, liar, *newcomers], None)
     figures = view.document()["figures"]
+    for name, (share, least) in SUMMED.items():
+        assert figures[name] == share * (4 * ROW[name] + max(MOST_TIMES * ROW[name], least)), name
+    assert figures["blocked_share"] == ROW["blocked_share"]
+    assert view.document()["traffic"][-1] == (1000.0, figures["up"], figures["down"])
     assert (figures["loss"], figures["held_out"], figures["disagreement"]) == (2.0, 2.1, 0.01)
     assert figures["fraction"] == 700.0 / end
     row = next(row for row in view.document()["peers"] if row["id"] == A)
@@ -190,6 +201,17 @@ def test_both_sides_count_an_exchange(view: SwarmView, signed: SignedManifest) -
     view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
     figures = view.document()["figures"]
     assert (figures["exchanges"], figures["failed"]) == (5.0, 1.0)
+
+
+def test_whatever_the_dashboard_asks_for_a_swarm_has(view: SwarmView, signed: SignedManifest) -> None:
+    """Of a swarm as it is made of what peers tell: docs/PAGE.md says to scrape a bootstrap."""
+    view.told(A, ROW, [])
+    view.meet([presence(signed, A, "fox")], None)
+    dashboard = json.loads((Path(__file__).parents[2] / "docs" / "grafana.json").read_text())
+    questions = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    told = exposition(view.document()).decode()
+    for name in {name for each in questions for name in re.findall(r"p2ptrain_\w+", each)}:
+        assert re.search(rf"^{name}[{{ ]", told, flags=re.MULTILINE), name
 
 
 def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
@@ -379,6 +401,27 @@ def test_failures_checkpoints_and_a_text_are_shown(view: SwarmView) -> None:
     assert [each["kind"] for each in events] == ["failure"]
 
 
+def test_nothing_has_happened_in_the_future(view: SwarmView) -> None:
+    """A clock that is fast, or a liar: it would stand first for ever."""
+    news = [
+        ["failure", 1, 1e17, "late"],
+        ["checkpoint", 2, 1e17, 3],
+        exchange(3, B, at=1e17),
+        ["failure", 4, 7.0, "old"],
+    ]
+    view.told(A, ROW, news)
+    document = view.document()
+    assert [each["at"] for each in document["failures"]] == [1000.0, 7.0]
+    assert document["checkpoints"][0]["at"] == document["exchanges"][0]["at"] == 1000.0
+
+
+def test_a_failure_of_its_own_is_told_to_those_who_follow(view: SwarmView) -> None:
+    events: list[dict[str, Any]] = []
+    view.on_event(events.append)
+    view.failed("the list of peers cannot be read")
+    assert events == [{"kind": "failure", **view.document()["failures"][0]}]
+
+
 def test_hostile_rows_change_nothing_but_their_own_numbers(view: SwarmView) -> None:
     row = {
         "device": "<b>\x1b[2J" * 99,
@@ -413,7 +456,9 @@ def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, si
     before = view.document()["figures"]
     view.meet([], None)
     document = view.document()
-    assert document["figures"] == {name: value for name, value in before.items() if name != "tokens_per_s"}
+    assert document["figures"] == {
+        name: value for name, value in before.items() if name not in ("tokens_per_s", "up", "down")
+    }
     assert document["figures"]["fraction"] > 0
     assert "last figures" in document["why"]
     view.meet([presence(signed, A, "fox")], None)

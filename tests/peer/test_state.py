@@ -12,6 +12,7 @@ import pytest
 
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.page.place import Place
+from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
 from peer.lines import line
@@ -203,7 +204,30 @@ def test_figures_and_standing(state: State) -> None:
         "exchanges": 2,
         "failed": 1,
         "loss": 2.0,
+        "up": 5.0,
+        "down": 6.0,
         "sent_bytes": 100,
         "received_bytes": 200,
     }
-    assert document["traffic"] == [(1000.0, 5.0, 6.0)]
+    own = document["peers"][0]
+    assert (own["sent_bytes"], own["received_bytes"], own["blocked_share"]) == (100, 200, 0.01)
+
+
+def test_its_line_is_watched_whether_anybody_looks_or_not(state: State) -> None:
+    """Whoever opens the page after an hour sees what that hour was like."""
+    for _ in range(3):
+        state.meet([], lambda peer: False)
+    assert state.document()["traffic"] == [(1000.0, 5.0, 6.0)] * 3
+
+
+def test_of_a_large_swarm_it_says_how_many_there_are(state: State) -> None:
+    """Also where not all of them are shown."""
+    records = [
+        Presence(PeerId(f"12D3KooW{n}"), RunId("5" * 64), (), PeerState.TRAINING, 7, 700.0, True, "hen", 990, 75)
+        for n in range(2 * MOST_PEERS)
+    ]
+    state.meet(records, lambda peer: False)
+    document = state.document()
+    assert document["total_peers"] == 2 * MOST_PEERS + 1
+    assert len(document["peers"]) == MOST_PEERS
+    assert document["peers"][0]["id"] == ME

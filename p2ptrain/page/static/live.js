@@ -16,6 +16,7 @@
 
   const REFUSED = "This page's token is no longer known: open the whole address that the process printed.";
   const NEWER = "The process that serves this page is newer than the page: load it again.";
+  const FAULTY = "The process that serves this page answers with an error; its log may say more";
   const ENDED = "The process that serves this page has ended or cannot be reached;";
 
   class Live {
@@ -74,7 +75,7 @@
       try {
         const response = await fetch("status", { cache: "no-store", signal: AbortSignal.timeout(PATIENCE_MS) });
         if (response.status === 401 || response.status === 403) return REFUSED;
-        if (!response.ok) return ENDED;
+        if (!response.ok) return `${FAULTY} (${response.status}).`;
         found = await response.json();
       } catch {
         return ENDED;

@@ -90,8 +90,8 @@
     set(at("fraction"), ui.percent(fraction));
     const done = ui.isNumber(fraction) && end ? `${ui.scaled(Math.round(fraction * end))} of ` : "";
     const share = end ? `${done}${ui.scaled(end)} tokens per peer` : "";
-    const all = ui.isNumber(tokens) ? `${ui.scaled(Math.round(tokens))} in all` : "";
-    set(at("progress-tokens"), [share, all, timeLeft(found, end)].filter(Boolean).join(", "));
+    const all = `${ui.scaled(Math.round(tokens))} ${found.kind === "peer" ? "by this one" : "in all"}`;
+    set(at("progress-tokens"), [share, ui.isNumber(tokens) && all, timeLeft(found, end)].filter(Boolean).join(", "));
     at("progress").value = ui.isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0;
   }
 
@@ -139,8 +139,8 @@
     set(at("speed-note"), ui.isNumber(waited) ? `waits ${ui.percent(waited)} of the time` : "");
     showExchangeFigures(figures);
     set(at("disagreement"), ui.percent(figures.disagreement ?? ui.median(values("disagreement"))));
-    set(at("up"), ui.rate(ui.sum(values("up"))));
-    set(at("down"), ui.rate(ui.sum(values("down"))));
+    set(at("up"), ui.rate(figures.up));
+    set(at("down"), ui.rate(figures.down));
     set(at("up-note"), ui.isNumber(figures.sent_bytes) ? `${ui.bytes(figures.sent_bytes)} in all` : "");
     set(at("down-note"), ui.isNumber(figures.received_bytes) ? `${ui.bytes(figures.received_bytes)} in all` : "");
   }
