@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import signal
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer
 from p2ptrain.telemetry import enduring_output
 
+IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
+"""A variable that our images set."""
 LOOKUP_EVERY_S = 3.0
 """How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
 STATUS_EVERY_S = 60.0
@@ -144,7 +147,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
             words.check_beside(place.beside, identity.peer_id, own, place.home)
         link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
         _write_link(place.home / "join-link.txt", link)
-        lines = words.join_lines(link, place.local)
+        lines = words.join_lines(link, place.local, IN_CONTAINER in os.environ)
         for line in lines:
             say("join", line)
         view.join(*lines)

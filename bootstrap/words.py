@@ -63,8 +63,12 @@ def check_beside(link: JoinLink, me: PeerId, own: Sequence[str], home: Path) -> 
     )
 
 
-def join_lines(link: JoinLink, local: bool) -> list[str]:
-    """The command to pass on, and how far it reaches."""
+def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str]:
+    """The command to pass on, and how far it reaches.
+
+    Args:
+        contained: we run in a container, whose port its engine may publish.
+    """
     command = f"p2ptrain peer '{link}'"
     if local:
         why = "This swarm lives on this machine alone (--local)."
@@ -72,6 +76,13 @@ def join_lines(link: JoinLink, local: bool) -> list[str]:
     if any(is_public(each) for each in link.addresses):
         return [command]
     port = address.split_peer(link.addresses[0])[0].split("/")[4]
+    if contained:
+        why = (
+            "This address works in containers of the same network, and on Linux on the computer that they run on. To"
+            f" let others in, publish the port (-p {port}:{port}) and start again with"
+            f" --announce /ip4/THAT_COMPUTERS_IP/tcp/{port}"
+        )
+        return [command, why]
     why = (
         "This address works inside your own network only. To be reached from the internet, forward TCP port "
         f"{port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}"

@@ -38,6 +38,11 @@ listens() {
 
 case "$what" in
   bootstrap)
+    for option; do
+      case "$option" in
+        --home | --home=*) echo "error: --home has no place here: the bootstrap lives in /data/run; mount that" >&2; exit 2 ;;
+      esac
+    done
     listen=$(listens "$@")
     if [ -z "$listen" ]; then
       listen=/ip4/0.0.0.0/tcp/${PORT:-31337}

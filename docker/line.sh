@@ -7,6 +7,15 @@
 set -eu
 up=${1:-} down=${2:-} delay=${3:-} loss=${4:-} both=${5:-}
 link=${DEVICE:-eth0}
+number() {  # NAME WORDS VALUE
+  case "$3" in
+    *[!0-9.]* | *.*.* | .) echo "[line] $1 is $2 as a number, such as 10 or 0.5; '$3' is none" >&2; exit 2 ;;
+  esac
+}
+number UP_MBIT "Mbit/s" "$up"
+number DOWN_MBIT "Mbit/s" "$down"
+number DELAY_MS "milliseconds" "$delay"
+number LOSS_PERCENT "percent" "$loss"
 cannot() {
   echo "[line] $1 cannot be set; why is told above. The container needs --cap-add NET_ADMIN, and the host's kernel" \
        "its modules: sudo modprobe -a $2" >&2
@@ -33,12 +42,12 @@ if [ -n "$up" ]; then
 fi
 rules=
 if [ -n "$both" ]; then  # of a million packets so many
-  lost=$(awk "BEGIN { printf \"%d\", ${loss:-0} * 10000 + .5 }")
+  lost=$(awk -v percent="${loss:-0}" 'BEGIN { printf "%.0f", percent * 10000 }')
   [ "$lost" -eq 0 ] || rules="iifname \"$link\" numgen random mod 1000000 < $lost drop"
 fi
 if [ -n "$down" ]; then
   rules="$rules
-        iifname \"$link\" limit rate over $(awk "BEGIN { printf \"%d\", $down * 125 }") kbytes/second burst 256 kbytes drop"
+        iifname \"$link\" limit rate over $(awk -v mbit="$down" 'BEGIN { printf "%.0f", mbit * 125000 }') bytes/second burst 256 kbytes drop"
 fi
 if [ -n "$rules" ]; then
   nft -f - <<RULES || cannot "the rate or loss of what comes in" "nf_tables nft_limit nft_numgen"

@@ -166,7 +166,7 @@ def line_of(settings: RealGroup | None) -> list[str]:
     """What docker/line.sh takes for such a peer's line; nothing: it has none of its own. Pure."""
     if settings is None:
         return []
-    rates = ["" if rate is None else f"{rate:g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
+    rates = ["" if rate is None else f"{rate:.15g}" for rate in (settings.up_mbit_s, settings.down_mbit_s)]
     late_s, lost = own_latency(settings), settings.packet_loss
     if late_s or lost:  # only what leaves can be late, so by twice as much: a round trip takes what it should
         return [*rates, f"{2000 * late_s:g}", f"{100 * lost:g}", "both"]

@@ -78,6 +78,15 @@ def test_a_private_address_says_how_to_be_reached() -> None:
     assert "--announce /ip4/PUBLIC_IP/tcp/31337" in advice
 
 
+def test_in_a_container_it_is_the_port_that_is_published() -> None:
+    """No router is in the way, and the address is the engine's own."""
+    _, advice = join_lines(link(PRIVATE), local=False, contained=True)
+    assert "(-p 31337:31337)" in advice
+    assert "--announce /ip4/THAT_COMPUTERS_IP/tcp/31337" in advice
+    assert "router" not in advice
+    assert join_lines(link(PUBLIC), local=False, contained=True) == [f"p2ptrain peer '{link(PUBLIC)}'"]
+
+
 def test_a_local_link_is_joined_locally() -> None:
     assert join_lines(link(LOOPBACK), local=True)[0].endswith("' --local")
 

@@ -69,6 +69,13 @@ def test_every_peer_has_a_home_of_its_own_and_nobody_has_the_engines_socket(comp
     assert all(port.startswith("127.0.0.1:") for port in ports)
 
 
+def test_the_page_listens_where_it_is_opened(compose: dict[str, Any]) -> None:
+    """The address that it prints has that port, and so has its cookie: two swarms on one computer do not mix."""
+    bootstrap = compose["services"]["bootstrap"]
+    assert bootstrap["command"] == ["--page", "0.0.0.0:${PAGE_PORT:-8080}"]
+    assert bootstrap["ports"] == ["127.0.0.1:${PAGE_PORT:-8080}:${PAGE_PORT:-8080}"]
+
+
 def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:
     """And nobody is privileged."""
     root = {name for name, service in compose["services"].items() if service.get("user") == "root"}

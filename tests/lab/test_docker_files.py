@@ -16,6 +16,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from bootstrap.app import IN_CONTAINER
+
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 STAND_IN = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$ASKED"
@@ -188,6 +190,34 @@ def test_a_build_without_a_network_says_so(machine: Machine) -> None:
     assert "Debian's packages cannot be fetched: is there a network?" in (DOCKER / "Dockerfile").read_text()
 
 
+@pytest.mark.parametrize("value", ["10M", "10Mbit", "0,5", "abc", ".", "1.2.3", "1;reboot", "-3"])
+@pytest.mark.parametrize("place", range(4))
+def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: int) -> None:
+    """Of "10M" awk would take the 10 for something else, and of "abc" nothing, without a word."""
+    for each in ("tc", "nft"):
+        machine.tool(each)
+    arguments = ["", "", "", ""]
+    arguments[place] = value
+    done = machine.run("line.sh", *arguments)
+    assert done.returncode == 2
+    assert f"'{value}' is none" in done.stderr
+    assert ("UP_MBIT", "DOWN_MBIT", "DELAY_MS", "LOSS_PERCENT")[place] in done.stderr
+    assert not machine.asked.exists()
+
+
+def test_a_bootstraps_home_is_the_containers(machine: Machine) -> None:
+    """Elsewhere nobody would find its link: neither peers nor the health check."""
+    for options in (["--home", "/data/mine"], ["--home=/data/mine"]):
+        done = machine.run("entry.sh", "bootstrap", *options)
+        assert done.returncode == 2
+        assert "mount that" in done.stderr
+
+
+def test_the_image_says_that_it_is_a_container() -> None:
+    """By which the bootstrap words its advice."""
+    assert f"{IN_CONTAINER}=1" in (DOCKER / "Dockerfile").read_text()
+
+
 @pytest.mark.parametrize(("tool", "module"), [("tc", "sch_tbf"), ("nft", "nft_limit")])
 def test_a_line_that_the_kernel_cannot_narrow_is_told(machine: Machine, tool: str, module: str) -> None:
     for each in ("tc", "nft"):
@@ -222,7 +252,7 @@ def test_a_laboratorys_line_loses_both_ways_or_is_none(machine: Machine) -> None
     rules = [line.strip() for line in machine.said if "iifname" in line]
     assert rules == [
         'iifname "lo" numgen random mod 1000000 < 5000 drop',
-        'iifname "lo" limit rate over 2500 kbytes/second burst 256 kbytes drop',
+        'iifname "lo" limit rate over 2500000 bytes/second burst 256 kbytes drop',
     ]
     machine.asked.unlink()
     assert machine.run("line.sh", "", "", "40", "0", "both").returncode == 0
