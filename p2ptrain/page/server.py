@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
+from p2ptrain.errors import UserError
 from p2ptrain.page.place import LOOPBACK, Place, check_installed, listener_at
 
 FRESH_S = 0.5
@@ -99,7 +100,7 @@ class PageServer:
     _document: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        """Raises UserError where it cannot listen, or where the extra is not installed."""
+        """Raises UserError where it cannot listen or start, or where the extra is not installed."""
         check_installed()
         if not self.place.is_loopback:
             self._token = self.place.token or secrets.token_urlsafe(18)
@@ -112,7 +113,9 @@ class PageServer:
         begun = threading.Event()
         self._thread = threading.Thread(target=self._run, args=(listener, begun), name="page", daemon=True)
         self._thread.start()
-        begun.wait(START_S)
+        if not begun.wait(START_S):
+            self.__exit__(None, None, None)
+            raise UserError("The page's server did not start in time.", "Start again, or do without --page.")
         return self
 
     def __exit__(
