@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from selenium import webdriver
 from swarm import ENDLESS, Program, Swarm, until
 
-pytestmark = [pytest.mark.net, pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
+BRIEF = Path(__file__).with_name("brief.py")
 
 
 @pytest.fixture
@@ -19,7 +21,8 @@ def here() -> Iterator[tuple[str, Swarm, list[Program]]]:
     with Swarm(**ENDLESS) as swarm:
         bootstrap = swarm.bootstrap("--page", "0")
         found = until("the page's address", lambda: re.search(r"http://127\.0\.0\.1:\d+\S*", bootstrap.output))
-        peers = [swarm.peer(name, "--share") for name in ("anna", "bert", "cleo")]
+        peers = [swarm.peer(name, "--share") for name in ("anna", "bert")]
+        peers.append(swarm.peer("cleo", "--share", script=BRIEF))  # who is going to be killed
         for each in peers:
             each.wait_for("exchanged")
         yield found.group(), swarm, peers
