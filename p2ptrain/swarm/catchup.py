@@ -13,14 +13,29 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
-from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up
+from p2ptrain.swarm.matching import (
+    catch_up_bound,
+    choose_partner,
+    implausible_progress,
+    implausible_step,
+    must_catch_up,
+)
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.overtime import Overtime
-from p2ptrain.swarm.rules import GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, MAX_KNOWN, SUPPORTERS, UNREAD_S
+from p2ptrain.swarm.rules import (
+    ASLEEP_S,
+    GIVEN_TO_ONE,
+    GIVING_WINDOW_S,
+    MAX_DONATIONS,
+    MAX_KNOWN,
+    SUPPORTERS,
+    UNREAD_S,
+)
 from p2ptrain.swarm.standing import Standing
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
@@ -35,6 +50,10 @@ class PullUnderWay:
 
     link: LinkId
     deadline: float
+    furthest: float
+    """The progress (tokens) of whoever said that it is furthest, of those whom others bear out."""
+    steps: int
+    """Outer steps that the others of them have made."""
     replied: bool = False
     adopting: bool = False
 
@@ -172,14 +191,17 @@ class CatchUp:
         standing = self._standing
         if self.pull is not None:
             return True
-        ready = [known for known in believed(standing, now) if known.not_before <= now]
+        ahead = believed(standing, now)
+        ready = [known for known in ahead if known.not_before <= now]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
         donor = choose_partner(newest, standing.random)
         if donor is None:
             return False
         link = standing.new_link(donor.peer)
-        self.pull = PullUnderWay(link, now + standing.deadlines.reply_s())
+        steps = [known.step for known in ahead if known is not donor] or [donor.step]
+        most = max(known.progress for known in ahead)
+        self.pull = PullUnderWay(link, now + standing.deadlines.reply_s(), most, median_low(steps))
         request = WeightsRequest(
             standing.rules.run, standing.rules.protocol, standing.worth, standing.deadlines.seconds_per_byte()
         )
@@ -194,6 +216,7 @@ class CatchUp:
             standing.emit(Close(link))
             return
         why = implausible_progress(reply.progress, standing.progress, settled=False, rules=standing.rules)
+        why = why or implausible_step(reply.step, self.pull.steps, standing.rules)
         if self.pull.replied or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
@@ -208,9 +231,20 @@ class CatchUp:
         if reply.progress < standing.worth:
             self.failed(LinkFailed(link, "its weights are older than ours"), now)  # we train meanwhile
             return
+        if implausible_progress(reply.progress, self.pull.furthest, settled=True, rules=standing.rules):
+            self.failed(LinkFailed(link, "its weights are further than anybody announced"), now)
+            return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
-        self.pull = PullUnderWay(link, deadline, replied=True)
-        standing.emit(Pull(link, reply))
+        standing.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
+        self.pull = replace(self.pull, deadline=deadline, replied=True)
+
+    def _unended(self, progress: float) -> float:
+        """What a donor says of its weights' progress, and never by its word alone that the run is over: where nobody
+        announced that it is near the end, one outer step is left."""
+        assert self.pull is not None
+        rules = self._standing.rules
+        is_announced = self.pull.furthest + rules.catch_up_tokens >= rules.tokens_per_peer
+        return progress if is_announced else min(progress, rules.tokens_per_peer - rules.tokens_per_outer_step)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
         """The donor would not: leave it alone for a moment."""
@@ -228,7 +262,7 @@ class CatchUp:
         if self.pull is None or self.pull.link != link:
             return
         standing.counters.received_bytes += received_bytes
-        self.pull = PullUnderWay(link, float("inf"), replied=True, adopting=True)
+        self.pull = replace(self.pull, deadline=float("inf"), adopting=True)
         standing.emit(Adopt(link))
         standing.emit(Close(link))
 
@@ -286,8 +320,9 @@ class CatchUp:
         standing.blame(event, fault, now)
         return True
 
-    def hold_on(self, now: float) -> None:
-        """We were held up, and what was sent in time may lie unread."""
+    def hold_on(self, now: float, seconds: float) -> None:
+        """We were held up for so long, and what was sent in time may lie unread. Nobody held us meanwhile but we."""
+        self._begun = {link: since + seconds for link, since in self._begun.items()} if seconds < ASLEEP_S else {}
         self._donations = {link: until if until > now else now + UNREAD_S for link, until in self._donations.items()}
         if self.pull is not None and self.pull.deadline <= now:
             self.pull = replace(self.pull, deadline=now + UNREAD_S)
@@ -347,7 +382,7 @@ class CatchUp:
         """Its place is free again; False: it had none."""
         if self._donations.pop(link, None) is None:
             return False
-        self._overtime.gave(link.peer, now - self._begun.pop(link, now), now)
+        self._overtime.gave(link.peer, now - self._begun.pop(link, now), now)  # we slept meanwhile: it has no time
         return True
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:

@@ -32,6 +32,7 @@ from math import inf
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import SwapDone
 from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.rules import ASLEEP_S
 from p2ptrain.swarm.trust import per_fragment
 
 
@@ -59,6 +60,9 @@ class Exchange:
     """The outer step that planned it; 0: nobody did."""
     theirs: Terms | None = None
     swap_started_at: float = 0.0
+    """Once both sides agreed."""
+    is_timed: bool = True
+    """What it takes says something of its partner, and of the line."""
     sent_bytes: int = 0
     received_bytes: int = 0
     distance: float = 0.0
@@ -77,6 +81,14 @@ class Exchange:
         self.theirs = theirs
         self.swap_started_at = now
         self.deadline = deadline
+
+    def skip(self, seconds: float) -> None:
+        """So long at least nothing ran here: it does not count as the exchange's time. Since when we slept nobody
+        knows, and what spanned a sleep measures nothing."""
+        self.started_at += seconds
+        if self.swap_started_at:
+            self.swap_started_at += seconds
+        self.is_timed = self.is_timed and seconds < ASLEEP_S
 
     def swapped_s(self, now: float) -> float:
         """Since when both have agreed, in seconds; 0 before."""

@@ -223,8 +223,9 @@ class Exchanging:
             return
         seconds = now - exchange.swap_started_at
         standing.members.praise(link.peer)
-        self._overtime.exchanged(exchange, now)
-        standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
+        if exchange.is_timed:
+            self._overtime.exchanged(exchange, now)
+            standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
         standing.counters.exchanges_ok += 1
         standing.find_company()
         standing.settled = standing.settled or not is_left_behind(standing, now)
@@ -269,7 +270,8 @@ class Exchanging:
         else:
             standing.counters.exchanges_failed += 1
             fault, meeting = Fault.BROKEN, Meeting.FAILED
-            self._overtime.exchanged(exchange, now)
+            if exchange.is_timed:
+                self._overtime.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
@@ -278,9 +280,11 @@ class Exchanging:
         self.rounds.ended(exchange, meeting)
         self.seek(now)
 
-    def hold_on(self, now: float) -> None:
-        """We were held up: what partners sent before their deadlines passed may lie unread."""
+    def hold_on(self, now: float, seconds: float) -> None:
+        """We were held up for so long: what partners sent before their deadlines passed may lie unread, and nobody
+        held us meanwhile but we."""
         for exchange in self.book:
+            exchange.skip(seconds)
             if exchange.deadline <= now:
                 exchange.deadline = now + UNREAD_S
 

@@ -9,7 +9,7 @@ from random import Random
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.rules import MAX_EXCHANGES, SwarmRules
+from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
 
 def choose_partner(candidates: list[Known], random: Random) -> Known | None:
@@ -32,6 +32,19 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
     if settled and theirs - mine > rules.implausible_distance:
         return f"progress {theirs:.0f} is too far ahead of ours, {mine:.0f}"
     return ""
+
+
+def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
+    """Why a donor's count of outer steps cannot be taken over with its weights; empty when it can.
+
+    Args:
+        others: the count of those who are as far as it.
+    """
+    if rules.plans:  # all make the same ones, together
+        most = others + rules.implausible_distance / rules.tokens_per_outer_step
+    else:
+        most = STEPS_SLACK * (others + BEGINNER_STEPS)
+    return f"{theirs} outer steps, where others have made {others}" if theirs > min(most, MOST_STEPS) else ""
 
 
 def refusal(
@@ -111,6 +124,13 @@ def catch_up_bound(progress: float, rules: SwarmRules) -> float:
     """
     begins = progress <= rules.beginner_tokens
     return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens
+
+
+STEPS_SLACK = 100
+"""A donor may have made so many times as many outer steps as others of its progress. A guess: progress is averaged, and
+the fastest of a swarm makes most of it."""
+MOST_STEPS = 2**40
+"""Nobody makes more. Far below the largest number that a message holds, which nobody must come to."""
 
 
 def work_weight(rate: float) -> float:

@@ -131,10 +131,12 @@ class Peer:
         if self._stopped:
             return [Close(event.link)] if isinstance(event, Received) else []
         if (late_s := now - self._wake_at) >= HELD_UP_S:
-            self._exchanging.hold_on(now)
-            self._catch_up.hold_on(now)
+            self._exchanging.hold_on(now, late_s)
+            self._catch_up.hold_on(now, late_s)
         if late_s >= ASLEEP_S:
             self._slept(late_s, now)
+        if late_s >= HELD_UP_S:
+            self._wake_at = now  # it counts once
         self._dispatch(event, now)
         if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
             self._run_timers(now)

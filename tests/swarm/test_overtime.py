@@ -6,7 +6,7 @@ import pytest
 from table import RULES, RUN, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm.events import Donate, LinkFailed, Received, Send, SwapDone
+from p2ptrain.swarm.events import Donate, LinkFailed, PeersSeen, Received, Send, SwapDone
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms, WeightsRequest
 from p2ptrain.swarm.overtime import REST
 from p2ptrain.swarm.partners import own_terms
@@ -63,6 +63,31 @@ def test_who_held_our_fragments_for_too_long_waits_and_another_is_served(breaks_
     table["amber"].core._exchanging.book._exchanges.clear()
     table.now = ended + REST * 3.1
     assert answer_to(table, link_of(DRAGGER, 3)) is None
+
+
+@pytest.mark.parametrize("breaks_off", [False, True])
+@pytest.mark.parametrize("by_message", [False, True])
+def test_nobody_held_us_while_we_slept(breaks_off: bool, by_message: bool) -> None:
+    """The lid was closed amid an exchange. Whatever wakes us first, its partner is served as before, and what it took
+    is no measure of lines."""
+    table = in_step()
+    core = table["amber"].core
+    assert answer_to(table, link_of(DRAGGER, 1)) is None
+    slept_s = core._wake_at - table.now + 8 * 3600.0
+    before = core._standing.deadlines.seconds_per_byte()
+    if by_message:  # which brings whom it knows first
+        core.handle(
+            PeersSeen(((presence("cedar", at=table.now + slept_s), table.now + slept_s + 75.0),), from_lookup=False),
+            table.now + slept_s,
+        )
+    swap(table, link_of(DRAGGER, 1), slept_s, breaks_off)
+    core._exchanging.book._exchanges.clear()
+    assert not core._exchanging._overtime.waits(DRAGGER, table.now)
+    assert core._standing.deadlines.seconds_per_byte() <= before
+    assert core._standing.seconds_per_outer_step < 3600.0
+    table.now += 60.0
+    core._standing.members.praise(DRAGGER)
+    assert answer_to(table, link_of(DRAGGER, 2)) is not DeclineReason.BUSY
 
 
 def test_who_takes_no_longer_than_it_takes_does_not_wait() -> None:

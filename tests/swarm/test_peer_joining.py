@@ -26,6 +26,7 @@ from p2ptrain.swarm.events import (
     TrainingEnded,
     Unfit,
 )
+from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
@@ -922,3 +923,46 @@ def test_a_donor_whose_weights_are_older_than_it_announced_gives_none():
         "its weights are older than it announced"
     ]
     assert Close(pull.link) in effects
+
+
+@pytest.mark.parametrize(
+    ("reply", "why"),
+    [
+        (WeightsReply(30, 640.0), "its weights are further than anybody announced"),
+        (WeightsReply(2**53, 300.0), "outer steps, where others have made"),
+        (WeightsReply(STEPS_SLACK * (30 + BEGINNER_STEPS) + 1, 300.0), "outer steps, where others have made"),
+    ],
+)
+def test_a_donor_says_of_its_weights_what_can_be_true(reply: WeightsReply, why: str):
+    """Its progress becomes ours, and its outer steps too: the one could end our run, the other what we say."""
+    table, cedar, pull = with_a_pull_begun()
+    effects = cedar.core.handle(Received(pull.link, reply), table.now)
+    assert any(why in each.why for each in effects if isinstance(each, Note) and each.peer == pull.link.peer)
+    assert Close(pull.link) in effects
+    assert not any(isinstance(each, Pull) for each in effects)
+
+
+def test_a_donor_that_makes_most_of_the_swarms_steps_gives_its_weights():
+    table, cedar, pull = with_a_pull_begun()
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(30 * STEPS_SLACK, 320.0)), table.now)
+    assert any(isinstance(each, Pull) and each.reply.step == 30 * STEPS_SLACK for each in effects)
+
+
+def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
+    rules = replace(RULES, topology="ring", tokens_per_peer=100_000.0)
+    assert implausible_step(30 + 2500, 30, rules) == ""
+    assert implausible_step(30 + 2501, 30, rules)
+
+
+def test_nobodys_word_alone_ends_a_newcomers_run():
+    """It says that the end is reached, where nobody announced so: one outer step is left, and others are met in it."""
+    table, cedar, pull = with_a_pull_begun()
+    cedar.core._catch_up.pull = replace(pull, furthest=790.0)
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
+    [taken] = [each.reply for each in effects if isinstance(each, Pull)]
+    assert taken.progress == RULES.tokens_per_peer - RULES.tokens_per_outer_step
+
+    table, cedar, pull = with_a_pull_begun()
+    cedar.core._catch_up.pull = replace(pull, furthest=960.0)
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(30, 1000.0)), table.now)
+    assert [each.reply.progress for each in effects if isinstance(each, Pull)] == [1000.0]
