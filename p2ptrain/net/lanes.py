@@ -136,11 +136,14 @@ class Lanes:
             raise RemoteError("an echo was due of what a lane is for")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_Lane]:
-        """What this peer opened under that token, all but the first, for one conversation. Raises RemoteError where
-        some are missing."""
-        lanes = self._waiting.get((peer, token), {})
+        """What this peer opened under that token, all but the first, for one conversation.
+
+        Raises NetworkError where some are missing: those that nobody named in time are given up, maybe just now.
+        """
+        waiting = self._waiting.get((peer, token), {})
+        lanes = {number: lane for number, lane in waiting.items() if not lane.patience.expired()}
         if len(lanes) != LANES - 1:
-            raise RemoteError(f"it names {LANES - 1} lanes, and {len(lanes)} are here")
+            raise NetworkError(f"{short(peer)} names {LANES - 1} lanes, and {len(lanes)} are here")
         del self._waiting[peer, token]  # a second conversation would read what belongs to the first
         for lane in lanes.values():
             lane.claim()
