@@ -9,6 +9,7 @@ weights they are of.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import math
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -130,20 +131,31 @@ class Copies:
                     span, seed = question
                     if not admits(span, seed is None):
                         raise NetworkError(f"{short(link.peer)} asked for copies too often")
-                    if self._clock() > until:
+                    left_s = until - self._clock()
+                    if left_s < 0:
                         raise NetworkError(f"{short(link.peer)} asked for copies for too long")
-                    slow = await self._work(self._payloads.slow)
+                    answer: bytes | memoryview
                     if seed is not None:
-                        await send_payload(link, [await self._work(sketch, _lying_in(slow, span), seed)])
-                        continue
-                    if kept is None:
-                        kept = stack.enter_context(keep(slow))
-                    await send_payload(link, [_lying_in(kept, span).numpy().data])  # nobody writes to it: no copy
-                    sent += span.size
+                        answer = await self._sketch(span, seed)
+                    else:
+                        if kept is None:
+                            kept = stack.enter_context(keep(await self._work(self._payloads.slow)))
+                        answer = _lying_in(kept, span).numpy().data  # nobody writes to it: no copy
+                    try:
+                        async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
+                            await send_payload(link, [answer])
+                    except TimeoutError:
+                        raise NetworkError(f"{short(link.peer)} took copies for too long") from None
+                    sent += span.size if seed is None else 0
         finally:
             if sent:
                 self._given(link.peer, sent)
         return sent
+
+    async def _sketch(self, span: Span, seed: int) -> bytes:
+        """Of the weights that we have right now, which nobody keeps while it is sent."""
+        made: bytes = await self._work(lambda: sketch(_lying_in(self._payloads.slow(), span), seed))
+        return made
 
     async def _question(self, link: Link) -> tuple[Span, int | None] | None:
         """Which piece is asked for, or is to be sketched with which seed; None: it has enough."""

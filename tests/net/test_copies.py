@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import weakref
 
 import msgpack
 import pytest
@@ -14,7 +16,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.copies import EACH, LONGEST_S, SHARED_S, Copies
+from p2ptrain.net.copies import EACH, LONGEST_S, MOST_PINNED, SHARED_S, Copies
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import receive_payload
@@ -152,6 +154,53 @@ def test_no_more_than_two_snapshots_are_kept_for_askers(order: int):
     answers, kept, left = virtual_time.run(main())
     assert answers == [[as_bytes(honest(seed))[0]] for seed in (0, 1, 1, 1)]
     assert (kept, left) == (2, 0)
+
+
+def test_a_stream_that_stays_open_keeps_no_weights_beside_those_two():
+    """Between two questions nothing is held but what is pinned: each is as large as the model."""
+
+    async def main() -> int:
+        network, payloads = MemoryNetwork(0.01), published(honest(0))
+        copies = Copies(payloads, at_once, asyncio.get_running_loop().time)
+        await network.transport(A).listen(copies.answer)
+        links = [await network.transport(PeerId(f"asker {number}")).open(A) for number in range(6)]
+        old = []
+        for round_ in range(2):
+            for number, link in enumerate(links):
+                seed = 10 * round_ + number
+                weights = tuple(honest(seed))
+                old.append(weakref.ref(weights[0]))
+                payloads.publish(Snapshot(seed, weights, weights))
+                del weights
+                await asked(link, ["piece", round_] if number < 2 else ["sketch", 0, 7])
+        payloads.publish(Snapshot(99, tuple(honest(99)), tuple(honest(99))))
+        gc.collect()
+        return sum(each() is not None for each in old)
+
+    assert virtual_time.run(main()) == MOST_PINNED
+
+
+def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
+    class Slow:
+        """It takes a frame in ten minutes."""
+
+        peer = A
+
+        async def receive(self):
+            return FrameKind.MESSAGE, msgpack.packb(["piece", 0])
+
+        async def send(self, kind, body):
+            await asyncio.sleep(600.0)
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        copies = Copies(published(honest(1)), at_once, loop.time)
+        with pytest.raises(NetworkError, match="took copies for too long"):
+            await copies.answer(Slow())
+        assert not copies._pins
+        return loop.time()
+
+    assert virtual_time.run(main()) == pytest.approx(LONGEST_S)
 
 
 def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
