@@ -173,7 +173,8 @@ class _Pull:
         self._taken = taken
         self._failure: RemoteError | None = None
         self._outcomes: asyncio.Queue[Callable[[], list[Action]]] = asyncio.Queue()
-        self._running: dict[tuple[PeerId, int], asyncio.Task[None]] = {}
+        self._running: dict[tuple[PeerId, int, bool], asyncio.Task[None]] = {}
+        """By donor, piece, and whether it is compared: a donor may be asked for both."""
 
     async def run(self) -> None:
         """Until all pieces are here and believed, or nobody is left. Raises RemoteError as ``Gatherer.gather``."""
@@ -210,7 +211,7 @@ class _Pull:
                 actions = outcome()
 
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
-        place = action.donor, action.piece
+        place = action.donor, action.piece, isinstance(action, Compare)
         if isinstance(action, Cancel) and self._lines[action.donor].is_promised:
             return  # to break off there would break the promise's stream: what comes is not used
         if (task := self._running.pop(place, None)) is not None:
@@ -305,9 +306,11 @@ class _Line:
         if link is None:
             return
         with contextlib.suppress(NetworkError):
-            if not self._asking.locked():
-                await say(link, ["enough"])
-            await link.close()
+            try:
+                if not self._asking.locked():
+                    await say(link, ["enough"])
+            finally:  # nobody else has it any more
+                await link.close()
 
 
 def _now() -> float:

@@ -17,7 +17,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.copies import Copies
 from p2ptrain.net.driver import at_once
-from p2ptrain.net.gathering import KEEP_S, REST_S, Gatherer
+from p2ptrain.net.gathering import KEEP_S, REST_S, Gatherer, _Line
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import send_payload
 from p2ptrain.net.talk import hear
@@ -339,3 +339,65 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
     assert len(early) == 2
     for *_, asked, ended in early:
         assert REST_S <= ended - asked <= REST_S + 1.0
+
+
+def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(notebook):
+    """It is asked on one stream for a piece that is not needed any more, and on another for a sketch of the same."""
+    heard: list[object] = []
+
+    async def promised(link: Link) -> None:
+        try:
+            while (question := await hear(link, "copies", 64)) != ["enough"]:
+                await asyncio.sleep(6.0)
+                await send_payload(link, [honest(0)[question[1]].numpy().tobytes()])
+            heard.append("enough")
+        except NetworkError:
+            heard.append("broken off")
+
+    def copies(seed: int) -> Serve:
+        async def serve(link: Link) -> None:
+            while (question := await hear(link, "copies", 64)) != ["enough"]:
+                piece = honest(seed)[question[1]]
+                if question[0] == "piece":
+                    await send_payload(link, [piece.numpy().tobytes()])
+                else:
+                    await asyncio.sleep(8.0)
+                    await send_payload(link, [sketch(piece, question[2])])
+
+        return serve
+
+    async def main() -> list[bytearray]:
+        promises, network = MemoryNetwork(0.05), MemoryNetwork(0.05)
+        await promises.transport(GIVER).listen(promised)
+        await network.transport(GIVER).listen(copies(0))
+        await network.transport(A).listen(copies(1))
+        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        whole = await gatherer.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
+        await asyncio.sleep(10.0)
+        return whole
+
+    assert A in places(virtual_time.run(main()), {GIVER: honest(0), A: honest(1)})
+    assert heard == ["enough"]
+
+
+def test_a_farewell_that_is_cut_short_ends_the_stream_all_the_same():
+    class Stuck:
+        """Nothing more goes out on it."""
+
+        peer, closed = GIVER, False
+
+        async def send(self, kind, body):
+            await asyncio.sleep(1e6)
+
+        async def close(self):
+            self.closed = True
+
+    async def main() -> bool:
+        stuck = Stuck()
+        line = _Line(lambda: None, stuck)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1.0):
+                await line.end()
+        return stuck.closed
+
+    assert virtual_time.run(main())
