@@ -22,7 +22,7 @@ from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net.links import Limits, P2PTransport, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear, say
@@ -58,7 +58,7 @@ class Desk:
     async def answer(self, link: Link) -> None:
         """Answer one question, over any link. Raises NetworkError and RemoteError."""
         question = await hear(link, _ABOUT, _MAX_QUESTION_BYTES)
-        if not self._allowance.take(link.peer, asyncio.get_running_loop().time()):
+        if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
             raise NetworkError(f"{short(link.peer)} asked about admission too often")
         match question:
             case ["rulings", int(serial)]:

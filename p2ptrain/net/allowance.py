@@ -1,4 +1,4 @@
-"""How often strangers may ask for something: so often overall, and so often from each origin. Bounded memory."""
+"""How often strangers may ask for something: so often overall, each of them, and from each origin. Bounded memory."""
 
 from __future__ import annotations
 
@@ -9,21 +9,31 @@ from p2ptrain.net import address
 
 
 class Allowance:
-    """At most ``overall`` in any window, and of them at most ``each`` of one origin."""
+    """At most ``overall`` in any window; of them at most ``each`` of one asker, and half of them from one origin.
+
+    Askers' names cost nothing: who has many has few origins.
+    """
 
     def __init__(self, overall: int, each: int, window_s: float) -> None:
         self._overall = overall
         self._each = each
+        self._from_one = overall // 2
         self._window_s = window_s
-        self._taken: deque[tuple[float, str]] = deque()
+        self._taken: deque[tuple[float, str, str]] = deque()
 
-    def take(self, who: str, now: float) -> bool:
-        """Whether it is granted. What is refused does not count."""
+    def take(self, who: str, now: float, where: str = "") -> bool:
+        """Whether it is granted. What is refused does not count.
+
+        Args:
+            where: the origin; empty: it does not count, as on this machine.
+        """
         while self._taken and self._taken[0][0] <= now - self._window_s:
             self._taken.popleft()
-        if len(self._taken) >= self._overall or sum(origin == who for _, origin in self._taken) >= self._each:
+        if len(self._taken) >= self._overall or sum(asker == who for _, asker, _ in self._taken) >= self._each:
             return False
-        self._taken.append((now, who))
+        if where and sum(origin == where for _, _, origin in self._taken) >= self._from_one:
+            return False
+        self._taken.append((now, who, where))
         return True
 
 

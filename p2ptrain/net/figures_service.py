@@ -23,7 +23,7 @@ from typing import Any
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.links import Limits
+from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 
@@ -64,7 +64,7 @@ class Teller:
                 pass
             case _:
                 raise RemoteError("a question about figures was due, not something else")
-        if not self._allowance.take(link.peer, self.clock()):
+        if not self._allowance.take(link.peer, self.clock(), origin_of(link)):
             raise NetworkError(f"{short(link.peer)} asked for figures too often")
         telling = self.telling()
         if telling is None:

@@ -33,6 +33,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter
 from p2ptrain.net.rates import SMALL_BYTES, Rates
 from p2ptrain.net.streams import Stream
+from p2ptrain.ports import Link
 
 logger = logging.getLogger(__name__)
 
@@ -329,6 +330,12 @@ class P2PTransport:
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": "the handler of an inbound link failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+def origin_of(link: Link) -> str:
+    """Whom a link counts for beside its peer (``allowance.origin``); empty: nobody, as on this machine."""
+    far_end = link.far_end if isinstance(link, StreamLink) else None
+    return "" if far_end is None or _is_local(far_end) else origin(far_end.place)
 
 
 def _is_local(far_end: FarEnd) -> bool:

@@ -14,7 +14,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net.links import Limits, P2PTransport, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.ports import Clock, Link, Transport
@@ -48,7 +48,7 @@ async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock
         kind, body = await link.receive()
         if kind != FrameKind.MANIFEST_REQUEST:
             raise RemoteError(f"a manifest request was due, not a frame of kind {kind}")
-        if not allowance.take(link.peer, clock()):
+        if not allowance.take(link.peer, clock(), origin_of(link)):
             raise NetworkError(f"{short(link.peer)} asked for the manifest too often")
         await link.send(FrameKind.MANIFEST, signed if body == run.encode() else b"")
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import RunId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.links import Limits
+from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.talk import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
@@ -51,7 +51,7 @@ class Notary:
                 claim = Receipt.decode(body)
             case _:
                 raise RemoteError("a receipt was due, not something else")
-        if not self._allowance.take(link.peer, asyncio.get_running_loop().time()):
+        if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
             raise NetworkError(f"{short(link.peer)} asked for signatures too often")
         objection = self.book.judge(claim, link.peer, self.wall())
         if objection is not None:

@@ -15,7 +15,7 @@ from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, hop, virtual_time
 from p2ptrain.net.control import FarEnd
-from p2ptrain.net.links import MOST_NAMELESS, Limits, P2PTransport, StreamLink
+from p2ptrain.net.links import MOST_NAMELESS, Limits, P2PTransport, StreamLink, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import PER_ORIGIN, PER_PEER
 from p2ptrain.net.rates import Rates
@@ -23,6 +23,7 @@ from p2ptrain.net.streams import Stream
 
 HERE, THERE, ELSEWHERE = (f"/ip4/203.0.114.{host}/tcp/4001" for host in (7, 8, 9))
 LIMITS = Limits()
+RELAY = "12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX"
 
 
 def link_of(transport: P2PTransport, who: PeerId, place: str = HERE) -> StreamLink:
@@ -256,3 +257,20 @@ def test_streams_of_which_nobody_knows_yet_whose_they_are_are_bounded() -> None:
         assert not house.transport._inbound
 
     enact(scene)
+
+
+@pytest.mark.parametrize(
+    ("place", "counts_for"),
+    [
+        ("/ip4/8.8.8.8/tcp/5", "8.8.8.8"),
+        ("/ip6/2001:db8::1/tcp/5", "2001:db8::/64"),
+        (
+            "/ip4/8.8.8.8/tcp/5/p2p/12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX/p2p-circuit",
+            "8.8.8.8",
+        ),  # whom one relay leads to us
+        ("/ip4/127.0.0.1/tcp/5", ""),  # a swarm for trying things out
+    ],
+)
+def test_a_link_counts_for_where_it_comes_from(place: str, counts_for: str) -> None:
+    link = StreamLink(FarEnd(PeerId("amber"), place), cast(Stream, None), LIMITS, Rates())
+    assert origin_of(link) == counts_for

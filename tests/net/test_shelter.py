@@ -295,6 +295,14 @@ def test_an_allowance_is_bounded_overall_and_for_each() -> None:
     assert allowance.take("a", 61.0)
 
 
+def test_many_names_of_one_origin_leave_half_to_others() -> None:
+    allowance = Allowance(overall=6, each=2, window_s=60.0)
+    taken = [allowance.take(f"name {number}", 0.0, "8.8.8.8") for number in range(10)]
+    assert taken == [True] * 3 + [False] * 7
+    assert allowance.take("guest", 0.0, "9.9.9.9")
+    assert [allowance.take(f"here {number}", 0.0) for number in range(3)] == [True, True, False]  # of this machine
+
+
 def test_a_house_is_one_origin() -> None:
     assert origin("/ip4/8.8.8.8/tcp/5") == origin("/ip4/8.8.8.8/tcp/6") != origin("/ip4/8.8.8.9/tcp/5")
     assert origin("/ip6/2001:db8::1/tcp/5") == origin("/ip6/2001:db8::ffff:1/tcp/5")
