@@ -154,12 +154,18 @@ class Record:
         )
 
     def held(self, is_held: bool) -> None:
-        """The trainer stopped in the middle of the run, or goes on. What it has done so far is saved meanwhile."""
+        """The trainer stopped in the middle of the run, or goes on.
+
+        What it has done so far is saved meanwhile: at once, or once the outer step is over for whose partners it waits,
+        which a checkpoint does not hold.
+        """
         self.is_held = is_held
         if is_held:
             self._held_at = time.monotonic()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
-            self.try_to_save()
+            self._next_save = 0.0
+            if not self.learner.is_waiting:
+                self.try_to_save()
         else:
             self._held_s += time.monotonic() - self._held_at
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)

@@ -122,3 +122,29 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(record: Record, mon
     with pytest.raises(KeyboardInterrupt):
         end()
     assert told(record) != []
+
+
+def test_who_is_held_amid_an_outer_step_is_saved_once_it_is_over(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What partners gave to it is in no checkpoint before: killed meanwhile, it would have kept none of it."""
+    monkeypatch.undo()  # the fixture's: this is about when it is due
+    saved: list[str] = []
+
+    def save(self: Record) -> int:
+        saved.append("a checkpoint")
+        return 0
+
+    monkeypatch.setattr(Record, "save", save)
+    record.is_watched = lambda: False
+    record.learner.is_waiting = True
+    record.held(True)
+    assert saved == []
+    record.learner.is_waiting = False
+    record.outer_step_done()
+    assert saved == ["a checkpoint"]
+    record.outer_step_done()
+    assert saved == ["a checkpoint"]  # the next one is due later
+    record.held(False)
+    record.held(True)
+    assert saved == ["a checkpoint"] * 2  # amid the inner steps: at once
