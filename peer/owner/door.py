@@ -123,8 +123,11 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _where(home: Path) -> Path:
+    """Raises FileNotFoundError where it can be nowhere: nobody is there."""
     with contextlib.suppress(FileNotFoundError):
         return Path((home / POINTER).read_text(encoding="utf-8"))
+    if len(os.fsencode(home / SOCKET)) > LONGEST_PATH:
+        raise FileNotFoundError(home / POINTER)
     return home / SOCKET
 
 

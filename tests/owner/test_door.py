@@ -93,6 +93,16 @@ def test_nobody_is_there(home: Path) -> None:
         ask(home, command="status")
 
 
+def test_nobody_is_there_in_a_home_whose_path_is_too_long_for_a_socket(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "LONGEST_PATH", LONGEST_PATH)
+    deep = home / ("x" * LONGEST_PATH)
+    deep.mkdir()
+    with pytest.raises(HomeError, match="No peer runs in"):
+        ask(deep, command="status")
+
+
 def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
     dead = Door(home)
     dead.socket.close()  # as the kernel does
