@@ -18,6 +18,7 @@ rounds         the exchanges that both sides planned for one outer step
 judging        whose weights are not mixed, and who is left alone for them
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
+claims         who says that it is far ahead, and whom of those we believe
 pieces         which piece of a model to ask of which donor, and whom to believe (pure)
 discovery      how one peer finds others and is found
 final_gossip   exchanges after the trainer's end, until the swarm agrees

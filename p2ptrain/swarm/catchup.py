@@ -9,22 +9,15 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_low
 
 from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
-from p2ptrain.swarm.matching import (
-    catch_up_bound,
-    choose_partner,
-    implausible_progress,
-    implausible_step,
-    must_catch_up,
-)
-from p2ptrain.swarm.membership import Fault, Known
+from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
+from p2ptrain.swarm.membership import Fault
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.rules import (
@@ -33,7 +26,6 @@ from p2ptrain.swarm.rules import (
     GIVING_WINDOW_S,
     MAX_DONATIONS,
     MAX_KNOWN,
-    SUPPORTERS,
     UNREAD_S,
 )
 from p2ptrain.swarm.standing import Standing
@@ -56,90 +48,6 @@ class PullUnderWay:
     """Outer steps that the others of them have made."""
     replied: bool = False
     adopting: bool = False
-
-
-def supported(
-    ahead: Sequence[Known], near: float, others: Sequence[Known] = (), was_in_step: bool = False
-) -> Sequence[Known]:
-    """Those whose claim others are near: who alone says that it is far ahead of everybody is no donor.
-
-    A claim that as many make as contradict it counts, or two young peers that met could keep others out of an old swarm
-    of two; and so does one that ``SUPPORTERS`` others bear out, or a crowd of those who could not catch up yet, or of
-    liars, could keep them out of any.
-
-    Args:
-        ahead: live peers that are far enough ahead to give us their weights.
-        near: so many tokens apart, the claims support each other.
-        others: live peers that are about where we are, if that says anything of where the swarm is.
-        was_in_step: our own progress says so too, and is one more that contradicts.
-
-    Returns:
-        All of them where nobody has support and nobody contradicts: a swarm of two has no majority.
-    """
-    needed = min(SUPPORTERS, (len(ahead) + len(others) + was_in_step - 1) // 2)
-    claims = sorted(known.progress for known in (*ahead, *others))
-
-    def support(claim: float) -> int:
-        return bisect_right(claims, claim + near) - bisect_left(claims, claim - near) - 1
-
-    borne_out = [known for known in ahead if support(known.progress) >= needed]
-    return borne_out if borne_out or others else ahead
-
-
-def ahead_of(standing: Standing, now: float) -> list[Known]:
-    """Live peers that say they are so far ahead that we must not exchange with them, but pull."""
-    if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
-        return []
-    mine = standing.worth
-    if standing.members.none_beyond(mine + catch_up_bound(mine, standing.rules), now):
-        return []
-    ahead = [
-        known
-        for known in standing.members.live(now)
-        if known.state is not PeerState.JOINING
-        and must_catch_up(standing.settled, mine, known.progress, standing.rules)
-        and not implausible_progress(known.progress, standing.progress, settled=False, rules=standing.rules)
-    ]
-    if not standing.is_lost:
-        return ahead
-    in_step = [known for known in ahead if known.settled]
-    return [known for known in in_step if not _is_far(known.progress, standing)] or in_step or ahead
-
-
-def _is_far(progress: float, standing: Standing) -> bool:
-    """Nobody honest is so far from us, whose weights are odd; unless the swarm went on without us."""
-    return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
-
-
-def believed(standing: Standing, now: float) -> Sequence[Known]:
-    """Of those who say that they are ahead, whom others bear out.
-
-    Whoever is where we are contradicts them: anybody, if we were in step here; else who is in step itself, since
-    others may be newcomers like us.
-    """
-    ahead = ahead_of(standing, now)
-    if not ahead:
-        return []
-    if standing.is_lost:  # our own place says nothing of where the swarm is
-        return supported(ahead, standing.rules.catch_up_tokens)
-    near, mine = catch_up_bound(standing.progress, standing.rules), standing.progress
-    here = [
-        known
-        for known in standing.members.live(now)
-        if known.state is not PeerState.JOINING
-        and abs(known.progress - mine) <= near
-        and (standing.was_in_step or known.settled)
-    ]
-    return supported(ahead, near, here, standing.was_in_step)
-
-
-def is_left_behind(standing: Standing, now: float) -> bool:
-    """A swarm is ahead of us: whom we meet meanwhile is a newcomer too, and to meet it puts neither in step.
-
-    A swarm is two at least. One that says it is ahead, and gives nobody its weights, must not keep a young swarm from
-    getting in step, which is what contradicts it.
-    """
-    return len(believed(standing, now)) > 1
 
 
 class CatchUp:
@@ -221,8 +129,8 @@ class CatchUp:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
         known = standing.members.get(link.peer)
-        is_near = known is not None and not _is_far(known.progress, standing)
-        if standing.is_lost and is_near and _is_far(reply.progress, standing):
+        is_near = known is not None and not is_far(known.progress, standing)
+        if standing.is_lost and is_near and is_far(reply.progress, standing):
             self.failed(LinkFailed(link, "its weights are further than it announced"), now)
             return
         if known is not None and reply.progress < known.progress - standing.rules.catch_up_tokens:

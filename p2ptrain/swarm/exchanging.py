@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm.catchup import is_left_behind
+from p2ptrain.swarm.claims import is_left_behind
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge

@@ -10,7 +10,8 @@ from table import RULES, RUN, Seat, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState, exchanging
-from p2ptrain.swarm.catchup import PullUnderWay, supported
+from p2ptrain.swarm.catchup import PullUnderWay
+from p2ptrain.swarm.claims import supported
 from p2ptrain.swarm.events import (
     Adopted,
     Close,
