@@ -9,6 +9,7 @@ codecs        how fast weights become bytes and two messages become a difference
 peer          a demo peer as a process: memory, seconds to its first step and first exchange, bytes
 table         figures as rows: what was asked for, what was measured
 pictures      the pictures of the page in ``docs/images``, taken anew
+page          what the page costs whoever looks, and whoever serves it (chromium)
 results       writes those rows, and those of demo runs, into ``docs/RESULTS.md``
 evidence      which method trains how well: experiments R1 to R11 (a package of its own, ``python -m bench.evidence``)
 ============  ============================================================================================
