@@ -154,6 +154,7 @@ def test_however_many_ask_the_document_is_made_now_and_then() -> None:
 
 def test_metrics_are_what_prometheus_reads(shown: Shown) -> None:
     """It parses, all names are promised ones, and a peer that has gone is not in it."""
+    shown.view.kind = "bootstrap"
     rows = list(shown.view.peers.values())
     shown.view.place(rows[:-1])
     shown.publish()
@@ -181,6 +182,7 @@ def test_a_nickname_cannot_forge_metrics(shown: Shown) -> None:
 
 def test_two_ids_that_end_alike_are_two_series(shown: Shown) -> None:
     """An id's end can be ground out; a series that is there twice costs Prometheus the whole scrape."""
+    shown.view.kind = "bootstrap"
     first, second = list(shown.view.peers.values())[:2]
     shown.view.place([first, replace(second, id="12D3KooWother" + first.id[-6:])])
     shown.publish()
@@ -196,7 +198,9 @@ def test_only_what_one_peer_counts_is_a_counter(shown: Shown, kind: str) -> None
     shown.publish()
     families = text_string_to_metric_families(ask(shown.port, "/metrics").body.decode())
     counters = {family.name for family in families if family.type == "counter"}
-    of_each = {"p2ptrain_peer_tokens", "p2ptrain_peer_exchanges", "p2ptrain_peer_exchanges_failed"}
+    of_each = {
+        f"p2ptrain_peer_{name}" for name in ("tokens", "exchanges", "exchanges_failed", "sent_bytes", "received_bytes")
+    }
     assert of_each <= counters
     assert bool(counters - of_each) == (kind == "peer")
 
