@@ -95,6 +95,8 @@ def a_view(peers: int = 8, seed: int = 0) -> View:
         "fraction": DONE,
         "exchanges": 972.0,
         "failed": 11.0,
+        "up": sum(row.up or 0.0 for row in view.peers.values()),
+        "down": sum(row.down or 0.0 for row in view.peers.values()),
         "sent_bytes": 174.8e6,
         "received_bytes": 174.8e6,
         "blocked_share": 0.0168,
