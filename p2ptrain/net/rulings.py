@@ -55,6 +55,8 @@ def key_bytes(run: RunId) -> bytes:
 
 def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
     """Whether a record under the rulings' key is what belongs there."""
+    if record.expiration_time > get_dht_time() + LIFETIME_S + CLOCK_SKEW_S:
+        return False
     try:
         value = msgpack.unpackb(record.value, max_bin_len=MAX_RULINGS_BYTES, max_map_len=0, max_array_len=0)
     except (ValueError, TypeError):
@@ -64,7 +66,6 @@ def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
         rulings is not None
         and rulings.serial >= gate.rulings.serial
         and record.subkey == MSGPackSerializer.dumps(rulings.serial)
-        and record.expiration_time <= get_dht_time() + LIFETIME_S + CLOCK_SKEW_S
     )
 
 

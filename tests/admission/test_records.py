@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from people import AUTHOR, DAY, GUEST, NOW, OTHER_RUN, PUBLIC, RUN, STRANGER, WITNESS, badge, rulings, somebody, ticket
 
-from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Invite, Rulings, Ticket
+from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Invite, Rulings, Ticket, records
 from p2ptrain.admission.records import MAX_RULINGS, MAX_WITNESSES
 from p2ptrain.errors import JoinLinkError, RemoteError
 from p2ptrain.framing import MAX_BADGE_BYTES
@@ -145,3 +145,16 @@ def test_the_largest_fit_their_caps() -> None:
 def test_a_ticket_that_was_mangled(spoil: Callable[[str], str]) -> None:
     with pytest.raises(JoinLinkError):
         Ticket.parse(spoil(str(ticket())), RUN, PUBLIC)
+
+
+def test_of_forged_rulings_no_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To check a thousand takes thirty times as long as to see that the author did not sign them."""
+    looked: list[object] = []
+    monkeypatch.setattr(records, "_is_peer", lambda value: looked.append(value) or True)
+    full = Rulings(1, NOW, banned=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
+    for forged in (dataclasses.replace(full, signature=bytes(64)), dataclasses.replace(full, issued_at=NOW + 1)):
+        with pytest.raises(RemoteError):
+            Rulings.decode(forged.encode(), RUN, PUBLIC)
+    assert looked == []
+    assert Rulings.decode(full.encode(), RUN, PUBLIC) == full
+    assert len(looked) == MAX_RULINGS
