@@ -213,7 +213,7 @@ class Book:
 
     def _claim(self, account: _Account, partner: PeerId, step: int, tokens: int, now: float) -> Receipt:
         ours = account.ours
-        until = max(int(now), account.since)
+        until = max(int(now), account.since + 1)
         served = ours.served if not account.objections else 0  # it may have counted less: exchanges alone this time
         counted = (ours.exchanges, ours.sent, ours.received, served)
         return Receipt(self._me, partner, account.since, until, step, tokens, *counted)
@@ -264,7 +264,7 @@ class Book:
         last = account.last
         if last is not None and last.numbers() == claim.numbers():
             return None
-        if not claim.since <= claim.until <= now + CLOCK_SKEW_S or (last is not None and claim.since < last.until):
+        if not claim.since < claim.until <= now + CLOCK_SKEW_S or (last is not None and claim.since < last.until):
             return Objection.TIMES
         left = account.theirs.less(claim)
         if not left.holds:
@@ -314,7 +314,7 @@ def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
             result.reject("the partner's signature does not hold")
         elif receipt.partner == peer:
             result.reject("it is its own partner")
-        elif receipt.since < until.get(receipt.partner, 0) or receipt.until < receipt.since:
+        elif receipt.since < until.get(receipt.partner, 0) or receipt.until <= receipt.since:
             result.reject("its time is counted already")
         else:
             until[receipt.partner] = receipt.until

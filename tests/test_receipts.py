@@ -111,6 +111,7 @@ def claim_of(**changes: Any) -> Receipt:
         (claim_of(served=1), Objection.MORE),
         (claim_of(until=NOW + 302), Objection.TIMES),
         (claim_of(until=NOW - 1), Objection.TIMES),
+        (claim_of(until=NOW), Objection.TIMES),  # a span of no length overlaps none
         (claim_of(partner=STRANGER.peer), Objection.NOT_GENUINE),
         (claim_of(peer=STRANGER.peer), Objection.NOT_GENUINE),
         (dataclasses.replace(claim_of(), exchanges=1), Objection.NOT_GENUINE),
@@ -125,11 +126,12 @@ def test_what_is_countersigned(claim: Receipt, said: Objection | None) -> None:
 def test_nothing_is_claimed_twice() -> None:
     _, birch = pair(2)
     assert birch.judge(claim_of(), AMBER.peer, NOW) is None
-    assert birch.judge(claim_of(since=NOW + 1), AMBER.peer, NOW) is Objection.MORE
+    assert birch.judge(claim_of(since=NOW + 1, until=NOW + 2), AMBER.peer, NOW) is Objection.MORE
     birch.exchanged(AMBER.peer, 20, 10, NOW)
     again = claim_of(exchanges=1, sent=10, received=20)
     assert birch.judge(again, AMBER.peer, NOW) is Objection.TIMES  # its span overlaps the last
-    assert birch.judge(dataclasses.replace(again, since=NOW + 1).signed(RUN, AMBER.state), AMBER.peer, NOW) is None
+    later = dataclasses.replace(again, since=NOW + 1, until=NOW + 2).signed(RUN, AMBER.state)
+    assert birch.judge(later, AMBER.peer, NOW) is None
 
 
 def test_a_partner_that_began_anew_is_not_asked_for_the_old_for_ever() -> None:
@@ -231,6 +233,7 @@ def test_totals_count_what_holds_and_say_what_does_not() -> None:
         dataclasses.replace(good, sent=10**6),  # blown up afterwards
         dataclasses.replace(good, countersignature=bytes(64)),
         finished(since=NOW, until=NOW + 5),  # overlaps
+        finished(since=NOW + 9, until=NOW + 9),  # it could be there a thousand times
         own.countersigned(RUN, AMBER.state),
         claim_of().countersigned(OTHER_RUN, BIRCH.state),
     ]
