@@ -286,10 +286,12 @@ class Relay:
                 if not self._rates.gives:
                     return
                 left[0] -= len(chunk)
+                self._rates.give(len(chunk))  # it came, whatever becomes of it
                 await down.wait(down.book(len(chunk)))
-                await up.wait(up.book(len(chunk)))
-                self._rates.give(2 * len(chunk))
-                await sink.write(chunk)
+                for piece in up.pieces(memoryview(chunk)):
+                    await up.wait(up.book(len(piece)), len(piece))
+                    self._rates.give(len(piece))
+                    await sink.write(piece)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._tasks[task]

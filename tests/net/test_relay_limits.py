@@ -85,10 +85,13 @@ class Line:
         node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open))
         self.relay = Relay(cast(Any, node), LIMITS, self.rates)
         self.relay._server = cast(Any, object())  # it serves
+        self.led: list[Wire] = []
+        """The streams on which targets were told who wants to talk to them."""
 
     async def _open(self, target: PeerId, protocol: str) -> tuple[FarEnd, Any]:
         yes = Wire(target, THERE)
         yes._unread = hop.framed(hop._number(1, 1) + hop._number(4, Status.OK))
+        self.led.append(yes)
         return FarEnd(target, THERE), yes
 
     async def says(self, who: PeerId, place: str, *said: bytes) -> Wire:
@@ -173,6 +176,29 @@ def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
         await asyncio.sleep(0.1)
         assert [each.ends[0] for each in line.relay._circuits] == [peer(200)]
         assert (await line.dials(peer(100), HERE, peer(1))).status == Status.OK
+
+    virtual_time.run(main())
+
+
+def test_circuits_that_are_cut_put_off_nobody_and_are_counted_as_given() -> None:
+    """Two who work together send on a circuit and end it before the bytes' turn has come, again and again."""
+
+    async def main() -> None:
+        line = Line()
+        line.rates.up.rate = 125_000.0
+        assert await line.reserves(peer(1), THERE) == Status.OK
+        for number in range(40):
+            asker = await line.dials(peer(2 + number % 8), HERE, peer(1))
+            assert asker.status == Status.OK
+            asker.sends(bytes(64 << 10))
+            await asyncio.sleep(0.02)
+            line.led[-1].close()
+            await asyncio.sleep(1.0)
+        came = 40 * (64 << 10)
+        assert line.rates.up.book(1) < 1.0, "the owner's next byte"
+        assert line.rates.down.total_bytes == came
+        assert line.rates.given_bytes == came + line.rates.up.total_bytes - 1
+        assert line.rates.up.total_bytes < came
 
     virtual_time.run(main())
 
