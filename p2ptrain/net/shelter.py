@@ -44,6 +44,9 @@ ASKED_AT_ONCE = 4
 """Nodes that are asked for a place in one round: where nobody answers, each costs 10 s. A guess."""
 REFUSED_S = (30.0, 1800.0)
 """How long a node that gave no place is not asked again: doubling between the two. Guesses."""
+OF_LINK_S = (2.0, 60.0)
+"""The same of the link's nodes, of which one may be the only relay: when our line was away, or they were, we are back
+soon after."""
 MOST_CLOCK_OFF_S = 30.0
 """Beyond it the owner is told. Records live for 75 s from their issuer's time on (``swarm.rules``), and must still be
 worth something when a lookup finds them half of that later; an answer about the time may be 10 s old."""
@@ -261,7 +264,7 @@ class Shelter:
         try:
             await reserve(self._node.daemon, relay.peer, relay.addresses)
         except NetworkError as error:
-            first, longest = REFUSED_S
+            first, longest = OF_LINK_S if relay.peer in self._node.bootstraps else REFUSED_S
             _, pause = self._refused.pop(relay.peer, (0.0, first / 2))
             self._refused[relay.peer] = (time.monotonic() + min(2 * pause, longest), min(2 * pause, longest))
             while len(self._refused) > MAX_REFUSED:

@@ -254,6 +254,7 @@ def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(mo
     monkeypatch.setattr(shelter, "look", look)
     monkeypatch.setattr(shelter, "reserve", reserve)
     monkeypatch.setattr(shelter, "REFUSED_S", (0.0, 0.0))
+    monkeypatch.setattr(shelter, "OF_LINK_S", (0.0, 0.0))
 
     async def main() -> None:
         here = Shelter(cast(Any, node), MemoryLog(), random=Random(0))
@@ -265,6 +266,36 @@ def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(mo
         await asyncio.sleep(2 * shelter.ROUND_S)
         assert len(here.relays) == shelter.WANTED
         assert BOOTSTRAP in here.relays
+        node.alive = False
+        await task
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("away_s", [300.0, 1200.0, 3600.0])
+def test_the_links_one_relay_is_asked_again_soon_after_it_was_away(
+    monkeypatch: pytest.MonkeyPatch, away_s: float
+) -> None:
+    """Or our line was: peers that nobody can dial meet nowhere else."""
+    node = FakeNode(PRIVATE)
+    node.known, node.bootstraps = {BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
+
+    async def look(*_: object) -> Sight:
+        return sight(Dialed.NO)
+
+    async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str]) -> None:
+        if asyncio.get_running_loop().time() < away_s:
+            raise NetworkError("it cannot be dialed")
+
+    monkeypatch.setattr(shelter, "look", look)
+    monkeypatch.setattr(shelter, "reserve", reserve)
+    monkeypatch.setattr(shelter.time, "monotonic", lambda: asyncio.get_running_loop().time())
+
+    async def main() -> None:
+        here = Shelter(cast(Any, node), MemoryLog(), random=Random(0))
+        task = asyncio.create_task(here.run())
+        await asyncio.sleep(away_s + shelter.OF_LINK_S[1] + shelter.HURRY_S + 1.0)
+        assert list(here.relays) == [BOOTSTRAP]
         node.alive = False
         await task
 
