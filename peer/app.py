@@ -275,7 +275,7 @@ def _run_in_swarm(
             gatherer=Gatherer(dial, sizes, work, session.notebook, contributions.taken),
         )
         shore = disguise(shore, learner, float(record.tokens_per_peer))
-        copies = Copies(learner.payloads, shore.work, time.monotonic, contributions.given, line.rates)
+        copies = Copies(learner.payloads, shore.work, time.monotonic, contributions.given, line.rates, entrance.counts)
         shore = replace(shore, copies=copies)
         attendance = Attendance(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters

@@ -73,13 +73,17 @@ class Entrance:
             return handler
         return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
 
+    def counts(self, peer: PeerId) -> bool:
+        """Whether a peer may take part, by what it showed before and what the author has ruled since."""
+        return self.gate is None or self.gate.counts(peer, time.time())
+
     def live_until(self, presence: Presence) -> float | None:
         """On the steady clock, until when a record counts; None when it is another run's, its signature or its times do
         not hold, or its peer may not take part. Whoever hands it on may be lying, and a directory's node as well."""
         if presence.run != self._signed.run_id:
             return None
         now = time.time()
-        if self.gate is not None and not self.gate.counts(presence.peer, now):
+        if not self.counts(presence.peer):
             return None
         age = now - presence.issued_at
         left = min(presence.lifetime_s, PRESENCE_LIFETIME_S) - age

@@ -75,6 +75,7 @@ class Copies:
         work: runs a function off the loop.
         given: told how many bytes of weights somebody took.
         rates: whether we give. To whom a transport of exchanges leads, what it takes is counted here.
+        counts: whether somebody may take part: it may have been banned since its stream began.
     """
 
     def __init__(
@@ -84,7 +85,9 @@ class Copies:
         clock: Clock,
         given: Callable[[PeerId, int], None] = lambda peer, size: None,
         rates: Rates | None = None,
+        counts: Callable[[PeerId], bool] = lambda peer: True,
     ) -> None:
+        self._counts = counts
         self._payloads = payloads
         self._work = work
         self._clock = clock
@@ -129,6 +132,8 @@ class Copies:
                 kept: Sequence[Tensor] | None = None
                 while (question := await self._question(link)) is not None:
                     span, seed = question
+                    if not self._counts(link.peer):
+                        raise NetworkError(f"{short(link.peer)} may not take part any more")
                     if not admits(span, seed is None):
                         raise NetworkError(f"{short(link.peer)} asked for copies too often")
                     left_s = until - self._clock()

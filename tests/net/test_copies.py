@@ -203,6 +203,23 @@ def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
     assert virtual_time.run(main()) == pytest.approx(LONGEST_S)
 
 
+def test_who_is_banned_gets_nothing_more_on_a_stream_that_is_open():
+    async def main() -> bytes:
+        network, banned = MemoryNetwork(0.01), set[PeerId]()
+        copies = Copies(
+            published(honest(1)), at_once, asyncio.get_running_loop().time, counts=lambda peer: peer not in banned
+        )
+        await network.transport(A).listen(copies.answer)
+        link = await network.transport(ME).open(A)
+        [before] = await asked(link, ["piece", 0])
+        banned.add(ME)
+        with pytest.raises(NetworkError):
+            await asked(link, ["sketch", 0, 7])
+        return before
+
+    assert virtual_time.run(main()) == as_bytes(honest(1))[0]
+
+
 def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
     rates = Rates()
 
