@@ -91,14 +91,15 @@ class Exchanging:
 
     def call_planned(self, now: float) -> None:
         """Offer to the partners that this outer step planned, all at once."""
+        deadlines = self._standing.deadlines
         for planned, peer in self.rounds.due():
             known = self._standing.members.get(peer)
             is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
             planned.meetings[peer] = Meeting.CALLED if is_called else Meeting.MISSED
             if known is not None and is_called:
-                self._offer(
-                    known, planned.fragments, own_terms(self._standing, len(planned.meetings)), planned.step, now
-                )
+                terms = own_terms(self._standing, len(planned.meetings))
+                until = None if self.rounds.is_waited_for(planned, peer) else now + deadlines.prompt_reply_s()
+                self._offer(known, planned.fragments, terms, planned.step, now, until)
         self.rounds.proceed_if_over()
 
     # --- messages and completions ---------------------------------------------------------------------------------
@@ -267,6 +268,7 @@ class Exchanging:
         if exchange.state is ExchangeState.OFFERED:
             standing.counters.offers_unanswered += 1
             fault, meeting = Fault.UNANSWERED, Meeting.MISSED
+            self.rounds.unanswered(exchange)
         else:
             standing.counters.exchanges_failed += 1
             fault, meeting = Fault.BROKEN, Meeting.FAILED
@@ -331,7 +333,16 @@ class Exchanging:
             self.rounds.open(step, fragments, awaited, now)
             self.call_planned(now)
 
-    def _offer(self, partner: Known, fragments: tuple[int, ...], mine: Terms, round_: int, now: float) -> None:
+    def _offer(
+        self,
+        partner: Known,
+        fragments: tuple[int, ...],
+        mine: Terms,
+        round_: int,
+        now: float,
+        until: float | None = None,
+    ) -> None:
+        """``until``: when it must have answered; None: as others do."""
         standing = self._standing
         exchange = Exchange(
             link=standing.new_link(partner.peer),
@@ -339,7 +350,7 @@ class Exchanging:
             fragments=fragments,
             mine=mine,
             started_at=now,
-            deadline=now + standing.deadlines.reply_s(),
+            deadline=now + standing.deadlines.reply_s() if until is None else until,
             round=round_,
         )
         self.book.put(exchange)

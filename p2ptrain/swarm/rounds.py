@@ -10,7 +10,7 @@ round that the trainer waits for is over when every partner's exchange has commi
     ---------------------   -----------------------------------   ----------
     DUE                     our offer goes out                     CALLED
     CALLED                  not yet, or our offers crossed         AWAITED   (it promised to offer)
-    CALLED                  not yet, where no promise counts       MISSED
+    CALLED                  the same, where no promise counts      MISSED
     CALLED                  its offer crosses ours, which wins     CROSSED
     CROSSED                 not yet, overtaken by its offer        DUE       (it has come, and awaits ours; once)
     DUE, CALLED, AWAITED    its offer comes                        MEETING
@@ -71,6 +71,8 @@ class Round:
     meetings: dict[PeerId, Meeting] = field(default_factory=dict)
     called_again: set[PeerId] = field(default_factory=set)
     """Whose offer overtook its answer, and who has had a second one of ours."""
+    unheard: set[PeerId] = field(default_factory=set)
+    """Whose promises count for nothing in it."""
 
     @property
     def is_over(self) -> bool:
@@ -82,18 +84,28 @@ MOST_UNHEARD = 64
 guess."""
 
 
+FORGIVEN = 16
+"""Exchanges with one that broke a promise after which one of those is forgotten. If it were one alone, whoever comes in
+every other round would be waited for in all the others. A guess."""
+
+
 class Promises:
-    """Whose word that it will come our trainer still waits for. Who did not come is not waited for in the next round,
-    then in three, seven, and so on; whoever comes all the same is met, and believed again."""
+    """Whose word that it will come our trainer still waits for; whoever announces itself gives it, too.
+
+    Who did not come, or did not answer, is not waited for in the next round, then in three, seven, and so on. Whoever
+    comes all the same is met.
+    """
 
     def __init__(self) -> None:
         self._broken: dict[PeerId, int] = {}
-        """How many in a row, ..."""
+        """How many that are not forgiven, ..."""
         self._unheard: dict[PeerId, int] = {}
-        """... and in how many rounds to come the next ones count for nothing."""
+        """... in how many rounds to come the next ones count for nothing, ..."""
+        self._kept: dict[PeerId, int] = {}
+        """... and how many were kept since the last one was forgiven."""
 
     def broke(self, peer: PeerId) -> None:
-        """It did not come."""
+        """It did not come, or did not answer."""
         self._broken[peer] = times = self._broken.get(peer, 0) + 1
         self._unheard[peer] = min(2 ** min(times, 16) - 1, MOST_UNHEARD)
 
@@ -105,13 +117,23 @@ class Promises:
 
     def kept(self, peer: PeerId) -> None:
         """It came, and we exchanged."""
-        self._broken.pop(peer, None)
-        self._unheard.pop(peer, None)
+        if peer not in self._broken:
+            return
+        self._kept[peer] = self._kept.get(peer, 0) + 1
+        if self._kept[peer] == FORGIVEN:
+            self._kept[peer] = 0
+            self._broken[peer] -= 1
+            if not self._broken[peer]:
+                self._forget(peer)
 
     def forget(self, is_gone: Callable[[PeerId], bool]) -> None:
         """Bounded by whom we know."""
         for peer in [peer for peer in self._broken if is_gone(peer)]:
-            self.kept(peer)
+            self._forget(peer)
+
+    def _forget(self, peer: PeerId) -> None:
+        for each in (self._broken, self._unheard, self._kept):
+            each.pop(peer, None)
 
 
 class Rounds:
@@ -204,12 +226,28 @@ class Rounds:
         elif overtaken and peer not in found.called_again:
             found.called_again.add(peer)
             found.meetings[peer] = Meeting.DUE
-        elif found.awaited and reason is DeclineReason.NOT_YET and not self._promises.count(peer):
+        elif found.awaited and not (self._may_cross(reason, peer) and self.is_waited_for(found, peer)):
             found.meetings[peer] = Meeting.MISSED
             self._standing.note("skipped", peer, "it says that it will come, and did not when it last said so")
         else:
             found.meetings[peer] = Meeting.AWAITED
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
+
+    def _may_cross(self, reason: DeclineReason, peer: PeerId) -> bool:
+        """Of two offers that cross, that of the smaller id goes first: the other one never says that they did."""
+        return reason is not DeclineReason.CROSSING or peer < self._standing.me
+
+    def is_waited_for(self, planned: Round, peer: PeerId) -> bool:
+        """Whether the trainer waits for the answer of one that we call; who gave none lately has a moment to give it,
+        as it has where it waits for us."""
+        if planned.awaited and peer not in planned.unheard and not self._promises.count(peer):
+            planned.unheard.add(peer)
+        return peer not in planned.unheard
+
+    def unanswered(self, exchange: Exchange) -> None:
+        """Our offer was not answered, or could not be delivered."""
+        if exchange.round:
+            self._promises.broke(exchange.link.peer)
 
     def ended(self, exchange: Exchange, to: Meeting) -> None:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
 import pytest
-from table import RULES, Table
+from table import RULES, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import Peer, PeerState
-from p2ptrain.swarm.events import Adopted, Effect, LinkFailed, Open, PhaseDone, Proceed, Received, Send
-from p2ptrain.swarm.messages import Accept, Decline, DeclineReason
+from p2ptrain.swarm.events import (
+    Adopted,
+    Applied,
+    Effect,
+    Event,
+    LinkFailed,
+    Open,
+    PhaseDone,
+    Proceed,
+    Received,
+    Send,
+    SwapDone,
+    Woke,
+)
+from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
+from p2ptrain.swarm.rounds import FORGIVEN, Promises
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -208,6 +223,77 @@ def test_who_comes_after_all_is_believed_again() -> None:
     table.end_phase("amber")
     table.run(0.5)
     assert table["amber"].waits_since is not None
+
+
+def waits_of(
+    answer: Callable[[int, Open], list[Event]], me: str = "amber", other: str = "birch", rounds: int = 12
+) -> list[float]:
+    """How long the trainer waited in each round, where a partner does with each of our offers what ``answer`` says."""
+    table = in_step(me, other)
+    core, waits = table[me].core, list[float]()
+    for name in (me, other):
+        table[name].core._standing.progress = 40.0
+    for number in range(1, rounds + 1):
+        core._standing.members.see(presence(other, progress=40.0, at=table.now), table.now + 75.0)
+        began, effects = table.now, core.handle(PhaseDone(number, 40.0), table.now)
+        while not any(isinstance(each, Proceed) for each in effects):
+            events = [event for each in effects if isinstance(each, Open) for event in answer(number, each)]
+            effects = [each for event in events for each in core.handle(event, table.now)]
+            if not effects:
+                table.now += 0.1
+                effects = core.handle(Woke(), table.now)
+        waits.append(round(table.now - began))
+        table.now += 1.0
+    return waits
+
+
+def test_whose_offers_cross_ours_for_ever_is_waited_for_ever_more_rarely() -> None:
+    """It says that its own comes first, and none comes."""
+
+    def crosses(number: int, ours: Open) -> list[Event]:
+        return [Received(ours.link, put_off(DeclineReason.CROSSING))]
+
+    waits = waits_of(crosses, me="birch", other="amber")
+    assert [number for number, each in enumerate(waits, 1) if each > 1] == [1, 3, 7]
+    assert not any(waits_of(crosses)), "of the larger id it cannot be true"
+
+
+def test_who_meets_us_in_every_other_round_is_waited_for_ever_more_rarely() -> None:
+    def comes_now_and_then(number: int, ours: Open) -> list[Event]:
+        if number % 2:
+            return [Received(ours.link, put_off(DeclineReason.NOT_YET))]
+        assert isinstance(ours.message, Offer)
+        return [
+            Received(ours.link, Accept(ours.message.fragments, ours.message.terms, known=())),
+            SwapDone(ours.link, 1000, 1000, 0.1, 1.0, b""),
+            Received(ours.link, Acknowledge()),
+            Applied(ours.link, 40.0),
+        ]
+
+    waits = waits_of(comes_now_and_then, rounds=40)
+    assert [number for number, each in enumerate(waits, 1) if each > 1] == [1, 3, 7, 15, 31]
+
+
+def test_who_never_answers_is_waited_for_ever_more_rarely() -> None:
+    """It is there by its own word alone, or it sleeps; it has a moment all the same, since it may wait for us."""
+    waits = waits_of(lambda number, ours: [], rounds=20)
+    assert waits[0] >= 9
+    assert sum(each > 1 for each in waits) <= 4
+    assert max(waits) <= 31
+
+
+def test_who_broke_a_promise_is_forgiven_in_time() -> None:
+    promises, fox = Promises(), PeerId("fox")
+    promises.broke(fox)
+    promises.broke(fox)
+    assert [promises.count(fox) for _ in range(4)] == [False, False, False, True]
+    for _ in range(2 * FORGIVEN):
+        promises.kept(fox)
+    promises.broke(fox)
+    assert [promises.count(fox) for _ in range(2)] == [False, True]
+    promises.forget(lambda peer: True)
+    assert not promises._broken
+    assert not promises._kept
 
 
 def test_who_is_distrusted_is_not_called_by_plan() -> None:
