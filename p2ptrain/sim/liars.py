@@ -32,24 +32,31 @@ class Liar:
 
     lie: Lie
     progress: float
-    """What it claims, in tokens per peer."""
+    """The run's end, in tokens per peer."""
     random: Random
     garble: Callable[[Any, Random], Any]
     """Another payload of the same sizes."""
     first: dict[tuple[int, ...], Any] = field(default_factory=dict)
     """What it sent of these fragments when it sent them first, where it is stale."""
 
+    @property
+    def _claim(self) -> float | None:
+        """The progress that it speaks of; None: its own."""
+        return {"progress": self.progress, "behind": 0.0}.get(self.lie)
+
     def says(self, message: Message) -> Message:
-        if self.lie != "progress":
+        claim = self._claim
+        if claim is None:
             return message
         if isinstance(message, Offer | Accept):
-            return replace(message, terms=replace(message.terms, progress=self.progress))
+            settled = message.terms.settled or self.lie == "behind"  # or it would be sent to catch up
+            return replace(message, terms=replace(message.terms, progress=claim, settled=settled))
         if isinstance(message, Decline | WeightsReply | WeightsRequest):
-            return replace(message, progress=self.progress)
+            return replace(message, progress=claim)
         return message
 
     def announces(self, effect: Announce) -> Announce:
-        return replace(effect, progress=self.progress) if self.lie == "progress" else effect
+        return effect if self._claim is None else replace(effect, progress=self._claim)
 
     def sends(self, payload: Any, payloads: Any, question: Question) -> Any:
         """In place of its true payload; None: nothing at all."""

@@ -72,7 +72,7 @@ Forgery = Literal["scaled", "flipped", "random"]
 """Lies in well-formed payloads: of its weights times ``liars.SCALE``, of their negative, of normally distributed
 weights of the same length."""
 
-Lie = Literal["progress", "garbage", "silent", "stalling", "nan", "stale", "scaled", "flipped", "random"]
+Lie = Literal["progress", "behind", "garbage", "silent", "stalling", "nan", "stale", "scaled", "flipped", "random"]
 """progress: it claims to be at the run's end. garbage: its payloads are random bytes. silent: it never answers.
 stalling: it agrees to exchange, and never sends its payload. nan: its payloads are not finite. stale: it sends the
 first payload that it made, for ever."""

@@ -32,7 +32,8 @@ class Exchanging:
         self.rounds = Rounds(standing)
         self._judge = Judge(standing)
         self._overtime = Overtime(standing)
-        self._budget = ProgressBudget(standing.rules.catch_up_tokens, standing.rules.catch_up_tokens)
+        most = standing.rules.catch_up_tokens
+        self._budget = ProgressBudget(most, most, standing.rules.tokens_per_outer_step)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
@@ -237,7 +238,8 @@ class Exchanging:
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
         if not standing.believes(link.peer):
             moved = min(moved, 0.0)
-        standing.emit(Commit(link, self._budget.take(moved, standing.rate, now)))
+        here = len(standing.members.live(now)) + 1
+        standing.emit(Commit(link, self._budget.take(moved, standing.rate, now, link.peer, here)))
         standing.emit(Close(link))
         standing.emit(
             Note(

@@ -254,8 +254,12 @@ class LyingLink:
             case "frames" if kind == FrameKind.MESSAGE:
                 body = hostility.random.randbytes(len(body))
                 kind = hostility.random.choice([FrameKind.MESSAGE, FrameKind.CHUNK])  # of any length
-            case "progress" if kind == FrameKind.MESSAGE:
-                body = encode_message(hostility.liar.says(decode_message(bytes(body))))
+            case "progress" | "behind" if kind == FrameKind.MESSAGE:
+                said = decode_message(bytes(body))
+                lie = hostility.liar.says(said)
+                if lie != said:
+                    hostility.lied(self.peer)
+                body = encode_message(lie)
             case "forged_record" if kind == FrameKind.MESSAGE:
                 body = encode_message(hostility.gossips(decode_message(bytes(body)), self.peer))
             case "heavy" if kind == FrameKind.MESSAGE:

@@ -129,7 +129,7 @@ def sent(
     wire = wire or Wire(patience=patience)
 
     async def send() -> None:
-        link = await disguised(lie, wire).transport.open(wire.peer, ())
+        link = await disguised(lie, wire, notebook=MemoryLog()).transport.open(wire.peer, ())
         for kind, body in frames:
             await link.send(kind, body)
 
@@ -226,6 +226,11 @@ def test_an_endless_payload_ends_when_the_partner_has_had_enough() -> None:
 def test_it_claims_to_be_at_the_end() -> None:
     [(_, body)] = sent("progress", MESSAGE)
     assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=1000.0)
+
+
+def test_it_claims_to_be_at_the_beginning() -> None:
+    [(_, body)] = sent("behind", MESSAGE)
+    assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=0.0)
 
 
 def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,4 +380,4 @@ def test_real_links_can_drip() -> None:
 
 def test_every_lie_of_a_scenario_is_known() -> None:
     assert {"flipped", "stale", "drip", "flood", "forged_record", "enormous"} <= set(LIES)
-    assert len(LIES) == len(set(LIES)) == 19
+    assert len(LIES) == len(set(LIES)) == 20

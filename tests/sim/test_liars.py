@@ -54,6 +54,13 @@ def test_two_of_eight_that_lie_cost_the_honest_next_to_nothing(make, clean, lie)
     assert report.groups["home"].offences >= 2
 
 
+def test_two_of_eight_that_stay_at_the_beginning_do_not_keep_the_honest_there(make):
+    """Progress is averaged as weights are: the run would never end, at the learning rate of its beginning."""
+    steps = {lie: trained(make, lie).groups["home"].outer_steps for lie in (None, "behind")}
+    assert steps[None] > 0
+    assert steps["behind"] <= 1.7 * steps[None]
+
+
 def test_falsified_weights_are_what_they_are_called() -> None:
     weights = torch.linspace(-1, 1, 1000)
     liar = Liar("random", 0.0, Random(1), lambda payload, random: payload)

@@ -38,7 +38,7 @@ def test_there_are_examples() -> None:
         ("lerner.kind=bytes", "lerner: unknown section; did you mean learner?"),
         ("learner.kind=byte", "learner.kind: 'byte' is not known; did you mean bytes?"),
         ("peers.home.leaves=kiled", "found 'kiled'; did you mean killed?"),
-        ("peers.home.lie=brag", "peers.home.lie: input should be 'progress', 'garbage', 'silent'"),
+        ("peers.home.lie=brag", "peers.home.lie: input should be 'progress', 'behind', 'garbage', 'silent'"),
         ("peers.home.step_s=0", "peers.home.step_s: input should be at least 1e-06 and at most 1e+06, found 0"),
         ("peers.home.step_s=inf", "peers.home.step_s: input should be a finite number, found inf"),
         ("peers.home.count=1.5", "peers.home.count: input should be a valid integer, found 1.5"),
