@@ -135,7 +135,7 @@ class Checkpoints:
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
-                f"no checkpoint could be saved in {directory}: {_plainly(error)}",
+                f"no checkpoint could be saved in {directory}: {plainly(error)}",
                 "Free some space on that disk (or make it writable); the earlier checkpoints are untouched.",
             ) from error
         return target
@@ -176,10 +176,10 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
             try:
                 return Found(_load(path), tuple(passed_over)), set(there)
             except (ValueError, KeyError, TypeError) as error:
-                passed_over.append(Torn(path, _plainly(error)))
+                passed_over.append(Torn(path, plainly(error)))
     except OSError as error:
         raise HomeError(
-            f"{path} cannot be read: {_plainly(error)}; nothing was touched.",
+            f"{path} cannot be read: {plainly(error)}; nothing was touched.",
             "See to its permissions and its disk, and start again. If it is lost, move it away: an earlier checkpoint "
             "or the swarm's weights take its place.",
         ) from error
@@ -277,7 +277,7 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-def _plainly(error: Exception) -> str:
+def plainly(error: Exception) -> str:
     """Why something could not be read or written, for people."""
     if isinstance(error, KeyError | TypeError):
         return f"its description is not what was written ({error})"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from p2ptrain import checkpoint
@@ -49,19 +53,48 @@ def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
 
 
 def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None:
-    """Write model and tokenizer so that ``from_pretrained`` loads both. Raises UserError."""
-    if target.exists() and any(target.iterdir() if target.is_dir() else [target]):
+    """Write model and tokenizer so that ``from_pretrained`` loads both: all of it or nothing. Raises UserError."""
+    try:
+        is_taken = target.exists() and any(target.iterdir() if target.is_dir() else [target])
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    if is_taken:
         raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
     model, tokenizer, _ = load_model(home, tokenizer_file)
+    model.module.config.use_cache = True  # off only for training
     try:
-        target.mkdir(parents=True, exist_ok=True)
-        model.module.config.use_cache = True  # off only for training
-        model.module.save_pretrained(target)
-        tokenizer.save(target)
-    except OSError as error:
-        raise UserError(
-            f"{target} cannot be written: {error.strerror}.", "Choose another place, or free some space."
-        ) from error
+        with _whole(target) as folder:
+            model.module.save_pretrained(folder)
+            tokenizer.save(folder)
+    except (OSError, SafetensorError) as error:
+        raise _unwritable(target, error) from error
+
+
+@contextlib.contextmanager
+def _whole(target: Path) -> Iterator[Path]:
+    """A folder whose content becomes the target's when the block ends well, and is removed when it does not.
+
+    The target is absent, or an empty directory, which may be a mount or where the owner's shell stands: that one stays.
+    """
+    is_there = target.exists()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    folder = (target if is_there else target.parent) / f".writing-{os.getpid()}"
+    folder.mkdir()
+    try:
+        yield folder
+        if is_there:
+            for path in folder.iterdir():
+                path.rename(target / path.name)
+        else:
+            folder.rename(target)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unwritable(target: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another place, or free some space."
+    )
 
 
 def continue_text(

@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         """The text of some ids; what is no text becomes a replacement character."""
 
     def save(self, directory: Path) -> None:
-        """Write it so that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads it."""
+        """Write it so that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads it. Raises OSError."""
 
 
 class ByteTokenizer:
@@ -148,11 +148,12 @@ def _parse(path: Path) -> HubTokenizer:
 
 
 def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> None:
-    tokenizer.save(str(directory / "tokenizer.json"))
+    """Raises OSError, as the library's own ``save`` does not."""
+    (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if separator is not None:
         config["eos_token"] = tokenizer.id_to_token(separator)
-    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def _byte_letters() -> list[str]:

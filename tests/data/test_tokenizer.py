@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import resource
 
 import huggingface_hub
 import pytest
@@ -126,6 +127,17 @@ def test_an_unreachable_hub_says_what_was_tried(manifest_with, monkeypatch, erro
 def test_saved_json_is_readable(tmp_path):
     ByteTokenizer().save(tmp_path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["tokenizer_class"] == "PreTrainedTokenizerFast"
+
+
+def test_a_disk_that_does_not_take_it_is_the_systems_error(tmp_path):
+    """The library's own ``save`` raises a bare Exception."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            ByteTokenizer().save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_tokenizer_that_only_looks_like_one_is_refused(tmp_path):
