@@ -45,12 +45,15 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
 
     ``changes`` replaces fields of the preset, named by dotted paths. Raises ManifestError.
     """
-    for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE):
-        if (directory / name).exists():
-            raise ManifestError(
-                f"{directory} already holds a run: {directory / name} exists.",
-                "Choose another directory; to change this run, edit its manifest.toml and sign it.",
-            )
+    try:
+        taken = [directory / name for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE) if (directory / name).exists()]
+    except OSError as error:
+        raise _unwritable(directory, error) from error
+    if taken:
+        raise ManifestError(
+            f"{directory} already holds a run: {taken[0]} exists.",
+            "Choose another directory; to change this run, edit its manifest.toml and sign it.",
+        )
     key = Ed25519PrivateKey.generate()
     manifest = with_changes(preset(preset_name, public_key_of(key)), changes or {})
     pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

@@ -103,13 +103,12 @@ def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
 
 
 def _read(source: Path) -> Manifest:
-    if source.is_dir():
-        path = source / MANIFEST_FILE
-        if not path.exists():
-            return load_run(source).manifest
-    else:
-        path = source
+    path = source
     try:
+        if source.is_dir():
+            path = source / MANIFEST_FILE
+            if not path.exists():
+                return load_run(source).manifest
         return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"Cannot read {path}: {error}.", "Name a manifest.toml or a run's directory.") from error

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import stat
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -64,6 +67,18 @@ def test_init_where_nothing_can_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ManifestError, match="Cannot write into"):
         create_run(tmp_path / "file" / "run", "demo")
+
+
+def test_init_where_we_may_not_even_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path, **how: bool) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", closed)
+        with pytest.raises(ManifestError, match=r"Cannot write into .*Permission denied"):
+            create_run(tmp_path / "closed" / "run", "demo")
+    with pytest.raises(ManifestError, match=r"Cannot write into .*name too long"):
+        create_run(tmp_path / ("x" * 300), "demo")
 
 
 def test_an_unknown_preset_writes_nothing(tmp_path: Path) -> None:

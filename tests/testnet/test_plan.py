@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -59,11 +62,20 @@ def test_a_manifest_comes_from_a_file_or_a_run(tmp_path: Path) -> None:
     assert chosen_manifest("demo", tmp_path / "run") == created
 
 
-@pytest.mark.parametrize("source", ["missing.toml", "empty"])
+@pytest.mark.parametrize("source", ["missing.toml", "empty", "x" * 300])
 def test_a_manifest_that_cannot_be_read_is_named(source: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ManifestError, match=source):
         chosen_manifest("demo", tmp_path / source)
+
+
+def test_a_manifest_where_we_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(path: Path, **how: bool) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "stat", closed)
+    with pytest.raises(ManifestError, match=r"Cannot read .*run: .*Permission denied"):
+        chosen_manifest("demo", tmp_path / "run")
 
 
 def test_a_recipe_without_exchanges_is_no_swarm(tmp_path: Path) -> None:
