@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
-    """Create with the final permissions from the start; never overwrite. Raises OSError.
+    """Create with the final permissions from the start; never overwrite. Raises OSError, and then no file appears.
 
     Args:
         lasting: wait until it is on the disk, which may take seconds: not on an event loop.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        if lasting:
-            os.fsync(file.fileno())
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            if lasting:
+                os.fsync(file.fileno())
+    except BaseException:  # Ctrl+C too
+        with contextlib.suppress(OSError):
+            path.unlink()
+        raise
 
 
 def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:

@@ -37,3 +37,15 @@ def test_a_new_file_never_overwrites(tmp_path: Path) -> None:
     with pytest.raises(FileExistsError):
         files.write_new(tmp_path / "key", b"other")
     assert (tmp_path / "key").read_bytes() == b"mine"
+
+
+def test_a_full_disk_leaves_no_part_of_a_new_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(OSError, match="No space"):
+            files.write_new(tmp_path / "key", b"mine")
+    assert list(tmp_path.iterdir()) == []
+    files.write_new(tmp_path / "key", b"mine")

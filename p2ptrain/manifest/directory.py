@@ -41,7 +41,7 @@ class Signing:
 
 
 def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | None = None) -> Manifest:
-    """Write ``manifest.toml`` and a new ``run.key`` into a directory that holds no run yet.
+    """Write ``manifest.toml`` and a new ``run.key`` into a directory that holds no run yet: both, or neither.
 
     ``changes`` replaces fields of the preset, named by dotted paths. Raises ManifestError.
     """
@@ -60,7 +60,11 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
     try:
         directory.mkdir(parents=True, exist_ok=True)
         files.write_new(directory / KEY_FILE, pem, mode=0o600)
-        files.write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
+        try:
+            files.write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
+        except BaseException:  # Ctrl+C too; a key without a manifest is no run, and would keep the next try out
+            (directory / KEY_FILE).unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise _unwritable(directory, error) from error
     return manifest

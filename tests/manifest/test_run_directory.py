@@ -81,6 +81,26 @@ def test_init_where_we_may_not_even_look(tmp_path: Path, monkeypatch: pytest.Mon
         create_run(tmp_path / ("x" * 300), "demo")
 
 
+@pytest.mark.parametrize("fits", [0, 1])
+def test_init_on_a_full_disk_leaves_nothing_and_the_next_try_is_as_the_first(
+    tmp_path: Path, fits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = []
+
+    def full(descriptor: int) -> None:
+        written.append(descriptor)
+        if len(written) > fits:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("os.fsync", full)
+        with pytest.raises(ManifestError, match="No space left"):
+            create_run(tmp_path, "demo")
+    assert list(tmp_path.iterdir()) == []
+    create_run(tmp_path, "demo")
+    sign_run(tmp_path)
+
+
 def test_an_unknown_preset_writes_nothing(tmp_path: Path) -> None:
     with pytest.raises(ManifestError) as caught:
         create_run(tmp_path / "run", "demoo")
