@@ -12,7 +12,7 @@ from p2ptrain.errors import HomeError
 from peer.home import Home
 from peer.lines import printable
 from peer.owner import status as reports
-from peer.owner.door import ask
+from peer.owner.door import NotRunningError, ask
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 
@@ -23,14 +23,14 @@ HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 def status(home: Path, as_json: bool) -> None:
     """Show what the peer in HOME is doing: progress, loss, exchanges, rates, this month's traffic.
 
-    Exits with 2 when none runs there; what its last session left is shown all the same.
+    Exits with 2 when none runs there, or answers; what it left on the disk is shown all the same.
     """
     _check(home)
     fault: HomeError | None = None
     try:
         found = ask(home, command="status")["status"]
     except HomeError as error:
-        fault, found = error, reports.last_known(Home(home))
+        fault, found = error, reports.last_known(Home(home), is_there=not isinstance(error, NotRunningError))
     click.echo(json.dumps(found, indent=1) if as_json else reports.screen(found))
     if fault is not None:
         raise fault

@@ -38,6 +38,10 @@ ANSWER_DEADLINE_S = 10.0
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
+class NotRunningError(HomeError):
+    """No peer runs in that home."""
+
+
 class Door:
     """The peer's side; it holds the home's lock. ``close`` leaves nothing behind."""
 
@@ -85,7 +89,7 @@ class Door:
 
 
 def ask(home: Path, **request: Any) -> dict[str, Any]:
-    """What the peer in that home answers. Raises HomeError: nobody is there, is ours, or answers."""
+    """What the peer in that home answers. Raises HomeError: it is not ours, or does not; NotRunningError: none runs."""
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_DEADLINE_S)
@@ -93,7 +97,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = _parse(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
     except (FileNotFoundError, ConnectionRefusedError):
-        raise HomeError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
+        raise NotRunningError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
     except PermissionError:
         raise HomeError(
             f"The peer in {home} is another user's.", "Give this command as the user who started it."

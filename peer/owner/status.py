@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from peer.record import Record
 
 NOT_RUNNING = "not running"
+SILENT = "does not answer"
 
 
 def state_of(record: Record | None, attendance: Attendance | None, wish: str, leaving: bool) -> tuple[str, str]:
@@ -91,11 +92,15 @@ def figures(
     }
 
 
-def last_known(home: Home) -> dict[str, Any]:
-    """What the home of a peer that does not run tells: its newest checkpoint, and the last session's summary."""
+def last_known(home: Home, is_there: bool) -> dict[str, Any]:
+    """What the home of a peer that tells nothing itself does: its newest checkpoint, and the last session's summary.
+
+    Args:
+        is_there: it runs, and does not answer.
+    """
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
     return {
-        "state": NOT_RUNNING,
+        "state": SILENT if is_there else NOT_RUNNING,
         "home": str(home.path),
         "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
         "saved_s_ago": round(time.time() - states[-1].stat().st_mtime) if states else None,
@@ -106,8 +111,8 @@ def last_known(home: Home) -> dict[str, Any]:
 def screen(status: Mapping[str, Any]) -> str:
     """For a person. The status is our own process's word, but parts of it may be a stranger's: one line each."""
     rows = [("state", _and(status["state"], status.get("why")))]
-    if status["state"] == NOT_RUNNING:
-        rows += _rows_of_the_dead(status)
+    if status["state"] in (NOT_RUNNING, SILENT):
+        rows += _rows_of_the_disk(status)
     else:
         rows += _rows_of_the_living(status)
     text = [f"{name:<9} {printable(value)}" for name, value in rows]
@@ -149,7 +154,7 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _rows_of_the_dead(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _rows_of_the_disk(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if (saved := status["checkpoint"]) is not None:
         ended = ", the run's end" if saved.get("ended") else ""

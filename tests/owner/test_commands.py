@@ -1,0 +1,52 @@
+"""What ``p2ptrain status`` shows of a peer that tells nothing itself."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+
+from p2ptrain.errors import HomeError
+from peer.owner import commands
+from peer.owner import door as doors
+from peer.owner.door import Door
+
+
+def shown(home: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    with pytest.raises(HomeError):
+        commands.status.main([str(home), *options], standalone_mode=False)
+    return capsys.readouterr().out
+
+
+def test_where_nobody_is_the_peer_does_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shown(tmp_path, capsys) == "state     not running\n"
+    assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "not running"
+
+
+def test_a_peer_that_is_frozen_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
+    door = Door(tmp_path)
+    (tmp_path / "summary.json").write_text('{"val_loss_last": 2.5, "exchanges_ok": 3, "why": "well"}')
+    try:
+        screen = shown(tmp_path, capsys)
+        assert "state     does not answer\n" in screen
+        assert "held-out loss 2.5, 3 exchanges; well" in screen
+        assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "does not answer"
+    finally:
+        door.close()
+
+
+def test_a_peer_of_another_user_is_not_called_dead(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def closed(home: Path) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(home))
+
+    monkeypatch.setattr(doors, "_where", closed)
+    assert "does not answer" in shown(tmp_path, capsys)
