@@ -18,7 +18,7 @@ from p2ptrain.admission import Gate, Register
 from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
 from p2ptrain.errors import AdmissionError, HomeError, NetworkError
 from p2ptrain.ids import PeerId
-from p2ptrain.manifest import SignedManifest
+from p2ptrain.manifest import KEY_FILE, SignedManifest
 from p2ptrain.net.admission_service import Desk, serve_admission
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import P2PTransport
@@ -44,8 +44,7 @@ class Doorman:
         policy = signed.manifest.admission.policy
         self.gate = Gate(policy, signed.run_id, author_of(signed), rulings=load_rulings(self._file, signed))
         self._desk = Desk(self.gate, self._register(identity), identity.state, self._keep)
-        how = f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
-        say("doorman", f"the link alone lets nobody in; for each guest: {how}")
+        say("doorman", f"the link alone lets nobody in; for each guest: {_order(run, policy)}")
 
     async def serve(self, node: Node, rates: Rates) -> P2PTransport:
         """Stand at a node's door until the returned transport is closed."""
@@ -125,6 +124,15 @@ class Doorman:
     def _keep(self, encoded: bytes, guest: PeerId, invite: str) -> None:
         files.replace(self._register_file, encoded)
         self._say("doorman", f"let {guest} in by invite {invite}")
+
+
+def _order(run: Path, policy: str) -> str:
+    """By what the author lets a guest in, here or where the key is: a rented server has the signed manifest alone."""
+    if (run / KEY_FILE).exists():
+        return f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
+    if policy == "invite":
+        return f"where {KEY_FILE} lies, p2ptrain invite RUN --link LINK"
+    return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
 
 
 def doorman_of(run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> Doorman | None:

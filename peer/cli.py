@@ -17,6 +17,7 @@ from peer.options import FiniteRange
 
 if TYPE_CHECKING:
     from p2ptrain.admission import Rulings
+    from p2ptrain.manifest import SignedManifest
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 FILE = click.Path(dir_okay=False, path_type=Path)
@@ -105,6 +106,8 @@ def _print_link(home: Path) -> None:
         raise HomeError(
             f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
         )
+    if not addresses and not where.identity.exists():  # nobody has lived here: a run as a rented server has it
+        raise _run_without_key(home, signed)
     if not addresses:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
     if all(map(is_loopback, addresses)):
@@ -117,6 +120,21 @@ def _print_link(home: Path) -> None:
     if signed.manifest.admission.policy != "open":
         click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
+
+
+def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
+    from p2ptrain.manifest import KEY_FILE
+
+    match signed.manifest.admission.policy:
+        case "open":
+            remedy = "The run is open: pass on the link that its bootstrap printed."
+        case "invite":
+            remedy = (
+                f"Invite where {KEY_FILE} lies: p2ptrain invite RUN --link LINK, the link that its bootstrap printed."
+            )
+        case _:
+            remedy = f"Guests are admitted where {KEY_FILE} lies: p2ptrain admit RUN PEER_ID"
+    return HomeError(f"{run} holds a run without its {KEY_FILE}.", remedy)
 
 
 def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None:

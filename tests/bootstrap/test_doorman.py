@@ -14,7 +14,7 @@ from people import GUEST, STRANGER
 from bootstrap.doorman import LOOK_EVERY_S, Doorman, doorman_of
 from p2ptrain.admission import Refusal, Rulings, office
 from p2ptrain.errors import AdmissionError, HomeError
-from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
+from p2ptrain.manifest import KEY_FILE, JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.identity import Identity
 
@@ -69,7 +69,17 @@ def test_it_says_how_guests_come(tmp_path: Path) -> None:
         (tmp_path / policy).mkdir()
         stage = Stage(tmp_path / policy, policy)
         stage.doorman()
-        assert order in stage.said[-1]
+        assert f"for each guest: {order} {stage.run}" in stage.said[-1]
+
+
+def test_where_the_key_is_elsewhere_it_says_how_guests_come_from_there(tmp_path: Path) -> None:
+    orders = {"invite": "p2ptrain invite RUN --link LINK", "allowlist": "p2ptrain admit RUN PEER_ID; then copy RUN/"}
+    for policy, order in orders.items():
+        (tmp_path / policy).mkdir()
+        stage = Stage(tmp_path / policy, policy)
+        (stage.run / KEY_FILE).unlink()
+        stage.doorman()
+        assert f"for each guest: where run.key lies, {order}" in stage.said[-1]
 
 
 def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:

@@ -373,6 +373,28 @@ def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[.
     assert "run.key" in refused(private_run, STRANGER, command=revoke)
 
 
+@pytest.mark.parametrize(
+    ("policy", "how"),
+    [
+        ("open", "pass on the link"),
+        ("invite", "where run.key lies: p2ptrain invite RUN --link LINK"),
+        ("allowlist", "where run.key lies: p2ptrain admit RUN PEER_ID"),
+    ],
+)
+def test_an_invite_where_the_bootstrap_is_and_the_key_is_not(
+    policy: str, how: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    create_run(tmp_path, "demo", {"admission.policy": policy})
+    sign_run(tmp_path)
+    for name in ("run.key", "manifest.toml"):
+        (tmp_path / name).unlink()
+    said = refused(tmp_path, command=invite)
+    assert f"{tmp_path} holds a run without its run.key." in said
+    assert how in said
+    (tmp_path / "identity.key").write_bytes(b"a peer has lived here")
+    assert "holds no address of its peer" in refused(tmp_path, command=invite)
+
+
 def test_a_home_or_run_where_we_may_not_look(
     tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
