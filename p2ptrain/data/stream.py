@@ -38,7 +38,7 @@ def open_stream(
         CorpusError: from ``build``, or when it yields nothing.
         HomeError: the cache directory cannot be written or is full.
     """
-    path = directory / f"{key}.npy"
+    path = stream_path(directory, key)
     dtype = token_type(vocabulary_size)
     try:
         tokens = _map(path, dtype)
@@ -55,11 +55,17 @@ def open_stream(
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
         raise HomeError(
             f"the disk of the token cache {directory} {full}",
-            "Free some space or name another home; nothing was lost, building starts again.",
+            "Free some space there, or name a directory on another disk in the variable XDG_CACHE_HOME; nothing was "
+            "lost, building starts again.",
         ) from error
     if tokens is None:
         raise HomeError(f"the token cache {path} vanished while it was opened", "Start again.")
     return tokens
+
+
+def stream_path(directory: Path, key: str) -> Path:
+    """Where the cache has the stream ``key``, once it is whole."""
+    return directory / f"{key}.npy"
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
