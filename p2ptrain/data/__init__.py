@@ -9,7 +9,7 @@ hands out data, a peer resumes to the token from its step counter alone, and how
 """
 
 from p2ptrain.data import assign
-from p2ptrain.data.corpus import Corpus, open_corpus
+from p2ptrain.data.corpus import Corpus, has_stream, most_stream_bytes, open_corpus
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer, load_tokenizer
 
@@ -20,7 +20,9 @@ __all__ = [
     "Split",
     "Tokenizer",
     "assign",
+    "has_stream",
     "load_tokenizer",
+    "most_stream_bytes",
     "open_corpus",
     "split_stream",
 ]

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from p2ptrain.data.sources import read_pieces
 from p2ptrain.data.split import Split, split_stream
-from p2ptrain.data.stream import open_stream, tokenize
-from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
+from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
+from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -102,6 +102,21 @@ def open_corpus(
 def _most_tokens(manifest: Manifest) -> int | None:
     """The built-in texts are short and read whole."""
     return None if manifest.corpus.kind == "builtin" else manifest.corpus.max_tokens
+
+
+def has_stream(manifest: Manifest, cache: Path) -> bool:
+    """Whether the run's tokens are in the cache; they are not where we may not look."""
+    try:
+        return stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer)).exists()
+    except OSError:
+        return False
+
+
+def most_stream_bytes(manifest: Manifest) -> int:
+    """What the run's tokens take in the cache, at most. The built-in texts are a few megabytes, and count as none."""
+    is_bytes = manifest.tokenizer.kind == "bytes"
+    ids = ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size  # no tokenizer may have more
+    return token_type(ids).itemsize * (_most_tokens(manifest) or 0)
 
 
 def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:

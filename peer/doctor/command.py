@@ -15,7 +15,7 @@ from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
 from peer.doctor import machine
 from peer.doctor.findings import Finding, bad, note, skipped
-from peer.home import Home, default_home
+from peer.home import Home, cache_directory, default_home
 
 DEFAULT_PORT = 31337
 """As the bootstrap's: forwarded once, it serves both."""
@@ -55,6 +55,7 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
         found += network
     found += _checked("memory", lambda: machine.memory(manifest, device))
     found += _checked("disk", lambda: machine.disk(place, manifest))
+    found += _checked("cache", lambda: machine.cache(cache_directory(), place, manifest))
     if as_json:
         click.echo(json.dumps(show.document(found), indent=1))
     else:

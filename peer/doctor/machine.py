@@ -21,7 +21,7 @@ CHECKPOINT_BYTES = 60
 """Disk per parameter, at most: three checkpoints (two are kept, a third is written) of weights, momentum and moments
 in fp32. A guess with room."""
 SPARE_DISK_BYTES = 1_000_000_000
-"""Beside it, for tokens and logs. A guess."""
+"""Beside it, for logs and all else. A guess."""
 DRIVER_DEADLINE_S = 10.0
 
 
@@ -81,23 +81,55 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Room for checkpoints and tokens where the home is, or will be."""
-    place = home.expanduser().absolute()
-    fix = "Choose a directory of your own with --home."
-    try:
-        while not place.exists():
-            place = place.parent
-    except OSError:  # it lies in one that is closed to us
-        return [bad("disk", f"{place} is not writable", fix)]
-    free = shutil.disk_usage(place).free
-    needed = SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
-    there = f"{free / 1e9:.1f} GB free at {place}"
+    """Room for checkpoints where the home is, or will be."""
+    place, free = _room(home)
+    if free is None:
+        return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
+    there, needed = f"{free / 1e9:.1f} GB free at {place}", _home_bytes(manifest)
     if free < needed:
         more = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
         return [bad("disk", f"{there}, and about {needed / 1e9:.1f} GB are needed", more)]
-    if not os.access(place, os.W_OK):
-        return [bad("disk", f"{place} is not writable", fix)]
     return [ok("disk", there)]
+
+
+def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
+    """Room for the run's tokens, which all peers of this user share, beside what the home takes of the same disk."""
+    from p2ptrain.data import has_stream, most_stream_bytes
+
+    if manifest is not None and has_stream(manifest, directory):
+        return [ok("cache", f"the run's tokens are in {directory}")]
+    place, free = _room(directory)
+    if free is None:
+        fix = "Name a directory of your own in the variable XDG_CACHE_HOME."
+        return [bad("cache", f"{place} is not writable", fix)]
+    there = f"{free / 1e9:.1f} GB free at {place}"
+    if manifest is None:
+        return [ok("cache", f"{there}; what a run needs can be told with its LINK")]
+    beside, its_free = _room(home)
+    shares = its_free is not None and beside.stat().st_dev == place.stat().st_dev
+    needed = most_stream_bytes(manifest) + (_home_bytes(manifest) if shares else 0)
+    if free < needed:
+        more = f"Free {(needed - free) / 1e9:.1f} GB there, or name another disk's directory in XDG_CACHE_HOME."
+        what = "home and tokens" if shares else "the run's tokens"
+        return [bad("cache", f"{there}, and {what} take {needed / 1e9:.1f} GB", more)]
+    return [ok("cache", there)]
+
+
+def _home_bytes(manifest: Manifest | None) -> int:
+    """What a home takes, as far as that is known."""
+    return SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
+
+
+def _room(path: Path) -> tuple[Path, int | None]:
+    """The directory, or the nearest above it that is there, and the free bytes of its disk; None: closed to us."""
+    place = path.expanduser().absolute()
+    try:
+        while not place.exists():
+            place = place.parent
+        free = shutil.disk_usage(place).free
+    except OSError:
+        return place, None
+    return place, free if os.access(place, os.W_OK) else None
 
 
 def port(host: str, number: int) -> list[Finding]:

@@ -40,7 +40,7 @@ def findings(*arguments: str, expected: bool) -> dict[str, dict[str, str]]:
 
 def test_without_a_link_it_looks_at_this_machine_and_says_what_it_left_out(tmp_path: Path, free: int) -> None:
     found = findings("--home", str(tmp_path / "new"), "--port", str(free), expected=True)
-    assert {found[each]["state"] for each in ("versions", "device", "port", "memory", "disk")} == {"ok"}
+    assert {found[each]["state"] for each in ("versions", "device", "port", "memory", "disk", "cache")} == {"ok"}
     assert {found[each]["state"] for each in command.NETWORK_CHECKS} == {"skipped"}
     assert all("LINK" in found[each]["found"] for each in command.NETWORK_CHECKS)
     assert not (tmp_path / "new").exists()

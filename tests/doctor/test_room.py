@@ -1,0 +1,91 @@
+"""Whether the doctor finds room for a run's home and for its tokens, each on its own disk or both on one."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from p2ptrain.data.corpus import stream_key
+from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
+from peer.doctor import machine
+from peer.doctor.findings import State
+
+TOKENS = 100_000_000
+HUB: dict[str, Any] = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
+
+
+def run(vocabulary: int = 256, tokenizer: dict[str, Any] | None = None, max_tokens: int = TOKENS) -> Manifest:
+    corpus = {"kind": "file", "sha256": "ab" * 32, "max_tokens": max_tokens, "validation_fraction": 0.1}
+    changes = {"model.config.vocab_size": vocabulary, "tokenizer": tokenizer or {"kind": "bytes"}, "corpus": corpus}
+    return with_changes(preset("demo", "ab" * 32), changes)
+
+
+@pytest.fixture
+def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """Free bytes of two disks, the home's and the cache's."""
+    free = {"home": 10**12, "cache": 10**12}
+    status = Path.stat
+
+    def of_its_own(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        found = status(path, follow_symlinks=follow_symlinks)
+        return os.stat_result((*found[:2], 77, *found[3:])) if path == tmp_path / "cache" else found
+
+    for name in free:
+        (tmp_path / name).mkdir()
+    monkeypatch.setattr(Path, "stat", of_its_own)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free[Path(path).name]))
+    return free
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "tokenizer", "width"),
+    [(256, None, 1), (70_000, None, 1), (256, HUB, 1), (257, HUB, 2), (65_536, HUB, 2), (65_537, HUB, 4)],
+)
+def test_tokens_need_their_width_on_the_disk_of_the_cache(
+    disks: dict[str, int], tmp_path: Path, vocabulary: int, tokenizer: dict[str, Any] | None, width: int
+) -> None:
+    manifest = run(vocabulary, tokenizer)
+    for free, state in ((width * TOKENS, State.OK), (width * TOKENS - 1, State.BAD)):
+        disks["cache"] = free
+        (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
+        assert (found.check, found.state) == ("cache", state)
+    assert f"the run's tokens take {width / 10:.1f} GB" in found.found
+    assert "XDG_CACHE_HOME" in found.fix
+    assert machine.disk(tmp_path / "home", manifest)[0].state is State.OK
+
+
+def test_tokens_that_are_there_need_no_room(disks: dict[str, int], tmp_path: Path) -> None:
+    manifest, disks["cache"] = run(), 0
+    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is State.BAD
+    (tmp_path / "cache" / f"{stream_key(manifest.corpus, manifest.tokenizer)}.npy").touch()
+    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is State.OK
+
+
+def test_the_shipped_text_needs_none(disks: dict[str, int], tmp_path: Path) -> None:
+    disks["cache"] = 10**7
+    assert machine.cache(tmp_path / "cache", tmp_path / "home", preset("demo", "ab" * 32))[0].state is State.OK
+
+
+def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_path: Path) -> None:
+    manifest = run()
+    homes = machine.SPARE_DISK_BYTES + machine.CHECKPOINT_BYTES * parameter_count(manifest.model)
+    beside = tmp_path / "home" / "cache-to-be"
+    disks["home"] = homes + TOKENS
+    assert machine.cache(beside, tmp_path / "home", manifest)[0].state is State.OK
+    disks["home"] -= 1
+    (found,) = machine.cache(beside, tmp_path / "home", manifest)
+    assert found.state is State.BAD
+    assert "home and tokens take 1.1 GB" in found.found
+    assert machine.disk(tmp_path / "home", manifest)[0].state is State.OK
+
+
+def test_a_cache_that_is_closed_to_us(disks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    for manifest in (None, run()):
+        (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
+        assert (found.state, "XDG_CACHE_HOME" in found.fix) == (State.BAD, True)
