@@ -42,16 +42,14 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
     found += _checked("versions", machine.versions)
     found += _checked("device", lambda: machine.device(device))
     place = home or default_home(parsed.run_id if parsed else RunId(""))
-    wanted = port or Home(place).load_addresses().port or DEFAULT_PORT
-    ports = _checked("port", lambda: _port(None if port else Home(place), wanted, local))
-    is_free = all(each.state is show.State.OK for each in ports)
+    ports, listens_at = _port(Home(place), port, local)
     found += ports
     manifest: Manifest | None = None
     if parsed is None:
         left = [check for check in NETWORK_CHECKS if check not in {each.check for each in found}]
         found += [skipped(check, "takes others to tell: give a join LINK") for check in left]
     else:
-        network, manifest = _network(parsed, Home(place), wanted if is_free else 0, local)
+        network, manifest = _network(parsed, Home(place), listens_at, local)
         found += network
     found += _checked("memory", lambda: machine.memory(manifest, device))
     found += _checked("disk", lambda: machine.disk(place, manifest))
@@ -76,15 +74,28 @@ def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Fi
     return None, []
 
 
-def _port(home: Home | None, wanted: int, local: bool) -> list[Finding]:
-    """Whether it is free; of a home's own port, whether the peer that lives there has it."""
-    if home is not None and home.is_inhabited():
-        words = f"a peer lives in {home.path} and listens there; its own lines say whether others can dial it"
-        return [note("port", words)]
-    return machine.port("127.0.0.1" if local else "0.0.0.0", wanted)
+def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], int | None]:
+    """Whether the peer's port is free, and where the network's checks then listen: 0, at any port; None, nowhere.
+
+    One that its owner names must be free; a peer that is told of none takes any other. One that lives in the home
+    already has its port itself.
+    """
+    listens_at: list[int | None] = [None]
+
+    def examined() -> list[Finding]:
+        if named is None and home.is_inhabited():
+            words = f"a peer lives in {home.path} and listens there; its own lines say whether others can dial it"
+            return [note("port", words)]
+        wanted = named or home.load_addresses().port or DEFAULT_PORT
+        found = machine.port("127.0.0.1" if local else "0.0.0.0", wanted, is_named=named is not None)
+        is_free = all(each.state is show.State.OK for each in found)
+        listens_at[0] = wanted if is_free else None if named else 0
+        return found
+
+    return _checked("port", examined), listens_at[0]
 
 
-def _network(link: JoinLink, home: Home, port: int, local: bool) -> tuple[list[Finding], Manifest | None]:
+def _network(link: JoinLink, home: Home, port: int | None, local: bool) -> tuple[list[Finding], Manifest | None]:
     """What others say of us."""
     manifest: list[Manifest | None] = [None]
 

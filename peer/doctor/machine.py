@@ -15,7 +15,7 @@ import p2ptrain
 from p2ptrain.cli import platform_fault
 from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count
-from peer.doctor.findings import Finding, bad, note, ok, skipped
+from peer.doctor.findings import Finding, bad, note, ok
 
 CHECKPOINT_BYTES = 60
 """Disk per parameter, at most: three checkpoints (two are kept, a third is written) of weights, momentum and moments
@@ -132,22 +132,23 @@ def _room(path: Path) -> tuple[Path, int | None]:
     return place, free if os.access(place, os.W_OK) else None
 
 
-def port(host: str, number: int) -> list[Finding]:
-    """Whether we can listen there."""
-    if number == 0:
-        return [skipped("port", "none was named, and no peer has lived in the home; try --port 31337")]
+def port(host: str, number: int, is_named: bool) -> list[Finding]:
+    """Whether we can listen there, which we need where the owner named it: a peer takes any other port by itself."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, number))
         except OSError as error:
+            words = f"TCP port {number} cannot be listened on: {error.strerror}"
+            if not is_named:
+                return [note("port", f"{words}; a peer without --listen takes another")]
             fix = (
                 f"Stop the other program ({_listing(number)} names it), or take another port with --port."
                 if error.errno in (48, 98)  # EADDRINUSE of macOS and Linux
                 else "Choose a port above 1023 with --port."
             )
-            return [bad("port", f"TCP port {number} cannot be listened on: {error.strerror}", fix)]
+            return [bad("port", words, fix)]
     return [ok("port", f"TCP port {number} is free")]
 
 

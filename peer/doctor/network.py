@@ -51,10 +51,13 @@ class Examination:
     manifest: Manifest | None = None
 
 
-def examine(link: JoinLink, home: Home, port: int, local: bool) -> Examination:
+def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examination:
     """Some seconds with the swarm, for the peer that lives in ``home`` or will.
 
     Raises UserError where this machine cannot even begin.
+
+    Args:
+        port: where it listens; 0: at any free port; None: nowhere.
     """
     with (
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
@@ -63,13 +66,13 @@ def examine(link: JoinLink, home: Home, port: int, local: bool) -> Examination:
         return runner.run(_examine(link, home, port, local, Path(folder)))
 
 
-async def _examine(link: JoinLink, home: Home, port: int, local: bool, folder: Path) -> Examination:
+async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Examination:
     identity = Identity.load_or_create(folder / "identity.key")
     host = "127.0.0.1" if local else "0.0.0.0"
-    listen = [address.multiaddress(host, port)] if port else []
+    listen = [] if port is None else [address.multiaddress(host, port)]
     node = await Node.start(identity, link.run_id, listen=listen, bootstraps=link.addresses, local=local)
     try:
-        return await _look_around(node, link, home, port)
+        return await _look_around(node, link, home, 0 if port is None else node.port)
     finally:
         await node.close()
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from peer.doctor import command
+from peer.doctor import command, network
 from peer.doctor.command import doctor
 from peer.doctor.findings import Finding
-from peer.doctor.network import plain
-from peer.home import Home
+from peer.doctor.network import Examination, plain
+from peer.home import Addresses, Home
 
 
 @pytest.fixture
@@ -52,6 +52,32 @@ def test_a_port_in_use_is_named_and_mended(tmp_path: Path) -> None:
         found = findings("--home", str(tmp_path), "--port", str(port), expected=False)
     assert (found["port"]["state"], str(port) in found["port"]["found"]) == ("bad", True)
     assert str(port) in found["port"]["fix"]
+
+
+@pytest.mark.parametrize("whose", ["the default", "of last time"])
+def test_a_port_that_nobody_named_may_be_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: str) -> None:
+    """A peer takes any other, and so does the doctor when it lets others dial."""
+    listened_at: list[int | None] = []
+
+    def examine(link: object, home: object, port: int | None, local: bool) -> Examination:
+        listened_at.append(port)
+        return Examination()
+
+    monkeypatch.setattr(network, "examine", examine)
+    link = f"p2ptrain://{'a' * 64}@/ip4/127.0.0.1/tcp/1/p2p/12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        if whose == "the default":
+            monkeypatch.setattr(command, "DEFAULT_PORT", port)
+        else:
+            Home(tmp_path).save_addresses(Addresses((), (), port))
+        found = findings(link, "--home", str(tmp_path), expected=True)
+        assert (found["port"]["state"], str(port) in found["port"]["found"]) == ("note", True)
+        findings(link, "--home", str(tmp_path), "--port", str(port), expected=False)
+    findings(link, "--home", str(tmp_path), "--port", str(port), expected=True)
+    with Home(tmp_path).locked():
+        findings(link, "--home", str(tmp_path), expected=True)
+    assert listened_at == [0, None, port, None]
 
 
 def test_a_peer_that_lives_here_may_have_its_port(tmp_path: Path) -> None:
