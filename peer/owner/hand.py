@@ -30,7 +30,7 @@ from peer.lines import line
 from peer.owner import status
 from peer.owner.door import Door
 from peer.owner.pause import Pause
-from peer.owner.settings import Settings, SettingsFile
+from peer.owner.settings import WAITING, Settings, SettingsFile
 from peer.owner.traffic import Traffic
 from peer.owner.wishes import GIVEN_SHARE, Verdict, decide
 from peer.record import Record
@@ -186,6 +186,7 @@ class Hand:
         old, self._settings, self._fault = self._settings, settings, ""
         changes = [
             f"{each.name} {getattr(settings, each.name)!r}, before {getattr(old, each.name)!r}"
+            + (" (from the next start)" if each.name in WAITING else "")
             for each in fields(Settings)
             if getattr(settings, each.name) != getattr(old, each.name)
         ]

@@ -75,6 +75,8 @@ class Option:
     meaning: str
     allowed: str
     fits: Callable[[Any], bool]
+    waits: bool = False
+    """An edit counts from the next start only; else at once."""
 
 
 def _number(value: Any) -> bool:
@@ -139,18 +141,21 @@ OPTIONS = (
         "Shown to people. Counts from the next start; --nickname goes first.",
         f"at most {MAX_NICKNAME_CHARS} printable characters",
         _is_nickname,
+        waits=True,
     ),
     Option(
         "device",
         "Where it computes. Counts from the next start; --device goes first.",
         '"auto", "cpu", "cuda" or "cuda:<number>"',
         lambda value: isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value) is not None,
+        waits=True,
     ),
     Option(
         "threads",
         "How many of the processor's cores torch uses. Counts from the next start. 0: torch decides.",
         f"a whole number from 0 to {MAX_THREADS:,}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_THREADS,
+        waits=True,
     ),
     Option(
         "share_figures",
@@ -160,6 +165,10 @@ OPTIONS = (
         lambda value: isinstance(value, bool),
     ),
 )
+
+
+WAITING = frozenset(option.name for option in OPTIONS if option.waits)
+"""Options whose edits wait for the next start."""
 
 
 def template() -> str:

@@ -158,6 +158,14 @@ def test_an_edit_caps_the_lines_and_a_faulty_one_leaves_them(desk: Desk) -> None
     assert desk.status()["settings_fault"] == ""
 
 
+def test_what_counts_from_the_next_start_is_told_so(desk: Desk) -> None:
+    desk.edit('upload_mbit = 8\nnickname = "fox"\ndevice = "cpu"\nthreads = 2\nshare_figures = true')
+    ((_, fields),) = desk.notebook.notes
+    waits = {change.split()[0] for change in fields["what"].split("; ") if change.endswith("(from the next start)")}
+    assert waits == {"nickname", "device", "threads"}
+    assert "upload_mbit 8.0, before 0.0;" in fields["what"]
+
+
 @pytest.mark.parametrize("text", [f"monthly_gb = {10**400}", f"hours = {'[' * 5000}"], ids=["digits", "lists"])
 def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk: Desk, text: str) -> None:
     desk.take()

@@ -23,6 +23,7 @@ def test_the_template_is_the_defaults_and_explains_every_option() -> None:
     assert [option.name for option in OPTIONS] == [each.name for each in fields(Settings)]
     for option in OPTIONS:
         assert f"# Allowed: {option.allowed}.\n{option.name} = " in template()
+        assert option.waits is ("from the next start" in option.meaning)
     assert max(map(len, template().splitlines())) <= 120
 
 
