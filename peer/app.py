@@ -76,7 +76,7 @@ def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progr
         signals, rates = Signals(), Rates()
         hand = Hand(home, file, settings, rates, signals, log)
         log.listen(hand.hear)
-        with Stopping(signals, log) as stopping, hand, contextlib.ExitStack() as stack:
+        with Stopping(signals, log) as stopping, hand, contextlib.ExitStack() as stack, stopping.minding_errors():
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
             is_alone = signed is not None and not _exchanges(signed)

@@ -2,7 +2,7 @@
 
 What the first one does changes once in a peer's life. While it joins there is nothing to save and nobody to say goodbye
 to, and what it waits for may never come: joining ends where it stands. Once it trains, it ends its inner step, saves
-and says goodbye.
+and says goodbye. What is cleaned up after an error goes on to its end, which is near: the error is how the peer ends.
 
 A terminal that closes, or a connection by ssh that drops, is SIGHUP. It asks as the others do, but never ends at once:
 the kernel and the shell both send it, and service managers send it after their SIGTERM. Under nohup it is ignored.
@@ -10,9 +10,10 @@ the kernel and the shell both send it, and service managers send it after their 
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import FrameType, TracebackType
 from typing import Any, Self
@@ -39,6 +40,7 @@ class Stopping:
         self._signals = signals
         self._notebook = notebook
         self._wake: Callable[[], None] | None = None
+        self._has_failed = False
         self._before: dict[int, Any] = {}
         self._told: SimpleQueue[str | None] = SimpleQueue()
         self._teller = threading.Thread(target=self._tell, name="stopping", daemon=True)
@@ -57,6 +59,15 @@ class Stopping:
         self._teller.join()
         return isinstance(error, JoiningStopped)
 
+    @contextlib.contextmanager
+    def minding_errors(self) -> Iterator[None]:
+        """After an error in this block the first signal ends nothing any more: JoiningStopped would take its place."""
+        try:
+            yield
+        except Exception:
+            self._has_failed = True
+            raise
+
     def let_finish(self, wake: Callable[[], None]) -> None:
         """From now on the first signal sets ``Signals.stop`` and calls ``wake``. Raises JoiningStopped."""
         self._wake = wake
@@ -69,6 +80,8 @@ class Stopping:
                 return
             raise KeyboardInterrupt
         self._signals.stop.set()
+        if self._has_failed:
+            return
         self._told.put(signal.Signals(number).name)
         if self._wake is None:
             raise JoiningStopped
