@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate
-from p2ptrain.errors import DeviceError, NetworkError, RemoteError, UserError
+from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
@@ -22,7 +22,7 @@ from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.links import Limits, P2PTransport, StreamLink
-from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
+from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
@@ -31,10 +31,8 @@ from p2ptrain.net.shelter import Shelter
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
+from peer.asking import ask_for_manifest
 from peer.paths import Paths
-
-FETCH_PAUSE_S = (2.0, 30.0)
-"""First and longest pause between two rounds of asking for the manifest. A guess."""
 
 CALM_S = 300.0
 """A p2pd that ran so long is restarted with the first pause again. A guess."""
@@ -122,25 +120,8 @@ class Connection:
         return self._shelter.addresses if self._shelter else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        """Ask the link's addresses until one hands out the run's manifest. Says what it tried after every round."""
-        pause, longest = FETCH_PAUSE_S
-        while True:
-            for each in link.addresses:
-                place, peer = address.split_peer(each)
-                assert peer is not None  # JoinLink saw to it
-                try:
-                    raw = await fetch_manifest(self.node, peer, [place], link.run_id)
-                    signed = SignedManifest.from_bytes(raw)
-                    signed.verify(link.run_id)
-                except UserError as error:  # it is about their manifest, not about anything of our owner's
-                    self._notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
-                except (NetworkError, RemoteError) as error:
-                    self._notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
-                else:
-                    return signed
-            self._notebook.note("waiting", why="nobody handed out the run's manifest", seconds=pause)
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, longest)
+        """Ask the link's addresses until one hands out the run's manifest."""
+        return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
         """Hand out the manifest from now on."""

@@ -1,0 +1,42 @@
+"""Asking the addresses of a join link for the run's manifest, for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2ptrain.errors import NetworkError, RemoteError, UserError
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net import address
+from p2ptrain.net.manifest_service import fetch_manifest
+from p2ptrain.net.node import Node
+from p2ptrain.ports import Notebook
+
+PAUSE_S = (2.0, 30.0)
+"""First and longest pause between two rounds of asking. A guess."""
+
+
+async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: Notebook) -> SignedManifest:
+    """Ask until one hands out the run's manifest. Says what it tried after every round.
+
+    Args:
+        node: the one to ask from just now; raises NetworkError while there is none.
+    """
+    pause, longest = PAUSE_S
+    while True:
+        for each in link.addresses:
+            place, peer = address.split_peer(each)
+            assert peer is not None  # JoinLink saw to it
+            try:
+                raw = await fetch_manifest(node(), peer, [place], link.run_id)
+                signed = SignedManifest.from_bytes(raw)
+                signed.verify(link.run_id)
+            except UserError as error:  # it is about their manifest, not about anything of our owner's
+                notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
+            except (NetworkError, RemoteError) as error:
+                notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
+            else:
+                return signed
+        notebook.note("waiting", why="nobody handed out the run's manifest", seconds=pause)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)
