@@ -159,6 +159,10 @@ def _connect(
     bootstraps = options.link.addresses if options.link else last.joined_by
     thread = stack.enter_context(NetworkThread())
     paths = Paths()
+
+    def save_addresses() -> None:
+        home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
+
     connection = Connection(
         identity,
         run,
@@ -173,14 +177,18 @@ def _connect(
         rates=rates,
         relay=RelayLimits() if options.relay else None,
         paths=paths,
+        on_move=save_addresses,
     )
+
+    async def start() -> None:
+        await connection.start()
+        save_addresses()  # in the loop, as whenever they change: never two at once
 
     def close(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C
 
     stack.push(close)
-    thread.call(connection.start())
-    home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
+    thread.call(start())
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
     return Line(thread, connection, paths, identity, rates)
 

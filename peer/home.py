@@ -5,7 +5,7 @@
     HOME/lock                held while a process lives here
     HOME/identity.key        the peer's Ed25519 key; its public half is the peer's name
     HOME/manifest.signed     the run
-    HOME/addresses.json      where this peer last listened, and the addresses it joined by
+    HOME/addresses.json      how others reach this peer, and the addresses it joined by
     HOME/peers.json          live peers of last time, to rejoin without any bootstrap
     HOME/events.jsonl        everything noteworthy, one JSON line each
     HOME/checkpoints/        the last two checkpoints
@@ -150,16 +150,17 @@ class Home:
             return Addresses((), ())
 
     def save_addresses(self, addresses: Addresses) -> None:
+        """On the event loop, so the disk is not waited for. Raises HomeError."""
         document = {"own": addresses.own, "joined_by": addresses.joined_by, "port": addresses.port}
-        self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode())
+        self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode(), lasting=False)
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         self.write(self.summary, json.dumps(summary, indent=1).encode() + b"\n")
 
-    def write(self, path: Path, data: bytes) -> None:
+    def write(self, path: Path, data: bytes, lasting: bool = True) -> None:
         """Old content or new, never half of it. Raises HomeError when the disk is full."""
         try:
-            files.replace(path, data)
+            files.replace(path, data, lasting=lasting)
         except OSError as error:
             raise HomeError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate
-from p2ptrain.errors import DeviceError, NetworkError, UserError
+from p2ptrain.errors import DeviceError, HomeError, NetworkError, UserError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
@@ -54,6 +54,7 @@ class Connection:
         rates: caps of all streams, and the count of their bytes.
         relay: what we give as a relay to those whom nobody can dial; None: the owner did not agree to be one.
         paths: where to write down how links travel.
+        on_move: called in the loop when ``addresses`` are others than before; may raise HomeError.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Connection:
         rates: Rates | None = None,
         relay: RelayLimits | None = None,
         paths: Paths | None = None,
+        on_move: Callable[[], None] = lambda: None,
     ) -> None:
         self._identity = identity
         self._run = run
@@ -87,6 +89,7 @@ class Connection:
         self._rates = rates or Rates()
         self._relay = relay
         self._paths = paths if paths is not None else Paths()
+        self._on_move = on_move
         self._handler: Callable[[Link], Awaitable[None]] | None = None
         self._signed: bytes | None = None
         self._node: Node | None = None
@@ -218,8 +221,15 @@ class Connection:
 
     async def _moved(self) -> None:
         """Others reach us otherwise than before: say so now, not only with the next announcement."""
+        self._write_down()
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
+
+    def _write_down(self) -> None:
+        try:
+            self._on_move()
+        except HomeError as error:
+            self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
 
     async def _welcome(self, link: StreamLink) -> None:
         assert self._handler is not None  # nobody listens before
@@ -301,6 +311,7 @@ class Connection:
                 except Exception as error:
                     self._notebook.note("p2pd died", why=str(error) or type(error).__name__)
                     await self._drop()
+            self._write_down()  # its port may be another, and places at relays are gone
             self._notebook.note("p2pd is back")
 
     async def _drop(self) -> None:

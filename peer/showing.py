@@ -63,7 +63,8 @@ class Showing:
 
     def know(self, signed: SignedManifest, home: Home, record: Record, local: bool) -> None:
         """There is a run, and somebody who trains."""
-        self.state.run(signed, record.task.model.layout.parameter_count, _join(signed, home, local))
+        parameters = record.task.model.layout.parameter_count
+        self.state.run(signed, parameters, lambda: _join(signed, home, local))
         self.state.take(Sources(record.figures, self.hand.standing, self.hand.measured, self.hand.traffic))
         record.is_watched = self.is_watched
 
@@ -89,7 +90,7 @@ class Showing:
 
 
 def _join(signed: SignedManifest, home: Home, local: bool) -> str:
-    """The command by which others join; empty where a link alone lets nobody in."""
+    """The command by which others join just now; empty where a link alone lets nobody in."""
     addresses = home.load_addresses().link_addresses()
     if signed.manifest.admission.policy != "open" or not addresses:
         return ""

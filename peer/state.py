@@ -95,13 +95,14 @@ class State:
         self._held_out: float | None = None
         self._distances: deque[float] = deque(maxlen=RECENT)
         self._tells: list[Tell] = []
+        self._join: Callable[[], str] = str
 
     def on_event(self, tell: Tell) -> None:
         """Call ``tell`` with every exchange and failure from now on, in the noting thread."""
         self._tells.append(tell)
 
-    def run(self, signed: SignedManifest, parameters: int, join: str) -> None:
-        """What is trained, and how others join."""
+    def run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
+        """What is trained, and the command by which others join, which is asked for whenever somebody looks."""
         manifest = signed.manifest
         with self._lock:
             self._view.run = RunFacts(
@@ -112,7 +113,7 @@ class State:
                 recipe=manifest.outer.recipe,
                 codec=manifest.codec.name,
             )
-            self._view.join = join
+            self._join = join
 
     def take(self, sources: Sources) -> None:
         """There are figures now."""
@@ -140,6 +141,7 @@ class State:
         now = self._wall()
         with self._lock:
             self._refresh()
+            self._view.join = self._join()
             return self._view.document(now)
 
     def telling(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:

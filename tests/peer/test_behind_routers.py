@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from swarm import ENDLESS, Program, Swarm, until
 
+from p2ptrain.net.address import relay_of
+from peer.home import Home
 from peer.lab.hosts import Access, Network
 from peer.lab.namespaces import check_means
 
@@ -72,6 +74,7 @@ def test_two_peers_behind_routers_exchange_through_one_relay_and_take_another_wh
             assert alice.events("exchanged", peer=bob.peer_id)[-1]["relay"]
             assert "(relayed by " in alice.output
             assert "forward TCP port" in alice.output
+            until("a link through the relay", lambda: any(map(relay_of, Home(alice.home).load_addresses().own)))
 
             volunteer = swarm.peer("volunteer", "--relay")
             volunteer.wait_for("reachable")

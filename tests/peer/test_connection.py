@@ -70,19 +70,23 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
         here = Identity.load_or_create(tmp_path / "bootstrap.key")
         bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
         link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
-        rates = Rates()
-        connection, log = connection_of(tmp_path, bootstraps=link, rates=rates, relay=RelayLimits())
+        rates, moves = Rates(), list[int]()
+        connection, log = connection_of(
+            tmp_path, bootstraps=link, rates=rates, relay=RelayLimits(), on_move=lambda: moves.append(connection.port)
+        )
         try:
             await connection.start()
             await until(lambda: connection.node.has_company)
             served = [each._transport if isinstance(each, Lanes) else each for each in connection._services]
             assert {each._rates for each in served} == {rates}
             killed = connection.node.daemon.pid
+            moves.clear()
             monkeypatch.setattr(daemon, "PULSE_S", 0.2)
             monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
             connection.node.daemon._kill()  # the next one is felt by these numbers
             await until(lambda: "p2pd is back" in log.kinds())
             assert connection.node.daemon.pid != killed
+            assert connection.node.port in moves
             os.kill(connection.node.daemon.pid, signal.SIGSTOP)
             await until(lambda: log.kinds().count("p2pd is back") == 2)
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]

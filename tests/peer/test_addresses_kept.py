@@ -1,0 +1,116 @@
+"""The addresses in the home are those by which others reach the peer now: a link made of them leads to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from swarm import STRANGER
+from test_connection import connection_of
+
+from p2ptrain.cli import run_command
+from p2ptrain.errors import HomeError
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net import address
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.rates import Rates
+from p2ptrain.page.place import Place
+from p2ptrain.telemetry import EventLog
+from peer import app
+from peer.building import Options
+from peer.cli import invite
+from peer.home import Home
+from peer.showing import Showing
+from peer.state import State
+
+RELAY = PeerId(STRANGER)
+NEAR, NEAR_BOOTSTRAP = "/ip4/192.168.1.7/tcp/4001", "/ip4/192.168.1.2/tcp/31337"
+CIRCUIT = address.through(RELAY, NEAR_BOOTSTRAP)
+
+
+class StillConnection:
+    """A ``Connection`` that says how others reach it, and is told when that changes."""
+
+    def __init__(self, identity: Identity, *_: object, on_move: Callable[[], None], **__: object) -> None:
+        self._me, self._on_move = identity.peer_id, on_move
+        self.addresses: tuple[str, ...] = ()
+        self.port = 4001
+
+    async def start(self) -> None:
+        self.addresses = (address.with_peer(NEAR, self._me),)
+
+    async def move(self, *places: str) -> None:
+        self.addresses = tuple(address.with_peer(each, self._me) for each in places)
+        self._on_move()
+
+    async def close(self, in_haste: bool = False) -> None:
+        pass
+
+
+def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
+    signed_run: Callable[..., SignedManifest],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It knows so only when others have tried to dial it, seconds after it began to listen."""
+    signed, home = signed_run(), Home(tmp_path / "home")
+    home.path.mkdir()
+    home.save_manifest(signed)
+    link = JoinLink(signed.run_id, (address.with_peer(NEAR_BOOTSTRAP, RELAY),))
+    identity = Identity.load_or_create(home.identity)
+    state = State(identity.peer_id, "")
+    showing = Showing(state, cast(Any, SimpleNamespace(standing=None, measured=None, traffic=None)), Place(), False)
+    record = SimpleNamespace(
+        task=SimpleNamespace(model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5))), figures=None
+    )
+
+    def invited() -> tuple[str, str]:
+        with pytest.raises(SystemExit):
+            run_command(invite, [str(home.path)], name="p2ptrain invite")
+        said = capsys.readouterr()
+        return said.out.strip(), said.err
+
+    monkeypatch.setattr(app, "Connection", StillConnection)
+    with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
+        line = app._connect(stack, Options(link), home, identity, signed, log, Rates())
+        showing.know(signed, home, cast(Any, record), local=False)
+        state._sources = None  # there are no figures
+        at_first, warned = invited()
+        assert f"@{NEAR}/" in at_first
+        assert "Nobody outside of your network" in warned
+        assert at_first in state.document()["join"]
+        line.thread.call(cast(Any, line.connection).move(CIRCUIT, NEAR))
+        later, warned = invited()
+        assert JoinLink.parse(later).addresses == (
+            address.with_peer(CIRCUIT, identity.peer_id),
+            address.with_peer(NEAR, identity.peer_id),
+            *link.addresses,
+        )
+        assert "Nobody outside of your network" not in warned
+        assert later in state.document()["join"]
+    assert home.load_addresses().port == 4001
+
+
+def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:
+    """Where that cannot be written down, it is told, and others hear of it all the same."""
+    moves: list[tuple[str, ...]] = []
+
+    def on_move() -> None:
+        moves.append(connection.addresses)
+        if len(moves) == 2:
+            raise HomeError("addresses.json cannot be written: No space left on device.", "Free some space.")
+
+    connection, log = connection_of(tmp_path, on_move=on_move)
+    for places in ((CIRCUIT,), (NEAR,)):
+        connection._shelter = cast(Any, SimpleNamespace(addresses=places))
+        asyncio.run(connection._moved())
+    me = Identity.load_or_create(tmp_path / "identity.key").peer_id
+    assert moves == [(address.with_peer(CIRCUIT, me),), (address.with_peer(NEAR, me),)]
+    assert log.kinds() == ["not saved"]
