@@ -211,7 +211,9 @@ def _enter(line: Line, options: Options, home: Home, signed: SignedManifest, log
 
 
 def _hooks(record: Record) -> Hooks:
-    return Hooks(record.inner_step_done, record.outer_step_done, record.training_ended, record.held)
+    return Hooks(
+        record.inner_step_done, record.outer_step_done, record.training_ended, record.held, leaving=record.leaving
+    )
 
 
 def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:

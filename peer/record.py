@@ -98,6 +98,8 @@ class Record:
     _ended_at: float | None = None
     _next_progress: float = 0.0
     _next_save: float = 0.0
+    _saved: int | None = None
+    """``learner.changes`` when this session saved last."""
     _next_look: float = 0.0
     _held_at: float = 0.0
     _held_s: float = 0.0
@@ -170,6 +172,11 @@ class Record:
             self._held_s += time.monotonic() - self._held_at
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
+    def leaving(self) -> None:
+        """Before the goodbye, amid which an owner out of patience may end the process: as where the trainer is held."""
+        if not self.learner.is_waiting and not self._is_saved:
+            self.try_to_save()
+
     def outer_step_done(self) -> None:
         self._save_if_due()
         if time.monotonic() >= self._next_look and self.is_watched():
@@ -212,6 +219,10 @@ class Record:
         if time.monotonic() >= self._next_save:
             self.try_to_save()
 
+    @property
+    def _is_saved(self) -> bool:
+        return self._saved == self.learner.changes
+
     def rescue(self) -> None:
         """Training has failed: a checkpoint, if one can still be had. What failed is not hidden by what fails here."""
         try:
@@ -223,18 +234,21 @@ class Record:
         """A checkpoint; how many bytes its tensors have. Raises HomeError."""
         tensors, numbers = self.learner.state_dict()
         path = self.checkpoints.save(tensors, {**self._state(), **numbers})
+        self._saved = self.learner.changes
         self.notebook.note("saved", path=str(path))
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def end(self, in_haste: bool = False) -> None:
-        """After the last displacement is applied: the last checkpoint and the summary. Raises HomeError.
+        """After the last displacement is applied: the last checkpoint, unless the goodbye changed nothing since the one
+        before it, and the summary. Raises HomeError.
 
         The checkpoint comes first: an owner who is out of patience may end the process before the loss is read.
         """
         is_timed = self._ended_at is not None
         if not is_timed:
             self._stop_the_clock()  # what a full disk takes is no training
-        self._insist("the last checkpoint", self.save)
+        if not self._is_saved:
+            self._insist("the last checkpoint", self.save)
         if not is_timed:
             self.last_loss = self._held_out_loss(patience_s=HASTE_S if in_haste else LOSS_PATIENCE_S)
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))

@@ -84,6 +84,8 @@ class Learner:
         """The most of them between two inner steps. What comes before the first and after the last holds nobody up."""
         self.inner_step_s = 0.0
         """Seconds that the last inner step took; 0 before the first."""
+        self.changes = 0
+        """Inner steps made and deliveries taken in: while it stays, so does what a checkpoint holds."""
         self._rules = rules
         self._shows_fast = rules.recipe.mix("fast") is not None
         of_gradients = (gradient_codec or codec) if rules.recipe.mix("pseudo_gradient") is not None else None
@@ -117,6 +119,7 @@ class Learner:
         if self._blocked_before_s is not None:
             self.longest_blocked_s = max(self.longest_blocked_s, self.blocked_s - self._blocked_before_s)
         self._blocked_before_s = self.blocked_s
+        self.changes += 1
         result = self.task.inner_step(self.progress)
         self.inner_step_s = self._clock() - started
         self.tokens += result.tokens
@@ -139,6 +142,7 @@ class Learner:
             ready = self._inbox.take(wait_s)
             started = started if self.is_waiting else self._clock()
             while True:
+                self.changes += ready is not None  # which is a ``wake``
                 match ready:
                     case Displacement():
                         events.append(self._apply(ready))

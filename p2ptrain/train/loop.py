@@ -43,6 +43,8 @@ class Hooks:
     """The trainer stopped in the middle of the run (true), and goes on (false)."""
     turned: Callable[[], None] = _nothing
     """After each turn of the loop: what was delivered before its beginning is applied."""
+    leaving: Callable[[], None] = _nothing
+    """The owner wants to leave, and the goodbye, which may take long, has not begun."""
 
 
 def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
@@ -86,6 +88,7 @@ def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hoo
     while not signals.finished.is_set():
         if (signals.stop.is_set() or signals.last.is_set()) and not said_goodbye:
             said_goodbye = True
+            hooks.leaving()
             post(LeaveRequested())
         tell(learner.settle(wait_s=NAP_S))
     tell(learner.settle())

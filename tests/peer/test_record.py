@@ -24,6 +24,7 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
     )
     learner.is_waiting = learner.ended = False
+    learner.changes = 0
     parts: dict[str, Any] = dict.fromkeys(
         ("home", "checkpoints", "me", "run", "nickname", "corpus", "placement", "tokens_per_peer"), 1
     )
@@ -122,6 +123,74 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(record: Record, mon
     with pytest.raises(KeyboardInterrupt):
         end()
     assert told(record) != []
+
+
+class FakeCheckpoints:
+    """Which state of the learner was saved, and a disk that may be full."""
+
+    def __init__(self, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.saved, self.is_full = list[int](), False
+        self._learner: Any = record.learner
+        self._learner.state_dict = lambda: ({}, {"changes": self._learner.changes})
+        monkeypatch.setattr(Record, "_held_out_loss", lambda *_, **__: 2.0)
+        cast(Any, record).home = SimpleNamespace(save_summary=lambda _: None)
+        cast(Any, record).checkpoints = self
+
+    def save(self, tensors: dict[str, Any], state: dict[str, Any]) -> str:
+        if self.is_full:
+            raise HomeError("the disk is full", "Free some space.")
+        self.saved.append(state["changes"])
+        return "somewhere"
+
+    def change(self) -> None:
+        self._learner.changes += 1
+
+
+@pytest.fixture
+def checkpoints(record: Record, monkeypatch: pytest.MonkeyPatch) -> FakeCheckpoints:
+    return FakeCheckpoints(record, monkeypatch)
+
+
+def test_who_leaves_is_saved_before_the_goodbye(record: Record, checkpoints: FakeCheckpoints) -> None:
+    """Which takes seconds where the line is dead: an owner may have lost patience by then."""
+    checkpoints.change()
+    record.leaving()
+    assert checkpoints.saved == [1]
+    record.end()
+    assert checkpoints.saved == [1]  # the goodbye changed nothing: a large model takes long to write
+
+
+def test_what_comes_in_amid_the_goodbye_is_saved_after_it(record: Record, checkpoints: FakeCheckpoints) -> None:
+    record.leaving()
+    checkpoints.change()
+    record.end()
+    assert checkpoints.saved == [0, 1]
+
+
+def test_who_rested_is_saved_already(record: Record, checkpoints: FakeCheckpoints) -> None:
+    record.held(True)
+    record.leaving()
+    record.end()
+    assert checkpoints.saved == [0]
+
+
+def test_who_leaves_amid_an_outer_step_is_saved_after_the_goodbye(record: Record, checkpoints: FakeCheckpoints) -> None:
+    record.learner.is_waiting = True
+    record.leaving()
+    assert checkpoints.saved == []
+    record.end()
+    assert checkpoints.saved == [0]
+
+
+def test_on_a_full_disk_the_goodbye_does_not_wait_and_the_end_does(
+    record: Record, checkpoints: FakeCheckpoints
+) -> None:
+    checkpoints.is_full = True
+    record.sleep = lambda _: setattr(checkpoints, "is_full", False)
+    record.leaving()
+    assert told(record) == ["[save] NOT saved, a checkpoint: the disk is full"]
+    record.end()
+    assert checkpoints.saved == [0]
 
 
 def test_who_is_held_amid_an_outer_step_is_saved_once_it_is_over(

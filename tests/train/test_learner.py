@@ -594,3 +594,19 @@ def test_a_checkpoint_of_another_model_does_not_fit():
     tensors["slow"] = tensors["slow"][:-1]
     with pytest.raises(ValueError, match="weights"):
         learner().load_state_dict(tensors, numbers)
+
+
+def test_its_changes_tell_whether_a_checkpoint_would_hold_the_same() -> None:
+    one, other = learner(quadratic(seed=1)), learner(quadratic(seed=2))
+    advance(3, one, other)
+    assert one.changes == 3
+    one.wake()
+    one.settle()
+    one.settle()
+    assert one.changes == 3
+    exchange(one, other)
+    one.settle()
+    assert one.changes == 4
+    one.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in other.payloads.weights()])
+    one.settle()
+    assert one.changes == 5

@@ -55,6 +55,8 @@ class Scene:
         self.posted: list[str] = []
         self.held: list[tuple[bool, int]] = []
         self.turns = 0
+        self.left: list[tuple[int, list[str]]] = []
+        """Where it was told that the goodbye comes, and what had been posted before."""
 
     def post(self, event: Event) -> None:
         self.posted.append(type(event).__name__)
@@ -71,7 +73,11 @@ class Scene:
         def held(is_held: bool) -> None:
             self.held.append((is_held, self.steps.inner))
 
-        train(cast(Learner, self.steps), self.signals, self.post, Hooks(nothing, nothing, nothing, held, self.turned))
+        def leaving() -> None:
+            self.left.append((self.steps.inner, list(self.posted)))
+
+        hooks = Hooks(nothing, nothing, nothing, held, self.turned, leaving)
+        train(cast(Learner, self.steps), self.signals, self.post, hooks)
 
 
 @pytest.fixture
@@ -136,6 +142,21 @@ def test_stop_while_it_rests(scene: Scene) -> None:
     scene.play()
     assert scene.steps.inner == 4
     assert scene.posted[-1] == "LeaveRequested"
+
+
+@pytest.mark.parametrize(("signal", "inner"), [("stop", H + 1), ("last", 2 * H)])
+def test_what_comes_before_the_goodbye_is_called_once_and_before_it(scene: Scene, signal: str, inner: int) -> None:
+    scene.signals.begin.set()
+    scene.steps.at_step[H + 1] = getattr(scene.signals, signal).set
+    scene.play()
+    assert scene.left == [(inner, scene.posted[:-1])]
+    assert scene.posted[-1] == "LeaveRequested"
+
+
+def test_who_comes_to_the_end_by_itself_is_not_leaving(scene: Scene) -> None:
+    scene.signals.begin.set()
+    scene.play()
+    assert scene.left == []
 
 
 def test_resumed_after_the_end_only_the_gossip_is_left() -> None:
