@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
 from p2ptrain.page.place import Place
-from p2ptrain.ports import Notebook
+from p2ptrain.ports import Clock, Notebook
 from p2ptrain.swarm import Peer
 from p2ptrain.telemetry import EventLog
 from p2ptrain.train import HeldOutText, LanguageModelTask, Reader, Sampling, flat_model, generate_text, place
@@ -29,6 +30,9 @@ from peer.record import Record
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
 """Held-out text that a donor's weights are tried on before they replace ours. Guesses: its standard error is some
 hundredths of a nat, and what is refused is worse than guessing; .3 s for the demo model."""
+TOKENIZING_PERIOD_S = 10.0
+"""Between two notes on how far the text is made into tokens, which takes up to an hour. A guess: often enough to see
+that it goes on."""
 SAMPLE_TOKENS = 120
 """Of the text that the page shows. A guess: two lines of bytes, a third of a second of the demo model."""
 
@@ -75,7 +79,7 @@ def build(
     """Model, data, learner and protocol core, resumed where a checkpoint is."""
     manifest = signed.manifest
     check_memory(manifest, device)
-    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer)
+    corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log))
     with explained(device):
         model = flat_model(manifest.model, manifest.run.seed, device)
         placement = place(model, manifest.model, manifest.training)
@@ -123,6 +127,19 @@ def build(
         sampler=_sampler(task, corpus.tokenizer),
     )
     return Session(new_core, record, log)
+
+
+def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
+    """Notes how far the token stream is, now and then. What takes seconds is not worth a word."""
+    due = clock() + TOKENIZING_PERIOD_S
+
+    def tell(tokens: int, most: int | None) -> None:
+        nonlocal due
+        if (now := clock()) >= due:
+            due = now + TOKENIZING_PERIOD_S
+            notebook.note("tokenizing", tokens=tokens, most=most)
+
+    return tell
 
 
 def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]:

@@ -55,6 +55,11 @@ def _path(fields: Mapping[str, Any]) -> str:
     return f" (relayed by {short(str(fields['relay']))})" if fields.get("relay") else ""
 
 
+def _tokenizing(fields: Mapping[str, Any]) -> str:
+    most = f" of {fields['most']:,} at most" if fields.get("most") else ""
+    return f"[data] making the run's text into tokens, once on this computer: {fields['tokens']:,}{most}"
+
+
 def _forward(fields: Mapping[str, Any]) -> str:
     """What would make this machine reachable."""
     target = f" to {fields['own']}" if fields.get("own") else ""
@@ -126,6 +131,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "or none exchange with us. Set it (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
     "right clock": lambda f: "[peers] this machine's clock is right again",
+    "tokenizing": _tokenizing,
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
     "torn checkpoint": lambda f: f"[train] passed over the checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (

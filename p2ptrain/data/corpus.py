@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 STREAM_VERSION = 1
 """Raised whenever the same corpus and tokenizer would give another stream, so that no old cache is taken for a new."""
+
+Tell = Callable[[int, int | None], None]
+"""Is told how many tokens of a stream there are so far, and after how many it ends at the latest; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,7 @@ def open_corpus(
     cache: Path,  # directory of token streams, made when it is not there
     data: Path | None = None,  # the owner's corpus file, where the run names one by digest
     tokenizer_file: Path | None = None,  # the owner's tokenizer.json, where the run names one by digest
+    tell: Tell = lambda tokens, most: None,  # called again and again while the stream is built
 ) -> Corpus:
     """Open the run's corpus, building its token stream where this machine has none yet.
 
@@ -89,14 +93,24 @@ def open_corpus(
         HomeError: the cache cannot be written or its disk is full.
     """
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
+    most = _most_tokens(manifest)
     tokens = open_stream(
         cache,
         stream_key(manifest.corpus, manifest.tokenizer),
         tokenizer.vocabulary_size,
-        lambda: tokenize(read_pieces(manifest.corpus, data), tokenizer, _most_tokens(manifest)),
+        lambda: _told(tokenize(read_pieces(manifest.corpus, data), tokenizer, most), tell, most),
     )
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
+
+
+def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
+    """The same chunks, and to ``tell`` how far they are."""
+    count = 0
+    for ids in chunks:
+        count += len(ids)
+        tell(count, most)
+        yield ids
 
 
 def _most_tokens(manifest: Manifest) -> int | None:

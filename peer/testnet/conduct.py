@@ -22,7 +22,8 @@ TICK_S = 0.25
 LINK_DEADLINE_S = 90.0
 """For the bootstrap's join link. A guess: 3 s on two cores, nearly all of it imports."""
 SILENCE_S = 600.0
-"""A testnet none of whose trainers notes anything for so long hangs. A guess: a download may take minutes."""
+"""A testnet none of whose trainers notes anything for so long hangs. A guess: a download may take minutes. Who makes
+text into tokens, which may take an hour, says how far it is (``peer.building``)."""
 SAVE_GRACE_S = 120.0
 """For a trainer that was asked to stop: an inner step, a held-out loss, a checkpoint. A guess; 3 s in the demo."""
 LEAVE_GRACE_S = 20.0

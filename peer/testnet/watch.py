@@ -66,6 +66,8 @@ def noted(view: View, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> V
         case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
             said = "skipped" if kind == "skipped" else "gave up on"
             return replace(view, last=f"{said} {_name(partner, names)}: {note.get('why', '')}")
+        case {"kind": "tokenizing", "tokens": int(tokens)}:
+            return replace(view, last=f"making tokens: {tokens:,}")
         case {"kind": "started", "loss": float(loss)}:
             return replace(view, first_loss=loss, last="training")
         case {"kind": "started"}:

@@ -54,6 +54,16 @@ def test_a_batch_holds_the_text_at_its_place(manifest_with, text_file, tmp_path)
     assert bytes(batch[0].tolist()) == TEXT.encode()[48:65]
 
 
+def test_it_tells_how_far_it_is_while_it_is_built_and_not_later(manifest_with, rows_file, tmp_path):
+    told: list[tuple[int, int | None]] = []
+    manifest = manifest_with(file_corpus(rows_file, format="jsonl", max_tokens=5000))
+    for _ in range(2):
+        corpus = open_corpus(manifest, tmp_path / "cache", rows_file, tell=lambda *so_far: told.append(so_far))
+    assert len(told) > 5
+    assert told == sorted(told)
+    assert told[-1] == (len(corpus.tokens), 5000)
+
+
 def test_a_cached_stream_needs_the_file_no_more(manifest_with, text_file, tmp_path):
     manifest = manifest_with(file_corpus(text_file))
     first = open_corpus(manifest, tmp_path / "cache", text_file)

@@ -13,10 +13,11 @@ from p2ptrain.codec import CodecTerms
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
-from p2ptrain.telemetry import EventLog
+from p2ptrain.telemetry import EventLog, MemoryLog
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, matrices_of
-from peer.building import Options, build
+from peer import building
+from peer.building import Options, build, telling
 from peer.home import Home
 
 
@@ -49,3 +50,27 @@ def test_low_rank_messages_are_of_the_models_matrices(
     assert payloads.encoded_sizes(numbers) == sizes
     assert [len(part) for part in payloads.encode(numbers).parts] == sizes
     assert sizes != [low_rank.encoded_size(CodecTerms(piece.stop - piece.start)) for piece in pieces]
+
+
+def test_who_makes_tokens_says_so_every_ten_seconds() -> None:
+    """Often enough for a testnet, to which silence means that everybody hangs."""
+    now, log = 100.0, MemoryLog()
+    tell = telling(log, lambda: now)
+    for tokens in range(1, 36):
+        now += 1.0
+        tell(tokens, 50)
+    assert list(log.notes) == [("tokenizing", {"tokens": tokens, "most": 50}) for tokens in (10, 20, 30)]
+
+
+def test_the_first_start_tells_how_far_it_is(
+    signed_run: Callable[..., SignedManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(building, "TOKENIZING_PERIOD_S", 0.0)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    home, device = Home(tmp_path / "home"), torch.device("cpu")
+    home.path.mkdir()
+    heard: list[str] = []
+    with contextlib.closing(EventLog(home.events)) as log:
+        log.listen(lambda kind, fields: heard.append(kind))
+        build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed_run(), log)
+    assert "tokenizing" in heard

@@ -54,6 +54,12 @@ def test_progress_and_its_plurals() -> None:
     assert "0 other peers" in str(line("progress", PROGRESS | {"peers": 0}))
 
 
+def test_how_far_the_tokens_are() -> None:
+    said = "[data] making the run's text into tokens, once on this computer: 1,200"
+    assert line("tokenizing", {"tokens": 1200, "most": 5000}) == f"{said} of 5,000 at most"
+    assert line("tokenizing", {"tokens": 1200, "most": None}) == said
+
+
 def test_no_loss_is_shown_before_there_is_one() -> None:
     assert "loss" not in str(line("progress", {name: value for name, value in PROGRESS.items() if name != "loss"}))
 

@@ -24,6 +24,7 @@ PROGRESS = {
 
 
 def test_a_view_follows_the_notes() -> None:
+    assert noted(View(), {"kind": "tokenizing", "tokens": 1200}, NAMES) == View(last="making tokens: 1,200")
     view = noted(View(), {"kind": "started"}, NAMES)
     assert (view.begun, view.last) == (False, "training")
     coming = noted(view, {"kind": "catching up", "peer": "12D3KooWowl"}, NAMES)
