@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from p2ptrain.errors import NetworkError, RemoteError, UserError
-from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
 from p2ptrain.net import address
 from p2ptrain.net.manifest_service import fetch_manifest
 from p2ptrain.net.node import Node
@@ -19,6 +19,8 @@ PAUSE_S = (2.0, 30.0)
 async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: Notebook) -> SignedManifest:
     """Ask until one hands out the run's manifest. Says what it tried after every round.
 
+    Raises ManifestError where one does, and it is of another p2ptrain.
+
     Args:
         node: the one to ask from just now; raises NetworkError while there is none.
     """
@@ -27,11 +29,14 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
         for each in link.addresses:
             place, peer = address.split_peer(each)
             assert peer is not None  # JoinLink saw to it
+            raw = b""
             try:
                 raw = await fetch_manifest(node(), peer, [place], link.run_id)
                 signed = SignedManifest.from_bytes(raw)
                 signed.verify(link.run_id)
-            except UserError as error:  # it is about their manifest, not about anything of our owner's
+            except UserError as error:
+                if genuine_run(raw) == link.run_id:
+                    raise  # they did what they could: another p2ptrain has to be installed here
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))

@@ -35,7 +35,7 @@ from filelock import FileLock, Timeout
 from p2ptrain import files
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import RunId
-from p2ptrain.manifest import SignedManifest
+from p2ptrain.manifest import SignedManifest, genuine_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ class Home:
         try:
             signed = SignedManifest.from_bytes(raw)
         except ManifestError as error:
-            raise HomeError(
-                f"{self.manifest} cannot be used. {error.problem}", "Move it away and join again by the run's link."
-            ) from error
+            is_damaged = genuine_run(raw) is None
+            remedy = "Move it away and join again by the run's link." if is_damaged else error.remedy
+            raise HomeError(f"{self.manifest} cannot be used. {error.problem}", remedy) from error
         if expected is not None and signed.run_id != expected:
             raise HomeError(
                 f"{self.path} belongs to run {signed.run_id[:12]}…, and the link is to run {expected[:12]}….",

@@ -123,7 +123,7 @@ class Connection:
         return self._shelter.addresses if self._shelter else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        """Ask the link's addresses until one hands out the run's manifest."""
+        """Ask the link's addresses until one hands out the run's manifest. Raises ManifestError (``peer.asking``)."""
         return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:

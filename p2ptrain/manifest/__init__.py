@@ -45,7 +45,7 @@ from p2ptrain.manifest.link import JoinLink, check_address, is_peer_id
 from p2ptrain.manifest.model import MAX_PARAMETERS, Decoder, DecoderConfig, parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
 from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, Admission, Codec, Manifest, Outer, Run, Swarm, Training
-from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
+from p2ptrain.manifest.signing import SignedManifest, genuine_run, public_key_of, sign
 from p2ptrain.manifest.sources import (
     BuiltinCorpus,
     BytesTokenizer,
@@ -89,6 +89,7 @@ __all__ = [
     "check_address",
     "create_run",
     "differences",
+    "genuine_run",
     "is_peer_id",
     "load_run",
     "parameter_count",

@@ -22,6 +22,9 @@ from p2ptrain.manifest.section import Section
 MAX_MANIFEST_BYTES = 64 * 1024
 """Guess: a generated manifest is about 8 kB of TOML and 2 kB of JSON."""
 
+INSTALL_THEIRS = "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange."
+"""What to do about a manifest of another p2ptrain."""
+
 _HEADER = """\
 # The manifest of a p2ptrain run. All peers of the run share it, byte for byte.
 # Change what you like, then freeze it with `p2ptrain sign`. A manifest changed after that is another run.
@@ -99,7 +102,7 @@ def _refuse_other_protocol(data: Mapping[str, Any]) -> None:
     if type(protocol) is int and protocol != PROTOCOL_VERSION:
         raise ManifestError(
             f"run.protocol: the run speaks protocol version {protocol}, this p2ptrain speaks {PROTOCOL_VERSION}.",
-            "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange.",
+            INSTALL_THEIRS,
         )
 
 

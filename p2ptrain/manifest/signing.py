@@ -7,6 +7,7 @@ whoever holds run.key froze it.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass
 from typing import Self
@@ -16,7 +17,14 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from p2ptrain.errors import ManifestError
 from p2ptrain.ids import RunId
-from p2ptrain.manifest.document import MAX_MANIFEST_BYTES, canonical_bytes, canonical_json, parse_data, run_id
+from p2ptrain.manifest.document import (
+    INSTALL_THEIRS,
+    MAX_MANIFEST_BYTES,
+    canonical_bytes,
+    canonical_json,
+    parse_data,
+    run_id,
+)
 from p2ptrain.manifest.faults import shown
 from p2ptrain.manifest.schema import Manifest
 
@@ -60,11 +68,14 @@ class SignedManifest:
             document = None
         match document:
             case {"manifest": dict() as fields, "signature": str() as signature} if len(document) == 2:
-                signed = cls(parse_data(fields), signature)
+                try:
+                    signed = cls(parse_data(fields), signature)
+                except ManifestError as error:
+                    raise ManifestError(error.problem, _remedy(data, error.remedy)) from None
             case _:
                 raise ManifestError(f"The signed manifest is damaged; it begins with {shown(data[:16])}.", _ASK_AGAIN)
         if signed.to_bytes() != data:
-            raise ManifestError("The signed manifest is not in canonical form.", _ASK_AGAIN)
+            raise ManifestError("The signed manifest is not in canonical form.", _remedy(data, _ASK_AGAIN))
         signed._check_signature()
         return signed
 
@@ -76,14 +87,40 @@ class SignedManifest:
             )
 
     def _check_signature(self) -> None:
-        key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(self.manifest.run.public_key))
         try:
-            key.verify(bytes.fromhex(self.signature), _DOMAIN + canonical_bytes(self.manifest))
+            _check(self.manifest.run.public_key, self.signature, canonical_bytes(self.manifest))
         except (InvalidSignature, ValueError):  # ValueError: the signature is no hexadecimal.
             raise ManifestError(
                 f"The signature does not fit the manifest and run.public_key {self.manifest.run.public_key}.",
                 _ASK_AGAIN,
             ) from None
+
+
+def genuine_run(data: bytes) -> RunId | None:
+    """The run whose signed manifest these bytes are, whether or not this p2ptrain can use it.
+
+    None where they are not, byte for byte, what the holder of its run.key signed. What ``from_bytes`` has against the
+    others is nobody's fault: another p2ptrain wrote them.
+    """
+    try:
+        document = json.loads(data) if len(data) <= MAX_MANIFEST_BYTES else {}
+        manifest = canonical_json(document["manifest"])
+        _check(document["manifest"]["run"]["public_key"], document["signature"], manifest)
+        is_whole = len(document) == 2 and canonical_json(document) == data
+    except (ValueError, LookupError, TypeError, RecursionError, InvalidSignature):
+        return None
+    return RunId(hashlib.sha256(manifest).hexdigest()) if is_whole else None
+
+
+def _remedy(data: bytes, otherwise: str) -> str:
+    """Of what its author signed nothing can be mended: it is of another p2ptrain."""
+    return otherwise if genuine_run(data) is None else INSTALL_THEIRS
+
+
+def _check(public_key: str, signature: str, manifest: bytes) -> None:
+    """Raises InvalidSignature; ValueError where one of the texts is no hexadecimal."""
+    key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
+    key.verify(bytes.fromhex(signature), _DOMAIN + manifest)
 
 
 def public_key_of(key: Ed25519PrivateKey) -> str:

@@ -92,7 +92,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
             result.manifest, signed = answer.manifest, answer
             result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
-            result.findings.append(_unanswered(peer, where, plain(answer), others=any(map(_is_signed, answers))))
+            result.findings.append(_unanswered(peer, where, answer, others=any(map(_is_signed, answers))))
     answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
     if signed is not None:
         result.findings.append(await _admission(node, answered, link, home, signed))
@@ -109,11 +109,13 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     return result
 
 
-def _unanswered(peer: PeerId, where: str, why: str, others: bool) -> Finding:
-    """An address of the link without the run's manifest. One that answers is enough."""
-    words = f"{short(peer)} at {where}: {why}"
+def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:
+    """An address of the link without the run's manifest, or with one that cannot be used. One that can is enough."""
+    words = f"{short(peer)} at {where}: {why.problem if isinstance(why, UserError) else plain(why)}"
     if others:
         return note("link", words)
+    if isinstance(why, UserError):
+        return bad("link", words, why.remedy)
     return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
 
 
@@ -122,17 +124,17 @@ def plain(words: str) -> str:
     return words.rpartition("] ")[2] if "failed to dial" in words else words
 
 
-def _is_signed(answer: SignedManifest | str) -> bool:
+def _is_signed(answer: SignedManifest | UserError | str) -> bool:
     return isinstance(answer, SignedManifest)
 
 
-async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | str:
+async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | UserError | str:
     """The run's manifest, or why not."""
     try:
         signed = SignedManifest.from_bytes(await fetch_manifest(node, peer, places, link.run_id))
         signed.verify(link.run_id)
     except UserError as error:
-        return error.problem
+        return error
     except (NetworkError, RemoteError) as error:
         return str(error)
     return signed

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -11,7 +13,16 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ManifestError
 from p2ptrain.ids import PROTOCOL_VERSION, RunId
-from p2ptrain.manifest import MAX_MANIFEST_BYTES, Manifest, SignedManifest, preset, public_key_of, sign, with_changes
+from p2ptrain.manifest import (
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    SignedManifest,
+    genuine_run,
+    preset,
+    public_key_of,
+    sign,
+    with_changes,
+)
 from p2ptrain.manifest.document import canonical_json
 
 few = settings(max_examples=50, deadline=None)
@@ -83,6 +94,39 @@ def test_another_protocol_version_is_refused_by_number() -> None:
     assert f"protocol version {PROTOCOL_VERSION + 1}" in refusal(canonical_json(document))
 
 
+def signed_by_another_p2ptrain(fields: dict[str, Any]) -> bytes:
+    signature = OWN_KEY.sign(b"p2ptrain manifest\0" + canonical_json(fields)).hex()
+    return canonical_json({"manifest": fields, "signature": signature})
+
+
+@pytest.mark.parametrize("change", ["another version", "a new section", "a new word", "a field fewer"])
+def test_nothing_is_to_be_mended_in_what_its_author_signed(change: str) -> None:
+    fields = json.loads(SIGNED)["manifest"]
+    match change:
+        case "another version":
+            fields["run"]["protocol"] += 1
+        case "a new section":
+            fields["novelty"] = {}
+        case "a new word":
+            fields["training"]["optimizer"] = "novel"
+        case "a field fewer":
+            del fields["corpus"]["validation_fraction"]
+    data = signed_by_another_p2ptrain(fields)
+    with pytest.raises(ManifestError) as caught:
+        SignedManifest.from_bytes(data)
+    assert caught.value.remedy.startswith("Install the p2ptrain that the run's author uses")
+    assert genuine_run(data) == hashlib.sha256(canonical_json(fields)).hexdigest()
+
+
+def test_genuine_is_what_the_author_signed_byte_for_byte() -> None:
+    assert genuine_run(SIGNED) == SignedManifest.from_bytes(SIGNED).run_id
+    document = json.loads(SIGNED)
+    assert genuine_run(SIGNED + b" ") is None
+    assert genuine_run(canonical_json(document | {"extra": 0})) is None
+    assert genuine_run(canonical_json(document | {"signature": "00" * 64})) is None
+    assert genuine_run(SIGNED.replace(b'"seed":1', b'"seed":2')) is None
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -107,6 +151,7 @@ def test_another_protocol_version_is_refused_by_number() -> None:
 )
 def test_garbage_is_refused(data: bytes) -> None:
     assert refusal(data)
+    assert genuine_run(data) is None
 
 
 def test_the_size_cap_comes_before_parsing() -> None:

@@ -1,0 +1,101 @@
+"""A run of another p2ptrain: what its owner is told, whichever way the manifest came."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from swarm import STRANGER
+
+from p2ptrain.errors import HomeError, ManifestError, NetworkError, UserError
+from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.manifest import JoinLink, genuine_run, preset, public_key_of, sign
+from p2ptrain.manifest.document import canonical_json
+from p2ptrain.net import virtual_time
+from p2ptrain.telemetry import MemoryLog
+from peer import asking
+from peer.asking import ask_for_manifest
+from peer.doctor import network as doctor
+from peer.home import Home
+
+KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
+INSTALL = "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange."
+ADDRESS = f"/ip4/127.0.0.1/tcp/31337/p2p/{STRANGER}"
+
+
+def signed_by_another_p2ptrain(**run: Any) -> bytes:
+    fields = preset("demo", public_key_of(KEY)).model_dump()
+    fields["run"] |= {"protocol": PROTOCOL_VERSION + 1, **run}
+    signature = KEY.sign(b"p2ptrain manifest\0" + canonical_json(fields)).hex()
+    return canonical_json({"manifest": fields, "signature": signature})
+
+
+THEIRS = signed_by_another_p2ptrain()
+RUN = cast(RunId, genuine_run(THEIRS))
+OURS = sign(preset("demo", public_key_of(KEY)), KEY)
+
+
+def test_a_home_keeps_its_manifest_and_another_p2ptrain_is_installed(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.manifest.write_bytes(THEIRS)
+    with pytest.raises(HomeError, match=f"the run speaks protocol version {PROTOCOL_VERSION + 1}") as caught:
+        home.load_manifest(None)
+    assert caught.value.remedy == INSTALL
+
+
+def test_a_homes_damaged_manifest_is_moved_away(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.manifest.write_bytes(THEIRS.replace(b'"seed":1', b'"seed":2'))
+    with pytest.raises(HomeError) as caught:
+        home.load_manifest(None)
+    assert caught.value.remedy.startswith("Move it away")
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, module: Any, *raw: bytes) -> MemoryLog:
+    """The nodes of the link hand these out, one after the other."""
+    left = list(raw)
+
+    async def fetch(*_: object) -> bytes:
+        if not left:
+            raise NetworkError("it said nothing")
+        return left.pop(0)
+
+    monkeypatch.setattr(module, "fetch_manifest", fetch)
+    return MemoryLog()
+
+
+def test_who_is_handed_a_manifest_of_another_version_does_not_wait_for_a_better_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log = answers(monkeypatch, asking, THEIRS)
+    with pytest.raises(ManifestError, match="speaks protocol version") as caught:
+        virtual_time.run(ask_for_manifest(JoinLink(RUN, (ADDRESS,)), cast(Any, object), log))
+    assert caught.value.remedy == INSTALL
+    assert log.kinds() == []
+
+
+def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A liar has another run's manifest, or bytes that the run's author did not sign: some other node may do better."""
+    own = OURS.to_bytes()
+    lies = (THEIRS, own.replace(OURS.signature.encode(), b"00" * 64), own + b"\n", b"", b"[]", own[:-1])
+    log = answers(monkeypatch, asking, *lies, own)
+    found = virtual_time.run(ask_for_manifest(JoinLink(OURS.run_id, (ADDRESS,)), cast(Any, object), log))
+    assert found == OURS
+    assert log.kinds() == ["no manifest", "waiting"] * len(lies)
+
+
+def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    link = JoinLink(RUN, (ADDRESS,))
+    answers(monkeypatch, doctor, THEIRS)
+    answer = asyncio.run(doctor._fetched(cast(Any, None), cast(Any, STRANGER), [], link))
+    assert isinstance(answer, UserError)
+    finding = doctor._unanswered(cast(Any, STRANGER), "127.0.0.1:31337", answer, others=False)
+    assert "the run speaks protocol version" in finding.found
+    assert finding.fix == INSTALL
+    answer = asyncio.run(doctor._fetched(cast(Any, None), cast(Any, STRANGER), [], link))
+    finding = doctor._unanswered(cast(Any, STRANGER), "127.0.0.1:31337", cast(Any, answer), others=False)
+    assert finding.found.endswith("it said nothing")
+    assert finding.fix.startswith("Ask whoever gave you the link")
