@@ -142,8 +142,8 @@ def test_a_lying_partner_costs_nothing_but_receipts(tmp_path: Path, answer: list
 def test_claims_of_what_never_was_are_not_signed(tmp_path: Path) -> None:
     async def scene(amber: Side, birch: Side) -> list[bytes | Objection]:
         birch.exchanged(AMBER, 2, 1)
-        claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0)
-        claims = [claim, Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 2, 1, 2, 0)]
+        claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 1, 1, 1, 1, 1, 2, 0)
+        claims = [claim, Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 1, 1, 1, 2, 1, 2, 0)]
         return [await ask_to_sign(amber.transport, each.signed(RUN, AMBER.state)) for each in reversed(claims)]
 
     more, agreed = play(scene, tmp_path)
@@ -155,7 +155,7 @@ def test_a_clock_that_is_set_back_silences_no_notary(tmp_path: Path) -> None:
     """Its dates no longer hold, and it says so; how often somebody asked is no matter of dates."""
 
     async def scene(amber: Side, birch: Side) -> list[bytes | Objection]:
-        claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0).signed(RUN, AMBER.state)
+        claim = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW + 1, 1, 1, 1, 1, 2, 0).signed(RUN, AMBER.state)
         answers = [await ask_to_sign(amber.transport, claim) for _ in range(6)]
         birch.contributions.notary.wall = lambda: NOW - 3600.0
         await asyncio.sleep(61.0)

@@ -74,7 +74,7 @@ def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plai
         (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
         (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
         (PARTED.replace("bootstrap", "home"), "partitions[0].sides: each side needs a group, and each group is on one"),
-        ("peers.home.lie=flud", "peers.home.lie: input should be 'progress', 'garbage'"),
+        ("peers.home.lie=flud", "peers.home.lie: input should be 'progress', 'behind', 'garbage'"),
         ("peers.home.ruoter=true", "peers.home.ruoter: unknown field; did you mean peers.home.router?"),
     ],
 )

@@ -172,7 +172,7 @@ def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
 
 # --- receipts -----------------------------------------------------------------------------------------------------
 
-CLAIM = Receipt(GUEST.peer, WITNESS.peer, int(NOW), int(NOW), 3, 4, 5, 50, 500, 8)
+CLAIM = Receipt(GUEST.peer, WITNESS.peer, int(NOW), int(NOW) + 1, 3, 4, 5, 50, 500, 8)
 
 
 def book(of: PeerId, partner: PeerId) -> Book:
