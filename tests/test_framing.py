@@ -34,6 +34,21 @@ def test_other_headers_are_refused(header):
         framing.decode_header(header)
 
 
+@pytest.mark.parametrize("magic", [0xA0, 0xA1, framing.MAGIC + 1, 0xAF])
+def test_of_other_versions_manifests_are_taken_and_nothing_else(magic):
+    """Who joins by a link learns from the run's manifest which p2ptrain it needs."""
+    for kind in framing.FrameKind:
+        header = struct.pack(">BBI", magic, kind, 7)
+        if kind in (framing.FrameKind.MANIFEST_REQUEST, framing.FrameKind.MANIFEST):
+            assert framing.decode_header(header) == (kind, 7)
+        else:
+            with pytest.raises(RemoteError):
+                framing.decode_header(header)
+    for stranger in (0x00, 0x9F, 0xB6, 0xFF):
+        with pytest.raises(RemoteError):
+            framing.decode_header(struct.pack(">BBI", stranger, framing.FrameKind.MANIFEST, 7))
+
+
 def test_the_framing_is_frozen():
     """A change of these bytes is another protocol version."""
     assert framing.encode_header(2, 262144).hex() == "a60200040000"
