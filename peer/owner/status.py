@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from peer.home import Home
@@ -103,9 +104,17 @@ def last_known(home: Home, is_there: bool) -> dict[str, Any]:
         "state": SILENT if is_there else NOT_RUNNING,
         "home": str(home.path),
         "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
-        "saved_s_ago": round(time.time() - states[-1].stat().st_mtime) if states else None,
+        "saved_s_ago": _age_s(states[-1]) if states else None,
         "summary": _read(home.summary, "val_loss_last", "tokens", "outer_steps", "exchanges_ok", "finished", "why"),
     }
+
+
+def _age_s(path: Path) -> int | None:
+    """None where it is gone: who runs and does not answer may be putting its checkpoints in order."""
+    try:
+        return round(time.time() - path.stat().st_mtime)
+    except OSError:
+        return None
 
 
 def screen(status: Mapping[str, Any]) -> str:
@@ -158,7 +167,8 @@ def _rows_of_the_disk(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if (saved := status["checkpoint"]) is not None:
         ended = ", the run's end" if saved.get("ended") else ""
-        rows.append(("saved", f"outer step {saved.get('step')}{ended}, {_ago(status['saved_s_ago'])}"))
+        ago = "" if status["saved_s_ago"] is None else f", {_ago(status['saved_s_ago'])}"
+        rows.append(("saved", f"outer step {saved.get('step')}{ended}{ago}"))
     if (last := status["summary"]) is not None:
         rows.append(
             (

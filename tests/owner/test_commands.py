@@ -11,7 +11,7 @@ from typing import NoReturn
 import pytest
 
 from p2ptrain.errors import HomeError
-from peer.owner import commands
+from peer.owner import commands, status
 from peer.owner import door as doors
 from peer.owner.door import Door
 
@@ -40,6 +40,26 @@ def test_a_peer_that_is_frozen_runs(
         assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "does not answer"
     finally:
         door.close()
+
+
+def test_a_checkpoint_that_goes_meanwhile_is_no_fault(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that is busy saving removes the oldest."""
+    state = tmp_path / "checkpoints" / "step-00000007" / "state.json"
+    state.parent.mkdir(parents=True)
+    read = status._read
+
+    def read_and_gone(path: Path, *names: str) -> object:
+        found = read(path, *names)
+        state.unlink(missing_ok=True)
+        return found
+
+    monkeypatch.setattr(status, "_read", read_and_gone)
+    state.write_text('{"step": 7}')
+    assert "saved     outer step 7\n" in shown(tmp_path, capsys)
+    state.write_text('{"step": 7}')
+    assert json.loads(shown(tmp_path, capsys, "--json"))["saved_s_ago"] is None
 
 
 def test_a_peer_of_another_user_is_not_called_dead(
