@@ -245,9 +245,10 @@ class Rounds:
         return peer not in planned.unheard
 
     def unanswered(self, exchange: Exchange) -> None:
-        """Our offer was not answered, or could not be delivered."""
-        if exchange.round:
-            self._promises.broke(exchange.link.peer)
+        """Our offer was not answered, or could not be delivered. Who had but a moment to answer broke no promise."""
+        found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
+        if exchange.round and not (found is not None and peer in found.unheard):
+            self._promises.broke(peer)
 
     def ended(self, exchange: Exchange, to: Meeting) -> None:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
