@@ -45,7 +45,7 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
-from p2ptrain.net.relay import Relay, RelayLimits
+from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer
 from p2ptrain.telemetry import enduring_output
@@ -215,8 +215,8 @@ async def _attend(
             stack.push_async_callback((await serve_reach(node, rates)).close)
             if doorman is not None:
                 stack.push_async_callback((await doorman.serve(node, rates)).close)
-            if place.relay:
-                stack.push_async_callback((await Relay.start(node, RelayLimits(), rates)).close)
+            limits = RelayLimits() if place.relay else NO_RELAY
+            stack.push_async_callback((await Relay.start(node, limits, rates)).close)
         except NetworkError:  # p2pd is gone already
             return
         tasks = [_watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]

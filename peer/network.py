@@ -26,7 +26,7 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
-from p2ptrain.net.relay import Relay, RelayLimits
+from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.shelter import Shelter
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
@@ -256,8 +256,7 @@ class Connection:
         self._services.append(self._lanes)
         await self._lanes.listen()
         self._services.append(await serve_reach(node, self._rates))
-        if self._relay is not None:
-            self._services.append(await Relay.start(node, self._relay, self._rates))
+        self._services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
         if self._gate is not None:
             node.stand_at(self._gate)
         for protocol in tuple(self._handlers):  # more may come meanwhile, and put themselves on this node

@@ -115,10 +115,12 @@ def relay_of(address: str) -> PeerId | None:
 
 def way_to(addresses: Iterable[str]) -> Literal["direct", "relayed", "dials out"]:
     """How others come to a peer that announces these: by dialing it, through relays alone, or only by its own calls."""
-    relays = [relay_of(each) for each in addresses]
-    if not relays:
+    places = list(addresses)
+    if not places:
         return "dials out"
-    return "relayed" if all(relays) else "direct"
+    direct = [each for each in places if not relay_of(each)]
+    is_relayed = len(direct) < len(places) and not any(map(is_public, direct))  # at home its own address is good, too
+    return "relayed" if is_relayed else "direct"
 
 
 def through(relay: PeerId, place: str) -> str:

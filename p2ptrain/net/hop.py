@@ -77,6 +77,11 @@ def status(message: bytes) -> int:
     return code
 
 
+def is_limited(message: bytes) -> bool:
+    """Whether a relay's answer limits its circuits. ValueError where it is none."""
+    return bool(_fields(message).get(4))
+
+
 def stop_status(message: bytes) -> int:
     """The status in the answer of whoever is to be talked to. ValueError where it is none."""
     found = _fields(message)

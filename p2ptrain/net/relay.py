@@ -79,6 +79,11 @@ class RelayLimits:
     """The same for what passed, both ways together: the weights of a model of 1e9 parameters."""
 
 
+NO_RELAY = RelayLimits(places=0, circuits=0)
+"""Of nodes whose owners did not agree to relay. p2pd comes to offer places by itself, told ``-relay=0`` or not, once it
+takes itself for one that can be dialed; where our handler stands it does not."""
+
+
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> None:
     """Take or renew a place at a relay. Raises NetworkError, also at the deadline."""
     try:
@@ -92,7 +97,8 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> No
                 far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
             try:
                 await stream.write(hop.framed(hop.reserve()))
-                status = hop.status(await control.read_message(stream, hop.MAX_MESSAGE_BYTES))
+                answer = await control.read_message(stream, hop.MAX_MESSAGE_BYTES)
+                status, is_limited = hop.status(answer), hop.is_limited(answer)
             finally:
                 stream.close()
     except TimeoutError:
@@ -101,6 +107,8 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> No
         raise NetworkError(f"{short(relay)} does not relay: {error}") from error
     if status != Status.OK:
         raise NetworkError(f"{short(relay)} gives no place as a relay: {_REFUSALS.get(status, f'status {status}')}")
+    if is_limited:  # a p2pd that nobody told to relay: it would carry 128 KiB, and nothing of ours
+        raise NetworkError(f"{short(relay)} relays small talk alone")
     if far_end.relay is not None:
         raise NetworkError(f"{short(relay)} is itself behind a relay")
 

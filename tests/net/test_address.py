@@ -188,6 +188,8 @@ RELAYED = f"/ip4/8.8.8.8/tcp/5/p2p/{PEER}/p2p-circuit"
         (["/ip4/8.8.8.8/tcp/5"], "direct"),
         ([RELAYED], "relayed"),
         ([RELAYED, "/ip4/8.8.8.8/tcp/5"], "direct"),
+        ([RELAYED, "/ip4/192.168.1.2/tcp/5"], "relayed"),  # its own address is for its neighbours
+        (["/ip4/192.168.1.2/tcp/5"], "direct"),
     ],
 )
 def test_how_others_come_to_a_peer(addresses: list[str], way: str) -> None:

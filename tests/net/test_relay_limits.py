@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,13 +12,14 @@ import base58
 import pytest
 from hivemind.proto import p2pd_pb2
 
+from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, hop, virtual_time
 from p2ptrain.net.control import FarEnd
 from p2ptrain.net.hop import Status
 from p2ptrain.net.rate_limiter import PER_PEER
 from p2ptrain.net.rates import Rates
-from p2ptrain.net.relay import ASK_DEADLINE_S, QUESTIONS, Relay, RelayLimits
+from p2ptrain.net.relay import ASK_DEADLINE_S, NO_RELAY, QUESTIONS, Relay, RelayLimits, reserve
 
 LIMITS = RelayLimits()
 HERE, THERE = "/ip4/203.0.114.7/tcp/4001", "/ip4/203.0.114.8/tcp/4001"
@@ -80,10 +82,10 @@ class Wire:
 class Line:
     """A relay and those who talk to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: RelayLimits = LIMITS) -> None:
         self.rates = Rates()
         node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open))
-        self.relay = Relay(cast(Any, node), LIMITS, self.rates)
+        self.relay = Relay(cast(Any, node), limits, self.rates)
         self.relay._server = cast(Any, object())  # it serves
         self.led: list[Wire] = []
         """The streams on which targets were told who wants to talk to them."""
@@ -199,6 +201,42 @@ def test_circuits_that_are_cut_put_off_nobody_and_are_counted_as_given() -> None
         assert line.rates.down.total_bytes == came
         assert line.rates.given_bytes == came + line.rates.up.total_bytes - 1
         assert line.rates.up.total_bytes < came
+
+    virtual_time.run(main())
+
+
+def test_who_did_not_agree_to_relay_gives_no_place() -> None:
+    """Its p2pd would, told not to or not."""
+
+    async def main() -> None:
+        line = Line(NO_RELAY)
+        asked = await line.says(peer(1), THERE, hop.reserve())
+        assert asked.status is None
+        assert not asked.is_open
+        assert not (await line.dials(peer(2), HERE, peer(1))).is_open
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("limit", [b"", hop._number(1, 120) + hop._number(2, 1 << 17)])
+def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> None:
+    """p2pd lends them to nothing of ours; so one that offers places by itself is no relay."""
+    place = hop._bytes(3, hop._number(1, 2_000_000_000)) + (hop._bytes(4, limit) if limit else b"")
+    answer = hop._number(1, hop.STATUS) + place + hop._number(5, Status.OK)
+
+    async def main() -> None:
+        wire = Wire(peer(1), THERE)
+        wire._unread = hop.framed(answer)
+
+        async def connect(relay: PeerId, addresses: Sequence[str]) -> None:
+            pass
+
+        async def open_stream(relay: PeerId, protocol: str) -> tuple[FarEnd, Any]:
+            return FarEnd(relay, THERE), wire
+
+        daemon = cast(Any, SimpleNamespace(connect=connect, open_stream=open_stream))
+        with pytest.raises(NetworkError, match="small talk") if limit else contextlib.nullcontext():
+            await reserve(daemon, peer(1), [THERE])
 
     virtual_time.run(main())
 
