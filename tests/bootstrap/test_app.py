@@ -19,6 +19,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, si
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.relay import NO_RELAY, RelayLimits
 
 HERE = "/ip4/8.8.8.8/tcp/31337"
 
@@ -60,10 +61,12 @@ def test_caps_are_for_all_services_together(
     signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     got: dict[str, Rates] = {}
+    limits: list[RelayLimits] = []
 
     def service(name: str, at: int) -> Callable[..., Any]:
         async def start(*arguments: Any) -> Any:
             got[name] = arguments[at]
+            limits.extend(each for each in arguments if isinstance(each, RelayLimits))
             return SimpleNamespace(close=nothing)
 
         return start
@@ -100,8 +103,9 @@ def test_caps_are_for_all_services_together(
     assert got["manifest"] is got["relay"] is got["door"]
     attended(place(tmp_path, download_mbit=0.25))
     assert (got["relay"].up.rate, got["relay"].down.rate) == (math.inf, 31_250.0)
-    attended(place(tmp_path, relay=False))
-    assert "relay" not in got
+    assert limits.pop() == RelayLimits()
+    attended(place(tmp_path, relay=False))  # without a service of ours p2pd would relay by itself
+    assert limits.pop() is NO_RELAY
 
 
 def test_the_directory_is_under_its_caps_too(
