@@ -226,9 +226,10 @@ class Rounds:
         elif overtaken and peer not in found.called_again:
             found.called_again.add(peer)
             found.meetings[peer] = Meeting.DUE
-        elif found.awaited and not (self._may_cross(reason, peer) and self.is_waited_for(found, peer)):
-            found.meetings[peer] = Meeting.MISSED
-            self._standing.note("skipped", peer, "it says that it will come, and did not when it last said so")
+        elif found.awaited and not self._may_cross(reason, peer):
+            self._miss(found, peer, reason.value)
+        elif found.awaited and not self.is_waited_for(found, peer):
+            self._miss(found, peer, "it says that it will come, and did not when it last said so")
         else:
             found.meetings[peer] = Meeting.AWAITED
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
@@ -271,9 +272,12 @@ class Rounds:
                 each.recall_at = now + each.recall_pause_s
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
-        lapsing.meetings[peer] = Meeting.MISSED
         self._promises.broke(peer)
-        self._standing.note("skipped", peer, "it did not come to this outer step in time")
+        self._miss(lapsing, peer, "it did not come to this outer step in time")
+
+    def _miss(self, found: Round, peer: PeerId, why: str) -> None:
+        found.meetings[peer] = Meeting.MISSED
+        self._standing.note("skipped", peer, why)
 
     def proceed_if_over(self) -> None:
         """Let the trainer go on when nothing is left to wait for."""

@@ -17,6 +17,7 @@ from p2ptrain.swarm.events import (
     Effect,
     Event,
     LinkFailed,
+    Note,
     Open,
     PhaseDone,
     Proceed,
@@ -256,6 +257,21 @@ def test_whose_offers_cross_ours_for_ever_is_waited_for_ever_more_rarely() -> No
     waits = waits_of(crosses, me="birch", other="amber")
     assert [number for number, each in enumerate(waits, 1) if each > 1] == [1, 3, 7]
     assert not any(waits_of(crosses)), "of the larger id it cannot be true"
+
+
+def test_a_crossing_that_cannot_be_true_is_told_as_what_was_said() -> None:
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    for name in ("amber", "birch"):
+        table[name].core._standing.progress = 40.0
+    core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
+    [ours] = [each for each in core.handle(PhaseDone(1, 40.0), table.now) if isinstance(each, Open)]
+    notes = [
+        each
+        for each in core.handle(Received(ours.link, put_off(DeclineReason.CROSSING)), table.now)
+        if isinstance(each, Note)
+    ]
+    assert [(each.kind, each.why) for each in notes] == [("skipped", "our offers crossed")]
 
 
 def test_who_meets_us_in_every_other_round_is_waited_for_ever_more_rarely() -> None:
