@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2ptrain.ids import short
+
+_PLACES = re.compile(
+    r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
+    r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"
+    r"|\[?[0-9a-fA-F]{0,4}:[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]*(?:%\w+)?\]?(?::\d+)?"
+)
 
 
 def line(kind: str, fields: Mapping[str, Any]) -> str | None:
@@ -17,6 +24,11 @@ def line(kind: str, fields: Mapping[str, Any]) -> str | None:
 def printable(text: str) -> str:
     """One line that steers no terminal: parts of it may be a stranger's words. What cannot be shown becomes U+FFFD."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
+
+
+def without_places(text: str) -> str:
+    """Without addresses and paths, which tell of the owner's network and computer: for others' eyes."""
+    return _PLACES.sub("…", text)
 
 
 def size(size_bytes: float) -> str:

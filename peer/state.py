@@ -29,8 +29,9 @@ from p2ptrain.page import (
     plain,
     words,
 )
+from p2ptrain.page.view import MOST_FAILURES
 from p2ptrain.swarm import Presence
-from peer.lines import line
+from peer.lines import line, without_places
 
 FAILURES = frozenset(
     {
@@ -56,6 +57,11 @@ FAILURES = frozenset(
     }
 )
 """Notes of what did not work, or not as it could."""
+TOLD = frozenset(
+    {"failed", "broke protocol", "clipped", "discarded", "unconfirmed", "relay lost", "alone", "p2pd died"}
+)
+"""Those that others are told of, where the owner shares figures: of exchanges and of the swarm, not of the owner's
+computer, files, settings or network at home."""
 MOST_SAMPLE_TOLD = 600
 """Characters of a text that others get to see."""
 RECENT = 10
@@ -96,6 +102,15 @@ class State:
         self._distances: deque[float] = deque(maxlen=RECENT)
         self._tells: list[Tell] = []
         self._join: Callable[[], str] = str
+        self._shares: Callable[[], bool] = lambda: False
+        self._kept = 0
+        """The serial of the last news that came while nothing was shared."""
+        self._told: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
+        """Failures that others may hear of: serial, time, line."""
+
+    def shared_while(self, shares: Callable[[], bool]) -> None:
+        """Tell others of what happens while ``shares()``, which the noting thread asks."""
+        self._shares = shares
 
     def on_event(self, tell: Tell) -> None:
         """Call ``tell`` with every exchange and failure from now on, in the noting thread."""
@@ -121,8 +136,11 @@ class State:
 
     def hear(self, kind: str, fields: dict[str, Any]) -> None:
         """A note; ``telemetry.Listener``."""
+        is_shared = self._shares()
         with self._lock:
             event = self._fold(kind, fields, self._wall())
+            if not is_shared:
+                self._kept = self._view.last_serial
         if event is not None:
             for tell in self._tells:
                 tell(event)
@@ -147,7 +165,8 @@ class State:
     def telling(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
         """Our row and our news since a serial number, for those who show the swarm.
 
-        All news where that serial was never given out: it is another process's, which was us before.
+        All news where that serial was never given out: it is another process's, which was us before. Nothing of what
+        happened while nothing was shared.
         """
         with self._lock:
             self._refresh()
@@ -156,9 +175,9 @@ class State:
                 ["exchange", row.n, row.at, row.b, row.seconds, row.bytes, row.distance, row.path]
                 for row in view.exchanges
             ]
-            news += [["failure", row.n, row.at, row.line] for row in view.failures]
+            news += [["failure", *each] for each in self._told]
             news += [["checkpoint", row.n, row.at, row.step] for row in view.checkpoints]
-            known = serial if serial <= view.last_serial else 0
+            known = max(serial if serial <= view.last_serial else 0, self._kept)
             since = sorted((each for each in news if each[1] > known), key=lambda each: each[1])
             sample = {} if view.sample is None else {"sample": view.sample.text[:MOST_SAMPLE_TOLD]}
             return plain(self._own_row()) | sample, since
@@ -184,10 +203,11 @@ class State:
             case "sample":
                 view.sample = SampleText(now, view.me, int(fields["step"]), "", paragraph(str(fields["text"])))
             case _ if kind in FAILURES:
-                row = FailureRow(
-                    view.next_serial(), now, view.me, words(line(kind, fields) or f"{kind}: {fields.get('why', '')}")
-                )
+                said = line(kind, fields) or f"{kind}: {fields.get('why', '')}"
+                row = FailureRow(view.next_serial(), now, view.me, words(said))
                 view.add_failure(row)
+                if kind in TOLD:
+                    self._told.append((row.n, now, words(without_places(said))))
                 return {"kind": "failure", **plain(row)}
         return None
 

@@ -15,10 +15,10 @@ from p2ptrain.page.place import Place
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
-from peer.lines import line
+from peer.lines import line, without_places
 from peer.record import Record
 from peer.showing import Showing
-from peer.state import FAILURES, Sources, State
+from peer.state import FAILURES, TOLD, Sources, State
 
 ME, OTHER = PeerId("12D3KooWme"), PeerId("12D3KooWother")
 FIGURES = {
@@ -39,6 +39,7 @@ EXCHANGED = {"peer": OTHER, "seconds": 0.5, "sent_bytes": 10, "received_bytes": 
 def state() -> State:
     state = State(ME, "fox", wall=lambda: 1000.0)
     state.take(Sources(lambda: FIGURES, lambda: ("training", ""), lambda: (5.0, 6.0), lambda: (100, 200)))
+    state.shared_while(lambda: True)
     return state
 
 
@@ -138,6 +139,36 @@ def test_what_it_tells_a_watcher(state: State) -> None:
     assert [each[:2] for each in news] == [["failure", 3], ["checkpoint", 4]]
     assert len(row["sample"]) == 600
     assert row["sample"].startswith("To be\nor  not")
+
+
+def test_others_hear_nothing_of_the_owners_computer_and_network(state: State) -> None:
+    """Paths hold names, and addresses at home are nobody's business; a bootstrap would show them to everybody."""
+    places = "/home/alice.smith/x 192.168.1.23 192.168.1.23:4001 /ip4/192.168.1.23/tcp/4 fe80::1%eth0 [fd00::1]:80 ~/x"
+    fields = dict.fromkeys(("why", "what", "remedy", "where", "path", "own"), f"dial tcp {places} timed out")
+    numbers = {"seconds": 1.0, "step": 1, "port": 1, "off_s": 1.0, "nodes": 1}
+    for kind in sorted(FAILURES):
+        state.hear(kind, {**fields, **numbers, "peer": OTHER})
+    news = state.telling(0)[1]
+    assert len(news) == len(TOLD)
+    for secret in ("alice", "192.168", "fe80", "fd00", "~"):
+        assert secret not in json.dumps(news), secret
+        assert secret in json.dumps(state.document()["failures"]), "the owner sees it"
+    assert "dial tcp … … … … … … … timed out" in news[0][3]
+
+
+def test_words_that_look_like_places_are_told() -> None:
+    said = "[exchange] gave up on AbCdEf: 5 kB/s, .4 s, (1/2), 1.2.3, and/or: no"
+    assert without_places(said) == said
+
+
+def test_what_happened_before_the_owner_agreed_is_not_told(state: State) -> None:
+    agreed = False
+    state.shared_while(lambda: agreed)
+    state.hear("failed", {"peer": OTHER, "why": "it hung"})
+    state.hear("exchanged", EXCHANGED)
+    agreed = True
+    state.hear("exchanged", EXCHANGED)
+    assert [each[:2] for each in state.telling(0)[1]] == [["exchange", 3]]
 
 
 def test_a_watcher_of_the_process_before_hears_of_this_one(state: State) -> None:
