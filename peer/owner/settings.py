@@ -160,7 +160,8 @@ OPTIONS = (
     Option(
         "share_figures",
         "Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,\n"
-        "traffic, with whom it exchanged or failed to, a text of its model. Nickname and progress are public in any case. --share goes first.",
+        "traffic, with whom it exchanged or failed to, a text of its model. Nickname and progress are public in any\n"
+        "case. --share goes first.",
         "true or false",
         lambda value: isinstance(value, bool),
     ),
