@@ -7,11 +7,12 @@ from p2ptrain.swarm.claims import is_left_behind
 from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
-from p2ptrain.swarm.matching import ProgressBudget, answer, progress_displacement, refusal
+from p2ptrain.swarm.matching import answer, refusal
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
+from p2ptrain.swarm.progress import progress_displacement
 from p2ptrain.swarm.rounds import Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.standing import Standing
@@ -32,8 +33,6 @@ class Exchanging:
         self.rounds = Rounds(standing)
         self._judge = Judge(standing)
         self._overtime = Overtime(standing)
-        most = standing.rules.catch_up_tokens
-        self._budget = ProgressBudget(most, most, standing.rules.tokens_per_outer_step)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
@@ -88,7 +87,7 @@ class Exchanging:
             return
         partner = choose(standing, self.book.partners(), now)
         if partner is not None:
-            self._offer(partner, tuple(sorted(free)), own_terms(standing), 0, now)
+            self._offer(partner, tuple(sorted(free)), own_terms(standing, partner.peer), 0, now)
 
     def call_planned(self, now: float) -> None:
         """Offer to the partners that this outer step planned, all at once."""
@@ -98,7 +97,7 @@ class Exchanging:
             is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
             planned.meetings[peer] = Meeting.CALLED if is_called else Meeting.MISSED
             if known is not None and is_called:
-                terms = own_terms(self._standing, len(planned.meetings))
+                terms = own_terms(self._standing, peer, len(planned.meetings))
                 until = None if self.rounds.is_waited_for(planned, peer) else now + deadlines.prompt_reply_s()
                 self._offer(known, planned.fragments, terms, planned.step, now, until)
         self.rounds.proceed_if_over()
@@ -150,9 +149,9 @@ class Exchanging:
                 standing.emit(Close(withdrawn.link))
         if isinstance(reply, Round):
             reply.meetings[link.peer] = Meeting.MEETING
-            fragments, mine = reply.fragments, own_terms(standing, len(reply.meetings))
+            fragments, mine = reply.fragments, own_terms(standing, link.peer, len(reply.meetings))
         else:
-            fragments, mine = reply, own_terms(standing)
+            fragments, mine = reply, own_terms(standing, link.peer)
         exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, now, round=offer.round)
         standing.emit(Send(link, Accept(fragments, mine, known=standing.known_to_pass_on(now, link.peer))))
         self._swap(exchange, fragments, offer.terms, now)
@@ -238,8 +237,7 @@ class Exchanging:
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
         if not standing.believes(link.peer):
             moved = min(moved, 0.0)
-        here = len(standing.members.live(now)) + 1
-        standing.emit(Commit(link, self._budget.take(moved, standing.rate, now, link.peer, here)))
+        standing.emit(Commit(link, standing.budget.take(moved, link.peer)))
         standing.emit(Close(link))
         standing.emit(
             Note(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from math import isfinite
 from random import Random
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.membership import Known
-from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, MAX_KNOWN, SwarmRules
+from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
+from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
 
 def choose_partner(candidates: list[Known], random: Random) -> Known | None:
@@ -138,74 +137,5 @@ def work_weight(rate: float) -> float:
     return min(max(rate, LEAST_WEIGHT), LARGEST_WEIGHT)
 
 
-def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
-    """What an exchange adds to our progress: averaged like the weights, for the fragments exchanged, bounded."""
-    weight = mine.weight_of(theirs)
-    share = 2.0 / (1 + max(mine.partners, theirs.partners)) * weight / (mine.weight + weight)
-    moved = share * (theirs.progress - mine.progress) * min(fragments / rules.fragments, 1.0)
-    bound = rules.catch_up_tokens
-    return max(-bound, min(moved, bound))
-
-
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e6
 """Bounds of a work weight, tokens per second. Guesses far outside of what computers do."""
-
-RATE_SLACK = 16.0
-"""Exchanges may raise our progress this many times as fast as our own training does. Progress is averaged, so
-everyone's grows at the swarm's mean rate; a peer 16 times slower than that falls behind in its schedule. A guess."""
-
-
-FALL_SLACK = 1.5
-"""All our partners together may lower our progress so many times as fast as our own training raises it, each by its
-part. Of n peers the fastest must fall by (n - 1) / n of its own pace where the others stand still, by one n-th for
-each, if it meets all alike; the half beside that is for chance. So L liars of n slow us by 1.5 L / n at most, ..."""
-FALL_STEPS = 1.5
-"""... and at once by so many outer steps each. With one peer 4, 20 and 100 times as fast as 7 or 63 others, the mean of
-everybody's progress was .0 to 1.2 % further for it than if nothing had been cut off; with 1 step to 13 % (drawn at
-random, 1,000 outer steps of the fast one, five seeds)."""
-
-
-@dataclass(slots=True)
-class ProgressBudget:
-    """How far exchanges may still move our progress: what keeps liars, however many, from ending our schedule, and few
-    from holding it up.
-
-    Upwards it is a bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times our own rate. Downwards
-    each partner has one, which holds ``FALL_STEPS`` outer steps and fills at its part of ``FALL_SLACK`` times our rate.
-    What exceeds it is cut off on our side only: progress steers schedules, and need not be conserved as weights are.
-    """
-
-    capacity: float
-    """Tokens."""
-    left: float
-    step: float
-    """Tokens of an outer step."""
-    filled_at: float = 0.0
-    falls: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
-    """What each partner may still lower us by, and when that was; the latest come last. Who is not in it has all."""
-
-    def take(self, displacement: float, rate: float, now: float, peer: PeerId, peers: int) -> float:
-        """As much of a displacement as the budget allows.
-
-        Args:
-            rate: our own tokens per second.
-            peer: whose progress moves us.
-            peers: how many are here, us included.
-        """
-        self.left = min(self.left + RATE_SLACK * rate * max(now - self.filled_at, 0.0), self.capacity)
-        self.filled_at = now
-        if displacement <= 0:
-            return -self._fall(-displacement, FALL_SLACK * rate / max(peers, 2), now, peer)
-        taken = min(displacement, self.left)
-        self.left -= taken
-        return taken
-
-    def _fall(self, by: float, rate: float, now: float, peer: PeerId) -> float:
-        most = FALL_STEPS * self.step
-        left, since = self.falls.pop(peer, (most, now))
-        left = min(left + rate * max(now - since, 0.0), most)
-        taken = min(by, left)
-        self.falls[peer] = left - taken, now
-        if len(self.falls) > MAX_KNOWN:
-            del self.falls[next(iter(self.falls))]
-        return taken

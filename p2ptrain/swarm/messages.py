@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from p2ptrain.ids import PeerId, RunId
 
@@ -98,6 +99,9 @@ class Terms:
     seconds_per_byte: float = 0.0
     """How long this side is prepared to wait for a payload; the larger of both sides' numbers counts. So whose line is
     fast waits for whose is slow."""
+    fall: float = inf
+    """Most (tokens) that the exchange may lower this side's progress by; both sides' moves are cut in proportion. May
+    be inf."""
 
     def weight_of(self, theirs: Terms) -> float:
         """A partner's mixing weight as it counts beside ours: both sides come to the same ratio."""

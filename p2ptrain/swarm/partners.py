@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
@@ -37,10 +39,11 @@ def choose(standing: Standing, engaged: set[PeerId], now: float) -> Known | None
     return choose_partner(near, standing.random)
 
 
-def own_terms(standing: Standing, partners: int = 1) -> Terms:
+def own_terms(standing: Standing, peer: PeerId, partners: int = 1) -> Terms:
     """Our numbers for an exchange.
 
     Args:
+        peer: with whom.
         partners: with how many the same snapshot is mixed at once.
     """
     return Terms(
@@ -52,6 +55,7 @@ def own_terms(standing: Standing, partners: int = 1) -> Terms:
         state=standing.state,
         partners=partners,
         seconds_per_byte=standing.deadlines.seconds_per_byte(),
+        fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),  # nothing is left to hold up
     )
 
 

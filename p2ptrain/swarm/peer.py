@@ -263,6 +263,7 @@ class Peer:
         if lap := self._stopwatch.lap(now):
             took_s, standing.seconds_per_outer_step = lap
             standing.rate = event.tokens / took_s
+        standing.budget.trained(event.tokens)
         self._exchanging.step_done(now)
 
     def _training_ended(self, event: TrainingEnded, now: float) -> None:

@@ -11,6 +11,7 @@ from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
 from p2ptrain.swarm.membership import Fault, Membership
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.progress import ProgressBudget
 from p2ptrain.swarm.rules import LEAST_STRANGERS, MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import Usual
 
@@ -74,6 +75,10 @@ class Standing:
     counters: Counters = field(default_factory=Counters)
     effects: list[Effect] = field(default_factory=list)
     serial: int = 0
+    budget: ProgressBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = ProgressBudget(self.rules.catch_up_tokens, self.rules.tokens_per_outer_step)
 
     def emit(self, effect: Effect) -> None:
         self.effects.append(effect)

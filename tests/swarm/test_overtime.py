@@ -26,7 +26,7 @@ def in_step() -> Table:
 
 def answer_to(table: Table, link: LinkId) -> DeclineReason | None:
     """What amber says to an offer on this link; None: it accepts."""
-    offer = Offer(RUN, RULES.protocol, (0, 1, 2), own_terms(table["birch"].core._standing))
+    offer = Offer(RUN, RULES.protocol, (0, 1, 2), own_terms(table["birch"].core._standing, PeerId("amber")))
     effects = table["amber"].core.handle(Received(link, offer), table.now)
     messages = [effect.message for effect in effects if isinstance(effect, Send) and effect.link == link]
     [message] = messages

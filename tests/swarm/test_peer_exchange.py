@@ -30,7 +30,6 @@ from p2ptrain.swarm.events import (
     Swap,
     SwapDone,
 )
-from p2ptrain.swarm.matching import FALL_SLACK, RATE_SLACK, ProgressBudget
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
 from p2ptrain.swarm.rules import MAX_KNOWN
 
@@ -292,47 +291,6 @@ def test_boasts_of_many_are_forgotten_oldest_first():
     assert len(standing.boasts) == MAX_KNOWN
     assert standing.believes(PeerId("liar 0"))
     assert not standing.believes(PeerId("liar 1"))
-
-
-def test_many_liars_together_cannot_raise_our_progress_faster_than_the_budget():
-    budget = ProgressBudget(capacity=80.0, left=80.0, step=10.0)
-    gained = sum(budget.take(70.0, 1.0, 0.1 * exchange, PeerId(f"liar {exchange % 7}"), 8) for exchange in range(1000))
-    assert gained <= 80.0 + RATE_SLACK * 1.0 * 100.0
-
-
-@pytest.mark.parametrize("liars", [1, 2])
-def test_liars_who_say_that_they_are_far_behind_slow_us_by_their_part(liars: int):
-    """However often they call."""
-    budget, peers, seconds = ProgressBudget(capacity=80.0, left=80.0, step=10.0), 8, 1000
-    lost = 0.0
-    for exchange in range(20 * seconds):
-        lost -= budget.take(-300.0, 1.0, exchange / 20, PeerId(f"liar {exchange % liars}"), peers)
-    assert lost <= liars * (15.0 + FALL_SLACK / peers * seconds)
-    assert lost >= 0.9 * liars * FALL_SLACK / peers * seconds
-
-
-def test_the_fastest_of_a_swarm_falls_to_its_pace_all_the_same():
-    """Where the others stand nearly still, each exchange takes it half of the way to one of them."""
-    random, budget, peers = Random(1), ProgressBudget(capacity=80.0, left=80.0, step=10.0), 8
-    fast, others = 0.0, [0.0] * (peers - 1)
-    for step in range(1, 401):
-        fast += 10.0
-        others = [each + 10.0 / 20 for each in others]
-        for _ in range(2):
-            partner = random.randrange(peers - 1)
-            half = (fast - others[partner]) / 2
-            others[partner] += half
-            fast += budget.take(-half, 1.0, 10.0 * step, PeerId(f"other {partner}"), peers)
-    pace = (1 + 7 / 20) / peers  # everybody's mean
-    assert (fast + sum(others)) / peers == pytest.approx(pace * 4000.0, rel=0.02)
-
-
-def test_of_few_partners_it_is_remembered_how_far_they_may_lower_us():
-    budget = ProgressBudget(capacity=80.0, left=80.0, step=10.0)
-    for number in range(MAX_KNOWN + 1):
-        assert budget.take(-70.0, 1.0, 0.0, PeerId(f"peer {number}"), 8) == -15.0
-    assert len(budget.falls) == MAX_KNOWN
-    assert budget.take(-70.0, 1.0, 0.0, PeerId(f"peer {MAX_KNOWN}"), 8) == 0.0
 
 
 def test_a_swarm_with_one_that_stays_at_the_beginning_goes_on():

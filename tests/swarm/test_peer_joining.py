@@ -103,7 +103,7 @@ def test_an_offer_from_a_newcomer_is_declined_until_it_caught_up():
     table.seat("cedar")
     newcomer = table["cedar"].core
     link = LinkId(PeerId("cedar"), 50, outbound=False)
-    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(newcomer._standing))
+    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(newcomer._standing, PeerId("amber")))
     effects = table["amber"].core.handle(Received(link, offer), table.now)
     assert [e.message.reason for e in effects if isinstance(e, Send)] == [DeclineReason.CATCH_UP_FIRST]
 
@@ -210,7 +210,9 @@ def test_a_finished_core_answers_nothing_but_close():
     table.end_training()
     table.run(40.0)
     link = LinkId(PeerId("birch"), 1000, outbound=False)
-    offer = Offer(table.rules.run, table.rules.protocol, (0,), own_terms(table["birch"].core._standing))
+    offer = Offer(
+        table.rules.run, table.rules.protocol, (0,), own_terms(table["birch"].core._standing, PeerId("amber"))
+    )
     assert [type(e).__name__ for e in table["amber"].core.handle(Received(link, offer), table.now)] == ["Close"]
 
 
@@ -394,7 +396,7 @@ def test_a_partner_of_another_run_is_no_member():
     table = Table("amber")
     table.start()
     table.run(3.0)
-    offer = Offer("cd" * 32, table.rules.protocol, (0,), own_terms(table["amber"].core._standing))
+    offer = Offer("cd" * 32, table.rules.protocol, (0,), own_terms(table["amber"].core._standing, PeerId("amber")))
     table["amber"].core.handle(Received(LinkId(PeerId("x"), 1, outbound=False), offer), table.now)
     assert table["amber"].core.live_peers(table.now) == []
 
@@ -405,7 +407,7 @@ def test_a_caller_is_found_when_its_record_is_and_looked_for_until_then():
     table.start()
     table.run(1.0)
     amber, birch = PeerId("amber"), PeerId("birch")
-    offer = Offer(RUN, table.rules.protocol, (0,), own_terms(table["birch"].core._standing))
+    offer = Offer(RUN, table.rules.protocol, (0,), own_terms(table["birch"].core._standing, PeerId("amber")))
     table.handle(amber, Received(LinkId(birch, 1, outbound=False), offer))
     assert table["amber"].core.live_peers(table.now) == [birch]
     assert not [line for line in table.trace if "amber found birch" in line]

@@ -1,0 +1,112 @@
+"""What an exchange does to both sides' progress: averaged like the weights, and within what each side can bear. Pure.
+
+Progress steers schedules and the run's end, and is a peer's word. So it is bounded what a partner may do to ours, in a
+way that both sides compute alike: what one does not lose the other does not gain, or a fast peer among slow ones would
+create progress that nobody trained for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.rules import MAX_KNOWN, SwarmRules
+
+RATE_SLACK = 16.0
+"""Exchanges may raise our progress this many times as fast as our own training does. Progress is averaged, so
+everyone's grows at the swarm's mean rate; a peer 16 times slower than that falls behind in its schedule. A guess."""
+
+FALL_SLACK = 1.5
+"""All our partners together may lower our progress so many times as fast as it grows, each by its part. Of n peers the
+fastest must fall by (n - 1) / n of its own pace where the others stand still, by one n-th for each, if it meets all
+alike; the half beside that is for chance. So L liars of n slow us by about 1.5 L / n, ..."""
+FALL_STEPS = 1.5
+"""... and at once by so many outer steps each. Drawn at random (tests/swarm/test_progress.py): one peer 2 to 20 times
+as fast as 7 or 63 others led them by as much as without any bound. A liar that says for ever that it is at the
+beginning, and calls 20 times as often as anybody, left 7 others .8 of their pace, and two left 6 others .6."""
+LATELY_STEPS = 64.0
+"""Whom we exchanged with within so many outer steps of progress is one of our partners. A guess: with one exchange a
+step that is everybody in a small swarm, and a part of a large one."""
+
+
+def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: SwarmRules) -> float:
+    """What an exchange adds to our progress (tokens per peer).
+
+    Averaged like the weights, for the fragments exchanged; cut in the same proportion on both sides to what the one
+    that is ahead lets itself be lowered by (``Terms.fall``), and to the catching-up bound.
+    """
+    weight = mine.weight_of(theirs)
+    share = 2.0 / (1 + max(mine.partners, theirs.partners)) * min(fragments / rules.fragments, 1.0)
+    apart = share * (theirs.progress - mine.progress) / (mine.weight + weight)
+    ours, others = apart * weight, -apart * mine.weight
+    falling, most = (ours, mine.fall) if ours < 0 else (others, theirs.fall)
+    largest = max(abs(ours), abs(others))
+    if largest == 0:
+        return 0.0
+    return ours * min(1.0, rules.catch_up_tokens / largest, most / abs(falling))
+
+
+@dataclass(slots=True)
+class ProgressBudget:
+    """How far exchanges may still move our progress: what keeps liars, however many, from ending our schedule, and few
+    from holding it up.
+
+    Upwards it is a bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times what we train; what
+    exceeds it is cut off on our side only. Downwards each partner has an account: it begins with ``FALL_STEPS`` outer
+    steps, grows by the partner's part of ``FALL_SLACK`` times all that raises our progress, and with what it raises it
+    by itself. What it holds is what our terms say, and both sides keep to it.
+    """
+
+    capacity: float
+    """Tokens; of the bucket."""
+    step: float
+    """Tokens of an outer step."""
+    left: float = field(init=False)
+    grown: float = 0.0
+    """Tokens by which our training, and exchanges, have raised our progress."""
+    last: float = 0.0
+    """``grown`` when we last exchanged with anybody."""
+    accounts: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
+    """What each partner might lower us by (tokens) when we last exchanged, and ``grown`` then; the latest come last."""
+
+    def __post_init__(self) -> None:
+        self.left = self.capacity
+
+    def trained(self, tokens: float) -> None:
+        """We trained on so many more."""
+        self.grown += tokens
+        self.left = min(self.left + RATE_SLACK * tokens, self.capacity)
+
+    def fall(self, peer: PeerId) -> float:
+        """The most (tokens) that this partner may lower us by now."""
+        return max(self._account(peer), 0.0)
+
+    def take(self, displacement: float, peer: PeerId) -> float:
+        """Account for what an exchange does; as much of it as the bucket allows."""
+        taken = max(min(displacement, self.left), 0.0) if displacement > 0 else displacement
+        account = self._account(peer) + taken
+        if taken > 0:
+            self.left -= taken
+            self.grown += taken
+        self.last = self.grown
+        self.accounts.pop(peer, None)
+        self.accounts[peer] = account, self.grown
+        if len(self.accounts) > MAX_KNOWN:
+            del self.accounts[next(iter(self.accounts))]
+        return taken
+
+    def _account(self, peer: PeerId) -> float:
+        if peer not in self.accounts:  # a large swarm's peers seldom meet again
+            return max(FALL_STEPS * self.step, FALL_SLACK * (self.grown - self.last))
+        held, since = self.accounts[peer]
+        partners = sum(1 for _ in self._lately())
+        return held + FALL_SLACK / max(partners + 1, 2) * (self.grown - since)
+
+    def _lately(self) -> Iterator[PeerId]:
+        """With whom we exchanged within ``LATELY_STEPS``."""
+        for peer in reversed(self.accounts):
+            if self.accounts[peer][1] < self.grown - LATELY_STEPS * self.step:
+                return
+            yield peer

@@ -1,0 +1,213 @@
+"""Progress in exchanges: conserved, averaged, and bounded against who lies about theirs. Swarms of numbers alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import inf
+from random import Random
+from statistics import fmean
+from typing import Any
+
+import pytest
+from table import RULES
+
+from p2ptrain.ids import PeerId
+from p2ptrain.swarm import PeerState, Terms
+from p2ptrain.swarm.progress import FALL_STEPS, RATE_SLACK, ProgressBudget, progress_displacement
+from p2ptrain.swarm.rules import MAX_KNOWN
+
+STEP = RULES.tokens_per_outer_step
+
+
+def budget() -> ProgressBudget:
+    return ProgressBudget(RULES.catch_up_tokens, STEP)
+
+
+def terms(progress: float, weight: float = 1.0, fall: float = inf, partners: int = 1) -> Terms:
+    return Terms(1, progress, weight, inf, True, PeerState.TRAINING, partners, fall=fall)
+
+
+class Unbounded(ProgressBudget):
+    """Exchanges may do what they like."""
+
+    def fall(self, peer: PeerId) -> float:
+        return inf
+
+    def take(self, displacement: float, peer: PeerId) -> float:
+        return displacement
+
+
+class Numbers:
+    """Peers that train at their own paces and exchange their progress with random others; the last may be liars, who
+    stay at the beginning and call twenty times as often."""
+
+    def __init__(
+        self,
+        paces: Sequence[float],
+        liars: int = 0,
+        begun: float = 1.0,
+        share: float = 1.0,
+        meets: Callable[[int], Sequence[int]] | None = None,
+        seed: int = 1,
+        bounded: bool = True,
+    ) -> None:
+        self.paces, self.begun = paces, begun
+        self.names = [PeerId(f"peer {number}") for number in range(len(paces) + liars)]
+        self.honest = range(len(paces))
+        self.progress = [0.0] * len(self.names)
+        self.budgets = [budget() if bounded else Unbounded(inf, STEP) for _ in self.honest]
+        self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
+        self.fragments, self.random = int(4 * share), Random(seed)
+        self.rules = replace(RULES, fragment_bytes=(1,) * 4)
+
+    def run(self, steps: int, ticks: int = 20) -> None:
+        """So many outer steps of who has pace 1."""
+        for _ in range(steps * ticks):
+            for me in self.honest:
+                tokens = self.paces[me] * STEP / ticks
+                self.progress[me] += tokens
+                self.budgets[me].trained(tokens)
+            for me in range(len(self.names)):
+                calls = self.begun / ticks * (1 if me in self.honest else 20)
+                while self.random.random() < calls:
+                    calls -= 1
+                    self.exchange(me, self.random.choice(self.meets(me)))
+
+    def exchange(self, one: int, other: int) -> None:
+        said = [
+            terms(self.progress[me], fall=self.budgets[me].fall(self.names[they]) if me in self.honest else inf)
+            for me, they in ((one, other), (other, one))
+        ]
+        for me, they, mine, theirs in ((one, other, *said), (other, one, *reversed(said))):
+            if me in self.honest:
+                moved = progress_displacement(mine, theirs, self.fragments, self.rules)
+                self.progress[me] += self.budgets[me].take(moved, self.names[they])
+
+    @property
+    def mean(self) -> float:
+        """Outer steps."""
+        return fmean(self.progress[me] for me in self.honest) / STEP
+
+    @property
+    def lead(self) -> float:
+        """Of whoever is furthest, over the mean, in outer steps."""
+        return max(self.progress[me] for me in self.honest) / STEP - self.mean
+
+
+def ring(peers: int) -> Callable[[int], Sequence[int]]:
+    return lambda me: [(me + 1) % peers, (me - 1) % peers]
+
+
+SEVEN = (1.0,) * 7
+
+
+def three_of_seven(me: int) -> Sequence[int]:
+    return [1, 2, 3] if me == 0 else [each for each in range(8) if each != me]
+
+
+@pytest.mark.parametrize(
+    "swarm",
+    [
+        {"paces": (10.0, *SEVEN)},
+        {"paces": (10.0, *SEVEN), "begun": 2.0},
+        {"paces": (10.0, *SEVEN), "share": 0.5},
+        {"paces": (4.0, *SEVEN), "begun": 0.5},
+        {"paces": (2.0, *SEVEN), "share": 0.25},
+        {"paces": (10.0, *SEVEN * 9)},
+        {"paces": (20.0, *SEVEN * 9), "begun": 4.0},
+        {"paces": (10.0, *SEVEN), "meets": three_of_seven},
+        {"paces": (4.0, *SEVEN), "meets": ring(8)},
+    ],
+)
+def test_a_fast_peer_creates_no_progress_and_is_held_as_if_nothing_were_bounded(swarm: dict[str, Any]) -> None:
+    bounded, free = Numbers(**swarm), Numbers(**swarm, bounded=False)
+    leads: list[tuple[float, float]] = []
+    for _ in range(40):
+        bounded.run(1)
+        free.run(1)
+        leads.append((bounded.lead, free.lead))
+    assert bounded.mean == pytest.approx(40 * fmean(bounded.paces))
+    assert fmean(lead for lead, _ in leads) <= 1.2 * fmean(lead for _, lead in leads) + 0.2
+
+
+def test_a_lead_that_somebody_brings_back_is_shared_and_not_multiplied() -> None:
+    swarm = Numbers((1.0, *SEVEN))
+    swarm.progress[0] = 30 * STEP
+    swarm.run(60)
+    assert swarm.mean == pytest.approx(60 + 30 / 8, rel=0.02)
+    assert swarm.lead < 4.0
+
+
+@pytest.mark.parametrize(("honest", "liars", "pace"), [(7, 1, 0.78), (6, 2, 0.57), (3, 1, 0.59), (31, 1, 0.92)])
+def test_liars_that_stay_at_the_beginning_slow_the_others_by_about_their_part(
+    honest: int, liars: int, pace: float
+) -> None:
+    """However often they call. Their part is 1.5 of their number, and a little, since exchanges raise progress too."""
+    swarm = Numbers((1.0,) * honest, liars)
+    swarm.run(200)
+    assert swarm.mean >= 200 * pace
+    assert swarm.lead < 1.0
+
+
+def test_names_of_nobody_change_nothing() -> None:
+    """Whom we never exchanged with has no part in what our partners may lower us by."""
+    known, crowded = budget(), budget()
+    for each in (known, crowded):
+        each.take(-1.0, PeerId("honest"))
+    for number in range(300):
+        crowded.fall(PeerId(f"nobody {number}"))
+    for each in (known, crowded):
+        each.trained(100.0)
+    assert known.fall(PeerId("honest")) == crowded.fall(PeerId("honest"))
+
+
+def test_liars_together_raise_us_by_what_the_bucket_holds() -> None:
+    ours = budget()
+    gained = 0.0
+    for number in range(1000):
+        ours.trained(0.1)
+        gained += ours.take(70.0, PeerId(f"liar {number % 7}"))
+    assert gained <= RULES.catch_up_tokens + RATE_SLACK * 100.0
+
+
+def test_both_sides_are_cut_alike_whatever_they_weigh() -> None:
+    random = Random(3)
+    for _ in range(500):
+        one, other = (
+            terms(
+                random.uniform(0, 300),
+                random.choice((1.0, 3.0, 1e5)),
+                random.choice((0.0, 5.0, inf)),
+                random.choice((1, 2)),
+            )
+            for _ in range(2)
+        )
+        up, down = (progress_displacement(a, b, 1, RULES) for a, b in ((one, other), (other, one)))
+        weight = one.weight_of(other) / one.weight
+        assert up == pytest.approx(-weight * down, abs=1e-9)
+        assert max(abs(up), abs(down)) <= RULES.catch_up_tokens * (1 + 1e-9)
+        falls, most = (up, one.fall) if up < 0 else (down, other.fall)
+        assert -falls <= most * (1 + 1e-9)
+
+
+def test_equals_do_not_move() -> None:
+    assert progress_displacement(terms(10.0, fall=0.0), terms(10.0, fall=0.0), 1, RULES) == 0.0
+
+
+def test_what_a_partner_raised_us_by_it_may_take_back() -> None:
+    ours = budget()
+    ours.take(20.0, PeerId("hen"))
+    assert ours.fall(PeerId("hen")) == FALL_STEPS * STEP + 20.0
+    ours.take(-35.0, PeerId("hen"))
+    assert ours.fall(PeerId("hen")) == 0.0
+
+
+def test_of_few_partners_it_is_remembered_how_far_they_may_lower_us() -> None:
+    ours = budget()
+    for number in range(MAX_KNOWN + 1):
+        assert ours.fall(PeerId(f"peer {number}")) == FALL_STEPS * STEP
+        ours.take(-70.0, PeerId(f"peer {number}"))
+    assert len(ours.accounts) == MAX_KNOWN
+    assert ours.fall(PeerId(f"peer {MAX_KNOWN}")) == 0.0
+    assert ours.fall(PeerId("peer 0")) == FALL_STEPS * STEP
