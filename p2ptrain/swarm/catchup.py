@@ -31,7 +31,8 @@ from p2ptrain.swarm.rules import (
 from p2ptrain.swarm.standing import Standing
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
-"""Before a donor that declined is asked again: its one place may be free at any moment, ..."""
+"""Before a donor that declined is asked again: its one place may be free at any moment, but each time that it is not,
+twice as late, ..."""
 NOT_SOON = (DeclineReason.DISTRUSTED, DeclineReason.NOT_BEHIND)
 """... and of these reasons neither is over so soon. Guesses."""
 
@@ -46,7 +47,7 @@ class PullUnderWay:
     """The progress (tokens) of whoever said that it is furthest, of those whom others bear out."""
     steps: int
     """Outer steps that the others of them have made."""
-    replied: bool = False
+    replied_at: float | None = None
     adopting: bool = False
 
 
@@ -59,7 +60,14 @@ class CatchUp:
         self._donations: dict[LinkId, float] = {}  # link -> deadline
         self._begun: dict[LinkId, float] = {}  # link -> when the donation began
         self._overtime = Overtime(standing)
+        self._declined: dict[PeerId, int] = {}  # how often in a row; who declined last comes last
         self._given: dict[PeerId, deque[float]] = {}  # when we began to give to whom; who came last comes last
+
+    @property
+    def is_receiving(self) -> bool:
+        """A donor agreed: its weights come, or are here. Until then we go on as before: to be asked costs nothing, and
+        who says that it is ahead and gives nobody its weights must not keep others from exchanging."""
+        return self.pull is not None and self.pull.replied_at is not None
 
     def donor_exists(self, now: float) -> bool:
         """Somebody live is so far ahead that we must not exchange but pull."""
@@ -94,18 +102,16 @@ class CatchUp:
         ready = [known for known in dict.fromkeys((*ahead, *beside)) if known.distrusted_until <= now]
         return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
-    def begin(self, now: float) -> bool:
-        """Ask a donor for its weights if we must catch up and one is free. True when a pull is under way."""
+    def begin(self, now: float) -> None:
+        """Ask a donor for its weights if we must catch up and one is free."""
         standing = self._standing
-        if self.pull is not None:
-            return True
         ahead = believed(standing, now)
         ready = [known for known in ahead if known.not_before <= now]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
         donor = choose_partner(newest, standing.random)
         if donor is None:
-            return False
+            return
         link = standing.new_link(donor.peer)
         steps = [known.step for known in ahead if known is not donor] or [donor.step]
         most = max(known.progress for known in ahead)
@@ -115,7 +121,6 @@ class CatchUp:
         )
         standing.emit(Open(link, donor.addresses, request))
         standing.note("catching up", donor.peer, f"it is {donor.progress - standing.worth:.0f} tokens ahead")
-        return True
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
         """The donor agreed: receive."""
@@ -123,9 +128,13 @@ class CatchUp:
         if self.pull is None or self.pull.link != link:
             standing.emit(Close(link))
             return
+        if standing.settled:  # meanwhile, by an exchange
+            self.pull = None
+            standing.emit(Close(link))
+            return
         why = implausible_progress(reply.progress, standing.progress, settled=False, rules=standing.rules)
         why = why or implausible_step(reply.step, self.pull.steps, standing.rules)
-        if self.pull.replied or why:
+        if self.is_receiving or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
         known = standing.members.get(link.peer)
@@ -144,7 +153,8 @@ class CatchUp:
             return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
         standing.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
-        self.pull = replace(self.pull, deadline=deadline, replied=True)
+        self.pull = replace(self.pull, deadline=deadline, replied_at=now)
+        self._declined.pop(link.peer, None)
 
     def _unended(self, progress: float) -> float:
         """What a donor says of its weights' progress, and never by its word alone that the run is over: where nobody
@@ -160,7 +170,11 @@ class CatchUp:
         standing.emit(Close(link))
         if self.pull is not None and self.pull.link == link:
             self.pull = None
-            pause_s = LONG_PAUSE_S if decline.reason in NOT_SOON else SHORT_PAUSE_S
+            times = self._declined[link.peer] = self._declined.pop(link.peer, 0) + 1
+            if len(self._declined) > MAX_KNOWN:
+                del self._declined[next(iter(self._declined))]
+            soon_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
+            pause_s = LONG_PAUSE_S if decline.reason in NOT_SOON else soon_s
             standing.members.pause(link.peer, now + pause_s * standing.random.uniform(0.5, 1.5))
             standing.note("skipped", link.peer, decline.reason.value)
 
@@ -218,7 +232,9 @@ class CatchUp:
         """A link of ours ended early. True when it was one of these."""
         standing = self._standing
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
-            fault = Fault.BROKEN if self.pull.replied else Fault.UNANSWERED
+            fault = Fault.BROKEN if self.is_receiving else Fault.UNANSWERED
+            if self.pull.replied_at is not None:  # so long it kept us from exchanging: so long we exchange first
+                standing.members.pause(event.link.peer, 2 * now - self.pull.replied_at)
             self.pull = None
         elif self._end_donation(event.link, now):
             fault = Fault.BROKEN
@@ -245,7 +261,7 @@ class CatchUp:
         for link, deadline in waiting.items():
             if deadline <= now:
                 self._standing.deadlines.missed()
-                asked = self.pull is not None and self.pull.link == link and not self.pull.replied
+                asked = self.pull is not None and self.pull.link == link and not self.is_receiving
                 why = "no answer" if asked else "weights did not pass within the deadline"
                 self.failed(LinkFailed(link, why), now)
 
@@ -279,7 +295,7 @@ class CatchUp:
             return DeclineReason.DISTRUSTED
         if not must_catch_up(False, request.progress, standing.progress, standing.rules):
             return DeclineReason.NOT_BEHIND
-        if standing.state is PeerState.JOINING or self.pull is not None or standing.is_lost:
+        if standing.state is PeerState.JOINING or self.is_receiving or standing.is_lost:
             return DeclineReason.NO_WEIGHTS
         is_full = len(self._donations) >= MAX_DONATIONS or not standing.gives
         if is_full or self._has_enough(peer, now) or self._overtime.waits(peer, now):

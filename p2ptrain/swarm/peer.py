@@ -205,13 +205,16 @@ class Peer:
             self._begin(now)
 
     def _keep_in_step(self, now: float) -> None:
-        """Pull while somebody is so far ahead that we must; while no donor is free, go on as before."""
-        standing = self._standing
-        if self._final_gossip.has_begun or self._catch_up.pull is not None:
+        """Pull while somebody is so far ahead that we must; while no donor gives, go on as before."""
+        standing, catch_up = self._standing, self._catch_up
+        if self._final_gossip.has_begun:
             return
-        if why := dropped_out(standing, self._in_step_at, now):
-            standing.note("out of step", why=why)
-        if not standing.settled and not self._asks_who_is_here and self._catch_up.begin(now):
+        if catch_up.pull is None:
+            if why := dropped_out(standing, self._in_step_at, now):
+                standing.note("out of step", why=why)
+            if not standing.settled and not self._asks_who_is_here:
+                catch_up.begin(now)
+        if catch_up.is_receiving:
             if standing.state is PeerState.TRAINING:
                 self._exchanging.drop_unsettled()
                 self._enter(PeerState.JOINING, now)

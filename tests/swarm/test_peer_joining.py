@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import NoneType
+from typing import Any, cast
 
 import pytest
 from table import RULES, RUN, Seat, Table, presence
@@ -16,6 +17,8 @@ from p2ptrain.swarm.events import (
     Adopted,
     Close,
     Donate,
+    Effect,
+    Event,
     Giving,
     LeaveRequested,
     LinkFailed,
@@ -352,6 +355,62 @@ def test_one_that_boasts_and_gives_nothing_does_not_keep_a_young_swarm_out_of_st
         table.run(1.0)
     assert table["amber"].core.settled
     assert table["birch"].core.settled
+
+
+@dataclass
+class Busy:
+    """A core that does nothing but decline."""
+
+    me: str
+    asked: int = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        if not isinstance(event, Received):
+            return []
+        self.asked += 1
+        decline = Decline(DeclineReason.BUSY, PeerState.TRAINING, 90, 900.0, known=())
+        return [Send(event.link, decline), Close(event.link)]
+
+
+@pytest.mark.parametrize("liars", [1, 2])
+def test_who_boasts_and_is_always_busy_keeps_nobody_from_exchanging(liars: int):
+    """To ask it for its weights, again and again, ends no exchange that takes longer than its answer."""
+    names = ("amber", "birch", "cedar", "daisy")
+    table = Table(*names)
+    table.swap_s = 4.0
+    boasters = [f"liar{number}" for number in range(liars)]
+    for each in boasters:
+        table.seats[PeerId(each)] = Seat(cast(Any, Busy(each)))
+    table.start(*names)
+    for second in range(180):
+        for each in boasters:
+            table.records[PeerId(each)] = presence(each, progress=900.0, at=1.0 + table.now)
+        if second >= 25 and second % 5 == 0:
+            table.step(*names)
+        table.run(1.0)
+    for name in names:
+        counters = table[name].core.counters
+        assert counters.exchanges_ok >= 20
+        assert counters.exchanges_failed <= 3
+        assert len(table.announced[PeerId(name)]) < 15
+        assert table[name].core.settled or liars > 1
+    for each in boasters:
+        assert 4 <= cast(Any, table[each].core).asked <= 100
+
+
+def test_a_donor_that_does_not_deliver_leaves_time_to_exchange():
+    """It may be asked again, but not at once: as long as it held us, we exchange."""
+    table = Table("amber", "birch", "donor", rules=replace(RULES, weights_bytes=8_000_000, fragment_bytes=(200_000,)))
+    table.swap_s = 4.0
+    table["donor"].progress = table["donor"].core._standing.progress = 900.0
+    table["donor"].core._standing.settled = True
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
+    table.start()
+    for second in range(130):
+        if second >= 25 and second % 10 == 0:
+            table.step("amber", "birch", tokens=1.0)
+        table.run(1.0)
+    assert [table[name].core.settled for name in ("amber", "birch")] == [True, True]
 
 
 def test_an_owner_who_stops_while_weights_are_adopted_gets_a_peer_that_stops():
