@@ -22,10 +22,10 @@ FALL_SLACK = 1.5
 """All our partners together may lower our progress so many times as fast as it grows, each by its part. Of n peers the
 fastest must fall by (n - 1) / n of its own pace where the others stand still, by one n-th for each, if it meets all
 alike; the half beside that is for chance. So L liars of n slow us by about 1.5 L / n, ..."""
-FALL_STEPS = 1.5
+FALL_STEPS = 1.0
 """... and at once by so many outer steps each. Drawn at random (tests/swarm/test_progress.py): one peer 2 to 20 times
 as fast as 7 or 63 others led them by as much as without any bound. A liar that says for ever that it is at the
-beginning, and calls 20 times as often as anybody, left 7 others .8 of their pace, and two left 6 others .6."""
+beginning, and calls 20 times as often as anybody, left 7 others .78 of their pace, and two left 6 others .57."""
 LATELY_STEPS = 64.0
 """Whom we exchanged with within so many outer steps of progress is one of our partners. A guess: with one exchange a
 step that is everybody in a small swarm, and a part of a large one."""
@@ -49,14 +49,28 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
 
 
 @dataclass(slots=True)
+class Account:
+    """What a partner may do to our progress, in tokens, as of our last exchange with it."""
+
+    held: float
+    """It may lower us by so much."""
+    since: float
+    """``ProgressBudget.grown`` then."""
+    net: float = 0.0
+    """It has raised us by so much, what it lowered us by taken off."""
+    highest: float = 0.0
+    """The most that ``net`` ever was."""
+
+
+@dataclass(slots=True)
 class ProgressBudget:
     """How far exchanges may still move our progress: what keeps liars, however many, from ending our schedule, and few
     from holding it up.
 
     Upwards it is a bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times what we train; what
     exceeds it is cut off on our side only. Downwards each partner has an account: it begins with ``FALL_STEPS`` outer
-    steps, grows by the partner's part of ``FALL_SLACK`` times all that raises our progress, and with what it raises it
-    by itself. What it holds is what our terms say, and both sides keep to it.
+    steps, grows by the partner's part of ``FALL_SLACK`` times ``grown``, and with what it raises us by itself. What it
+    holds is what our terms say, and both sides keep to it.
     """
 
     capacity: float
@@ -65,11 +79,12 @@ class ProgressBudget:
     """Tokens of an outer step."""
     left: float = field(init=False)
     grown: float = 0.0
-    """Tokens by which our training, and exchanges, have raised our progress."""
+    """Tokens by which our training has raised our progress, and partners on balance. (Who passes on what a fast
+    partner brings must fall by it; what equals raise each other by, they lower each other by.)"""
     last: float = 0.0
     """``grown`` when we last exchanged with anybody."""
-    accounts: dict[PeerId, tuple[float, float]] = field(default_factory=dict)
-    """What each partner might lower us by (tokens) when we last exchanged, and ``grown`` then; the latest come last."""
+    accounts: dict[PeerId, Account] = field(default_factory=dict)
+    """Of whom we exchanged with last at the end."""
 
     def __post_init__(self) -> None:
         self.left = self.capacity
@@ -81,32 +96,34 @@ class ProgressBudget:
 
     def fall(self, peer: PeerId) -> float:
         """The most (tokens) that this partner may lower us by now."""
-        return max(self._account(peer), 0.0)
+        return max(self._held(peer), 0.0)
 
     def take(self, displacement: float, peer: PeerId) -> float:
         """Account for what an exchange does; as much of it as the bucket allows."""
         taken = max(min(displacement, self.left), 0.0) if displacement > 0 else displacement
-        account = self._account(peer) + taken
-        if taken > 0:
-            self.left -= taken
-            self.grown += taken
+        self.left -= max(taken, 0.0)
+        held, account = self._held(peer) + taken, self.accounts.pop(peer, None) or Account(0.0, 0.0)
+        account.net += taken
+        if account.net > account.highest:
+            self.grown += account.net - account.highest
+            account.highest = account.net
+        account.held, account.since = held, self.grown
         self.last = self.grown
-        self.accounts.pop(peer, None)
-        self.accounts[peer] = account, self.grown
+        self.accounts[peer] = account
         if len(self.accounts) > MAX_KNOWN:
             del self.accounts[next(iter(self.accounts))]
         return taken
 
-    def _account(self, peer: PeerId) -> float:
-        if peer not in self.accounts:  # a large swarm's peers seldom meet again
+    def _held(self, peer: PeerId) -> float:
+        account = self.accounts.get(peer)
+        if account is None:  # a large swarm's peers seldom meet again
             return max(FALL_STEPS * self.step, FALL_SLACK * (self.grown - self.last))
-        held, since = self.accounts[peer]
         partners = sum(1 for _ in self._lately())
-        return held + FALL_SLACK / max(partners + 1, 2) * (self.grown - since)
+        return account.held + FALL_SLACK / max(partners + 1, 2) * (self.grown - account.since)
 
     def _lately(self) -> Iterator[PeerId]:
         """With whom we exchanged within ``LATELY_STEPS``."""
         for peer in reversed(self.accounts):
-            if self.accounts[peer][1] < self.grown - LATELY_STEPS * self.step:
+            if self.accounts[peer].since < self.grown - LATELY_STEPS * self.step:
                 return
             yield peer

@@ -59,15 +59,18 @@ class Numbers:
         self.budgets = [budget() if bounded else Unbounded(inf, STEP) for _ in self.honest]
         self.meets = meets or (lambda me: [each for each in range(len(self.names)) if each != me])
         self.fragments, self.random = int(4 * share), Random(seed)
+        self.under_way = [self.random.uniform(0, STEP) for _ in self.honest]
         self.rules = replace(RULES, fragment_bytes=(1,) * 4)
 
     def run(self, steps: int, ticks: int = 20) -> None:
         """So many outer steps of who has pace 1."""
         for _ in range(steps * ticks):
             for me in self.honest:
-                tokens = self.paces[me] * STEP / ticks
-                self.progress[me] += tokens
-                self.budgets[me].trained(tokens)
+                self.under_way[me] += self.paces[me] * STEP / ticks
+                while self.under_way[me] >= STEP:  # it tells of whole outer steps
+                    self.under_way[me] -= STEP
+                    self.progress[me] += STEP
+                    self.budgets[me].trained(STEP)
             for me in range(len(self.names)):
                 calls = self.begun / ticks * (1 if me in self.honest else 20)
                 while self.random.random() < calls:
@@ -127,7 +130,8 @@ def test_a_fast_peer_creates_no_progress_and_is_held_as_if_nothing_were_bounded(
         bounded.run(1)
         free.run(1)
         leads.append((bounded.lead, free.lead))
-    assert bounded.mean == pytest.approx(40 * fmean(bounded.paces))
+    trained = 40 * fmean(bounded.paces)
+    assert 0.95 * trained <= bounded.mean <= 1.01 * trained  # what the bucket cuts off is lost
     assert fmean(lead for lead, _ in leads) <= 1.2 * fmean(lead for _, lead in leads) + 0.2
 
 
@@ -147,7 +151,7 @@ def test_liars_that_stay_at_the_beginning_slow_the_others_by_about_their_part(
     swarm = Numbers((1.0,) * honest, liars)
     swarm.run(200)
     assert swarm.mean >= 200 * pace
-    assert swarm.lead < 1.0
+    assert swarm.lead < 2.0
 
 
 def test_names_of_nobody_change_nothing() -> None:
