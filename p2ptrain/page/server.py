@@ -56,7 +56,7 @@ _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 """Who listens there is opened at this computer by these: the former are no addresses to browsers."""
 COOKIE = "p2ptrain-token"
 """With the port behind it: browsers send a cookie to every port of a host."""
-SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "page")
+SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "news", "page")
 """Of the page, in the order in which it loads them."""
 ASSETS = {
     "": ("index.html", "text/html"),

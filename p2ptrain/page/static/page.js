@@ -6,11 +6,6 @@
 
   /** Lines of a legend that are read rather than counted; the table has them all. */
   const MOST_LEGEND = 12;
-  const LATEST = 5;
-  /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
-  const READ_MS = 400;
-  /** How old a document may be when it arrives: the stream is ahead of it. */
-  const DOCUMENT_MS = 1000;
   const COPIED_MS = 4000;
   const TOKENS = 0;
   const TIME = 1;
@@ -35,12 +30,6 @@
   let against = TOKENS;
   let away = false;
   let lastSeen = "";
-  /** @type {object[]} newest first */
-  let latest = [];
-  let latestTimer = 0;
-  let heardAt = -Infinity;
-  /** The highest serial of each kind of event so far; null: not known, so that nothing counts as new. */
-  let seen = { exchange: null, failure: null };
 
   /** The bootstrap is no peer, and tells of itself without an id. */
   const who = (id) => (id || shown?.kind !== "bootstrap" ? ui.nameOf(rows.get(id), id) : "bootstrap");
@@ -49,13 +38,7 @@
   const since = (then) => ui.ago(ui.isNumber(then) && ui.isNumber(shown.at) ? shown.at - then : null);
   const here = () => [...rows.values()].filter((row) => row.state !== "gone");
   const values = (name) => here().map((row) => row[name]);
-
-  /** As many children as rows: kept ones are refilled, which costs less than new ones and keeps selections. */
-  function fill(parent, items, make, refill) {
-    while (parent.children.length > items.length) parent.lastElementChild.remove();
-    while (parent.children.length < items.length) parent.append(make());
-    items.forEach((item, index) => refill(parent.children[index], item));
-  }
+  const news = new ui.News(at("latest"), gossip, who);
 
   // --- the head ----------------------------------------------------------------------------------------------------
 
@@ -217,59 +200,6 @@
     if (shown) showCharts(shown);
   }
 
-  // --- what happens ------------------------------------------------------------------------------------------------
-
-  /** Whether an event is news: the document and the stream both tell of it. */
-  function isNews(kind, event) {
-    if (seen[kind] !== null && event.n <= seen[kind]) return false;
-    seen[kind] = event.n;
-    return true;
-  }
-
-  /** Serials may begin anew, and what was missed is no news any more. */
-  function forget() {
-    seen = { exchange: null, failure: null };
-    latest = [];
-  }
-
-  function hearEvent(event) {
-    if (!isNews(event.kind, event)) return;
-    if (event.kind === "exchange") {
-      gossip.exchange(event);
-      latest = [event, ...latest].slice(0, LATEST);
-      heardAt = performance.now();
-      latestTimer ||= setTimeout(showLatest, READ_MS);
-    } else if (event.kind === "failure") {
-      gossip.failure(event);
-    }
-  }
-
-  function catchUp(found) {
-    for (const [kind, events] of [["exchange", found.exchanges ?? []], ["failure", found.failures ?? []]]) {
-      if (seen[kind] === null) seen[kind] = events.at(-1)?.n ?? 0;
-      else events.forEach((event) => hearEvent({ ...event, kind }));
-    }
-    if (performance.now() - heardAt > DOCUMENT_MS) latest = (found.exchanges ?? []).slice(-LATEST).reverse();
-    showLatest();
-  }
-
-  function showLatest() {
-    clearTimeout(latestTimer);
-    latestTimer = 0;
-    const make = () =>
-      ui.el("tr", "", ui.el("td", "", ui.isolated(""), " ↔ ", ui.isolated("")), ...numbers(3).map((name) => ui.el("td", name)));
-    fill(at("latest"), latest, make, (row, event) => {
-      const [a, b] = row.cells[0].children;
-      set(a, who(event.a));
-      set(b, who(event.b));
-      set(row.cells[1], ui.bytes(event.bytes || null));
-      set(row.cells[2], ui.duration(event.seconds || null));
-      set(row.cells[3], ui.isNumber(event.distance) ? `${ui.percent(event.distance)} apart` : ui.NONE);
-    });
-  }
-
-  const numbers = (most) => new Array(most).fill("number");
-
   // --- lists -------------------------------------------------------------------------------------------------------
 
   /** Newest first, each with how long ago, who, and a line. */
@@ -277,7 +207,7 @@
     at(name).hidden = !events.length;
     at(`${name}-nothing`).hidden = events.length > 0;
     const make = () => ui.el("li", "", ui.el("span", "muted when"), ui.isolated("", "name"), ui.isolated("", "line"));
-    fill(at(name), [...events].reverse(), make, (item, event) => {
+    ui.fill(at(name), [...events].reverse(), make, (item, event) => {
       const [when, peer, text] = item.children;
       set(when, since(event.at));
       set(peer, who(event.peer));
@@ -298,7 +228,7 @@
 
   function show(found) {
     lastSeen = new Date().toLocaleString();
-    if (away) forget();
+    if (away) news.forget();
     away = false;
     at("away").hidden = true;
     document.documentElement.classList.remove("stale");
@@ -311,7 +241,7 @@
     showHead(found);
     showFigures(found);
     showCharts(found);
-    catchUp(found);
+    news.catchUp(found);
     showLines("failures", found.failures ?? [], (event) => ui.line(event.line));
     showLines("checkpoints", found.checkpoints ?? [], (event) => `step ${ui.count(event.step)}`);
     showSample(found.sample);
@@ -342,8 +272,8 @@
   at("by-time").addEventListener("click", () => drawAgainst(TIME));
   const live = new ui.Live({
     document: show,
-    event: hearEvent,
-    gap: forget,
+    event: (event) => news.hear(event),
+    gap: () => news.forget(),
     away: showAway,
   });
   live.start();

@@ -152,6 +152,13 @@ globalThis.ui = {};
     if (node.textContent !== text) node.textContent = text;
   }
 
+  /** As many children as rows: kept ones are refilled, which costs less than new ones and keeps selections. */
+  function fill(parent, items, make, refill) {
+    while (parent.children.length > items.length) parent.lastElementChild.remove();
+    while (parent.children.length < items.length) parent.append(make());
+    items.forEach((item, index) => refill(parent.children[index], item));
+  }
+
   /** Of a tally: a swarm has five states. */
   const MOST_WORDS = 5;
 
@@ -194,5 +201,5 @@ globalThis.ui = {};
   }
 
   Object.assign(ui, { NONE, isNumber, scaled, bytes, rate, loss, count, percent, duration, ago, line, prose, short });
-  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, swatch, median, sum, tally });
+  Object.assign(ui, { nameOf, dress, look, ink, at, el, isolated, set, fill, swatch, median, sum, tally });
 }

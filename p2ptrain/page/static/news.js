@@ -1,0 +1,92 @@
+"use strict";
+// What happens: the stream tells of it, and the document again, which heals what the stream has missed. Of each event
+// once: it lights up in the picture, and an exchange stands among the latest ones.
+{
+  const LATEST = 5;
+  /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
+  const READ_MS = 400;
+  /** How old a document may be when it arrives: the stream is ahead of it. */
+  const DOCUMENT_MS = 1000;
+
+  const newestFirst = (a, b) => (b.at ?? 0) - (a.at ?? 0) || b.n - a.n;
+
+  class News {
+    /** The highest serial of each kind of event so far; null: not known, so that nothing counts as new. */
+    #seen = { exchange: null, failure: null };
+    /** @type {object[]} newest first */
+    #latest = [];
+    #timer = 0;
+    #happenedAt = -Infinity;
+
+    /**
+     * @param {HTMLElement} body of the table of the latest exchanges
+     * @param {{exchange: (event: object) => void, failure: (event: object) => void}} picture
+     * @param {(id: string) => string} who
+     */
+    constructor(body, picture, who) {
+      this.body = body;
+      this.picture = picture;
+      this.who = who;
+    }
+
+    /** Serials may begin anew, and what was missed is no news any more. */
+    forget() {
+      this.#seen = { exchange: null, failure: null };
+      this.#latest = [];
+    }
+
+    /** One event, of whichever kind, from either of both. */
+    hear(event) {
+      if (this.#isNew(event)) this.#happen(event);
+    }
+
+    /** @param {object} found the document */
+    catchUp(found) {
+      for (const [kind, events] of [["exchange", found.exchanges ?? []], ["failure", found.failures ?? []]]) {
+        if (this.#seen[kind] === null) this.#seen[kind] = events.at(-1)?.n ?? 0;
+        else events.forEach((event) => this.hear({ ...event, kind }));
+      }
+      if (performance.now() - this.#happenedAt > DOCUMENT_MS) this.#stand(found.exchanges ?? []);
+      this.#show();
+    }
+
+    #isNew({ kind, n }) {
+      if (this.#seen[kind] !== null && n <= this.#seen[kind]) return false;
+      this.#seen[kind] = n;
+      return true;
+    }
+
+    #happen(event) {
+      if (event.kind === "failure") this.picture.failure(event);
+      if (event.kind !== "exchange") return;
+      this.picture.exchange(event);
+      this.#stand([event, ...this.#latest]);
+      this.#happenedAt = performance.now();
+      this.#timer ||= setTimeout(() => this.#show(), READ_MS);
+    }
+
+    #stand(exchanges) {
+      this.#latest = [...exchanges].sort(newestFirst).slice(0, LATEST);
+    }
+
+    #show() {
+      clearTimeout(this.#timer);
+      this.#timer = 0;
+      ui.fill(this.body, this.#latest, row, (shown, event) => {
+        const [a, b] = shown.cells[0].children;
+        ui.set(a, this.who(event.a));
+        ui.set(b, this.who(event.b));
+        ui.set(shown.cells[1], ui.bytes(event.bytes || null));
+        ui.set(shown.cells[2], ui.duration(event.seconds || null));
+        ui.set(shown.cells[3], ui.isNumber(event.distance) ? `${ui.percent(event.distance)} apart` : ui.NONE);
+      });
+    }
+  }
+
+  function row() {
+    const numbers = Array.from({ length: 3 }, () => ui.el("td", "number"));
+    return ui.el("tr", "", ui.el("td", "", ui.isolated(""), " ↔ ", ui.isolated("")), ...numbers);
+  }
+
+  Object.assign(ui, { News });
+}
