@@ -319,6 +319,35 @@ def test_an_exchange_lights_an_edge_that_fades(page: Page, exchange: Callable[..
     assert first.text.startswith("Birch ↔ Copper-Owl")
 
 
+STEPS = """
+    window.steps = [];
+    new MutationObserver(() => {
+      const lit = document.getElementById("gossip").dataset.lit;
+      if (window.steps.at(-1) !== lit) window.steps.push(lit);
+    }).observe(document.getElementById("gossip"), { attributes: true });
+"""
+"""Notes how many edges have been lit so far, at each change."""
+
+
+def test_what_a_bootstrap_hears_at_once_does_not_happen_at_once(
+    page: Page, exchange: Callable[..., ExchangeRow]
+) -> None:
+    """It asks every three seconds: edges light up one after the other, whoever told first, and so the latest stand."""
+    view = page.shown.view
+    view.kind = "bootstrap"
+    page.next_document()
+    page.run(STEPS)
+    rows = [exchange(view, page.shown.at - 0.25 * age, age % 8, 0, random.Random(age)) for age in range(12)]
+    page.shown.happen(*rows)
+    page.until(lambda: page.gossip("lit") == 12)
+    assert len(page.run("return window.steps")) >= 3
+    newest = page.run(
+        "return arguments[0].map((row) => ui.bytes(row.bytes))", [{"bytes": row.bytes} for row in rows[:5]]
+    )
+    sizes = "return [...document.querySelectorAll('#latest tr')].map((row) => row.cells[1].textContent)"
+    page.until(lambda: page.run(sizes) == newest)
+
+
 def test_a_failure_lights_up_and_is_told_with_its_reason(page: Page) -> None:
     """In the picture, and as a line among those that did not work."""
     before = page.gossip("lit")

@@ -1,12 +1,19 @@
 "use strict";
 // What happens: the stream tells of it, and the document again, which heals what the stream has missed. Of each event
 // once: it lights up in the picture, and an exchange stands among the latest ones.
+//
+// A bootstrap asks its peers at times, and hears of all that has happened meanwhile at once. So that this is no flash,
+// each event happens here so much later than there, whatever way it came.
 {
   const LATEST = 5;
   /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
   const READ_MS = 400;
   /** How old a document may be when it arrives: the stream is ahead of it. */
   const DOCUMENT_MS = 1000;
+  /** How much later, of a bootstrap: the pause between its questions (POLL_S of swarm_view.py). */
+  const LATER_S = 3;
+  /** Events that wait for their time; of more nobody sees each. */
+  const MOST_DUE = 256;
 
   const newestFirst = (a, b) => (b.at ?? 0) - (a.at ?? 0) || b.n - a.n;
 
@@ -17,6 +24,9 @@
     #latest = [];
     #timer = 0;
     #happenedAt = -Infinity;
+    #due = 0;
+    /** The document's clock less this page's, in seconds; null: events happen as they come. */
+    #ahead = null;
 
     /**
      * @param {HTMLElement} body of the table of the latest exchanges
@@ -37,16 +47,28 @@
 
     /** One event, of whichever kind, from either of both. */
     hear(event) {
-      if (this.#isNew(event)) this.#happen(event);
+      if (!this.#isNew(event)) return;
+      const wait = this.#wait(event.at);
+      if (!wait || this.#due >= MOST_DUE) {
+        this.#happen(event);
+        return;
+      }
+      this.#due += 1;
+      setTimeout(() => {
+        this.#due -= 1;
+        this.#happen(event);
+      }, wait);
     }
 
     /** @param {object} found the document */
     catchUp(found) {
+      const isLate = found.kind === "bootstrap" && ui.isNumber(found.at);
+      this.#ahead = isLate ? found.at - performance.now() / 1000 : null;
       for (const [kind, events] of [["exchange", found.exchanges ?? []], ["failure", found.failures ?? []]]) {
         if (this.#seen[kind] === null) this.#seen[kind] = events.at(-1)?.n ?? 0;
         else events.forEach((event) => this.hear({ ...event, kind }));
       }
-      if (performance.now() - this.#happenedAt > DOCUMENT_MS) this.#stand(found.exchanges ?? []);
+      if (!this.#due && performance.now() - this.#happenedAt > DOCUMENT_MS) this.#stand(found.exchanges ?? []);
       this.#show();
     }
 
@@ -54,6 +76,13 @@
       if (this.#seen[kind] !== null && n <= this.#seen[kind]) return false;
       this.#seen[kind] = n;
       return true;
+    }
+
+    /** In milliseconds. A peer's clock may be wrong: then all that it tells of comes at once. */
+    #wait(then) {
+      if (this.#ahead === null || !ui.isNumber(then)) return 0;
+      const age = performance.now() / 1000 + this.#ahead - then;
+      return 1000 * Math.max(0, Math.min(LATER_S - age, LATER_S));
     }
 
     #happen(event) {
