@@ -215,6 +215,39 @@ def test_a_chart_is_given_new_data_and_not_drawn_anew(page: Page) -> None:
     assert page.count("#before") == 1
 
 
+PLOTS = """
+    const make = uPlot;
+    window.plots = [];
+    uPlot = function (...those) {
+      const plot = new make(...those);
+      window.plots.push(plot);
+      return plot;
+    };
+"""
+"""Keeps the charts that are made from now on: nobody else needs them."""
+
+
+@pytest.mark.parametrize(("honest", "told"), [(7, 99.0), (1, 99.0), (7, 0.0)])
+def test_no_stranger_makes_everybodys_lines_flat(page: Page, honest: int, told: float) -> None:
+    """Curves near 2 and one far off, on a bootstrap's page: it is cut off, and where losses began is still there."""
+    view = page.shown.view
+    view.kind = "bootstrap"
+    kept = dict(list(view.curves.items())[: honest + 1])
+    view.curves.clear()
+    for index, (peer, curve) in enumerate(kept.items()):
+        curve.train.points.clear()
+        curve.held_out.points = [
+            (1000.0 * step, page.shown.at - 60.0 + step, told if index == honest else 2.0 + 1.5 / (1 + step))
+            for step in range(30)
+        ]
+        view.curves[peer] = curve
+    page.run(PLOTS)
+    page.next_document()
+    low, high = page.run("const { min, max } = window.plots.at(-1).scales.y; return [min, max]")
+    assert 3.5 < high < 10.0
+    assert 0.5 < low < 2.05
+
+
 def test_the_line_under_the_pointer_is_named(page: Page) -> None:
     """Whose it is, and how much there."""
     chart = page.browser.find_element("css selector", "#loss-chart .u-over")

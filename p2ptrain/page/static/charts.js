@@ -8,9 +8,12 @@
   const MOST_MARKS = 48;
   const NEAR_PX = 30;
   const FONT = "11px system-ui, sans-serif";
+  /** Beyond what most tellers come to, lines are cut off by so many times. A guess: a loss begins at thrice its end. */
+  const MOST_TIMES = 2;
 
   /** @typedef {{name: string, ink: string, dash?: number[], width: number, alpha?: number, marks?: boolean,
-   *             points: number[][], y: number}} Line ``y``: which column of its points */
+   *             points: number[][], y: number, of?: string}} Line ``y``: which column of its points; ``of``: on
+   * whose word alone it goes */
 
   /** Puts lines, each with points of its own, onto one axis of cells: uPlot wants one axis for all. */
   function aligned(lines, x) {
@@ -33,6 +36,25 @@
   }
 
   const known = (cells) => cells.reduce((total, value) => total + (value === null ? 0 : 1), 0);
+
+  /**
+   * How far a scale may reach, so that no few tellers make everybody's lines flat: of what each comes to at most the
+   * upper quartile (of two the lower one), times ``MOST_TIMES``. Downwards likewise, where they are more than four: below
+   * nothing no loss can be, but what a single honest one has learned must be seen. Lines without a teller are believed.
+   */
+  function bounds(lines) {
+    const [highest, lowest] = [new Map(), new Map()];
+    for (const line of lines) {
+      if (line.of === undefined) return [-Infinity, Infinity];
+      for (const point of line.points) {
+        highest.set(line.of, Math.max(highest.get(line.of) ?? -Infinity, point[line.y]));
+        lowest.set(line.of, Math.min(lowest.get(line.of) ?? Infinity, point[line.y]));
+      }
+    }
+    const quartile = (3 * (highest.size - 1)) / 4;
+    const [up, down] = [[...highest.values()].sort((a, b) => a - b), [...lowest.values()].sort((a, b) => b - a)];
+    return [down[Math.ceil(quartile)] / MOST_TIMES, up[Math.floor(quartile)] * MOST_TIMES];
+  }
 
   function series(line) {
     const stroke = () => ui.ink(line.ink);
@@ -82,6 +104,7 @@
     #plot = null;
     #made = "";
     #zoomed = false;
+    #bounds = [-Infinity, Infinity];
 
     /**
      * @param {HTMLElement} box where it is drawn; its height is CSS's
@@ -103,6 +126,7 @@
       this.box.classList.toggle("empty", !drawn.length);
       const wanted = JSON.stringify([x.kind, drawn.map((line) => [line.name, line.ink, line.dash, line.width])]);
       const data = aligned(drawn, x.column);
+      this.#bounds = bounds(drawn);
       if (wanted !== this.#made || !this.#plot) {
         this.#made = wanted;
         this.#zoomed = false;
@@ -141,7 +165,7 @@
           points: { size: 7 },
         },
         focus: { alpha: 0.25 },
-        scales: { x: { time: x.kind === "clock" }, y: { range: (_, low, high) => room(low, high, this.style.fromZero) } },
+        scales: { x: { time: x.kind === "clock" }, y: { range: (_, low, high) => this.#range(low, high) } },
         axes: [
           { ...axis, size: 28, space: 70, values: x.kind === "clock" ? clockTicks : values(shortly(x.kind)) },
           { ...axis, size: 58, values: values(this.style.y) },
@@ -150,11 +174,16 @@
         plugins: [hint({ x: tell, y: this.style.y })],
       };
     }
+
+    #range(low, high) {
+      if (!ui.isNumber(low) || !ui.isNumber(high)) return [0, 1];
+      const [least, most] = this.#bounds;
+      return room(Math.min(Math.max(low, least), most), Math.max(Math.min(high, most), least), this.style.fromZero);
+    }
   }
 
   /** A little air, and never a scale without height. */
   function room(low, high, fromZero) {
-    if (!ui.isNumber(low) || !ui.isNumber(high)) return [0, 1];
     const air = (high - low || Math.abs(high) || 1) * 0.06;
     return [fromZero ? 0 : low - air, high + air];
   }

@@ -152,7 +152,7 @@
   function showCharts(found) {
     const curves = [...(found.curves ?? [])].sort(byName);
     const column = against;
-    lossChart.show(lossLines(curves), { column, kind: against === TOKENS ? "tokens" : timeKind() });
+    lossChart.show(lossLines(curves, found.kind === "bootstrap"), { column, kind: against === TOKENS ? "tokens" : timeKind() });
     showLegend(curves);
     const ends = curves.map((curve) => curve.held_out?.at(-1)?.[LOSS]).filter(ui.isNumber);
     const told = ends.length ? `, held out now ${ui.loss(Math.min(...ends))} to ${ui.loss(Math.max(...ends))}` : "";
@@ -165,12 +165,13 @@
     trafficChart.show([sent, received], { column: 0, kind: timeKind() });
   }
 
-  /** Training first, so that the held-out lines lie on top. */
-  function lossLines(curves) {
+  /** Training first, so that the held-out lines lie on top. What a bootstrap shows is each peer's own word. */
+  function lossLines(curves, areWords) {
     const lines = (pick, style) =>
       curves.map((curve) => {
         const name = `${curveName(curve)}, ${style.kind}`;
-        return { name, ...ui.look(curve.peer), ...style, points: curve[pick] ?? [], y: LOSS };
+        const of = areWords ? curve.peer : undefined;
+        return { name, ...ui.look(curve.peer), ...style, points: curve[pick] ?? [], y: LOSS, of };
       });
     return [
       ...lines("train", { kind: "training", width: 1, alpha: 0.5 }),
