@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from statistics import median
 from typing import Any
 
+from bootstrap.sums import summed
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
@@ -56,22 +56,6 @@ MOST_SERIALS = 4 * MOST_PEERS
 """Peers of whom it is remembered how much of their news is known. A guess: for those who come back."""
 BEYOND_THE_END = 1.1
 """Nobody is further, in runs: peers end at the run's end, and exchanges move their progress little. A guess."""
-
-SUMMED = {
-    "tokens": (1.0, 1e6),
-    "tokens_per_s": (1.0, 1e4),
-    "exchanges": (0.5, 1e3),
-    "failed": (0.5, 1e3),
-    "sent_bytes": (1.0, 1e9),
-    "received_bytes": (1.0, 1e9),
-    "up": (1.0, 1.25e6),
-    "down": (1.0, 1.25e6),
-}
-"""Figures of the swarm that are sums: the share of what peers tell that counts (both sides count an exchange), and what
-counts of anybody, whatever the others have. A guess: what a peer comes to within minutes."""
-MOST_TIMES = 20.0
-"""In a sum nobody counts for more than so many times the upper quartile, or one stranger's word would be all that is
-seen. A guess: a data centre's card beside gamers' is within it."""
 
 Tell = Callable[[dict[str, Any]], None]
 
@@ -309,10 +293,7 @@ class SwarmView:
         )
 
     def _sum_up(self, now: float) -> None:
-        """Totals and medians of those who tell. Both sides count an exchange, so that of both halves are summed.
-
-        Once the last peer has left, what the swarm came to stays.
-        """
+        """Totals and medians of those who tell. Once the last peer has left, what the swarm came to stays."""
         view = self._view
         rows = [row for row in view.peers.values() if row.state != "gone"]
         if not rows and view.figures:
@@ -321,28 +302,12 @@ class SwarmView:
             view.why = "nobody is here just now; these are the last figures"
             return
         view.why = ""
-        figures: dict[str, float] = {}
-        for name, (share, least) in SUMMED.items():
-            if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
-                figures[name] = share * _bounded_sum(known, least)
-        for name in ("loss", "held_out", "disagreement", "blocked_share"):
-            if known := [getattr(row, name) for row in rows if getattr(row, name) is not None]:
-                figures[name] = median(known)
-        # Who is still joining has come nowhere, and says nothing of the run.
-        progress = median([row.progress for row in rows if row.state != PeerState.JOINING.value] or [0.0])
-        if rows and view.run.tokens_per_peer:
-            figures["fraction"] = min(progress / view.run.tokens_per_peer, 1.0)
+        figures, progress = summed(rows, view.run.tokens_per_peer)
         view.figures = figures
         if "disagreement" in figures:
             view.disagreement.add(progress, now, figures["disagreement"])
         if "up" in figures and "down" in figures:
             view.traffic.add(now, figures["up"], figures["down"])
-
-
-def _bounded_sum(told: Sequence[float], least: float) -> float:
-    """See ``MOST_TIMES``; ``least`` counts always. Of two the lower one is the quartile."""
-    most = max(MOST_TIMES * sorted(told)[3 * (len(told) - 1) // 4], least)
-    return sum(min(each, most) for each in told)
 
 
 def _are_good(serial: int, at: object) -> bool:

@@ -17,7 +17,8 @@ from typing import Any, cast
 import pytest
 
 from bootstrap.app import same_ports
-from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, MOST_TIMES, POLL_S, SILENT_S, SUMMED, SwarmView
+from bootstrap.sums import MOST_TIMES, SUMMED
+from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
