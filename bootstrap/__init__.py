@@ -5,6 +5,6 @@ It never trains, and peers that know each other do not need it: when it goes awa
 back, it finds its swarm again through the peers it remembers.
 
 ``p2ptrain bootstrap RUN`` and ``python -m bootstrap RUN`` start it. ``app`` is the program, ``words`` what it says,
-``doorman`` what it does where a run does not take everybody, ``swarm_view`` what its page shows and ``sums`` what stands
-there for everybody, ``cli`` its command line.
+``doorman`` what it does where a run does not take everybody, ``swarm_view`` what its page shows (``sums``: what stands
+there for everybody; ``texts``: whose text), ``cli`` its command line.
 """

@@ -17,6 +17,7 @@ from random import Random
 from typing import Any
 
 from bootstrap.sums import summed
+from bootstrap.texts import Texts
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
@@ -54,6 +55,8 @@ SILENT_S = 120.0
 """Figures of a peer that answers no more are taken down after so long. A guess: two questions later."""
 MOST_SERIALS = 4 * MOST_PEERS
 """Peers of whom it is remembered how much of their news is known. A guess: for those who come back."""
+CURVE_S = 300.0
+"""Of more peers that tell than curves are drawn, another gets its turn so often. A guess: each is drawn for hours."""
 BEYOND_THE_END = 1.1
 """Nobody is further, in runs: peers end at the run's end, and exchanges move their progress little. A guess."""
 
@@ -92,6 +95,9 @@ class SwarmView:
         """The records by which peers took their leave, while they last: older ones may still be found."""
         self._told: dict[PeerId, Word] = {}
         """Of those among them who tell."""
+        self._texts = Texts()
+        self._curve_at = float("-inf")
+        """When the last curve was begun."""
         self._serials: dict[PeerId, int] = {}
         """Of the last news of each, the one heard of last at the end."""
         self._not_before: dict[PeerId, float] = {}
@@ -127,6 +133,7 @@ class SwarmView:
             self._take(records, total is None, now)
             self._view.place([self._row(each, now) for each in self._records.values()], total, now)
             self._told = {peer: word for peer, word in self._told.items() if peer in self._records}
+            self._texts.keep(set(self._told))
             self._sum_up(now)
 
     def told(self, peer: PeerId, row: Mapping[str, Any], news: Sequence[Any]) -> None:
@@ -135,12 +142,12 @@ class SwarmView:
         with self._lock:
             if peer not in self._records:
                 return  # it has left meanwhile
-            before, self._told[peer] = self._told.get(peer), Word(now, row)
+            self._told[peer] = Word(now, row)
             self._view.peers[peer] = known = self._row(self._records[peer], now)
             self._draw(known, now)
-            text = row.get("sample")
-            if isinstance(text, str) and (before is None or text != before.row.get("sample")):
-                self._view.sample = SampleText(now, peer, known.step, "", paragraph(text))
+            if isinstance(text := row.get("sample"), str):
+                self._texts.told(SampleText(now, peer, known.step, "", paragraph(text)))
+                self._view.sample = self._texts.shown
             for each in news:
                 events += self._news(peer, each, now)
         for tell in self._tells:
@@ -154,8 +161,8 @@ class SwarmView:
             if self._told.pop(peer, None) is None:
                 return
             self._view.curves.pop(peer, None)
-            if self._view.sample is not None and self._view.sample.peer == peer:
-                self._view.sample = None
+            self._texts.forget(peer, now)
+            self._view.sample = self._texts.shown
             if peer in self._records:
                 self._view.peers[peer] = self._row(self._records[peer], now)
             self._sum_up(now)
@@ -235,10 +242,16 @@ class SwarmView:
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:
-        """Its curves go on."""
-        curve = self._view.curve(row.id, row.nickname)
+        """Its curves go on. Where all places are taken, whoever was drawn for longest makes room now and then."""
+        curves = self._view.curves
+        is_new, curve = row.id not in curves, self._view.curve(row.id, row.nickname)
+        if curve is None and now - self._curve_at > CURVE_S:
+            del curves[next(iter(curves))]
+            curve = self._view.curve(row.id, row.nickname)
         if curve is None:
             return
+        if is_new:
+            self._curve_at = now
         if row.loss is not None:
             curve.train.add(row.progress, now, row.loss)
         if row.held_out is not None and (not curve.held_out.points or curve.held_out.points[-1][2] != row.held_out):

@@ -9,6 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
@@ -18,7 +19,8 @@ import pytest
 
 from bootstrap.app import same_ports
 from bootstrap.sums import MOST_TIMES, SUMMED
-from bootstrap.swarm_view import KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
+from bootstrap.swarm_view import CURVE_S, KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
+from bootstrap.texts import HELD_S
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
@@ -26,7 +28,7 @@ from p2ptrain.net import virtual_time
 from p2ptrain.net.figures_service import Teller, Telling
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.page.metrics import exposition
-from p2ptrain.page.view import MOST_PEERS
+from p2ptrain.page.view import MOST_CURVES, MOST_PEERS
 from p2ptrain.ports import Link
 from p2ptrain.swarm import PeerState, Presence
 
@@ -220,9 +222,8 @@ def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
     clock = [1000.0]
     view = SwarmView(signed, wall=lambda: clock[0])
     view.meet([presence(signed, A, "fox"), presence(signed, B, "hen")], None)
-    for text in ("To be", "To be", "or not"):
-        view.told(A, {**ROW, "sample": text}, [])
-        view.told(B, {**ROW, "sample": "Once"}, [])
+    for _ in range(10):
+        view.told(A, {**ROW, "sample": "To be" if clock[0] < 1006.0 else "or not"}, [])
         clock[0] += 3.0
     assert view.document()["sample"] | {"step": 0} == {
         "at": 1006.0,
@@ -231,6 +232,60 @@ def test_a_text_is_as_old_as_it_is(signed: SignedManifest) -> None:
         "prompt": "",
         "text": "or not",
     }
+
+
+def test_whose_text_is_shown_goes_in_turn(signed: SignedManifest) -> None:
+    """Each for long enough to be read, though one writes another at every question."""
+    clock = [1000.0]
+    view = SwarmView(signed, wall=lambda: clock[0])
+    everybody = [presence(signed, PeerId(f"12D3KooW{name}"), name) for name in ("loud", "fox", "hen")]
+    view.meet(everybody, None)
+    shown: list[str] = []
+    for at in range(60):
+        for each in everybody:
+            text = f"{each.nickname} {at if each.nickname == 'loud' else at // 20}"
+            view.told(each.peer, {**ROW, "sample": text}, [])
+        shown.append(view.document()["sample"]["text"])
+        clock[0] += POLL_S
+    turns = [(text, len(list(same))) for text, same in groupby(shown)]
+    assert all(held * POLL_S >= HELD_S for _, held in turns[:-1])
+    assert Counter(text.split()[0] for text, _ in turns[:6]) == {"loud": 2, "fox": 2, "hen": 2}
+
+
+def test_the_last_text_stays_though_its_peer_has_left(view: SwarmView) -> None:
+    """And goes with its consent; then another's is shown, also one that was shown before."""
+    view.told(B, {**ROW, "sample": "Once"}, [])
+    view.told(A, {**ROW, "sample": "To be"}, [])
+    assert view.document()["sample"]["text"] == "Once"
+    view.forget(B)
+    assert view.document()["sample"]["text"] == "To be"
+    view.meet([], None)
+    assert view.document()["sample"]["text"] == "To be"
+
+
+def test_early_tellers_do_not_keep_all_curves(signed: SignedManifest) -> None:
+    """Of more peers than curves each is drawn for hours, and then another: whoever tells first, which is by chance."""
+    clock, chance = [1000.0], Random(1)
+    view = SwarmView(signed, wall=lambda: clock[0])
+    everybody = crowd(signed, MOST_CURVES + 4)
+    view.meet([replace(each, lifetime_s=1e6) for each in everybody], None)
+
+    def drawn() -> set[str]:
+        for each in everybody:
+            view.told(each.peer, ROW, [])
+        return {each["peer"] for each in view.document()["curves"]}
+
+    first = {each.peer for each in everybody[:MOST_CURVES]}
+    assert drawn() == first
+    clock[0] += CURVE_S + 1.0
+    assert len(drawn() & first) == len(first) - 1
+    assert len(drawn() & first) == len(first) - 1
+    found = set()
+    for _ in range(40):
+        clock[0] += CURVE_S + 1.0
+        chance.shuffle(everybody)
+        found |= drawn()
+    assert found == {each.peer for each in everybody}
 
 
 def test_records_grow_old_while_no_lookup_succeeds(signed: SignedManifest) -> None:
