@@ -143,7 +143,8 @@ class SwarmView:
             if peer not in self._records:
                 return  # it has left meanwhile
             self._told[peer] = Word(now, row)
-            self._view.peers[peer] = known = self._row(self._records[peer], now)
+            known = self._row(self._records[peer], now)
+            self._view.renew(known, now)
             self._draw(known, now)
             if isinstance(text := row.get("sample"), str):
                 self._texts.told(SampleText(now, peer, known.step, "", paragraph(text)))
@@ -164,7 +165,7 @@ class SwarmView:
             self._texts.forget(peer, now)
             self._view.sample = self._texts.shown
             if peer in self._records:
-                self._view.peers[peer] = self._row(self._records[peer], now)
+                self._view.renew(self._row(self._records[peer], now), now)
             self._sum_up(now)
 
     def document(self) -> dict[str, Any]:
@@ -229,16 +230,18 @@ class SwarmView:
         self._left = {each.peer: each for each in gone[-MOST_PEERS:]}
 
     def _row(self, record: Presence, now: float) -> PeerRow:
+        """Its age is by our own clock, once it has told us anything: its may be wrong."""
+        word = self._told.get(record.peer)
+        seen_at = record.issued_at if word is None else max(record.issued_at, word.at)
         base = PeerRow(
             id=record.peer,
             nickname=words(record.nickname, 32),
             state=record.state.value,
             step=record.step,
             progress=min(record.progress, self._most_progress),
-            age_s=max(now - record.issued_at, 0.0),
+            age_s=max(now - seen_at, 0.0),
             path=address.way_to(record.addresses),
         )
-        word = self._told.get(record.peer)
         return base if word is None else row_of(record.peer, word.row, base, self._most_progress)
 
     def _draw(self, row: PeerRow, now: float) -> None:

@@ -61,7 +61,7 @@ class PeerRow:
     progress: float = 0.0
     """Tokens per peer."""
     age_s: float = 0.0
-    """Since its record was issued."""
+    """Since its record was issued, or since it told of itself, if that was later."""
     path: str = ""
     """How others come to it: direct, relayed, dials out (nobody can; it calls others); empty: not known."""
     device: str | None = None
@@ -199,7 +199,7 @@ class View:
     sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement."""
     _serial: int = 0
     _issued: dict[str, float] = field(default_factory=dict)
-    """By peer id: when its last record was issued."""
+    """By peer id: when it gave its last sign of life."""
 
     def add_failure(self, row: FailureRow) -> None:
         """Something did not work. Where there are too many failures, one of whoever told most makes room."""
@@ -248,6 +248,11 @@ class View:
         for peer in [peer for peer in self.curves if peer and peer not in self.peers]:
             del self.curves[peer]
 
+    def renew(self, row: PeerRow, at: float) -> None:
+        """Somebody who is here already told more of itself."""
+        self.peers[row.id] = row
+        self._issued[row.id] = at - row.age_s
+
     def curve(self, peer: str, name: str = "") -> Curve | None:
         """A peer's curve, to add to; None where there are enough. Those of peers who are gone make room."""
         if peer not in self.curves:
@@ -289,7 +294,7 @@ class View:
         }
 
     def _aged(self, row: PeerRow, at: float) -> PeerRow:
-        """A record is older with every look, also while no new one is found. Who is simulated, or oneself, is here."""
+        """A row is older with every look, also while nothing new is found. Who is simulated, or oneself, is here."""
         issued = self._issued.get(row.id)
         is_here = row.state != "gone" and (self.kind == "simulation" or row.id == self.me)
         return row if issued is None or is_here else replace(row, age_s=max(at - issued, 0.0))

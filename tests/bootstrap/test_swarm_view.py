@@ -152,6 +152,23 @@ def test_of_two_records_the_newer_one_counts(view: SwarmView, signed: SignedMani
     assert {row["id"]: row["state"] for row in view.document()["peers"]} == {A: "gone", B: "training"}
 
 
+def test_who_has_just_told_of_itself_was_seen_just_now(signed: SignedManifest) -> None:
+    """Its record may be old, or its clock slow; when it tells no more its age goes on, and a newer record counts."""
+    clock = [1010.0]
+    view = SwarmView(signed, wall=lambda: clock[0])
+    records = [presence(signed, A, "fox"), presence(signed, B, "hen")]
+    view.meet(records, None)
+    view.told(A, ROW, [])
+    clock[0] += 3.0
+    ages = [[row["age_s"] for row in view.document()["peers"]]]
+    view.meet(records, None)
+    clock[0] += 7.0
+    ages.append([row["age_s"] for row in view.document()["peers"]])
+    view.meet([replace(records[0], issued_at=1018.0), records[1]], None)
+    ages.append([row["age_s"] for row in view.document()["peers"]])
+    assert ages == [[3.0, 23.0], [10.0, 30.0], [2.0, 30.0]]
+
+
 def test_there_are_not_endlessly_many(signed: SignedManifest) -> None:
     """Who is shown stays shown; of whom no more is known than a serial, the oldest is forgotten."""
     view = SwarmView(signed, wall=lambda: 1000.0)
