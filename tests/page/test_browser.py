@@ -523,6 +523,21 @@ def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
     page.once_asked(lambda: "token is no longer known" in page.text("away"))
 
 
+def test_a_token_does_not_stay_in_the_address(page: Page) -> None:
+    """Neither to be read over a shoulder nor in the history; and the page can be loaded again without it."""
+    page.shown.end()
+    page.shown.serve(Place("0.0.0.0", 0, "a-token-for-tests"))
+    assert page.shown.url.endswith("?token=a-token-for-tests")
+    before = page.run("return history.length")
+    page.browser.get(page.shown.url + "&by=mail#people-title")
+    page.until(lambda: page.shows)
+    assert page.browser.current_url == page.shown.server.address + "?by=mail#people-title"
+    assert page.run("return history.length") == before + 1
+    page.browser.refresh()
+    page.until(lambda: page.shows)
+    assert page.complaints() == []
+
+
 def test_a_page_that_nobody_sees_holds_no_stream(page: Page) -> None:
     """Both the browser and the server have few of them; once it is seen again it listens again."""
     turn = """

@@ -37,6 +37,7 @@
     }
 
     start() {
+      hideToken();
       document.addEventListener("visibilitychange", () => this.#turned());
       addEventListener("online", () => this.ask());
       addEventListener("pagehide", () => this.#hush());
@@ -116,6 +117,14 @@
       this.#stream?.close();
       this.#stream = null;
     }
+  }
+
+  /** The browser has it in a cookie, or no script would have come: it need not stand where others read it. */
+  function hideToken() {
+    const here = new URL(location.href);
+    if (!here.searchParams.has("token")) return;
+    here.searchParams.delete("token");
+    history.replaceState(history.state, "", here);
   }
 
   Object.assign(ui, { Live });
