@@ -73,6 +73,44 @@ def test_signs_can_be_seen(theme: str) -> None:
     assert {name: value for name, value in found.items() if value < SIGN} == {}
 
 
+def mixed(one: str, other: str, share: float) -> str:
+    """``share`` of one colour over another, as a browser mixes them."""
+    both = ((int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(share * over + (1 - share) * under):02x}" for over, under in both)
+
+
+def test_a_mixture_is_what_it_is_defined_to_be() -> None:
+    assert mixed("#ffffff", "#000000", 0.5) == "#808080"
+    assert mixed("#123456", "#fedcba", 1.0) == "#123456"
+
+
+SHINING = re.compile(r"^([^{}]+)\{[^{}]*\bopacity: ([\d.]+);", re.MULTILINE)
+ALPHAS = {"page.js": r"\balpha: ([\d.]+)", "gossip.js": r"globalAlpha = gone \? ([\d.]+)"}
+
+
+def test_no_text_shines_through() -> None:
+    """Half-transparent text has less contrast than its colours: only what is drawn may be."""
+    found = {selector.strip() for selector, _ in SHINING.findall(read("page.css"))}
+    assert {each for each in found if not each.endswith(".swatch")} == set()
+
+
+@pytest.mark.parametrize("theme", THEMES)
+def test_lines_that_shine_through_can_be_seen(theme: str) -> None:
+    """Training losses, and whoever is gone."""
+    which, colours = THEMES.index(theme), palette()
+    shares = [float(share) for _, share in SHINING.findall(read("page.css"))]
+    shares += [float(share) for name, alpha in ALPHAS.items() for share in re.findall(alpha, read(name))]
+    assert len(shares) == 3
+    card = colours["card"][which]
+    found = {
+        (name, share): contrast(mixed(both[which], card, share), card)
+        for name, both in colours.items()
+        for share in shares
+        if name.startswith("peer-")
+    }
+    assert {name: value for name, value in found.items() if value < SIGN} == {}
+
+
 @pytest.mark.parametrize("name", OURS)
 def test_nothing_is_asked_of_anybody_else(name: str) -> None:
     """No address but the name of SVG, which nobody opens."""

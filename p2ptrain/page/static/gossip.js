@@ -257,7 +257,7 @@
       const { x, y } = this.#where(node.id);
       const size = this.#nodes.size <= MOST_NAMES ? 5.5 : this.#nodes.size <= ONE_RING ? 4.5 : 3.2;
       const gone = node.row.state === "gone";
-      pen.globalAlpha = gone ? 0.45 : 1;
+      pen.globalAlpha = gone ? 0.8 : 1;
       pen.fillStyle = pen.strokeStyle = ui.ink(ui.look(node.id).ink);
       pen.lineWidth = 1.5;
       pen.beginPath();

@@ -174,7 +174,7 @@
         return { name, ...ui.look(curve.peer), ...style, points: curve[pick] ?? [], y: LOSS, of };
       });
     return [
-      ...lines("train", { kind: "training", width: 1, alpha: 0.5 }),
+      ...lines("train", { kind: "training", width: 1, alpha: 0.8 }),
       ...lines("held_out", { kind: "held out", width: 2.25, marks: true }),
     ];
   }
