@@ -15,7 +15,7 @@ from selenium.common.exceptions import NoAlertPresentException, StaleElementRefe
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
-from selenium.webdriver.support.ui import WebDriverWait
+from selenium.webdriver.support.ui import Select, WebDriverWait
 
 from p2ptrain.page.place import Place
 from p2ptrain.page.server import ASSETS
@@ -432,6 +432,30 @@ def test_the_table_is_sorted_by_what_is_clicked(page: Page) -> None:
         assert (first(), title.get_attribute("aria-sort")) == (expected, sort)
 
 
+def test_on_a_phone_a_list_sorts_the_table(page: Page) -> None:
+    """Where no header is to be seen; it goes with the headers elsewhere. All cards stand on the page itself."""
+
+    def first() -> str:
+        return str(page.run("return document.querySelector('#people tbody tr').dataset.peer"))
+
+    choice = page.browser.find_element("id", "people-sort")
+    assert not choice.is_displayed()
+    by_speed = sorted(page.shown.view.peers.values(), key=lambda row: row.tokens_per_s or 0.0)
+    page.browser.find_element("xpath", "//th[.='Tokens/s']/button").click()
+    assert choice.get_property("value") == "Tokens/s"
+    page.device(390, 740)
+    page.until(choice.is_displayed)
+    assert choice.accessible_name == "Sort by"
+    Select(choice).select_by_visible_text("Loss")
+    assert first() == min(page.shown.view.peers.values(), key=lambda row: row.loss or 99.0).id
+    Select(choice).select_by_visible_text("the usual order")
+    assert first() == page.shown.view.me
+    Select(choice).select_by_visible_text("Tokens/s")
+    assert first() == by_speed[-1].id
+    box = "const box = document.querySelector('.people .scroll'); return box.scrollHeight <= box.clientHeight + 1"
+    assert page.run(box)
+
+
 # --- strangers -------------------------------------------------------------------------------------------------------
 
 
@@ -477,6 +501,11 @@ def test_a_name_cannot_turn_its_surroundings_round(page: Page) -> None:
 def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[..., ExchangeRow]) -> None:
     """A bar with when it was last seen; then, on the same port, a new process: the bar goes, and edges light again."""
     port = page.shown.port
+    there = (
+        "const away = document.getElementById('away'); return getComputedStyle(away).display !== 'none' && !away.hidden"
+    )
+    assert page.run(there), "words that appear together with their place are not told by all screen readers"
+    assert not page.browser.find_element("id", "away").is_displayed()
     page.shown.end()
     page.until(lambda: "has ended or cannot be reached; last seen " in page.text("away"))
     assert page.browser.find_element("id", "away").is_displayed()

@@ -21,7 +21,7 @@
   const disagreementChart = new ui.Chart(at("disagreement-chart"), { y: ui.percent, fromZero: true });
   const trafficChart = new ui.Chart(at("traffic-chart"), { y: ui.rate, fromZero: true });
   const gossip = new ui.Gossip(at("gossip"));
-  const people = new ui.People(at("people"));
+  const people = new ui.People(at("people"), at("people-sort"));
 
   /** @type {object | null} the newest document */
   let shown = null;
@@ -231,7 +231,7 @@
     lastSeen = new Date().toLocaleString();
     if (away) news.forget();
     away = false;
-    at("away").hidden = true;
+    set(at("away"), "");
     document.documentElement.classList.remove("stale");
     shown = found;
     const peers = found.peers ?? [];
@@ -253,8 +253,7 @@
     away = true;
     document.documentElement.classList.add("stale");
     const tail = why.endsWith(";") ? ` last seen ${lastSeen || "never"}.` : "";
-    set(at("away-text"), why + tail);
-    at("away").hidden = false;
+    set(at("away"), why + tail);
   }
 
   /** A word of explanation closes as people expect it to: by Escape, and when something else is clicked. */

@@ -41,9 +41,12 @@
     #shown = [];
     #me = "";
 
-    /** @param {HTMLTableElement} table */
-    constructor(table) {
+    /** @param {HTMLTableElement} table @param {HTMLSelectElement} choice by what to sort, where no header is to be seen */
+    constructor(table, choice) {
       this.table = table;
+      this.choice = choice;
+      choice.append(new Option("the usual order"), ...COLUMNS.map((column) => new Option(column.title)));
+      choice.addEventListener("change", () => this.#sort(COLUMNS[choice.selectedIndex - 1]));
       this.body = table.tBodies[0];
       this.titles = COLUMNS.map((column, index) => this.#title(column, index));
       table.tHead.rows[0].append(...this.titles);
@@ -62,9 +65,15 @@
     /** First its natural way, then the other way round, then as it was. */
     #sortBy(column) {
       const natural = Boolean(column.falls);
-      if (this.#sorting?.column !== column) this.#sorting = { column, falls: natural };
-      else if (this.#sorting.falls === natural) this.#sorting = { column, falls: !natural };
-      else this.#sorting = null;
+      if (this.#sorting?.column !== column) this.#sort(column);
+      else if (this.#sorting.falls === natural) this.#sort(column, !natural);
+      else this.#sort(undefined);
+    }
+
+    /** @param {Column | undefined} column none: as it was */
+    #sort(column, falls = Boolean(column?.falls)) {
+      this.#sorting = column ? { column, falls } : null;
+      this.choice.selectedIndex = COLUMNS.indexOf(column) + 1;
       this.titles.forEach((cell, index) => {
         if (COLUMNS[index] !== this.#sorting?.column) cell.removeAttribute("aria-sort");
         else cell.setAttribute("aria-sort", this.#sorting.falls ? "descending" : "ascending");
