@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+from statistics import median
 from typing import Any
 
 from bootstrap.sums import summed
@@ -57,6 +58,8 @@ MOST_SERIALS = 4 * MOST_PEERS
 """Peers of whom it is remembered how much of their news is known. A guess: for those who come back."""
 CURVE_S = 300.0
 """Of more peers that tell than curves are drawn, another gets its turn so often. A guess: each is drawn for hours."""
+OVER = 0.995
+"""Of a run, by which it has come to its end: what the page shows as 100 %."""
 BEYOND_THE_END = 1.1
 """Nobody is further, in runs: peers end at the run's end, and exchanges move their progress little. A guess."""
 
@@ -315,7 +318,12 @@ class SwarmView:
         if not rows and view.figures:
             for name in ("tokens_per_s", "up", "down"):
                 view.figures.pop(name, None)
-            view.why = "nobody is here just now; these are the last figures"
+            left = [each.progress for each in self._left.values()]  # newer than what they told
+            if left and view.run.tokens_per_peer:
+                fraction = min(median(left) / view.run.tokens_per_peer, 1.0)
+                view.figures["fraction"] = max(fraction, view.figures.get("fraction", 0.0))
+            is_over = view.figures.get("fraction", 0.0) >= OVER
+            view.why = f"{'the run has ended' if is_over else 'nobody is here just now'}; these are the last figures"
             return
         view.why = ""
         figures, progress = summed(rows, view.run.tokens_per_peer)

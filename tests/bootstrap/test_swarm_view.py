@@ -538,6 +538,18 @@ def test_once_the_last_has_left_what_the_swarm_came_to_stays(view: SwarmView, si
     assert view.document()["why"] == ""
 
 
+def test_a_run_that_has_ended_is_told_as_ended(view: SwarmView, signed: SignedManifest) -> None:
+    """By the records with which its peers took their leave: what they told last is older."""
+    end = float(signed.manifest.run.tokens_per_peer)
+    view.told(A, {**ROW, "step": 9, "progress": 0.97 * end}, [])
+    view.told(B, {**ROW, "step": 9, "progress": 0.97 * end}, [])
+    gone = [replace(presence(signed, each, "fox"), state=PeerState.LEAVING, progress=end) for each in (A, B)]
+    view.meet([replace(each, issued_at=999.0) for each in gone], None)
+    document = view.document()
+    assert document["figures"]["fraction"] == 1.0
+    assert document["why"] == "the run has ended; these are the last figures"
+
+
 def test_only_an_open_run_shows_how_to_join(signed: SignedManifest, tmp_path: Path) -> None:
     view = SwarmView(signed)
     view.join("p2ptrain peer 'p2ptrain://x'")

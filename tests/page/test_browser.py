@@ -522,6 +522,19 @@ def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[.
     page.until(lambda: page.gossip("lit") > before)
 
 
+def test_a_run_that_has_ended_is_told_as_a_success(page: Page) -> None:
+    """Whoever serves a testnet goes with it: the last figures stay, and nothing looks as if something had failed."""
+    page.shown.view.figures["fraction"] = 0.996
+    page.shown.view.state = "finishing"
+    page.next_document()
+    page.shown.end()
+    page.until(lambda: page.text("away").startswith("The run has ended. These are its last figures, of "))
+    assert page.browser.find_element("id", "away").is_displayed()
+    assert (page.text("held-out"), page.text("state")) == ("1.987", "ended")
+    assert page.count("html.stale") == 0
+    assert not page.browser.find_element("id", "join").is_displayed()
+
+
 def test_serials_that_begin_anew_are_news(page: Page, make_view: Callable[..., View]) -> None:
     """A process that was restarted counts from one: its first exchanges light up all the same."""
     port = page.shown.port

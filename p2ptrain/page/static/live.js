@@ -127,5 +127,5 @@
     history.replaceState(history.state, "", here);
   }
 
-  Object.assign(ui, { Live });
+  Object.assign(ui, { Live, ENDED });
 }

@@ -7,6 +7,8 @@
   /** Lines of a legend that are read rather than counted; the table has them all. */
   const MOST_LEGEND = 12;
   const COPIED_MS = 4000;
+  /** Of a run, by which it has come to its end: what is shown as 100 %. */
+  const OVER = 0.995;
   const TOKENS = 0;
   const TIME = 1;
   const LOSS = 2;
@@ -249,11 +251,18 @@
     document.documentElement.dataset.shown = String(found.at);
   }
 
+  /** Whoever served a run that has come to its end is gone as it should be: that is no fault, and nothing is stale. */
   function showAway(why) {
     away = true;
-    document.documentElement.classList.add("stale");
+    const isOver = why === ui.ENDED && shown?.figures?.fraction >= OVER;
     const tail = why.endsWith(";") ? ` last seen ${lastSeen || "never"}.` : "";
-    set(at("away"), why + tail);
+    set(at("away"), isOver ? `The run has ended. These are its last figures, of ${lastSeen}.` : why + tail);
+    at("away").classList.toggle("over", isOver);
+    document.documentElement.classList.toggle("stale", !isOver);
+    if (!isOver) return;
+    set(at("state"), "ended");
+    set(at("why"), "");
+    at("join").hidden = true;
   }
 
   /** A word of explanation closes as people expect it to: by Escape, and when something else is clicked. */
