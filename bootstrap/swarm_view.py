@@ -322,8 +322,9 @@ class SwarmView:
             if left and view.run.tokens_per_peer:
                 fraction = min(median(left) / view.run.tokens_per_peer, 1.0)
                 view.figures["fraction"] = max(fraction, view.figures.get("fraction", 0.0))
-            is_over = view.figures.get("fraction", 0.0) >= OVER
-            view.why = f"{'the run has ended' if is_over else 'nobody is here just now'}; these are the last figures"
+            view.why = "nobody is here just now; these are the last figures"
+            if view.figures.get("fraction", 0.0) >= OVER:
+                view.why = "the run has ended; these are the last figures"
             return
         view.why = ""
         figures, progress = summed(rows, view.run.tokens_per_peer)
