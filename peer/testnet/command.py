@@ -9,6 +9,7 @@ import shlex
 import shutil
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -22,7 +23,7 @@ from p2ptrain.manifest import PRESETS, parameter_count
 from p2ptrain.page.place import Place, check_place
 from peer.options import FiniteRange
 from peer.testnet import report as reports
-from peer.testnet.conduct import Ending, Means, conduct
+from peer.testnet.conduct import Ending, Means, conduct, page_url
 from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
 from peer.testnet.report import Report
 from peer.testnet.watch import Watch
@@ -86,7 +87,8 @@ def testnet(
     """Train a whole swarm on this machine, and the same run on one peer alone; then compare.
 
     One bootstrap and some peers, each its own process, meet over libp2p on the loopback. Exits 1 when a peer did not
-    learn, made no exchange or crashed. Ctrl+C stops everything.
+    learn, made no exchange or crashed. Ctrl+C stops everything. With --page on a terminal, the page stays to be looked
+    at when all is over, until Ctrl+C.
 
     With --scenario, act that out instead, and hold what became of it against its limits (docs/LABORATORY.md); exits 1
     when one is missed.
@@ -108,10 +110,14 @@ def testnet(
         plan = lay_out(out, chosen, peers, not no_solo, seed)
         with Watch(plan.trainers, console) as watch:
             watch.say(_opening(plan))
-            ending = _conducted(plan, means, seconds, watch)
-        report = _report(plan, means, ending, console)
-        plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        _show(report, plan, console)
+            try:
+                if page is not None and sys.stdout.isatty():
+                    report = _watched(plan, means, seconds, watch)
+                else:
+                    report = _told(plan, means, _conducted(plan, means, seconds, watch), watch)
+            except KeyboardInterrupt:
+                watch.say("interrupted; everything is stopped")
+                raise
     return EXIT_FAILED if report.failures else 0
 
 
@@ -139,20 +145,52 @@ def _opening(plan: Plan) -> str:
     )
 
 
-def _conducted(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> Ending:
+def _conducted(
+    plan: Plan,
+    means: Means,
+    seconds: float | None,
+    watch: Watch,
+    afterwards: Callable[[Ending], Awaitable[None]] | None = None,
+) -> Ending:
     """``conduct`` in a loop of its own. SIGTERM stops it as Ctrl+C does: children first, then KeyboardInterrupt."""
 
     async def interruptible() -> Ending:
         task = asyncio.current_task()
         assert task is not None  # asyncio.run made it
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await conduct(plan, means, seconds, watch)
+        return await conduct(plan, means, seconds, watch, afterwards)
 
     try:
         return asyncio.run(interruptible())
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        watch.say("interrupted; everything is stopped")
+    except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+
+
+def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> Report:
+    """As without a page, but the page stays, once everything is told, until Ctrl+C: somebody may look at it."""
+    told: list[Report] = []
+
+    async def stay(ending: Ending) -> None:
+        told.append(_told(plan, means, ending, watch))
+        watch.say(f"the page stays at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
+        await asyncio.get_running_loop().create_future()
+
+    try:
+        ending = _conducted(plan, means, seconds, watch, stay)
+    except KeyboardInterrupt:
+        if not told:
+            raise
+        return told[0]
+    return _told(plan, means, ending, watch)  # something went wrong: there is nothing to stay for
+
+
+def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> Report:
+    """Put together, written down and printed."""
+    watch.close()
+    report = _report(plan, means, ending, watch.console)
+    plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    _show(report, plan, watch.console)
+    return report
 
 
 def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Report:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,8 +71,19 @@ class _Cast:
         return [*self.trainers.values(), *([self.bootstrap] if self.bootstrap else [])]
 
 
-async def conduct(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> Ending:
-    """Run the testnet to its end. ``seconds``: of training, after which the trainers save and leave."""
+async def conduct(
+    plan: Plan,
+    means: Means,
+    seconds: float | None,
+    watch: Watch,
+    afterwards: Callable[[Ending], Awaitable[None]] | None = None,
+) -> Ending:
+    """Run the testnet to its end.
+
+    Args:
+        seconds: of training, after which the trainers save and leave.
+        afterwards: what is done while the bootstrap alone is still there, with its page; not after a trouble.
+    """
     began = time.monotonic()
     cast = _Cast()
     try:
@@ -82,11 +93,13 @@ async def conduct(plan: Plan, means: Means, seconds: float | None, watch: Watch)
             troubles, cut_short = await _until_over(cast, seconds, watch)
         await processes.stop(list(cast.trainers.values()), SAVE_GRACE_S)
         watch.refresh()
-        wall_s = time.monotonic() - began
+        statuses = {name: child.ended.result() for name, child in cast.trainers.items()}
+        ending = Ending(statuses, tuple(troubles), cut_short, time.monotonic() - began)
+        if afterwards is not None and not troubles:
+            await afterwards(ending)
     finally:
         await processes.stop(cast.children, LEAVE_GRACE_S)
-    statuses = {name: child.ended.result() for name, child in cast.trainers.items()}
-    return Ending(statuses, tuple(troubles), cut_short, wall_s)
+    return ending
 
 
 async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[str]:

@@ -166,6 +166,10 @@ class Watch:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """No bars any more; what is printed from now on stands below them."""
         if self.console.is_terminal:
             self._bars.stop()
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import pty
 import signal
 import subprocess
 import sys
@@ -83,6 +85,33 @@ def test_it_ends_when_all_trainers_did(stage: Path) -> None:
     assert solo.startswith('["--home"')
 
 
+def test_afterwards_the_bootstrap_alone_is_still_there(stage: Path) -> None:
+    """While somebody looks at its page; then it ends, too."""
+    plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
+    there: list[list[str]] = []
+
+    async def look(ending: Ending) -> None:
+        assert ending.statuses == {"solo": 0, "peer-1": 0, "peer-2": 0}
+        there.append([" ".join(each.cmdline()) for each in psutil.Process().children()])
+
+    with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
+        asyncio.run(conduct(plan, Means(threads=1), None, watch, look))
+    assert len(there) == 1
+    assert sum("bootstrap" in each for each in there[0]) == len(there[0]) == 1
+    assert psutil.Process().children() == []
+
+
+def test_after_a_trouble_there_is_nothing_to_look_at(stage: Path) -> None:
+    (stage / "does-peer-1").write_text("crash")
+    plan = lay_out(stage / "out", preset("demo", "ab" * 32), peers=2, solo=True, seed=None)
+
+    async def never(ending: Ending) -> None:
+        pytest.fail("it stays")
+
+    with (stage / "screen").open("w") as screen, Watch(plan.trainers, Console(file=screen)) as watch:
+        assert asyncio.run(conduct(plan, Means(threads=1), None, watch, never)).troubles
+
+
 def test_seconds_cut_it_short_and_everybody_saves(stage: Path) -> None:
     for name in ("peer-1", "peer-2", "solo"):
         (stage / f"does-{name}").write_text("train")
@@ -151,16 +180,22 @@ def wait_for(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+REAL = [
+    sys.executable,
+    "-P",
+    "-c",
+    f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import p2ptrain.cli"
+    "; import peer.testnet.command; os.environ['PYTHONPATH'] = os.getcwd(); p2ptrain.cli.main()",
+]
+"""The real command; its children meet the stand-ins."""
+
+
 def running_testnet(stage: Path) -> tuple[subprocess.Popen[bytes], list[psutil.Process]]:
     """A testnet in a process of its own, and its children, all of them training."""
     for name in ("peer-1", "peer-2", "solo"):
         (stage / f"does-{name}").write_text("train")
-    # It is the real one that starts, and its children meet the stand-ins.
-    script = (
-        "import os, p2ptrain.cli, peer.testnet.command; os.environ['PYTHONPATH'] = os.getcwd(); p2ptrain.cli.main()"
-    )
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", script, "testnet", "--peers", "2", "--out", "out"],
+        [*REAL, "testnet", "--peers", "2", "--out", "out"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
@@ -188,3 +223,31 @@ def test_nothing_survives_a_killed_testnet(stage: Path) -> None:
     process.wait(60)
     assert not psutil.wait_procs(children, timeout=60)[1]
     assert (stage / "out" / "peer-1" / "left").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_on_a_terminal_the_page_stays_to_be_looked_at(stage: Path, number: signal.Signals) -> None:
+    """After all is told, until Ctrl+C, which is then how it ends and no fault."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*REAL, "testnet", "--peers", "2", "--no-solo", "--out", "out", "--page", "0"],
+        stdin=subprocess.DEVNULL,
+        stdout=theirs,
+        stderr=theirs,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"COLUMNS": "200"},
+    )
+    os.close(theirs)
+    said = b""
+    with contextlib.suppress(OSError), os.fdopen(ours, "rb", buffering=0) as terminal:  # a terminal ends with an error
+        is_told = False
+        while part := terminal.read(4096):
+            said += part
+            if not is_told and b"until Ctrl+C" in said:
+                is_told = True
+                assert process.poll() is None
+                assert len(psutil.Process(process.pid).children(recursive=True)) == 1
+                process.send_signal(number)
+    assert process.wait(60) == 1, "the stand-ins have learned nothing"
+    assert (stage / "out" / "summary.json").exists()
+    assert b"until Ctrl+C" in said
+    assert b"interrupted" not in said
