@@ -33,8 +33,8 @@ STOP_S = 60.0
 DRAWN_S = 3.0
 """For charts to be drawn."""
 LIT = 2
-"""Exchanges that are to be seen in a picture, if it can be had within ``LIT_S``."""
-LIT_S = 30.0
+"""Exchanges that are to be seen in a picture."""
+LIT_S = 60.0
 PLACES = {"chromium": "/usr/bin/chromium", "chromedriver": "/usr/bin/chromedriver"}
 HEIGHT = "return Math.ceil(document.body.getBoundingClientRect().bottom)"
 LIVE = "return document.getElementById('gossip').dataset.live"
@@ -55,9 +55,8 @@ def main(out: Path) -> None:
             browser.get(url)
             time.sleep(DRAWN_S)
             look(browser, scheme, width, min(most_height, browser.execute_script(HEIGHT)))
-            wait_for_light(browser)
             picture = out / f"{name}.png"
-            picture.write_bytes(browser.get_screenshot_as_png())
+            picture.write_bytes(lit_picture(browser))
             click.echo(str(picture))
 
 
@@ -91,11 +90,22 @@ def wait_for_all(url: str) -> None:
     raise click.ClickException(f"{PEERS} peers did not train within {DEADLINE_S:.0f} s.")
 
 
-def wait_for_light(browser: webdriver.Chrome) -> None:
-    """Until exchanges are lit. Where none are for long there is a picture all the same."""
+def lit_picture(browser: webdriver.Chrome) -> bytes:
+    """The page while exchanges are lit, before and after it was taken. Raises ClickException where none are for long."""
     deadline = time.monotonic() + LIT_S
-    while time.monotonic() < deadline and int(browser.execute_script(LIVE) or 0) < LIT:
+    while time.monotonic() < deadline:
+        if lit(browser) >= LIT:
+            picture = browser.get_screenshot_as_png()
+            if lit(browser) > 0:
+                return picture
         time.sleep(0.05)
+    raise click.ClickException(
+        f"No {LIT} exchanges were lit at once within {LIT_S:.0f} s: no picture shows the gossip."
+    )
+
+
+def lit(browser: webdriver.Chrome) -> int:
+    return int(browser.execute_script(LIVE) or 0)
 
 
 @contextmanager
