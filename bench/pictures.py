@@ -91,7 +91,7 @@ def wait_for_all(url: str) -> None:
 
 
 def lit_picture(browser: webdriver.Chrome) -> bytes:
-    """The page while exchanges are lit, before and after it was taken. Raises ClickException where none are for long."""
+    """The page while exchanges are lit, before and after it is taken. Raises ClickException where none are for long."""
     deadline = time.monotonic() + LIT_S
     while time.monotonic() < deadline:
         if lit(browser) >= LIT:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click import ClickException
 from click.testing import CliRunner
 
 from bench import __main__ as bench
@@ -58,3 +59,29 @@ def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> No
     assert list(found["by_delay_ms"]) == ["0", "10"]
     for each in found["by_delay_ms"].values():
         assert all(0 < share < 1.2 for share in each.values() if share != each["of_tcp"])
+
+
+class Browser:
+    """Has so many edges lit, each time when it is asked."""
+
+    def __init__(self, lit: list[int]) -> None:
+        self.lit = lit
+        self.taken = 0
+
+    def execute_script(self, script: str) -> int:
+        return self.lit.pop(0) if len(self.lit) > 1 else self.lit[0]
+
+    def get_screenshot_as_png(self) -> bytes:
+        self.taken += 1
+        return b"picture %d" % self.taken
+
+
+def test_a_picture_of_the_gossip_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken again where the last edge has faded meanwhile, and not at all where none is lit."""
+    pictures = pytest.importorskip("bench.pictures", exc_type=ImportError)
+    monkeypatch.setattr(pictures.time, "sleep", lambda seconds: None)
+    again = Browser([0, 1, 2, 0, 2, 1])
+    assert pictures.lit_picture(again) == b"picture 2"
+    monkeypatch.setattr(pictures, "LIT_S", 0.05)
+    with pytest.raises(ClickException, match="no picture shows"):
+        pictures.lit_picture(Browser([1]))
