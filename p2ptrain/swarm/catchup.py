@@ -10,14 +10,15 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from statistics import median_low
+from statistics import median_high
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
-from p2ptrain.swarm.membership import Fault
+from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.rules import (
@@ -46,9 +47,21 @@ class PullUnderWay:
     furthest: float
     """The progress (tokens) of whoever said that it is furthest, of those whom others bear out."""
     steps: int
-    """Outer steps that the others of them have made."""
+    """Outer steps that those about as far as the donor say they have made, the donor among them (``steps_near``)."""
     replied_at: float | None = None
     adopting: bool = False
+
+
+def steps_near(donor: Known, believed: Sequence[Known], near: float) -> int:
+    """The outer steps of those believed who are about as far as the donor: a median of what they announced.
+
+    The donor's own word is one of them, and of two in the middle the larger one counts: so a minority that names few
+    cannot make an honest donor's count implausible. Who is elsewhere says nothing of how many it takes to be there.
+
+    Args:
+        near: so many tokens apart.
+    """
+    return median_high([each.step for each in believed if abs(each.progress - donor.progress) <= near])
 
 
 class CatchUp:
@@ -113,9 +126,8 @@ class CatchUp:
         if donor is None:
             return
         link = standing.new_link(donor.peer)
-        steps = [known.step for known in ahead if known is not donor] or [donor.step]
-        most = max(known.progress for known in ahead)
-        self.pull = PullUnderWay(link, now + standing.deadlines.reply_s(), most, median_low(steps))
+        most, steps = max(known.progress for known in ahead), steps_near(donor, ahead, standing.rules.catch_up_tokens)
+        self.pull = PullUnderWay(link, now + standing.deadlines.reply_s(), most, steps)
         request = WeightsRequest(
             standing.rules.run, standing.rules.protocol, standing.worth, standing.deadlines.seconds_per_byte()
         )
@@ -133,9 +145,11 @@ class CatchUp:
             standing.emit(Close(link))
             return
         why = implausible_progress(reply.progress, standing.progress, settled=False, rules=standing.rules)
-        why = why or implausible_step(reply.step, self.pull.steps, standing.rules)
         if self.is_receiving or why:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
+            return
+        if why := implausible_step(reply.step, self.pull.steps, standing.rules):
+            self.failed(LinkFailed(link, why), now)  # others may have said what is not so, as well as it
             return
         known = standing.members.get(link.peer)
         is_near = known is not None and not is_far(known.progress, standing)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 
 from p2ptrain.ids import LinkId, PeerId, RunId
@@ -62,8 +62,9 @@ def presence(
     state: PeerState = PeerState.TRAINING,
     at: float = 1.0,
     settled: bool = True,
+    step: int = 0,
 ) -> Presence:
-    return Presence(PeerId(peer), RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, settled, "", at, 75.0)
+    return Presence(PeerId(peer), RUN, ("/ip4/127.0.0.1/tcp/1",), state, step, progress, settled, "", at, 75.0)
 
 
 @dataclass
@@ -228,8 +229,8 @@ class Table:
                     lag_s = self.latency + self.lag_s(peer, effect.link)
                     self.after(lag_s, self._break, other, their_link, "it closed")
             case Announce():
-                record = presence(peer, effect.progress, PeerState(effect.state), 1.0 + self.now, effect.settled)
-                self.records[peer] = replace(record, step=effect.step)
+                state, at = PeerState(effect.state), 1.0 + self.now
+                self.records[peer] = presence(peer, effect.progress, state, at, effect.settled, effect.step)
                 self.announced[peer].append(effect.settled)
             case Lookup():
                 self.after(0.03, self._looked_up, peer)

@@ -11,7 +11,7 @@ from table import RULES, RUN, Seat, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm import PeerState, exchanging
-from p2ptrain.swarm.catchup import PullUnderWay
+from p2ptrain.swarm.catchup import PullUnderWay, steps_near
 from p2ptrain.swarm.claims import supported
 from p2ptrain.swarm.events import (
     Adopted,
@@ -29,6 +29,7 @@ from p2ptrain.swarm.events import (
     Send,
     TrainingEnded,
     Unfit,
+    Woke,
 )
 from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.membership import Fault, Known
@@ -1002,6 +1003,51 @@ def test_a_donor_says_of_its_weights_what_can_be_true(reply: WeightsReply, why: 
     assert any(why in each.why for each in effects if isinstance(each, Note) and each.peer == pull.link.peer)
     assert Close(pull.link) in effects
     assert not any(isinstance(each, Pull) for each in effects)
+
+
+@pytest.mark.parametrize(("honest", "liars"), [(2, 1), (3, 2), (4, 3)])
+def test_a_minority_that_names_few_outer_steps_makes_no_honest_donors_count_implausible(honest: int, liars: int):
+    """It would put an honest donor in quarantine, and leave the newcomer to the liars."""
+    table, given = Table("cedar"), set()
+    said = [(f"honest {number}", 700) for number in range(honest)] + [(f"liar {number}", 0) for number in range(liars)]
+    table.records = {PeerId(name): presence(name, progress=500.0, step=step) for name, step in said}
+    table.start()
+    table.run(0.045)
+    core = table["cedar"].core
+    while len(given) < honest:  # whoever is asked gives up in the end, and another is asked
+        pull = core._catch_up.pull
+        if pull is None:
+            table.now += 1.0
+            core.handle(Woke(), table.now)
+            continue
+        if pull.link.peer.startswith("honest"):
+            effects = core.handle(Received(pull.link, WeightsReply(705, 510.0)), table.now)
+            assert any(isinstance(each, Pull) for each in effects)
+            given.add(pull.link.peer)
+        core.handle(LinkFailed(pull.link, "gone"), table.now)
+        for name, step in said:
+            core._standing.members.see(presence(name, 500.0, step=step, at=table.now + 2.0), table.now + 75.0)
+    assert core.counters.offences == 0
+
+
+def test_how_many_outer_steps_a_donor_may_have_made_those_say_who_are_about_as_far():
+    """Who is elsewhere may have come there in few long steps, or in many."""
+    table, step = Table("cedar"), 700
+    names = {"donor": (900.0, step), "beside": (880.0, step - 2), "behind": (400.0, 2), "further behind": (390.0, 1)}
+    known = []
+    for name, (progress, steps) in names.items():
+        table["cedar"].core._standing.members.see(presence(name, progress, step=steps), 75.0)
+        known.append(table["cedar"].core._standing.members.get(PeerId(name)))
+    assert steps_near(known[0], known, RULES.catch_up_tokens) == step
+    assert steps_near(known[2], known, RULES.catch_up_tokens) == 2
+
+
+def test_that_a_donors_outer_steps_cannot_be_is_no_offence():
+    """It may be the others who said what is not so."""
+    table, cedar, pull = with_a_pull_begun()
+    effects = cedar.core.handle(Received(pull.link, WeightsReply(2**53, 300.0)), table.now)
+    assert Close(pull.link) in effects
+    assert cedar.core.counters.offences == 0
 
 
 def test_a_donor_that_makes_most_of_the_swarms_steps_gives_its_weights():
