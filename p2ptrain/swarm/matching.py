@@ -36,14 +36,19 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
 def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
     """Why a donor's count of outer steps cannot be taken over with its weights; empty when it can.
 
+    Where outer steps are planned, who is behind or ahead meets nobody: a newcomer that took over a false count would
+    train alone, in step by its own word, and for good.
+
     Args:
         others: the count of those who are as far as it.
     """
-    if rules.plans:  # all make the same ones, together
+    if rules.plans:  # all make the same ones, together; what was announced is older than the reply
+        least = others - rules.catch_up_outer_steps
         most = others + rules.implausible_distance / rules.tokens_per_outer_step
     else:
-        most = STEPS_SLACK * (others + BEGINNER_STEPS)
-    return f"{theirs} outer steps, where others have made {others}" if theirs > min(most, MOST_STEPS) else ""
+        least, most = 0.0, STEPS_SLACK * (others + BEGINNER_STEPS)
+    can_be = least <= theirs <= min(most, MOST_STEPS)
+    return "" if can_be else f"{theirs} outer steps, where others have made {others}"
 
 
 def refusal(

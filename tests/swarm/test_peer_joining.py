@@ -1060,6 +1060,25 @@ def test_where_outer_steps_are_planned_a_donor_is_about_where_the_others_are():
     rules = replace(RULES, topology="ring", tokens_per_peer=100_000.0)
     assert implausible_step(30 + 2500, 30, rules) == ""
     assert implausible_step(30 + 2501, 30, rules)
+    assert implausible_step(700 - 8, 700, rules) == ""
+    assert implausible_step(700 - 9, 700, rules)
+    assert implausible_step(0, 700, RULES) == "", "elsewhere they say nothing"
+
+
+def test_no_donor_puts_a_newcomer_out_of_the_others_outer_step_for_good():
+    """With right weights, right progress and step 0 it would be planned with nobody, and never pull again."""
+    rules = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring", tokens_per_peer=100_000.0)
+    table = Table("cedar", rules=rules)
+    names = ("amber", "birch", "liar")
+    table.records = {PeerId(name): presence(name, progress=7000.0, step=700) for name in names}
+    table.start()
+    table.run(0.045)
+    core = table["cedar"].core
+    pull = core._catch_up.pull
+    assert pull is not None
+    effects = core.handle(Received(pull.link, WeightsReply(0, 7000.0)), table.now)
+    assert Close(pull.link) in effects
+    assert not any(isinstance(each, Pull) for each in effects)
 
 
 def test_nobodys_word_alone_ends_a_newcomers_run():
