@@ -26,7 +26,6 @@ round that the trainer waits for is over when every partner's exchange has commi
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -34,7 +33,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.swarm.events import Proceed
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
-from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
+from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.topology import planned_partners
 
@@ -93,12 +92,13 @@ class Promises:
     """Whose word that it will come our trainer still waits for; whoever announces itself gives it, too.
 
     Who did not come, or did not answer, is not waited for in the next round, then in three, seven, and so on. Whoever
-    comes all the same is met.
+    comes all the same is met. Bounded by number, and not by who is here: else going away for a minute would be all
+    that it takes to be believed again.
     """
 
     def __init__(self) -> None:
         self._broken: dict[PeerId, int] = {}
-        """How many that are not forgiven, ..."""
+        """How many that are not forgiven; who broke one last comes last, ..."""
         self._unheard: dict[PeerId, int] = {}
         """... in how many rounds to come the next ones count for nothing, ..."""
         self._kept: dict[PeerId, int] = {}
@@ -106,8 +106,10 @@ class Promises:
 
     def broke(self, peer: PeerId) -> None:
         """It did not come, or did not answer."""
-        self._broken[peer] = times = self._broken.get(peer, 0) + 1
+        self._broken[peer] = times = self._broken.pop(peer, 0) + 1
         self._unheard[peer] = min(2 ** min(times, 16) - 1, MOST_UNHEARD)
+        if len(self._broken) > MAX_KNOWN:
+            self._forget(next(iter(self._broken)))
 
     def count(self, peer: PeerId) -> bool:
         """It promises to come: whether our trainer waits for it. No is said once a round."""
@@ -125,11 +127,6 @@ class Promises:
             self._broken[peer] -= 1
             if not self._broken[peer]:
                 self._forget(peer)
-
-    def forget(self, is_gone: Callable[[PeerId], bool]) -> None:
-        """Bounded by whom we know."""
-        for peer in [peer for peer in self._broken if is_gone(peer)]:
-            self._forget(peer)
 
     def _forget(self, peer: PeerId) -> None:
         for each in (self._broken, self._unheard, self._kept):
@@ -150,7 +147,6 @@ class Rounds:
         """We have come to this outer step. The round of an earlier one lapses."""
         standing = self._standing
         self.close(awaited)
-        self._promises.forget(lambda peer: standing.members.get(peer) is None)
         fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s(), now + ROUND_RECALL_S)
         if fresh.fragments and standing.state is PeerState.TRAINING:
             fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)

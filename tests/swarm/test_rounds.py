@@ -28,7 +28,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.rounds import FORGIVEN, Promises
-from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_RECALL_S
+from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
 
@@ -307,9 +307,30 @@ def test_who_broke_a_promise_is_forgiven_in_time() -> None:
         promises.kept(fox)
     promises.broke(fox)
     assert [promises.count(fox) for _ in range(2)] == [False, True]
-    promises.forget(lambda peer: True)
-    assert not promises._broken
-    assert not promises._kept
+
+
+def test_promises_are_bounded_by_number_and_the_oldest_go() -> None:
+    promises, fox = Promises(), PeerId("fox")
+    promises.broke(fox)
+    for number in range(MAX_KNOWN - 1):
+        promises.broke(PeerId(f"peer {number}"))
+    assert not promises.count(fox)
+    promises.broke(fox)  # which makes it the youngest
+    promises.broke(PeerId("one more"))
+    assert not promises.count(fox)
+    assert promises.count(PeerId("peer 0"))
+    assert len(promises._broken) == len(promises._unheard) == MAX_KNOWN
+
+
+def test_who_goes_away_for_a_while_has_broken_its_promise_all_the_same() -> None:
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    core._exchanging.rounds._promises.broke(PeerId("birch"))
+    table.kill("birch")
+    table.run(300.0)
+    assert core._standing.members.get(PeerId("birch")) is None
+    core.handle(PhaseDone(1, 10.0), table.now)
+    assert not core._exchanging.rounds._promises.count(PeerId("birch"))
 
 
 def test_who_is_distrusted_is_not_called_by_plan() -> None:
