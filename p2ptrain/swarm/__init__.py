@@ -15,6 +15,7 @@ partners       whom to call, on which terms, and when again
 topology       who mixes with whom where a recipe plans it (pure)
 exchange       one exchange as a table of states, and the book of all
 rounds         the exchanges that both sides planned for one outer step
+promises       whose word our trainer still waits for in them
 judging        whose weights are not mixed, and who is left alone for them
 exchanging     offers, swaps, commits
 catchup        newcomers pull weights, donors give them
