@@ -58,6 +58,8 @@ class Exchange:
     deadline: float
     round: int = 0
     """The outer step that planned it; 0: nobody did."""
+    hurried: bool = False
+    """Our offer must be answered sooner than others': that it was not says nothing of lines."""
     theirs: Terms | None = None
     swap_started_at: float = 0.0
     """Once both sides agreed."""

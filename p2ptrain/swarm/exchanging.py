@@ -11,9 +11,9 @@ from p2ptrain.swarm.matching import answer, refusal
 from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.overtime import Overtime
-from p2ptrain.swarm.partners import choose, implausible, own_terms, pause_after
+from p2ptrain.swarm.partners import choose, implausible, own_offer, own_terms, pause_after
 from p2ptrain.swarm.progress import progress_displacement
-from p2ptrain.swarm.rounds import Meeting, Round, Rounds
+from p2ptrain.swarm.rounds import HURRIED_S, Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.standing import Standing
 
@@ -91,15 +91,14 @@ class Exchanging:
 
     def call_planned(self, now: float) -> None:
         """Offer to the partners that this outer step planned, all at once."""
-        deadlines = self._standing.deadlines
         for planned, peer in self.rounds.due():
             known = self._standing.members.get(peer)
             is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
             planned.meetings[peer] = Meeting.CALLED if is_called else Meeting.MISSED
             if known is not None and is_called:
                 terms = own_terms(self._standing, peer, len(planned.meetings))
-                until = None if self.rounds.is_waited_for(planned, peer) else now + deadlines.prompt_reply_s()
-                self._offer(known, planned.fragments, terms, planned.step, now, until)
+                hurried = not self.rounds.is_waited_for(planned, peer)
+                self._offer(known, planned.fragments, terms, planned.step, now, hurried)
         self.rounds.proceed_if_over()
 
     # --- messages and completions ---------------------------------------------------------------------------------
@@ -294,7 +293,8 @@ class Exchanging:
         """Give up on partners whose deadline has passed."""
         for exchange in self.book:
             if exchange.deadline <= now:
-                self._standing.deadlines.missed()
+                if not exchange.hurried:
+                    self._standing.deadlines.missed()
                 waited = now - (exchange.swap_started_at or exchange.started_at)
                 self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
         self.rounds.expire(now)
@@ -334,35 +334,13 @@ class Exchanging:
             self.call_planned(now)
 
     def _offer(
-        self,
-        partner: Known,
-        fragments: tuple[int, ...],
-        mine: Terms,
-        round_: int,
-        now: float,
-        until: float | None = None,
+        self, partner: Known, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
     ) -> None:
-        """``until``: when it must have answered; None: as others do."""
-        standing = self._standing
-        exchange = Exchange(
-            link=standing.new_link(partner.peer),
-            state=ExchangeState.OFFERED,
-            fragments=fragments,
-            mine=mine,
-            started_at=now,
-            deadline=now + standing.deadlines.reply_s() if until is None else until,
-            round=round_,
-        )
+        link, deadlines = self._standing.new_link(partner.peer), self._standing.deadlines
+        deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
+        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)
         self.book.put(exchange)
-        offer = Offer(
-            run=standing.rules.run,
-            protocol=standing.rules.protocol,
-            fragments=fragments,
-            terms=mine,
-            round=round_,
-            known=standing.known_to_pass_on(now, partner.peer),
-        )
-        standing.emit(Open(exchange.link, partner.addresses, offer))
+        self._standing.emit(Open(link, partner.addresses, own_offer(self._standing, exchange, now)))
 
     def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
         standing = self._standing

@@ -8,7 +8,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
 from p2ptrain.swarm.membership import Known
-from p2ptrain.swarm.messages import DeclineReason, PeerState, Terms
+from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.topology import neighbours
 
@@ -56,6 +56,18 @@ def own_terms(standing: Standing, peer: PeerId, partners: int = 1) -> Terms:
         partners=partners,
         seconds_per_byte=standing.deadlines.seconds_per_byte(),
         fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),  # nothing is left to hold up
+    )
+
+
+def own_offer(standing: Standing, exchange: Exchange, now: float) -> Offer:
+    """The message that offers this exchange."""
+    return Offer(
+        run=standing.rules.run,
+        protocol=standing.rules.protocol,
+        fragments=exchange.fragments,
+        terms=exchange.mine,
+        round=exchange.round,
+        known=standing.known_to_pass_on(now, exchange.link.peer),
     )
 
 

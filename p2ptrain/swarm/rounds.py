@@ -52,6 +52,11 @@ class Meeting(Enum):
     FAILED = auto()
 
 
+HURRIED_S = 1.0
+"""To answer for who did not lately, or promised in vain: a round trip across the world, and a busy machine (as
+``deadlines.PROMPT_BOUNDS_S``). If less, an honest partner would answer in vain, and both would blame each other. A
+guess."""
+
 OVER = (Meeting.MET, Meeting.MISSED, Meeting.FAILED)
 """Nobody waits for these."""
 
@@ -181,8 +186,8 @@ class Rounds:
         return reason is not DeclineReason.CROSSING or peer < self._standing.me
 
     def is_waited_for(self, planned: Round, peer: PeerId) -> bool:
-        """Whether the trainer waits for the answer of one that we call; who gave none lately has a moment to give it,
-        as it has where it waits for us."""
+        """Whether the trainer waits for the answer of one that we call; who gave none lately has ``HURRIED_S`` to give
+        it, as it has where it waits for us."""
         if planned.awaited and peer not in planned.unheard and not self._promises.count(peer):
             planned.unheard.add(peer)
         return peer not in planned.unheard

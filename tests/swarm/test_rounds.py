@@ -14,6 +14,7 @@ from p2ptrain.swarm import Peer, PeerState
 from p2ptrain.swarm.events import (
     Adopted,
     Applied,
+    Close,
     Effect,
     Event,
     LinkFailed,
@@ -296,6 +297,21 @@ def test_who_never_answers_is_waited_for_ever_more_rarely() -> None:
     assert [number for number, each in enumerate(waits, 1) if each > 1] == [1, 3, 7, 15]
     assert waits[0] >= 9
     assert max(waits) <= 31
+
+
+def test_who_has_but_a_moment_to_answer_has_a_second_and_makes_us_no_more_patient() -> None:
+    """An honest partner across the world, that kept us waiting once; and lines here are fast."""
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    for _ in range(8):
+        core._standing.deadlines.replied(0.01)
+    core._exchanging.rounds._promises.broke(PeerId("birch"))
+    patience_s = core._standing.deadlines.reply_s()
+    [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
+    assert Close(ours.link) not in core.handle(Woke(), table.now + 0.9)
+    assert Close(ours.link) in core.handle(Woke(), table.now + 1.1)
+    assert core._standing.deadlines._patience == 1.0
+    assert core._standing.deadlines.reply_s() == patience_s
 
 
 def test_who_broke_a_promise_is_forgiven_in_time() -> None:
