@@ -30,7 +30,7 @@ from enum import Enum
 from math import inf
 
 from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm.events import SwapDone
+from p2ptrain.swarm.events import Note, SwapDone
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.rules import ASLEEP_S
 from p2ptrain.swarm.trust import per_fragment
@@ -101,6 +101,17 @@ class Exchange:
         self.state = ExchangeState.CONFIRMING
         self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
         self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
+
+    def told(self, seconds: float) -> Note:
+        """What is said of it once it is committed. ``seconds``: since both had agreed."""
+        return Note(
+            kind="exchanged",
+            peer=self.link.peer,
+            seconds=seconds,
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            distance=self.distance,
+        )
 
     def commit(self) -> None:
         """Both sides have everything."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import is_left_behind
-from p2ptrain.swarm.events import Close, Commit, LinkFailed, Note, Open, Send, Swap, SwapDone
+from p2ptrain.swarm.events import Close, Commit, LinkFailed, Open, Send, Swap, SwapDone
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import answer, refusal
@@ -94,7 +94,7 @@ class Exchanging:
         for planned, peer in self.rounds.due():
             known = self._standing.members.get(peer)
             is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
-            planned.meetings[peer] = Meeting.CALLED if is_called else Meeting.MISSED
+            planned.turn(peer, Meeting.CALLED if is_called else Meeting.MISSED)
             if known is not None and is_called:
                 terms = own_terms(self._standing, peer, len(planned.meetings))
                 hurried = not self.rounds.is_waited_for(planned, peer)
@@ -147,7 +147,7 @@ class Exchanging:
                 self.book.remove(withdrawn.link)
                 standing.emit(Close(withdrawn.link))
         if isinstance(reply, Round):
-            reply.meetings[link.peer] = Meeting.MEETING
+            reply.turn(link.peer, Meeting.MEETING)
             fragments, mine = reply.fragments, own_terms(standing, link.peer, len(reply.meetings))
         else:
             fragments, mine = reply, own_terms(standing, link.peer)
@@ -238,16 +238,7 @@ class Exchanging:
             moved = min(moved, 0.0)
         standing.emit(Commit(link, standing.budget.take(moved, link.peer)))
         standing.emit(Close(link))
-        standing.emit(
-            Note(
-                kind="exchanged",
-                peer=link.peer,
-                seconds=seconds,
-                sent_bytes=exchange.sent_bytes,
-                received_bytes=exchange.received_bytes,
-                distance=exchange.distance,
-            )
-        )
+        standing.emit(exchange.told(seconds))
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, Meeting.MET)
 
@@ -267,7 +258,7 @@ class Exchanging:
         if exchange.state is ExchangeState.OFFERED:
             standing.counters.offers_unanswered += 1
             fault, meeting = Fault.UNANSWERED, Meeting.MISSED
-            self.rounds.unanswered(exchange)
+            self.rounds.unanswered(exchange, now)
         else:
             standing.counters.exchanges_failed += 1
             fault, meeting = Fault.BROKEN, Meeting.FAILED
@@ -284,6 +275,7 @@ class Exchanging:
     def hold_on(self, now: float, seconds: float) -> None:
         """We were held up for so long: what partners sent before their deadlines passed may lie unread, and nobody
         held us meanwhile but we."""
+        self.rounds.hold_on(seconds)
         for exchange in self.book:
             exchange.skip(seconds)
             if exchange.deadline <= now:

@@ -9,6 +9,10 @@ MOST_UNHEARD = 64
 """Rounds in which a promise counts for nothing, at most: then a trainer waits for one that lies in one round of 65. A
 guess."""
 
+MOST_OURS = 3
+"""Broken promises of one peer that count of rounds in which nobody answered: after an hour without a line we wait for
+everybody again seven rounds later, and partners who all lie hold us up in one round of eight. A guess."""
+
 FORGIVEN = 16
 """Exchanges with one that broke a promise after which one of those is forgotten. If it were one alone, whoever comes in
 every other round would be waited for in all the others. A guess."""
@@ -30,9 +34,14 @@ class Promises:
         self._kept: dict[PeerId, int] = {}
         """... and how many were kept since the last one was forgiven."""
 
-    def broke(self, peer: PeerId) -> None:
-        """It did not come, or did not answer."""
-        self._broken[peer] = times = self._broken.pop(peer, 0) + 1
+    def broke(self, peer: PeerId, perhaps_ours: bool = False) -> None:
+        """It did not come, or did not answer.
+
+        Args:
+            perhaps_ours: nobody else of several did either. That may be our own line, and counts up to ``MOST_OURS``.
+        """
+        before = self._broken.pop(peer, 0)
+        self._broken[peer] = times = max(before, min(before + 1, MOST_OURS)) if perhaps_ours else before + 1
         self._unheard[peer] = min(2 ** min(times, 16) - 1, MOST_UNHEARD)
         if len(self._broken) > MAX_KNOWN:
             self._forget(next(iter(self._broken)))

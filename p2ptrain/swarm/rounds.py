@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from p2ptrain.ids import PeerId
+from p2ptrain.swarm.deadlines import UNNOTICED_S
 from p2ptrain.swarm.events import Proceed
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
@@ -78,6 +79,16 @@ class Round:
     """Whose offer overtook its answer, and who has had a second one of ours."""
     unheard: set[PeerId] = field(default_factory=set)
     """Whose promises count for nothing in it."""
+    tried: set[PeerId] = field(default_factory=set)
+    """Whom we called, or who came, ..."""
+    silent: set[PeerId] = field(default_factory=set)
+    """... and of these, whom the trainer waited for in vain."""
+
+    def turn(self, peer: PeerId, to: Meeting) -> None:
+        """We have come this far with it."""
+        self.meetings[peer] = to
+        if to in (Meeting.CALLED, Meeting.MEETING):
+            self.tried.add(peer)
 
     @property
     def is_over(self) -> bool:
@@ -108,7 +119,7 @@ class Rounds:
     def close(self, awaited: bool) -> None:
         """Forget a round; a waiting trainer goes on."""
         for lapsed in [each for each in self._open if each.awaited is awaited]:
-            self._open.remove(lapsed)
+            self._end(lapsed)
             if awaited:
                 self._standing.emit(Proceed(lapsed.step))
 
@@ -156,7 +167,7 @@ class Rounds:
         """A planned exchange has come this far."""
         found = self.of(step, fragments)
         if found is not None and peer in found.meetings:
-            found.meetings[peer] = to
+            found.turn(peer, to)
 
     def put_off(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
         """A partner declined for now: wait for its own offer, or offer once more.
@@ -192,11 +203,20 @@ class Rounds:
             planned.unheard.add(peer)
         return peer not in planned.unheard
 
-    def unanswered(self, exchange: Exchange) -> None:
-        """Our offer was not answered, or could not be delivered. Who had but a moment to answer broke no promise."""
+    def unanswered(self, exchange: Exchange, now: float) -> None:
+        """Our offer was not answered, or could not be delivered. Who had but a moment to answer broke no promise, and
+        what fails at once held nobody up: it is our own line, as likely as not. Of a sleep nobody knows."""
         found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
-        if exchange.round and not (found is not None and peer in found.unheard):
-            self._promises.broke(peer)
+        is_late = exchange.deadline <= now or now - exchange.started_at > UNNOTICED_S
+        if found is not None and is_late and exchange.is_timed and peer not in found.unheard:
+            found.silent.add(peer)
+
+    def _end(self, over: Round) -> None:
+        """Nobody waits for it any more. Who was silent broke a promise; we, perhaps, where several were and all."""
+        self._open.remove(over)
+        perhaps_ours = len(over.tried) > 1 and over.silent >= over.tried
+        for peer in sorted(over.silent):
+            self._promises.broke(peer, perhaps_ours)
 
     def ended(self, exchange: Exchange, to: Meeting) -> None:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
@@ -205,6 +225,12 @@ class Rounds:
             if to is Meeting.MET:
                 self._promises.kept(exchange.link.peer)
             self.proceed_if_over()
+
+    def hold_on(self, seconds: float) -> None:
+        """We were held up for so long: nobody kept us waiting meanwhile but we."""
+        for each in self._open:
+            each.until += seconds
+            each.recall_at += seconds
 
     def expire(self, now: float) -> None:
         """Ask again whom we wait for, or wait no more. Who was called has a deadline of its own."""
@@ -229,7 +255,7 @@ class Rounds:
     def proceed_if_over(self) -> None:
         """Let the trainer go on when nothing is left to wait for."""
         for each in [each for each in self._open if each.awaited and each.is_over]:
-            self._open.remove(each)
+            self._end(each)
             self._standing.emit(Proceed(each.step))
 
     def next_deadline(self) -> float:

@@ -28,7 +28,7 @@ from p2ptrain.swarm.events import (
     Woke,
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
-from p2ptrain.swarm.promises import FORGIVEN, Promises
+from p2ptrain.swarm.promises import FORGIVEN, MOST_OURS, Promises
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -178,6 +178,9 @@ def test_who_comes_when_patience_is_over_is_not_waited_for(seconds: float, reaso
     core, to_birch, to_cedar, now = waiting_for_two()
     core.handle(LinkFailed(to_birch.link, "connection reset"), now)
     core.handle(Received(to_cedar.link, Accept(to_cedar.message.fragments, to_cedar.message.terms, known=())), now)
+    for exchange in core._exchanging.book:  # a long one
+        exchange.deadline = now + 2 * ROUND_PATIENCE_S
+    core._wake_at = now + 2 * ROUND_PATIENCE_S  # else it would seem to have been held up
     again = LinkId(PeerId("birch"), 100, outbound=False)
     offer = replace(to_birch.message, known=())
     assert answers(core.handle(Received(again, offer), now + seconds)) == [reason]
@@ -312,6 +315,54 @@ def test_who_has_but_a_moment_to_answer_has_a_second_and_makes_us_no_more_patien
     assert Close(ours.link) in core.handle(Woke(), table.now + 1.1)
     assert core._standing.deadlines._patience == 1.0
     assert core._standing.deadlines.reply_s() == patience_s
+
+
+def broken_after(rounds: int, seconds: float, answers: tuple[str, ...] = ()) -> dict[PeerId, int]:
+    """Of two partners, promises that are booked as broken after so many rounds in which each call failed so late,
+    or was declined by who answers."""
+    core, now = in_step("amber", "birch", "cedar")["amber"].core, 3.0
+    for number in range(1, rounds + 1):
+        for name in ("birch", "cedar"):
+            core._standing.members.see(presence(name, at=now), now + 75.0)
+        ours = opened(core.handle(PhaseDone(number, 10.0), now))
+        for call in sorted(ours, key=lambda call: call.link.peer not in answers):
+            if call.link.peer in answers:
+                core.handle(Received(call.link, put_off(DeclineReason.NOT_PLANNED)), now)
+                continue
+            core.handle(Woke(), now + seconds)  # nothing but time passes before
+            core.handle(LinkFailed(call.link, "no route to host"), now + seconds)
+        now += seconds + 1.0
+    return dict(core._exchanging.rounds._promises._broken)
+
+
+def test_what_could_not_be_delivered_broke_no_promise() -> None:
+    """Our own line: calls fail at once, for an hour, and then we wait for everybody as before."""
+    assert broken_after(rounds=20, seconds=0.1) == {}
+
+
+def test_where_nobody_answers_it_may_be_our_own_line_and_counts_for_little() -> None:
+    assert broken_after(rounds=40, seconds=1.5) == {"birch": MOST_OURS, "cedar": MOST_OURS}
+    alone = broken_after(rounds=40, seconds=1.5, answers=("birch",))
+    assert list(alone) == ["cedar"]
+    assert alone[PeerId("cedar")] > MOST_OURS
+
+
+@pytest.mark.parametrize("seconds", [ROUND_PATIENCE_S + 10.0, 3600.0])
+def test_who_promised_to_come_broke_no_word_while_we_were_held_up(seconds: float) -> None:
+    table = in_step("amber", "birch")
+    core, birch = table["amber"].core, PeerId("birch")
+    [ours] = opened(core.handle(PhaseDone(1, 10.0), table.now))
+    core.handle(Received(ours.link, put_off(DeclineReason.NOT_YET)), table.now)
+    table.now += 0.5
+    core.handle(Woke(), table.now)
+    table.now += seconds
+    core._standing.members.see(presence("birch", at=table.now), table.now + 75.0)
+    effects = core.handle(Woke(), table.now)
+    assert not core._exchanging.rounds._promises._broken
+    theirs = LinkId(birch, 100, outbound=False)
+    effects += core.handle(Received(theirs, replace(ours.message, known=())), table.now + 0.5)
+    assert answers(effects) != [DeclineReason.NOT_PLANNED]
+    assert not any(isinstance(each, Proceed) for each in effects)
 
 
 def test_who_broke_a_promise_is_forgiven_in_time() -> None:
