@@ -43,6 +43,11 @@ class ExchangeState(Enum):
     COMMITTED = "committed"
 
 
+DRAGGED = 0.75
+"""Of a payload's patience. That is four times what the slower side's exchanges take, as far as it is believed, which
+is to 16 times what ours take (``deadlines``): so whose line is slow as ever takes a quarter, and who takes 12 times as
+long as others does not drag. A guess."""
+
 _UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 
 
@@ -63,6 +68,8 @@ class Exchange:
     theirs: Terms | None = None
     swap_started_at: float = 0.0
     """Once both sides agreed."""
+    patience_s: float = 0.0
+    """How long it may take, as both sides' terms say: until its deadline, if nothing holds us up."""
     is_timed: bool = True
     """What it takes says something of its partner, and of the line."""
     sent_bytes: int = 0
@@ -83,6 +90,7 @@ class Exchange:
         self.theirs = theirs
         self.swap_started_at = now
         self.deadline = deadline
+        self.patience_s = deadline - now
 
     def skip(self, seconds: float) -> None:
         """So long at least nothing ran here: it does not count as the exchange's time. Since when we slept nobody
@@ -95,6 +103,10 @@ class Exchange:
     def swapped_s(self, now: float) -> float:
         """Since when both have agreed, in seconds; 0 before."""
         return now - self.swap_started_at if self.state is not ExchangeState.OFFERED else 0.0
+
+    def dragged(self, now: float) -> bool:
+        """Whether it took nearly all of the time that both had agreed on, as far as that can be told."""
+        return self.is_timed and self.swapped_s(now) > DRAGGED * self.patience_s
 
     def confirm(self, done: SwapDone) -> None:
         """Both payloads are through on our side."""

@@ -30,9 +30,9 @@ class Exchanging:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self.book = ExchangeBook(standing.rules.free_fragments)
-        self.rounds = Rounds(standing)
-        self._judge = Judge(standing)
         self._overtime = Overtime(standing)
+        self.rounds = Rounds(standing, self._overtime)
+        self._judge = Judge(standing)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
@@ -91,7 +91,7 @@ class Exchanging:
 
     def call_planned(self, now: float) -> None:
         """Offer to the partners that this outer step planned, all at once."""
-        for planned, peer in self.rounds.due():
+        for planned, peer in self.rounds.due(now):
             known = self._standing.members.get(peer)
             is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
             planned.turn(peer, Meeting.CALLED if is_called else Meeting.MISSED)
@@ -192,7 +192,7 @@ class Exchanging:
             return
         standing.note("skipped", link.peer, decline.reason.value)
         if exchange.round:
-            self.rounds.ended(exchange, Meeting.MISSED)
+            self.rounds.ended(exchange, Meeting.MISSED, now)
             return
         standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
         self.seek(now)
@@ -240,7 +240,7 @@ class Exchanging:
         standing.emit(Close(link))
         standing.emit(exchange.told(seconds))
         self._judge.mixed(exchange, now)
-        self.rounds.ended(exchange, Meeting.MET)
+        self.rounds.ended(exchange, Meeting.MET, now)
 
     def applied(self, link: LinkId, now: float) -> None:
         """The displacement is in the weights: its fragments are free again."""
@@ -269,7 +269,7 @@ class Exchanging:
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
         standing.blame(event, fault, now, exchange.swapped_s(now))
-        self.rounds.ended(exchange, meeting)
+        self.rounds.ended(exchange, meeting, now)
         self.seek(now)
 
     def hold_on(self, now: float, seconds: float) -> None:

@@ -52,6 +52,10 @@ class Promises:
             self._unheard[peer] = left - 1
         return not left
 
+    def are_void(self, peer: PeerId) -> bool:
+        """Whether ``count`` will say no."""
+        return self._unheard.get(peer, 0) > 0
+
     def kept(self, peer: PeerId) -> None:
         """It came, and we exchanged."""
         if peer not in self._broken:

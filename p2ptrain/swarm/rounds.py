@@ -18,6 +18,7 @@ round that the trainer waits for is over when every partner's exchange has commi
     MEETING                 committed                              MET
     MEETING                 failed                                 FAILED    (once a round)
     DUE                     it is not known, or is left alone      MISSED
+    DUE                     it held our trainer up lately          MISSED    (and its offer is declined: ``Overtime``)
     CALLED, CROSSED         declined otherwise, unanswered         MISSED
     AWAITED                 a pause is over, which then doubles    DUE
     AWAITED                 patience ends                          MISSED    (its promises count for less: ``Promises``)
@@ -34,6 +35,7 @@ from p2ptrain.swarm.deadlines import UNNOTICED_S
 from p2ptrain.swarm.events import Proceed
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
+from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.promises import Promises
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
 from p2ptrain.swarm.standing import Standing
@@ -82,7 +84,11 @@ class Round:
     tried: set[PeerId] = field(default_factory=set)
     """Whom we called, or who came, ..."""
     silent: set[PeerId] = field(default_factory=set)
-    """... and of these, whom the trainer waited for in vain."""
+    """... of these, whom the trainer waited for in vain, ..."""
+    dragged: set[PeerId] = field(default_factory=set)
+    """... and whose exchange took so long that it may have been meant to."""
+    resting: set[PeerId] = field(default_factory=set)
+    """Whom the trainer does not meet in it: who dragged on lately."""
 
     def turn(self, peer: PeerId, to: Meeting) -> None:
         """We have come this far with it."""
@@ -98,10 +104,14 @@ class Round:
 class Rounds:
     """At most two open rounds: one beside training, one that the trainer waits for."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: Standing, overtime: Overtime) -> None:
         self._standing = standing
+        self._overtime = overtime
         self._open: list[Round] = []
         self._promises = Promises()
+        """To come, ..."""
+        self._in_time = Promises()
+        """... and, once both have agreed, not to drag on."""
         self._last_opened = {True: 0, False: 0}
         """The outer step of the last round that the trainer waited for, and of the last one beside training."""
 
@@ -112,6 +122,8 @@ class Rounds:
         fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s(), now + ROUND_RECALL_S)
         if fresh.fragments and standing.state is PeerState.TRAINING:
             fresh.meetings = dict.fromkeys(self._planned(step, now), Meeting.DUE)
+        if awaited:
+            fresh.resting = {peer for peer in fresh.meetings if not self._in_time.count(peer)}
         self._open.append(fresh)
         self._last_opened[awaited] = step
         self.proceed_if_over()
@@ -123,19 +135,33 @@ class Rounds:
             if awaited:
                 self._standing.emit(Proceed(lapsed.step))
 
-    def due(self) -> list[tuple[Round, PeerId]]:
-        """Whom to call now."""
-        return [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
+    def due(self, now: float) -> list[tuple[Round, PeerId]]:
+        """Whom to call now. Whoever kept the trainer for too long, when it met it, is missed: it goes on without."""
+        due = [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
+        for each, peer in due:
+            if each.awaited and self._rests(peer, each, now):
+                self._miss(each, peer, "it kept us waiting for too long lately")
+        return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
+
+    def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
+        """It dragged on lately. As in other exchanges, who is slow comes again after four times what was too long
+        (``Overtime``); who takes nearly all of the time that was agreed on, or breaks off then, ever more rarely."""
+        drags = peer in found.resting if found is not None else self._in_time.are_void(peer)
+        return drags or self._overtime.waits(peer, now)
 
     def answer(self, offer: Offer, sender: PeerId, crossing: bool, now: float) -> Round | DeclineReason:
         """Answer an offer for a planned exchange, once it passed all checks that are the same for every offer.
 
         "Not yet" is a promise, and the sender's trainer waits for it: whom we have not found, or shall not plan, hears
-        "not planned" instead.
+        "not planned" instead, and whom we shall not call "busy".
         """
         found = self.of(offer.round, offer.fragments)
+        if found is None and not self._shall_offer(offer, sender, now):
+            return DeclineReason.NOT_PLANNED
+        if set(offer.fragments) <= set(self._standing.rules.between) and self._rests(sender, found, now):
+            return DeclineReason.BUSY
         if found is None:
-            return DeclineReason.NOT_YET if self._shall_offer(offer, sender, now) else DeclineReason.NOT_PLANNED
+            return DeclineReason.NOT_YET
         is_late = found.awaited and found.until <= now
         can_meet = found.meetings.get(sender) not in (None, Meeting.MEETING, Meeting.MET, Meeting.FAILED)
         if found.fragments != offer.fragments or is_late or not can_meet:
@@ -212,19 +238,26 @@ class Rounds:
             found.silent.add(peer)
 
     def _end(self, over: Round) -> None:
-        """Nobody waits for it any more. Who was silent broke a promise; we, perhaps, where several were and all."""
+        """Nobody waits for it any more. Who was silent or dragged on broke a promise; where several were tried and all
+        did, it was perhaps we."""
         self._open.remove(over)
-        perhaps_ours = len(over.tried) > 1 and over.silent >= over.tried
-        for peer in sorted(over.silent):
-            self._promises.broke(peer, perhaps_ours)
+        for promises, broken in ((self._promises, over.silent), (self._in_time, over.dragged)):
+            for peer in sorted(broken):
+                promises.broke(peer, perhaps_ours=len(over.tried) > 1 and broken >= over.tried)
 
-    def ended(self, exchange: Exchange, to: Meeting) -> None:
+    def ended(self, exchange: Exchange, to: Meeting, now: float) -> None:
         """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
-        if exchange.round:
-            self.turn(exchange.round, exchange.fragments, exchange.link.peer, to)
-            if to is Meeting.MET:
-                self._promises.kept(exchange.link.peer)
-            self.proceed_if_over()
+        if not exchange.round:
+            return
+        peer, found = exchange.link.peer, self.of(exchange.round, exchange.fragments)
+        self.turn(exchange.round, exchange.fragments, peer, to)
+        if to is not Meeting.MISSED and found is not None and found.awaited and exchange.dragged(now):
+            found.dragged.add(peer)
+        elif to is Meeting.MET:
+            self._in_time.kept(peer)
+        if to is Meeting.MET:
+            self._promises.kept(peer)
+        self.proceed_if_over()
 
     def hold_on(self, seconds: float) -> None:
         """We were held up for so long: nobody kept us waiting meanwhile but we."""

@@ -28,6 +28,7 @@ from p2ptrain.swarm.events import (
     Woke,
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
+from p2ptrain.swarm.partners import own_terms
 from p2ptrain.swarm.promises import FORGIVEN, MOST_OURS, Promises
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
@@ -250,6 +251,99 @@ def waits_of(
         waits.append(round(table.now - began))
         table.now += 1.0
     return waits
+
+
+def passes(table: Table, seconds: float, name: str = "amber") -> list[Effect]:
+    """So long nothing but timers; what they led to."""
+    effects, until = list[Effect](), table.now + seconds
+    while table.now < until:
+        table.now = min(table.now + 0.25, until)
+        effects += table[name].core.handle(Woke(), table.now)
+    return effects
+
+
+def used_to_fast_lines() -> tuple[Table, Peer]:
+    """A core that planned an outer step with one partner, and met others before."""
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    for _ in range(64):
+        core._standing.deadlines.transferred(1000, 0.5)
+    for name in ("amber", "birch"):
+        table[name].core._standing.progress = 40.0
+    return table, core
+
+
+def met_for(table: Table, rounds: int, held: Callable[[float], float], trains_s: float, fails: bool = False) -> list:
+    """By round the seconds that an exchange took of a partner that accepts at once and then takes ``held`` of the
+    patience that both agreed on; None: it was not met."""
+    core, took = table["amber"].core, []
+    for number in range(1, rounds + 1):
+        passes(table, trains_s)
+        core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
+        effects = core.handle(PhaseDone(number, 40.0), table.now)
+        if not (calls := opened(effects)):
+            assert Proceed(number) in effects, "the trainer goes on at once"
+            took.append(None)
+            continue
+        [ours] = calls
+        slow = replace(ours.message.terms, seconds_per_byte=0.02)
+        core.handle(Received(ours.link, Accept(ours.message.fragments, slow, known=())), table.now)
+        [exchange] = core._exchanging.book
+        took.append(held(exchange.deadline - table.now))
+        effects = passes(table, took[-1])
+        if fails:
+            effects += core.handle(LinkFailed(ours.link, "connection reset"), table.now)
+        else:
+            core.handle(SwapDone(ours.link, 1000, 1000, 0.1, 1.0, b""), table.now)
+            effects += core.handle(Received(ours.link, Acknowledge()), table.now)
+            core.handle(Applied(ours.link, 40.0), table.now)
+        assert Proceed(number) in effects
+    return took
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_who_accepts_and_drags_on_until_just_before_its_deadline_is_met_ever_more_rarely(fails: bool) -> None:
+    table, _ = used_to_fast_lines()
+    took = met_for(table, 20, lambda patience_s: patience_s - 1.0, trains_s=150.0, fails=fails)
+    assert [number for number, each in enumerate(took, 1) if each] == [1, 3, 7, 15]
+
+
+def test_whose_line_is_slow_and_steady_is_met_in_every_round() -> None:
+    """Ten times slower than others, and within what it said of itself."""
+    table, core = used_to_fast_lines()
+    took = met_for(table, 20, lambda patience_s: 5.0, trains_s=30.0)
+    assert took == [5.0] * 20
+    assert core.counters.exchanges_ok == 20
+
+
+def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due() -> None:
+    """As in exchanges that nobody planned, where inner phases are short."""
+    table, core = used_to_fast_lines()
+    began = table.now
+    took = met_for(table, 60, lambda patience_s: 5.0, trains_s=1.0)
+    core._standing.members.praise(PeerId("birch"))
+    beyond = sum(each - 2.0 for each in took if each)
+    assert len([each for each in took if each]) > 2, "it is met, and not ever more rarely"
+    assert 0 < beyond <= 0.25 * (table.now - began)
+
+
+def test_who_dragged_on_is_declined_when_it_calls_and_is_promised_nothing() -> None:
+    table, core = used_to_fast_lines()
+    birch, fragments = PeerId("birch"), WAITING.between
+    passes(table, 1.0)
+    core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
+
+    def answer_to(serial: int, step: int) -> list[DeclineReason | None]:
+        offer = Offer(RULES.run, RULES.protocol, fragments, own_terms(table["birch"].core._standing), round=step)
+        return answers(core.handle(Received(LinkId(birch, serial, outbound=False), offer), table.now))
+
+    assert answer_to(100, 1) == [DeclineReason.NOT_YET]
+    core._exchanging.rounds._in_time.broke(birch)
+    assert answer_to(101, 1) == [DeclineReason.BUSY]
+    assert Proceed(1) in core.handle(PhaseDone(1, 40.0), table.now)
+    assert answer_to(102, 2) == [DeclineReason.NOT_YET], "it rested in one round"
+    core._exchanging._overtime._until[birch] = table.now + 10.0
+    assert answer_to(103, 2) == [DeclineReason.BUSY]
 
 
 def test_whose_offers_cross_ours_for_ever_is_waited_for_ever_more_rarely() -> None:
