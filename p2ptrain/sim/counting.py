@@ -16,7 +16,7 @@ from typing import NamedTuple
 from p2ptrain.errors import RemoteError
 from p2ptrain.ids import LinkId
 from p2ptrain.swarm import Terms
-from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded
+from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +166,8 @@ class CountingLearner:
                     if self.is_waiting and ready.step == self.step + 1:
                         self.is_waiting = False
                         events += self._end_step()
+                case _Adoption() if self.ended:
+                    events.append(Unfit(ready.link, "the run's end came first"))
                 case _Adoption():
                     return events + self._adopt(ready, inbox[place + 1 :])
         return events

@@ -212,9 +212,14 @@ class CatchUp:
         self._standing.note("caught up", link.peer)
 
     def unfit(self, event: Unfit, now: float) -> None:
-        """Its weights are worth nothing: another donor's. It may be whom they came from that is at fault, or us."""
-        if self.pull is not None and self.pull.link == event.link:
-            self.pull = None
+        """Its weights are worth nothing: another donor's. It may be whom they came from that is at fault, or us. Nobody
+        is, where they came after our own end."""
+        if self.pull is None or self.pull.link != event.link:
+            return
+        self.pull = None
+        if self._standing.state is PeerState.FINISHING:
+            self._standing.note("skipped", event.link.peer, event.why)
+        else:
             self._standing.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:

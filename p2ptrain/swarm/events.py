@@ -118,7 +118,8 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """The trainer would not take the donor's weights: they are worth nothing. Its own are as they were."""
+    """The trainer would not take the donor's weights: they are worth nothing, or its own end came first. Its own are as
+    they were."""
 
     link: LinkId
     why: str

@@ -37,7 +37,6 @@ REWARM_STEPS = 20
 moment (beta2 .95 to .999) needs tens to hundreds of steps; the step size is bounded from the first by its bias
 correction."""
 
-
 SHOWINGS = 4
 """So many times in a phase, its end included, partners get newer weights where the recipe mixes the fast ones, and once
 more wherever an exchange falls due. Each is a copy of the model to the CPU; docs/LOG.md has what their age costs."""
@@ -255,7 +254,12 @@ class Learner:
         self._guard.added(l2_distance(taken, moved))
 
     def _adopt(self, ready: Adoption) -> list[Event]:
-        """Replace the weights. What was computed against the old ones is dropped; its fragments become free."""
+        """Replace the weights. What was computed against the old ones is dropped; its fragments become free.
+
+        Not after the end: whoever trained on while it pulled, and came to the end, has said so, and is averaged.
+        """
+        if self.ended:
+            return [Unfit(ready.link, "the run's end came first")]
         if (loss := self._loss_if_worthless(ready.weights)) is not None:
             return [Unfit(ready.link, f"its weights do worse than guessing: held-out loss {loss:.3f}")]
         self._weights.replace(ready.weights)

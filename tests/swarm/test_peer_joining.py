@@ -431,6 +431,19 @@ def test_the_runs_end_while_weights_are_adopted_is_the_end():
     assert table["cedar"].core.state is PeerState.FINISHING
 
 
+def test_weights_that_a_finished_trainer_does_not_take_are_nobodys_fault():
+    table = under_way()
+    link = pulled(table)
+    core = table["cedar"].core
+    table.handle(PeerId("cedar"), TrainingEnded(30, 1000.0))
+    table.handle(PeerId("cedar"), Unfit(link, "the run's end came first"))
+    assert core.state is PeerState.FINISHING
+    assert core._catch_up.pull is None
+    known = core._standing.members.get(link.peer)
+    assert known.broken == 0
+    assert known.distrusted_until <= table.now
+
+
 def test_a_joiner_whose_donors_never_deliver_trains_all_the_same():
     table = under_way()
     table.run(21.0)

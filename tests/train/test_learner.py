@@ -535,6 +535,24 @@ def test_adopting_weights_of_the_runs_end_is_the_end():
     assert newcomer.tokens == 0
 
 
+def test_weights_that_come_after_the_end_do_not_undo_it():
+    """No donor was free, so it trained on, and came to the end while a pull was under way."""
+    donor, newcomer, other = (learner(quadratic(seed), tokens=8.0) for seed in (1, 2, 3))
+    while not newcomer.ended:
+        newcomer.advance()
+        other.advance()
+    parts = [bytearray(part) for part in donor.payloads.weights()]
+    before = slow(newcomer)
+    newcomer.adopt(LINK, step=1, progress=4.0, parts=parts)
+    assert newcomer.settle() == [Unfit(LINK, "the run's end came first")]
+    assert newcomer.ended
+    assert (newcomer.step, newcomer.progress) == (2, 8.0)
+    assert torch.equal(slow(newcomer), before)
+    newcomer.adopt(LINK, step=1, progress=4.0, parts=parts)
+    exchange(newcomer, other)
+    assert [type(event) for event in newcomer.settle()] == [Unfit, Applied], "the final gossip goes on"
+
+
 @pytest.mark.parametrize("recipe", ["swarm", "swarm_slow"])
 def test_a_resumed_learner_goes_on_as_if_never_stopped(recipe):
     steady = learner(quadratic(4), recipe=recipe)
