@@ -46,6 +46,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.outcry import heard
 from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer
 from p2ptrain.telemetry import enduring_output
@@ -113,7 +114,7 @@ def run(place: Place, say: Say) -> None:
             "Give both the same signed run: copy manifest.signed alone (and rulings.signed, if there is one) to the"
             " second machine.",
         )
-    with _locked(place.home), enduring_output():
+    with _locked(place.home), enduring_output(), heard():
         identity = Identity.load_or_create(place.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_stay_up(place, signed, identity, say))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 
 import click
@@ -64,7 +63,6 @@ def bootstrap(
     names both bootstraps, and one of them is enough to join.
     """
     other = None if beside is None else JoinLink.parse(beside)
-    logging.basicConfig(level=logging.WARNING, format="[%(name)s] %(message)s")
     from bootstrap import app
 
     default = LOCAL_LISTEN if local else PUBLIC_LISTEN

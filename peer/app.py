@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,7 @@ from p2ptrain.net.rates import Rates
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.relay import RelayLimits
+from p2ptrain.outcry import heard
 from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
@@ -67,7 +69,7 @@ def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progr
         disguise: for the laboratory, whose peers may lie; others leave it out.
     """
     home = _home(options)
-    with home.locked(), enduring_output(), contextlib.closing(EventLog(home.events)) as log, Screen() as screen:
+    with home.locked(), enduring_output(), heard(), closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
         settings = file.load()
         options = _completed(options, settings)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from p2ptrain.ids import short
+from p2ptrain.outcry import printable
 
 _PLACES = re.compile(
     r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
@@ -19,11 +20,6 @@ def line(kind: str, fields: Mapping[str, Any]) -> str | None:
     """The line for a note, or None where a note is only for the log."""
     maker = _LINES.get(kind)
     return printable(maker(fields)) if maker else None
-
-
-def printable(text: str) -> str:
-    """One line that steers no terminal: parts of it may be a stranger's words. What cannot be shown becomes U+FFFD."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def without_places(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from peer.lines import printable
+from p2ptrain.outcry import printable
 
 
 class State(StrEnum):

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from p2ptrain.errors import HomeError
+from p2ptrain.outcry import printable
 from peer.home import Home
-from peer.lines import printable
 from peer.owner import status as reports
 from peer.owner.door import NotRunningError, ask
 

@@ -11,8 +11,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from p2ptrain.outcry import printable
 from peer.home import Home
-from peer.lines import printable, size
+from peer.lines import size
 from peer.owner.settings import MBIT, Settings
 from peer.owner.traffic import Month
 

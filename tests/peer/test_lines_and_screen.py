@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from peer.lines import line, printable, size
+from p2ptrain.outcry import printable
+from peer.lines import line, size
 from peer.screen import Screen
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
