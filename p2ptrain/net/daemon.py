@@ -7,6 +7,7 @@
 - Its sockets lie in one folder for this process, locked while we live (``net.socket_folder``).
 - Dialing, opening and taking in streams are our own few lines of its control protocol: no connection leaks when one
   fails, addresses have a form that p2pd takes, and bulk data is copied less (``net.streams``).
+- hivemind's own side of the conversation, which the DHT needs, is fit for strangers (``net.unary``).
 
 Everything here runs on one loop, in one thread, and that thread must outlive the daemon (the parent whose death counts
 is the thread).
@@ -34,7 +35,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId
 from p2ptrain.launcher import launched
-from p2ptrain.net import address, control
+from p2ptrain.net import address, control, unary
 from p2ptrain.net.dialing import Caution
 from p2ptrain.net.socket_folder import SocketFolder
 from p2ptrain.net.streams import Stream
@@ -90,6 +91,7 @@ class Daemon:
         Listening nowhere, it only dials, and is dialed through relays.
         """
         _check_binary()
+        unary.install()
         folder = SocketFolder.create()
         # P2P takes the folder of its sockets from the class.
         kind: Any = type("_Daemon", (_Daemon,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
@@ -113,6 +115,7 @@ class Daemon:
         except BaseException:
             folder.remove()
             raise
+        assert isinstance(p2p._client.control, unary.Control)  # of whatever version hivemind is
         # Who listens on this machine alone, or nowhere (the doctor), leads nobody astray.
         return cls(p2p, folder, Caution(local=all(map(address.is_loopback, listen))))
 
