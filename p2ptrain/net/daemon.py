@@ -107,6 +107,7 @@ class Daemon:
                     no_listen=not listen,
                     use_relay=False,  # makes it a relay for all the world; circuits it dials anyway (net.relay)
                     auto_nat=False,
+                    force_reachability="private",  # else it comes to relay in our place (net.relay)
                     nat_port_map=not all(map(address.is_loopback, listen)),
                 )
         except (P2PDaemonError, TimeoutError) as error:

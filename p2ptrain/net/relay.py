@@ -10,6 +10,11 @@ circuit, of which whichever comes up last serves (p2pd of hivemind 1.1.12: ``-re
 ``-relay=1`` makes everybody such a relay, asked or not. So the messages (``net.hop``) pass over streams of ours, and
 bytes between two of them. What p2pd does without being told is to dial circuits and to be dialed through them.
 
+Told ``-relay=0`` and ``-relayService=0`` or not, p2pd relays from its start on, until our handler stands; and once it
+takes itself for one that can be dialed, for which a stranger's word is enough (libp2p's AutoNAT), it would put its own
+in the place of ours. So it is told that nobody can dial it (``net.daemon``), which it then believes for good. It asks
+for no places, announces what it announced, and is the DHT's server as before.
+
 What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them. Once that owner gives
 nothing (``Rates.gives``) circuits end, there are no new ones, and no place is renewed: guests go elsewhere.
 
@@ -80,8 +85,7 @@ class RelayLimits:
 
 
 NO_RELAY = RelayLimits(places=0, circuits=0)
-"""Of nodes whose owners did not agree to relay. p2pd comes to offer places by itself, told ``-relay=0`` or not, once it
-takes itself for one that can be dialed; where our handler stands it does not."""
+"""Of nodes whose owners did not agree to relay. p2pd offers places by itself; where our handler stands it does not."""
 
 
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> None:

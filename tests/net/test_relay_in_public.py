@@ -1,0 +1,55 @@
+"""A relay at a public address, where p2pd comes to relay by itself. In network namespaces; needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peer.lab.hosts import Network
+from peer.lab.namespaces import check_means
+
+SCRIPT = str(Path(__file__).with_name("remote_relay.py"))
+
+pytestmark = [
+    pytest.mark.net,
+    pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's"),
+]
+
+
+SECONDS = 25
+"""libp2p asks 15 s after its start whether it can be dialed."""
+
+
+def test_a_relay_stays_ours_when_p2pd_hears_that_it_can_be_dialed(tmp_path: Path) -> None:
+    """p2pd's own would carry 128 KiB; of the two the one that came last answers."""
+    check_means()
+    with Network() as network, contextlib.ExitStack() as stack:
+        for name in ("relay", "stranger", "guest"):
+            network.add(name)
+
+        def inside(name: str, *arguments: str) -> list[str]:
+            return network.hosts[name].inside(sys.executable, SCRIPT, name, str(tmp_path), *arguments)
+
+        def start(name: str) -> None:
+            stack.callback(stack.enter_context(subprocess.Popen(inside(name))).terminate)
+
+        start("relay")
+        until("the relay's address", (tmp_path / "where.json").exists)
+        start("stranger")
+        done = subprocess.run(inside("guest", str(SECONDS)), capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(done.stdout) == ["a place"] * SECONDS
+
+
+def until(what: str, condition: Callable[[], bool], patience_s: float = 60.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"{what} did not come"
+        time.sleep(0.1)
