@@ -6,6 +6,9 @@ bootstraps are by default, peers where their owners agreed, and which peers are 
 announce; who relays nothing says so at once. One relay is enough; where there are more we hold two places, so that
 nobody loses sight of us when one relay dies. Renewing a place is the relay's sign of life.
 
+Neighbours in a private network say nothing of the world outside: a router leads few of its own back in by its public
+address. So who is seen by neighbours alone, while others of the swarm are outside, takes places as well.
+
 To be wrong costs little: a node that takes itself for unreachable has a circuit too many, and its direct addresses are
 announced as well. So without a majority of those asked it asks for places.
 
@@ -61,12 +64,20 @@ def verdict(sights: Iterable[Sight]) -> bool | None:
     Those who see us at a public address speak for the internet; only without them do neighbours in a private network
     count. Without a majority for it we cannot be dialed.
     """
-    tried = [each for each in sights if each.dialed is not Dialed.DECLINED]
-    public = [each for each in tried if address.is_public(each.place)]
-    judged = public or tried
+    judged = _judges(sights)
     if not judged:
         return None
     return 2 * sum(each.dialed is Dialed.YES for each in judged) > len(judged)
+
+
+def speaks_for_the_internet(sights: Iterable[Sight]) -> bool:
+    """Whether a verdict on them says more than what neighbours can do."""
+    return any(address.is_public(each.place) for each in _judges(sights))
+
+
+def _judges(sights: Iterable[Sight]) -> list[Sight]:
+    tried = [each for each in sights if each.dialed is not Dialed.DECLINED]
+    return [each for each in tried if address.is_public(each.place)] or tried
 
 
 def places_seen(sights: Iterable[Sight], port: int) -> tuple[str, ...]:
@@ -107,7 +118,8 @@ def announced(
         # Public addresses of ours that nobody can dial would only cost everybody's time. Neighbours use private ones.
         near = [each for each in own if not address.is_public(each)]
         return tuple(dict.fromkeys([*circuits, *near[:MAX_OWN]]))
-    return tuple(dict.fromkeys([*seen, *own]))
+    kept = own[:MAX_OWN] if circuits else own  # only neighbours were asked: the circuits are for all others
+    return tuple(dict.fromkeys([*circuits, *seen, *kept]))
 
 
 def clock_off(sights: Iterable[Sight], now: float) -> float | None:
@@ -150,6 +162,8 @@ class Shelter:
         self._refused: dict[PeerId, tuple[float, float]] = {}
         """Who gave no place: until when it is not asked, and how long that is."""
         self._judged_at = -math.inf
+        self._is_near = False
+        """The verdict is neighbours' word alone."""
         self._own: frozenset[str] = frozenset()
         """The node's addresses when we looked last."""
         self._has_told_of_none = False
@@ -174,9 +188,11 @@ class Shelter:
             before = self.addresses
             await self._look_at_itself()
             await self._judge(time.monotonic())
-            if self.reachable is False:
+            if self._needs_places:
                 await self._renew()
                 await self._fill(time.monotonic())
+            else:
+                self._held.clear()  # the relays notice when their hour is over
             if set(self.addresses) != set(before) and self._on_change is not None:
                 with contextlib.suppress(NetworkError):  # it is announced three times in its lifetime anyway
                     await self._on_change()
@@ -205,12 +221,12 @@ class Shelter:
             return
         self._judged_at = now
         self._seen = places_seen(sights, self._port)
+        self._is_near = not speaks_for_the_internet(sights)
         if found == self.reachable:
             return
         self.reachable = found
         where = next((address.host_of(each.place) for each in sights if each.place), "")
         if found:
-            self._held.clear()  # the relays notice when their hour is over
             self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
         else:
             why = next((each.why for each in sights if each.dialed is Dialed.NO), "it listens nowhere")
@@ -278,6 +294,13 @@ class Shelter:
 
     def _candidates(self) -> list[Candidate]:
         return candidates(self._node.known, self._node.bootstraps, self._node.peer_id, self._random)
+
+    @property
+    def _needs_places(self) -> bool:
+        """Whether some whom we know of cannot dial us, or we cannot tell."""
+        if not self.reachable or not self._is_near:
+            return self.reachable is False
+        return any(address.is_public(each) for places in self._node.known.values() for each in places)
 
     @property
     def _port(self) -> int:

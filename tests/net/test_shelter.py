@@ -193,6 +193,7 @@ class FakeNode:
         self.addresses: Sequence[str] = addresses
         self.known, self.bootstraps, self.peer_id, self.port = {OTHER: (PUBLIC,)}, (OTHER,), ME, 5
         self.daemon = SimpleNamespace()
+        self.has_company = True
         self.looks = 0
 
     async def look_at_itself(self) -> None:
@@ -312,6 +313,7 @@ def test_what_is_announced() -> None:
     seen = "/ip4/9.9.9.9/tcp/5"
     assert announced([PUBLIC, PRIVATE], [], [], None, False) == (PUBLIC, PRIVATE)
     assert announced([PRIVATE], [seen], [], True, False) == (seen, PRIVATE)
+    assert announced([PRIVATE], [PRIVATE], [circuit], True, False) == (circuit, PRIVATE)  # only neighbours were asked
     # Public addresses of ours that nobody can dial go; neighbours still use the private ones.
     assert announced([PUBLIC, PRIVATE], [], [circuit], False, False) == (circuit, PRIVATE)
     assert announced([PUBLIC], [], [circuit], False, True) == (PUBLIC, circuit)  # the owner's word

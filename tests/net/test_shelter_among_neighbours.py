@@ -1,0 +1,115 @@
+"""Who is seen by neighbours alone, and who was cut off: whether it takes places at relays, and how soon."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from random import Random
+from typing import Any, cast
+
+import pytest
+from test_shelter import BOOTSTRAP, HIDDEN, OTHER, PRIVATE, PUBLIC, RELAY, FakeNode, sight
+
+from p2ptrain.errors import NetworkError
+from p2ptrain.ids import PeerId
+from p2ptrain.net import address, shelter, virtual_time
+from p2ptrain.net.reach import Dialed, Sight
+from p2ptrain.net.shelter import ROUND_S, VERDICT_S, Shelter, speaks_for_the_internet
+from p2ptrain.telemetry import MemoryLog
+
+NEIGHBOUR = "/ip4/192.168.1.3/tcp/5"
+ROUND = 1.25 * ROUND_S + 1.0
+Play = Callable[[Callable[[Shelter], Coroutine[Any, Any, None]]], None]
+
+
+class World:
+    """What others see of a node, and who has a place for it."""
+
+    def __init__(self) -> None:
+        self.node = FakeNode(PRIVATE)
+        self.sights: dict[PeerId, Sight] = {}
+        self.is_down = False
+
+    async def look(self, node: object, peer: PeerId, addresses: Sequence[str], port: int) -> Sight:
+        if peer not in self.sights:
+            raise NetworkError("it does not answer")
+        return self.sights[peer]
+
+    async def reserve(self, daemon: object, relay: PeerId, addresses: Sequence[str]) -> None:
+        if self.is_down:
+            raise NetworkError("it cannot be dialed")
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr(shelter, "look", world.look)
+    monkeypatch.setattr(shelter, "reserve", world.reserve)
+    monkeypatch.setattr(shelter.time, "monotonic", lambda: asyncio.get_running_loop().time())
+    return world
+
+
+@pytest.fixture
+def during(world: World) -> Play:
+    """Plays a scene while a shelter runs, in virtual time."""
+
+    def play(scene: Callable[[Shelter], Coroutine[Any, Any, None]]) -> None:
+        async def main() -> None:
+            here = Shelter(cast(Any, world.node), MemoryLog(), random=Random(0))
+            task = asyncio.create_task(here.run())
+            await asyncio.sleep(0.0)
+            await scene(here)
+            world.node.alive = False
+            await task
+
+        virtual_time.run(main())
+
+    return play
+
+
+def test_who_can_say_what_the_internet_sees() -> None:
+    assert not speaks_for_the_internet([sight(Dialed.YES, PRIVATE), sight(Dialed.DECLINED, PUBLIC)])
+    assert speaks_for_the_internet([sight(Dialed.YES, PRIVATE), sight(Dialed.NO, PUBLIC)])
+    assert not speaks_for_the_internet([])
+
+
+def test_who_is_seen_by_a_neighbour_alone_takes_places_for_the_others(world: World, during: Play) -> None:
+    """Its router leads nobody back in by its public address, and the bootstrap, outside, was asked too often."""
+    world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
+    world.sights = {OTHER: sight(Dialed.YES, PRIVATE), BOOTSTRAP: sight(Dialed.DECLINED, PUBLIC)}
+
+    async def scene(here: Shelter) -> None:
+        await asyncio.sleep(ROUND)
+        assert here.reachable is True
+        assert address.through(BOOTSTRAP, PUBLIC) in here.addresses
+        assert PRIVATE in here.addresses
+        world.sights[BOOTSTRAP] = sight(Dialed.YES, PUBLIC)
+        await asyncio.sleep(VERDICT_S + ROUND)
+        assert here.relays == ()
+        assert here.addresses == ("/ip4/8.8.8.8/tcp/5", PRIVATE)
+
+    during(scene)
+
+
+def test_a_circuit_tells_of_others_outside(world: World, during: Play) -> None:
+    world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), HIDDEN: (address.through(RELAY, PUBLIC),)}, ()
+    world.sights = {OTHER: sight(Dialed.YES, PRIVATE)}
+
+    async def scene(here: Shelter) -> None:
+        await asyncio.sleep(ROUND)
+        assert RELAY in here.relays
+
+    during(scene)
+
+
+def test_a_swarm_in_one_network_needs_no_relays(world: World, during: Play) -> None:
+    world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (NEIGHBOUR,)}, (BOOTSTRAP,)
+    world.sights = dict.fromkeys((OTHER, BOOTSTRAP), sight(Dialed.YES, PRIVATE))
+
+    async def scene(here: Shelter) -> None:
+        await asyncio.sleep(2 * VERDICT_S)
+        assert here.reachable is True
+        assert here.relays == ()
+        assert here.addresses == (PRIVATE,)
+
+    during(scene)
