@@ -39,7 +39,7 @@ def candidates(
     Args:
         known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, but they name
             relays, and where these are dialed; what a relay says of itself comes first.
-        likely: the bootstraps among them.
+        likely: those of the join link among them.
     """
     of_link, named = set(likely), set[PeerId]()
     found: dict[PeerId, list[str]] = {}

@@ -165,7 +165,8 @@ class Shelter:
         self._is_near = False
         """The verdict is neighbours' word alone."""
         self._own: frozenset[str] = frozenset()
-        """The node's addresses when we looked last."""
+        self._had_company = False
+        """The node's addresses, and whether it had company, when we looked last."""
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None
@@ -200,12 +201,18 @@ class Shelter:
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     async def _look_at_itself(self) -> None:
-        """Where this machine is now: a laptop that was carried elsewhere is judged anew."""
+        """Where this machine is now: a laptop that was carried elsewhere is judged anew.
+
+        There, and when our line is back, whoever gave no place is asked again.
+        """
         with contextlib.suppress(NetworkError):  # p2pd is gone, and ``run`` ends; or it hangs, and is ended soon
             await self._node.look_at_itself()
         own, self._own = self._own, frozenset(self._node.addresses)
+        had, self._had_company = self._had_company, self._node.has_company
         if own != self._own:
             self._judged_at = -math.inf
+        if own != self._own or self._had_company > had:
+            self._refused.clear()
 
     async def _judge(self, now: float) -> None:
         """Ask others to dial us, where we do not know or have known for long."""
@@ -256,7 +263,7 @@ class Shelter:
 
     async def _fill(self, now: float) -> None:
         """Ask a few for the places that we lack; and the link's nodes, while no place of ours is theirs."""
-        asked, of_link = 0, set(self._node.bootstraps)
+        asked, of_link = 0, self._of_link
         for candidate in self._candidates():
             until, _ = self._refused.get(candidate.peer, (now, 0.0))
             lacks = len(self._held) < WANTED or (candidate.peer in of_link and of_link.isdisjoint(self._held))
@@ -280,7 +287,7 @@ class Shelter:
         try:
             await reserve(self._node.daemon, relay.peer, relay.addresses)
         except NetworkError as error:
-            first, longest = OF_LINK_S if relay.peer in self._node.bootstraps else REFUSED_S
+            first, longest = OF_LINK_S if relay.peer in self._of_link else REFUSED_S
             _, pause = self._refused.pop(relay.peer, (0.0, first / 2))
             self._refused[relay.peer] = (time.monotonic() + min(2 * pause, longest), min(2 * pause, longest))
             while len(self._refused) > MAX_REFUSED:
@@ -290,10 +297,17 @@ class Shelter:
         return ""
 
     def _witnesses(self) -> list[Candidate]:
-        return witnesses(self._candidates(), self._node.bootstraps, self._random)
+        return witnesses(self._candidates(), self._of_link, self._random)
 
     def _candidates(self) -> list[Candidate]:
-        return candidates(self._node.known, self._node.bootstraps, self._node.peer_id, self._random)
+        return candidates(self._node.known, self._of_link, self._node.peer_id, self._random)
+
+    @property
+    def _of_link(self) -> set[PeerId]:
+        """The link's nodes, and the relays that it leads to them through."""
+        known, bootstraps = self._node.known, self._node.bootstraps
+        relays = {address.relay_of(each) for peer in bootstraps for each in known.get(peer, ())}
+        return {*bootstraps, *filter(None, relays)}
 
     @property
     def _needs_places(self) -> bool:

@@ -14,7 +14,7 @@ from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, shelter, virtual_time
 from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import ROUND_S, VERDICT_S, Shelter, speaks_for_the_internet
+from p2ptrain.net.shelter import HURRY_S, OF_LINK_S, ROUND_S, VERDICT_S, Shelter, speaks_for_the_internet
 from p2ptrain.telemetry import MemoryLog
 
 NEIGHBOUR = "/ip4/192.168.1.3/tcp/5"
@@ -111,5 +111,41 @@ def test_a_swarm_in_one_network_needs_no_relays(world: World, during: Play) -> N
         assert here.reachable is True
         assert here.relays == ()
         assert here.addresses == (PRIVATE,)
+
+    during(scene)
+
+
+@pytest.mark.parametrize("back", ["elsewhere", "in company"])
+def test_who_was_cut_off_asks_every_relay_again(world: World, during: Play, back: str) -> None:
+    """While our line is away every relay fails, and is left alone for up to half an hour."""
+    world.node.known, world.node.bootstraps = {RELAY: (PUBLIC,), OTHER: (PUBLIC,)}, ()
+    world.node.has_company, world.node.addresses = back != "in company", []
+    world.is_down = True
+
+    async def scene(here: Shelter) -> None:
+        here.reachable = False
+        await asyncio.sleep(3600.0)
+        world.is_down = False
+        if back == "elsewhere":
+            world.node.addresses = [PRIVATE]
+        else:
+            world.node.has_company = True
+        await asyncio.sleep(2 * HURRY_S)
+        assert set(here.relays) == {RELAY, OTHER}
+
+    during(scene)
+
+
+def test_the_relay_that_the_link_leads_through_is_asked_again_soon(world: World, during: Play) -> None:
+    """A link made by a peer that nobody can dial names no other node."""
+    world.node.known, world.node.bootstraps = {HIDDEN: (address.through(RELAY, PUBLIC),)}, (HIDDEN,)
+    world.is_down = True
+
+    async def scene(here: Shelter) -> None:
+        here.reachable = False
+        await asyncio.sleep(3600.0)
+        world.is_down = False
+        await asyncio.sleep(OF_LINK_S[1] + 2 * HURRY_S)
+        assert here.relays == (RELAY,)
 
     during(scene)
