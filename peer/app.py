@@ -41,7 +41,7 @@ from peer.attendance import Attendance, Reins
 from peer.building import Options, Session, build
 from peer.contributions import Contributions, HearingNotebook, Standing
 from peer.entrance import Entrance
-from peer.home import Addresses, Home, default_home
+from peer.home import AddressBook, Addresses, Home, default_home
 from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
 from peer.network_thread import NetworkThread
@@ -162,9 +162,7 @@ def _connect(
     thread = stack.enter_context(NetworkThread())
     paths = Paths()
 
-    def save_addresses() -> None:
-        home.save_addresses(Addresses(connection.addresses, tuple(bootstraps), connection.port))
-
+    book = AddressBook(home, lambda: Addresses(connection.addresses, tuple(bootstraps), connection.port))
     connection = Connection(
         identity,
         run,
@@ -179,12 +177,12 @@ def _connect(
         rates=rates,
         relay=RelayLimits() if options.relay else None,
         paths=paths,
-        on_move=save_addresses,
+        on_move=book.keep,
     )
 
     async def start() -> None:
         await connection.start()
-        save_addresses()  # in the loop, as whenever they change: never two at once
+        await book.begin()
 
     def close(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C

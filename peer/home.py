@@ -22,9 +22,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -149,10 +150,10 @@ class Home:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return Addresses((), ())
 
-    def save_addresses(self, addresses: Addresses) -> None:
-        """On the event loop, so the disk is not waited for. Raises HomeError."""
+    def save_addresses(self, addresses: Addresses, lasting: bool = True) -> None:
+        """Where it is lasting the disk is waited for: not on the event loop. Raises HomeError."""
         document = {"own": addresses.own, "joined_by": addresses.joined_by, "port": addresses.port}
-        self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode(), lasting=False)
+        self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode(), lasting)
 
     def save_summary(self, summary: dict[str, Any]) -> None:
         self.write(self.summary, json.dumps(summary, indent=1).encode() + b"\n")
@@ -177,6 +178,34 @@ class Addresses:
     def link_addresses(self, most: int = 16) -> tuple[str, ...]:
         """What a join link made here should hold: this peer first, then what it joined by itself."""
         return tuple(dict.fromkeys([*self.own, *self.joined_by]))[:most]
+
+
+class AddressBook:
+    """Keeps ``addresses.json`` right. In the loop alone, and so never two writes at once.
+
+    Args:
+        current: what should stand there.
+    """
+
+    def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
+        self._home = home
+        self._current = current
+        self._written: Addresses | None = None
+
+    async def begin(self) -> None:
+        """Write them down to last: whom we joined by, and our port, are the way back after a power cut. Raises
+        HomeError."""
+        first = self._current()
+        await asyncio.to_thread(self._home.save_addresses, first, lasting=True)
+        self._written = first
+        self.keep()
+
+    def keep(self) -> None:
+        """Write them down where they are others than before; the disk is not waited for. Raises HomeError."""
+        current = self._current()
+        if self._written is not None and current != self._written:  # else ``begin`` is about to
+            self._home.save_addresses(current, lasting=False)
+            self._written = current
 
 
 def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,7 @@ from p2ptrain.telemetry import EventLog
 from peer import app
 from peer.building import Options
 from peer.cli import invite
-from peer.home import Home
+from peer.home import AddressBook, Addresses, Home
 from peer.showing import Showing
 from peer.state import State
 
@@ -96,6 +97,42 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
         assert "Nobody outside of your network" not in warned
         assert later in state.document()["join"]
     assert home.load_addresses().port == 4001
+
+
+def test_the_first_addresses_last_and_later_ones_are_written_when_they_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whom it joined by, and its port, survive a power cut; and the loop waits for no disk."""
+    places: list[tuple[str, ...]] = [("one",)]
+    writes: list[tuple[tuple[str, ...], bool, bool]] = []
+    save = Home.save_addresses
+
+    def saved(self: Home, addresses: Addresses, lasting: bool) -> None:
+        in_loop = threading.current_thread() is threading.main_thread()
+        writes.append((addresses.own, lasting, in_loop))
+        if len(writes) == 1:
+            asyncio.run_coroutine_threadsafe(move("two"), loop).result(10.0)
+        save(self, addresses, lasting)
+
+    async def move(*own: str) -> None:
+        places[0] = own
+        book.keep()
+
+    async def main() -> None:
+        nonlocal loop
+        loop = asyncio.get_running_loop()
+        book.keep()  # before it began
+        await book.begin()
+        await move("two")
+        await move("three")
+        await move("three")
+
+    loop = cast(asyncio.AbstractEventLoop, None)
+    monkeypatch.setattr(Home, "save_addresses", saved)
+    book = AddressBook(Home(tmp_path), lambda: Addresses(places[0], ("bootstrap",), 4001))
+    asyncio.run(main())
+    assert writes == [(("one",), True, False), (("two",), False, True), (("three",), False, True)]
+    assert Home(tmp_path).load_addresses() == Addresses(("three",), ("bootstrap",), 4001)
 
 
 def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:
