@@ -123,6 +123,7 @@ def _print_link(home: Path) -> None:
 
 
 def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
+    from p2ptrain.admission.office import RULINGS_FILE
     from p2ptrain.manifest import KEY_FILE
 
     match signed.manifest.admission.policy:
@@ -133,7 +134,8 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
                 f"Invite where {KEY_FILE} lies: p2ptrain invite RUN --link LINK, the link that its bootstrap printed."
             )
         case _:
-            remedy = f"Guests are admitted where {KEY_FILE} lies: p2ptrain admit RUN PEER_ID"
+            order = f"p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
+            remedy = f"Guests are admitted where {KEY_FILE} lies: {order}"
     return HomeError(f"{run} holds a run without its {KEY_FILE}.", remedy)
 
 
@@ -178,12 +180,16 @@ def revoke(run: Path, names: tuple[str, ...]) -> None:
 
 
 def _say_rulings(run: Path, rulings: Rulings) -> None:
+    from p2ptrain.admission import office
+
     for word, names in (("admitted", rulings.admitted), ("banned", rulings.banned), ("ended invite", rulings.revoked)):
         for name in names:
             click.echo(f"{word}: {name}")
     if not (rulings.admitted or rulings.banned or rulings.revoked):
         click.echo("Nobody is named yet.")
     click.echo(f"A bootstrap that runs on {run} hands this out within seconds; peers follow within a minute.")
+    if (run / office.RULINGS_FILE).exists():
+        click.echo(f"If your bootstrap runs elsewhere, copy {run / office.RULINGS_FILE} there.")
 
 
 @click.command(short_help="Write a peer's model in Hugging Face format.")

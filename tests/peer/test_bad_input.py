@@ -378,7 +378,7 @@ def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[.
     [
         ("open", "pass on the link"),
         ("invite", "where run.key lies: p2ptrain invite RUN --link LINK"),
-        ("allowlist", "where run.key lies: p2ptrain admit RUN PEER_ID"),
+        ("allowlist", "where run.key lies: p2ptrain admit RUN PEER_ID; then copy RUN/rulings.signed to {run}"),
     ],
 )
 def test_an_invite_where_the_bootstrap_is_and_the_key_is_not(
@@ -390,7 +390,7 @@ def test_an_invite_where_the_bootstrap_is_and_the_key_is_not(
         (tmp_path / name).unlink()
     said = refused(tmp_path, command=invite)
     assert f"{tmp_path} holds a run without its run.key." in said
-    assert how in said
+    assert how.format(run=tmp_path) in said
     (tmp_path / "identity.key").write_bytes(b"a peer has lived here")
     assert "holds no address of its peer" in refused(tmp_path, command=invite)
 
@@ -425,7 +425,10 @@ def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str])
         with pytest.raises(SystemExit) as caught:
             run_command(command, [str(private_run), *names], name="p2ptrain")
         assert caught.value.code == 0
-        assert said in capfd.readouterr().out
+        told = capfd.readouterr().out
+        assert said in told
+        elsewhere = f"If your bootstrap runs elsewhere, copy {private_run / 'rulings.signed'} there."
+        assert (elsewhere in told) == (said == STRANGER)  # else there is none
 
 
 # --- the network ------------------------------------------------------------------------------------------------------
