@@ -5,6 +5,7 @@ To import it needs no extra: commands look here before they begin anything.
 
 from __future__ import annotations
 
+import errno
 import socket
 from dataclasses import dataclass
 from typing import Self
@@ -60,15 +61,28 @@ def check_place(place: Place) -> None:
 def listener_at(place: Place) -> socket.socket:
     """Listens there. Raises UserError where it cannot."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener: socket.socket | None = None
     try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((place.host, place.port))
         listener.listen(128)
-    except OSError as error:
-        listener.close()
+    except (OSError, UnicodeError) as error:
+        if listener is not None:
+            listener.close()
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(
-            f"The page cannot be served at {place.host}:{place.port}: {error.strerror or error}.",
-            "Choose another port, or 0 for any free one.",
+            f"The page cannot be served at {host}:{place.port}: {why}.",
+            "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
+            if _is_of_the_address(error)
+            else "Choose another port, or 0 for any free one.",
         ) from error
     return listener
+
+
+def _is_of_the_address(error: OSError | UnicodeError) -> bool:
+    """Whether another port would not help: no such address or family here, or a name that is nobody's or none."""
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        return True
+    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

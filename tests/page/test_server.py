@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.client
 import json
 import random
@@ -18,9 +19,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from p2ptrain.errors import UserError
+from p2ptrain.page import place
 from p2ptrain.page import server as page_server
 from p2ptrain.page.metrics import names
-from p2ptrain.page.place import Place
+from p2ptrain.page.place import Place, listener_at
 from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer
 from p2ptrain.page.view import ExchangeRow
 
@@ -423,8 +425,31 @@ def test_its_end_does_not_wait_for_who_reads_no_more(shown: Shown, monkeypatch: 
 
 def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
     """A line that names the place, and what to do."""
-    with pytest.raises(UserError, match=f"127.0.0.1:{shown.port}"), PageServer(Place(port=shown.port), dict):
+    with pytest.raises(UserError, match=f"127.0.0.1:{shown.port}") as caught, PageServer(Place(port=shown.port), dict):
         pass
+    assert caught.value.remedy == "Choose another port, or 0 for any free one."
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["192.0.2.7", "no.such.name.invalid", "a..b"],  # an address of nobody's, a name of nobody's, and none
+)
+def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(host: str) -> None:
+    with pytest.raises(UserError, match=f"cannot be served at {host}:8080: ") as caught:
+        listener_at(Place(host, 8080))
+    assert caught.value.remedy == "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
+
+
+def test_a_computer_without_ipv6_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There a socket of that family cannot even be made."""
+
+    def refuse(family: int, kind: int) -> socket.socket:
+        raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
+
+    monkeypatch.setattr(place.socket, "socket", refuse)
+    with pytest.raises(UserError, match=r"at \[::\]:8080: Address family not supported by protocol\.") as caught:
+        listener_at(Place("::", 8080))
+    assert "Choose an address of this computer" in caught.value.remedy
 
 
 def test_a_snapshot_that_fails_does_not_end_it() -> None:
