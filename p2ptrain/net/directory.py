@@ -112,6 +112,7 @@ class DhtDirectory:
         self._run = run
         self._random = random or Random()
         self._buckets = Buckets(self._random)
+        self._saw_all = True
         self._lying: dict[Bucket, float] = {}
         """Where records of ours lie, until when."""
 
@@ -122,8 +123,8 @@ class DhtDirectory:
 
     @property
     def sees_all(self) -> bool:
-        """Whether a lookup finds everybody, not a sample."""
-        return self._buckets.level == 0
+        """Whether the last lookup could find everybody, not a sample."""
+        return self._saw_all
 
     async def announce(self, presence: Presence) -> None:
         """Store a record. The first time this looks up first: how large the swarm is decides where the record lies."""
@@ -163,6 +164,7 @@ class DhtDirectory:
         except NetworkError:
             if not found:
                 raise
+        self._saw_all = search.saw_all
         # Not the latest: records may be dated ahead, and would then crowd out all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 

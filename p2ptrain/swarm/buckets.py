@@ -128,6 +128,11 @@ class Search:
         self._asked: set[int] = set()
         self._size = -1
 
+    @property
+    def saw_all(self) -> bool:
+        """Whether the root was asked, and holds everybody: no bucket of a deeper level does."""
+        return 0 in self._asked and self._buckets.level == 0
+
     def answered(self, records: int) -> None:
         """The bucket asked last holds so many live records."""
         assert self.next is not None

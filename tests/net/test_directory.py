@@ -31,7 +31,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import Allowance
 from p2ptrain.net.rulings import LIFETIME_S, RulingsShelf, rulings_key
 from p2ptrain.statements import packed
-from p2ptrain.swarm.buckets import MAX_GETS, MAX_LEVEL, Bucket, home
+from p2ptrain.swarm.buckets import LOST, MAX_GETS, MAX_LEVEL, MERGE, Bucket, home
 from p2ptrain.swarm.messages import PeerState, Presence
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
@@ -171,6 +171,27 @@ def test_a_small_swarm_sees_all_and_costs_one_key(crowd: list[Identity]):
             assert each.sees_all
             assert each.size == 10
         assert len(node.gets) == 20  # one each before the first announcement, and one each now
+
+    virtual_time.run(main())
+
+
+def test_who_comes_back_to_the_root_has_seen_a_half_and_says_so(crowd: list[Identity]):
+    """The level that the next lookup works on is not the one that this one asked."""
+
+    async def main() -> None:
+        node = PretendedNode()
+        for identity in crowd[:70]:
+            for level in range(2):
+                node.put(presence_of(identity), home(RUN, identity.peer_id, level))
+        watcher = directory_over(node)
+        watcher._buckets.level = 1
+        found = await watcher.lookup()
+        assert LOST <= len(found) < MERGE
+        assert watcher._buckets.level == 0
+        assert not watcher.sees_all
+        assert watcher.size == 2 * len(found)
+        assert len(await watcher.lookup()) == 70
+        assert watcher.sees_all
 
     virtual_time.run(main())
 

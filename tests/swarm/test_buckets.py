@@ -331,3 +331,21 @@ def test_a_bucket_that_could_not_be_read_costs_one_lookup_and_no_more() -> None:
     assert asked[:2] == [before, 0]
     assert len(asked) <= MAX_GETS
     assert abs(one.level - before) <= 1
+
+
+def test_a_half_of_the_swarm_is_not_all_of_it() -> None:
+    """So few records send the asker to the root, which is not asked before the next lookup."""
+    one = Buckets(Random(1))
+    one.level = 1
+    search = one.search()
+    search.answered(38)
+    assert search.next is None
+    assert (one.level, one.size) == (0, 76)
+    assert not search.saw_all
+    search = one.search()
+    assert not search.saw_all
+    search.answered(76)
+    assert search.saw_all
+    search = one.search()
+    search.answered(SPLIT)
+    assert not search.saw_all
