@@ -83,7 +83,8 @@ def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progr
             signed = home.load_manifest(options.link.run_id if options.link else None)
             is_alone = signed is not None and not _exchanges(signed)
             link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
-            showing = Showing(State(identity.peer_id, options.nickname), hand, options.page, options.share)
+            state = State(identity.peer_id, options.nickname, hand.standing)
+            showing = Showing(state, hand, options.page, options.share)
             log.listen(showing.state.hear)
             showing.open(stack, log)
             if signed is None:

@@ -186,8 +186,8 @@ class Record:
         """What a watcher wants to know and training does not: the held-out loss, and a text. No fault of it counts."""
         began, learner = time.monotonic(), self.learner
         try:
-            loss = self._held_out_loss(LOOK_TOKENS)
-            self.notebook.note("held out", loss=loss, step=learner.step, progress=learner.progress)
+            self.last_loss = self._held_out_loss(LOOK_TOKENS)
+            self.notebook.note("held out", loss=self.last_loss, step=learner.step, progress=learner.progress)
             if self.sampler is not None:
                 self.notebook.note("sample", step=learner.step, text=self.sampler())
         except Exception as error:  # whatever it was, training goes on without it

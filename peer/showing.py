@@ -65,7 +65,7 @@ class Showing:
         """There is a run, and somebody who trains."""
         parameters = record.task.model.layout.parameter_count
         self.state.run(signed, parameters, lambda: _join(signed, home, local))
-        self.state.take(Sources(record.figures, self.hand.standing, self.hand.measured, self.hand.traffic))
+        self.state.take(Sources(record.figures, self.hand.measured, self.hand.traffic))
         self.state.shared_while(lambda: self.is_shared)
         record.is_watched = self.is_watched
 

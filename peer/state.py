@@ -76,8 +76,6 @@ class Sources:
 
     figures: Callable[[], Mapping[str, Any]]
     """``Record.figures``."""
-    standing: Callable[[], tuple[str, str]]
-    """One word for what the peer does, and why."""
     rates: Callable[[], tuple[float, float]]
     """Bytes a second sent and received, lately."""
     traffic: Callable[[], tuple[int, int]]
@@ -88,17 +86,24 @@ class State:
     """See the module.
 
     Args:
+        standing: one word for what the peer does, and why; also before there is a run, and from any thread.
         wall: seconds since 1970.
     """
 
-    def __init__(self, me: PeerId, nickname: str, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        me: PeerId,
+        nickname: str,
+        standing: Callable[[], tuple[str, str]],
+        wall: Callable[[], float] = time.time,
+    ) -> None:
         self._view = View("peer", me=me)
         self._nickname = nickname
+        self._standing = standing
         self._wall = wall
         self._lock = threading.Lock()
         self._sources: Sources | None = None
         self._device: str | None = None
-        self._held_out: float | None = None
         self._distances: deque[float] = deque(maxlen=RECENT)
         self._tells: list[Tell] = []
         self._join: Callable[[], str] = str
@@ -195,9 +200,8 @@ class State:
                     curve.train.add(float(fields["progress"]), now, float(fields["loss"]))
             case "started" | "held out" | "trained":
                 self._device = str(fields.get("device", self._device or "")) or None
-                self._held_out = float(fields["loss"])
                 if "progress" in fields and (curve := view.curve(view.me, self._nickname)) is not None:
-                    curve.held_out.add(float(fields["progress"]), now, self._held_out)
+                    curve.held_out.add(float(fields["progress"]), now, float(fields["loss"]))
             case "saved":
                 view.add_checkpoint(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
             case "sample":
@@ -247,7 +251,7 @@ class State:
             tokens=figures.get("tokens"),
             tokens_per_s=figures.get("tokens_per_s"),
             loss=figures.get("loss"),
-            held_out=self._held_out,
+            held_out=figures.get("val_loss"),
             disagreement=median(self._distances) if self._distances else None,
             exchanges=figures.get("exchanges_ok"),
             failed=figures.get("exchanges_failed"),
@@ -261,10 +265,9 @@ class State:
     def _refresh(self) -> None:
         """Figures of this moment."""
         view, sources = self._view, self._sources
+        view.state, view.why = self._standing()
         if sources is None:
-            view.state, view.why = "joining", "it looks for the run, or builds the model"
             return
-        view.state, view.why = sources.standing()
         own = self._own_row()
         view.peers = {own.id: own, **{peer: row for peer, row in view.peers.items() if peer != own.id}}
         view.total_peers = max(view.total_peers, 1)

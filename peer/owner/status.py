@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 NOT_RUNNING = "not running"
 SILENT = "does not answer"
+EARLY = "it looks for the run's manifest, or builds the model"
 
 
 def state_of(record: Record | None, attendance: Attendance | None, wish: str, leaving: bool) -> tuple[str, str]:
@@ -34,7 +35,7 @@ def state_of(record: Record | None, attendance: Attendance | None, wish: str, le
     if leaving:
         return "finishing", "saving, then leaving"
     if record is None:
-        return ("paused" if wish == "ABSENT" else "starting"), "it looks for the run's manifest, or builds the model"
+        return ("paused" if wish == "ABSENT" else "starting"), EARLY
     if wish == "ABSENT":
         is_held = record.is_held or record.learner.ended or not record.has_stepped
         return ("paused", "") if is_held else ("pausing", "an inner step is under way")

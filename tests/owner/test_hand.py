@@ -18,6 +18,7 @@ import click
 import pytest
 
 from p2ptrain.errors import HomeError
+from p2ptrain.ids import PeerId
 from p2ptrain.net.rates import Rates
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
@@ -32,6 +33,7 @@ from peer.owner.settings import MBIT, Settings, SettingsFile
 from peer.owner.traffic import Month, Traffic
 from peer.owner.wishes import GIVEN_SHARE
 from peer.record import Record
+from peer.state import State
 
 
 @dataclass
@@ -526,3 +528,22 @@ def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:
     desk.edit("threads = 2")
     assert Settings(**desk.status()["settings"]) == Settings(threads=2)
+
+
+def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
+    """Also before there is anybody who trains, while it rests, and when it leaves."""
+    page = State(PeerId("12D3KooWme"), "fox", desk.hand.standing)
+
+    def both() -> tuple[str, str]:
+        own, shown = desk.status(), page.document()
+        assert (shown["state"], shown["why"]) == (own["state"], own["why"])
+        return own["state"], own["why"]
+
+    assert both() == ("starting", status.EARLY)
+    desk.hand.answer({"command": "pause"})
+    assert both()[0] == "paused"
+    desk.hand.answer({"command": "resume"})
+    desk.take()
+    assert both() == ("training", "")
+    desk.signals.stop.set()
+    assert both()[0] == "finishing"

@@ -66,8 +66,8 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     home.save_manifest(signed)
     link = JoinLink(signed.run_id, (address.with_peer(NEAR_BOOTSTRAP, RELAY),))
     identity = Identity.load_or_create(home.identity)
-    state = State(identity.peer_id, "")
-    showing = Showing(state, cast(Any, SimpleNamespace(standing=None, measured=None, traffic=None)), Place(), False)
+    state = State(identity.peer_id, "", lambda: ("starting", ""))
+    showing = Showing(state, cast(Any, SimpleNamespace(measured=None, traffic=None)), Place(), False)
     record = SimpleNamespace(
         task=SimpleNamespace(model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5))), figures=None
     )

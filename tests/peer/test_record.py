@@ -9,10 +9,12 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.errors import HomeError
+from p2ptrain.ids import PeerId
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer.lines import line
 from peer.record import LAST_PATIENCE_S, STEPS_REMEMBERED, Record
+from peer.state import Sources, State
 from peer.stopping import Stopping
 
 
@@ -53,6 +55,27 @@ def test_of_one_inner_step_no_stall_is_known(record: Record) -> None:
 def test_progress_tells_the_learning_rate(record: Record) -> None:
     steps(record, 0.1)
     assert dict(cast(MemoryLog, record.notebook).notes)["progress"]["learning_rate"] == 3e-4
+
+
+def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``p2ptrain status``, the page and those who show the swarm: of one peer at one moment there is one such loss."""
+    losses = iter((5.5, 4.5, float("nan")))
+    monkeypatch.setattr(Record, "_held_out_loss", lambda *_, **__: next(losses))
+    cast(Any, record).task = SimpleNamespace(
+        theta=SimpleNamespace(device="cpu"),
+        model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
+        micro_batch=1,
+    )
+    state = State(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
+    state.take(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
+    record.begin()
+    assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 5.5
+    record._look()
+    assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 4.5
+    assert state.telling(0)[0]["held_out"] == 4.5
+    record._look()
+    assert record.figures()["val_loss"] is None  # JSON has no NaN
+    assert "held_out" not in state.document()["figures"]
 
 
 def test_no_more_steps_are_remembered_than_a_median_needs(record: Record) -> None:

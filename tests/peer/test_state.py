@@ -26,6 +26,7 @@ FIGURES = {
     "progress": 300.0,
     "fraction": 0.3,
     "loss": 2.0,
+    "val_loss": 2.5,
     "tokens": 310,
     "tokens_per_s": 50.0,
     "exchanges_ok": 2,
@@ -37,15 +38,15 @@ EXCHANGED = {"peer": OTHER, "seconds": 0.5, "sent_bytes": 10, "received_bytes": 
 
 @pytest.fixture
 def state() -> State:
-    state = State(ME, "fox", wall=lambda: 1000.0)
-    state.take(Sources(lambda: FIGURES, lambda: ("training", ""), lambda: (5.0, 6.0), lambda: (100, 200)))
+    state = State(ME, "fox", lambda: ("training", ""), wall=lambda: 1000.0)
+    state.take(Sources(lambda: FIGURES, lambda: (5.0, 6.0), lambda: (100, 200)))
     state.shared_while(lambda: True)
     return state
 
 
-def test_before_there_is_a_trainer_it_says_that_it_joins() -> None:
-    document = State(ME, "fox").document()
-    assert document["state"] == "joining"
+def test_before_there_is_a_trainer_it_says_what_the_owner_is_told() -> None:
+    document = State(ME, "fox", lambda: ("starting", "it looks around")).document()
+    assert (document["state"], document["why"]) == ("starting", "it looks around")
     assert json.loads(json.dumps(document, allow_nan=False)) == document | {"peers": []}
 
 
@@ -104,7 +105,6 @@ def test_curves_checkpoints_and_samples(state: State) -> None:
     assert (curve["peer"], curve["name"]) == (ME, "fox")
     assert curve["train"] == [(100.0, 1000.0, 4.0)]
     assert curve["held_out"] == [(50.0, 1000.0, 5.5), (100.0, 1000.0, 4.5)]
-    assert document["figures"]["held_out"] == 4.5
     assert document["checkpoints"] == [{"n": 1, "at": 1000.0, "peer": ME, "step": 3}]
     assert document["sample"]["text"] == "To be"
 
@@ -235,6 +235,7 @@ def test_figures_and_standing(state: State) -> None:
         "exchanges": 2,
         "failed": 1,
         "loss": 2.0,
+        "held_out": 2.5,
         "up": 5.0,
         "down": 6.0,
         "sent_bytes": 100,
