@@ -44,6 +44,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
 @click.option("--beside", metavar="LINK", help="Another bootstrap's join link: be one swarm with it.")
 @click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
+@click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="The page opens by these alone.")
 def bootstrap(
     run: Path,
     listen: tuple[str, ...],
@@ -56,6 +57,7 @@ def bootstrap(
     beside: str | None,
     page: str | None,
     page_token: str | None,
+    page_hosts: str | None,
 ) -> None:
     """Be the entry point of the signed run in the directory RUN, until Ctrl+C.
 
@@ -66,7 +68,7 @@ def bootstrap(
     from bootstrap import app
 
     default = LOCAL_LISTEN if local else PUBLIC_LISTEN
-    shown = None if page is None else PagePlace.parse(page, page_token or "")
+    shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
     where = app.Place(
         run,
         home or run / "bootstrap",

@@ -41,6 +41,7 @@ TOKENIZER = click.option(
 @click.option("--relay", is_flag=True, help="Carry the traffic of peers whom nobody can dial, within limits.")
 @click.option("--page", metavar="[HOST:]PORT", help="Show this peer in a browser, at this port of this computer.")
 @click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
+@click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="The page opens by these alone.")
 @click.option("--share", is_flag=True, help="Let bootstraps show this peer's figures. [settings.toml]")
 def peer(
     link: str | None,
@@ -55,6 +56,7 @@ def peer(
     relay: bool,
     page: str | None,
     page_token: str | None,
+    page_hosts: str | None,
     share: bool,
 ) -> None:
     """Join the run that LINK names and train until it ends.
@@ -65,7 +67,7 @@ def peer(
     from peer.app import run_peer
     from peer.building import Options
 
-    place = None if page is None else Place.parse(page, page_token or "")
+    place = None if page is None else Place.parse(page, page_token or "", page_hosts or "")
     run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
 
 

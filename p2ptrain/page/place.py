@@ -13,6 +13,7 @@ from typing import Self
 from p2ptrain.errors import UserError
 
 LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = (LOOPBACK, "::1", "localhost")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,20 +25,23 @@ class Place:
     """0: any free one."""
     token: str = ""
     """Empty: one is drawn where one is needed."""
+    hosts: tuple[str, ...] = ()
+    """The names under which it may be opened. Empty: on a loopback the loopback's, elsewhere any."""
 
     @classmethod
-    def parse(cls, text: str, token: str = "") -> Self:
-        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. Raises UserError."""
+    def parse(cls, text: str, token: str = "", hosts: str = "") -> Self:
+        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. ``hosts``: with commas between them. Raises UserError."""
         host, _, port = text.rpartition(":")
         if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
             raise UserError(
                 f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
             )
-        return cls(host.strip("[]") or LOOPBACK, int(port), token)
+        allowed = tuple(bare for name in hosts.split(",") if (bare := name.strip().strip("[]").lower()))
+        return cls(host.strip("[]") or LOOPBACK, int(port), token, allowed)
 
     @property
     def is_loopback(self) -> bool:
-        return self.host in ("127.0.0.1", "::1", "localhost")
+        return self.host in LOOPBACK_NAMES
 
 
 def check_installed() -> None:

@@ -7,7 +7,8 @@ Who may watch: everybody who can open 127.0.0.1, which is where it listens unles
 is needed, in the address (``?token=…``, which sets a cookie) or as ``Authorization: Bearer …``. Who has none gets one
 answer a connection, and of connections there are few: they take file descriptors from who trains. On a loopback the
 ``Host`` must be one of the loopback's names, so that no website can read it through a visitor's browser (DNS
-rebinding). Nothing can be changed by any request.
+rebinding); elsewhere one of those that the owner gave, if any: needed where the token is known to all, as a compose
+file's. Nothing can be changed by any request.
 
 Who closes what: ``PageServer`` is a context manager; leaving it ends the thread, the listener and every stream.
 """
@@ -30,7 +31,7 @@ from typing import Any, Self
 from urllib.parse import quote, unquote
 
 from p2ptrain.errors import UserError
-from p2ptrain.page.place import LOOPBACK, Place, check_installed, listener_at
+from p2ptrain.page.place import LOOPBACK, LOOPBACK_NAMES, Place, check_installed, listener_at
 
 FRESH_S = 0.5
 """How old an answer may be. A guess: faster than a person reads."""
@@ -171,8 +172,9 @@ class PageServer:
 
         @web.middleware
         async def guard(request: web.Request, handler: Callable[[web.Request], Awaitable[Any]]) -> Any:
-            if (text := self._objection(request)) is not None:
-                refused = web.Response(status=401 if self._token else 403, text=text, headers=HEADERS)
+            if (objection := self._objection(request)) is not None:
+                status, text = objection
+                refused = web.Response(status=status, text=text, headers=HEADERS)
                 refused.force_close()
                 return refused
             response = await handler(request)
@@ -188,11 +190,17 @@ class PageServer:
 
         return guard
 
-    def _objection(self, request: Any) -> str | None:
-        """Why this request gets nothing; None: it may read."""
+    def _objection(self, request: Any) -> tuple[int, str] | None:
+        """Why this request gets nothing, and HTTP's number for it; None: it may read."""
+        name = _name_in(request.host)
+        if self.place.hosts and name not in self.place.hosts:
+            return 403, "This page is not opened by that name.\n"
         if self._token:
-            return None if self._knows(request) else "A token is needed: open the whole address that was printed.\n"
-        return None if _is_loopback_name(request.host) else "This page is for this computer alone.\n"
+            why = "A token is needed: open the whole address that was printed."
+            return None if self._knows(request) else (401, f"{why}\n")
+        if not self.place.hosts and name not in LOOPBACK_NAMES:
+            return 403, "This page is for this computer alone.\n"
+        return None
 
     def _knows(self, request: Any) -> bool:
         shown = (
@@ -296,6 +304,7 @@ class _CutOff(asyncio.Protocol):
         transport.abort()
 
 
-def _is_loopback_name(host: str) -> bool:
+def _name_in(host: str) -> str:
+    """A request's ``Host`` without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
-    return name.strip("[]") in ("127.0.0.1", "::1", "localhost")
+    return name.strip("[]").lower()

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from bootstrap import cli as bootstrap_cli
+from peer import cli as peer_cli
+
 DOCKER = Path(__file__).parent.parent.parent / "docker"
 
 
@@ -74,6 +77,14 @@ def test_the_page_listens_where_it_is_opened(compose: dict[str, Any]) -> None:
     bootstrap = compose["services"]["bootstrap"]
     assert bootstrap["command"] == ["--page", "0.0.0.0:${PAGE_PORT:-8080}"]
     assert bootstrap["ports"] == ["127.0.0.1:${PAGE_PORT:-8080}:${PAGE_PORT:-8080}"]
+
+
+def test_no_website_reads_the_page_by_the_token_that_everybody_knows(compose: dict[str, Any]) -> None:
+    """Through the browser of whoever watches (DNS rebinding): it opens by this computer's own names alone."""
+    environment = compose["services"]["bootstrap"]["environment"]
+    assert with_defaults(environment["P2PTRAIN_PAGE_HOSTS"]) == "127.0.0.1,localhost"
+    for module in (peer_cli.peer, bootstrap_cli.bootstrap):
+        assert "P2PTRAIN_PAGE_HOSTS" in [each.envvar for each in module.params]
 
 
 def test_only_who_is_root_first_may_shape_its_line(compose: dict[str, Any]) -> None:

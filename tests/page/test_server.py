@@ -250,6 +250,38 @@ def test_a_website_cannot_read_the_loopback(shown: Shown, host: str) -> None:
     assert b"tiny-stories" not in answer.body
 
 
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8080", "127.0.0.1.evil.example", "0.0.0.0", ""])
+@pytest.mark.parametrize("token", [TOKEN, "another"])
+def test_where_names_are_given_a_website_that_knows_the_token_reads_nothing(
+    shown: Shown, host: str, token: str
+) -> None:
+    """A compose file's token is known to all, and its page is at the visitor's own 127.0.0.1."""
+    shown.end()
+    shown.serve(Place.parse("0.0.0.0:0", TOKEN, "127.0.0.1, LocalHost,[::1],"))
+    for path in ("/", f"/status?token={token}", "/metrics"):
+        answer = ask(shown.port, path, Host=host, Authorization=f"Bearer {token}")
+        assert answer.status == 403
+        assert answer.body == b"This page is not opened by that name.\n"
+        assert "Set-Cookie" not in answer.headers
+    for own in ("127.0.0.1:8080", "localhost", "LOCALHOST:80", "[::1]:8080"):
+        assert ask(shown.port, "/status", Host=own, Authorization=f"Bearer {TOKEN}").status == 200
+        assert ask(shown.port, "/status", Host=own).status == 401
+
+
+def test_without_names_a_page_with_a_token_opens_by_any(guarded: Shown) -> None:
+    """From elsewhere this computer has a name that only its owner knows."""
+    key = f"Bearer {TOKEN}"
+    assert ask(guarded.port, "/status", Host="my-server.example:8080", Authorization=key).status == 200
+
+
+def test_the_loopback_opens_by_the_names_that_its_owner_gave(shown: Shown) -> None:
+    """Behind a proxy, say."""
+    shown.end()
+    shown.serve(Place.parse("0", "", "train.example"))
+    assert ask(shown.port, "/status", Host="train.example").status == 200
+    assert ask(shown.port, "/status").status == 403
+
+
 @pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/events", "/page.js", "/nothing"])
 def test_without_the_token_nothing_is_told(guarded: Shown, path: str) -> None:
     """Not even which paths there are."""
