@@ -12,7 +12,7 @@ help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
 	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; an hour and a half)"
 	@echo "make soak    four peers for half an hour: does anything grow? (root)"
-	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker)"
+	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker; PAGE=8080 shows it)"
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
 	@echo "make fuzz    search for inputs that break a decoder of what strangers send (half an hour or more; Linux)"
@@ -38,7 +38,7 @@ soak: $(STAMP)
 	$(BIN)/p2ptrain testnet --scenario tests/scenarios/long --stage namespaces --out out/soak
 
 docker-testnet: $(STAMP)
-	$(BIN)/p2ptrain testnet --stage docker --scenario docker/testnet.toml --out out/docker
+	$(BIN)/p2ptrain testnet --stage docker --scenario docker/testnet.toml --out out/docker $(if $(PAGE),--page $(PAGE))
 
 test: $(STAMP)
 	.ci/net

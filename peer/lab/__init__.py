@@ -14,6 +14,7 @@ plan        the scenario as a manifest, and what cannot be acted out, refused by
 script      who exists and what happens when, as plain data (pure)
 play        the inside: stage, conduct, count what is left
 conduct     start, do what the script says, end everybody
+window      where all of it can be watched meanwhile
 stages      loopback and namespaces: where processes run, and what happens to their lines
 freezing    machines that sleep, and wake also when we die
 breakage    disks, file descriptors and network daemons that fail

@@ -38,6 +38,7 @@ from peer.lab.play import MARK, PLAIN_WIDTH, course_of, play
 from peer.lab.report import Verdict
 from peer.lab.script import Script, written
 from peer.lab.stages import StageName, members
+from peer.lab.window import TOKEN, looked_at, token
 from peer.testnet.plan import Plan, claimed, lay_out
 from peer.testnet.report import machine
 
@@ -51,17 +52,17 @@ STOP_DEADLINE_S = 30.0
 """For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
 
 
-def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int) -> int:
+def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, page: str = "") -> int:
     """Act out every scenario of a folder, one after the other; ``out/report.json`` has all reports. As ``act_out``."""
     paths = sorted(folder.glob("*.toml"))
     if not paths:
         raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
-    _check_stage(stage)  # what this machine cannot do is told once
+    _check_stage(stage, page)  # what this machine cannot do is told once
     reports_of: list[Any] = []
     console = _console()
     calms: Calms = {}
     for path in paths:
-        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, console, calms))
+        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, page, console, calms))
         out.mkdir(parents=True, exist_ok=True)
         files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
     missed = [each["scenario"] for each in reports_of if not each["passed"]]
@@ -72,11 +73,18 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
 
 
 def _acted_out(
-    path: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, console: Console, calms: Calms
+    path: Path,
+    changes: Sequence[str],
+    stage: StageName,
+    out: Path,
+    threads: int,
+    page: str,
+    console: Console,
+    calms: Calms,
 ) -> Any:
     """``act_out`` one of several: its report. What fails it fails no other, but that the owner stops it."""
     try:
-        status = act_out(path, changes, stage, out, threads, calms)
+        status = act_out(path, changes, stage, out, threads, page, calms)
         report = json.loads((out / "report.json").read_bytes())
         return report | {"passed": report["passed"] and not status}
     except OutputError:  # nobody takes what we print: no scenario's fault
@@ -90,13 +98,14 @@ def _acted_out(
     return _dated(reports.refused(path.stem, stage, why))
 
 
-def _check_stage(stage: StageName) -> None:
-    """Raises DeviceError where this machine has no such stage."""
+def _check_stage(stage: StageName, page: str) -> str:
+    """Where the stage shows the swarm. Raises DeviceError where this machine has no such stage, UserError as there."""
     if stage == "namespaces":
         check_means()
         rehearse()
     if stage == "docker":
         check_engine()
+    return looked_at(page, stage)
 
 
 def act_out(
@@ -105,20 +114,22 @@ def act_out(
     stage: StageName,
     out: Path,
     threads: int,
+    page: str = "",
     calms: Calms | None = None,
 ) -> int:
     """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended.
 
     Args:
+        page: where to show the swarm meanwhile; empty: nowhere.
         calms: undisturbed runs of other scenarios of the same folder. One that is the same to the letter is not acted
             out again; one that was acted out here is added.
     """
     if path.is_dir():
-        return act_out_all(path, changes, stage, out, threads)
+        return act_out_all(path, changes, stage, out, threads, page)
     scenario = reality.load(path, changes)
     script = written(scenario)
     check(scenario, script, stage)
-    _check_stage(stage)
+    page = _check_stage(stage, page)
     if any(group.clock_off_s for group in scenario.peers):
         library()
     calm = scenario.calm()
@@ -137,7 +148,7 @@ def act_out(
             figures["undisturbed"] = same[1]
         elif calm is not None:
             _console().print(f"{path.stem}, undisturbed first, to compare with")
-            course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads)
+            course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads, page)
             if course["troubles"]:
                 verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
                 files.replace(out / "report.json", _json(_dated(verdict)))
@@ -146,7 +157,7 @@ def act_out(
             if calms is not None:
                 calms[calm.model_dump_json()] = path.stem, figures["undisturbed"]
             _console().print(f"{path.stem}, as it is written")
-        course, own = _acted(scenario, stage, out, threads)
+        course, own = _acted(scenario, stage, out, threads, page)
         if calm is not None:
             figures["compared"] = compared(own, figures["undisturbed"])
         verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
@@ -173,7 +184,9 @@ def _sweep(out: Path, stage: StageName) -> None:
             sweep_folder(folder)
 
 
-def _acted(scenario: RealScenario, stage: StageName, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _acted(
+    scenario: RealScenario, stage: StageName, out: Path, threads: int, page: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Act it out in an empty folder: its course and its figures."""
     script = written(scenario)
     out.mkdir(exist_ok=True)
@@ -183,7 +196,7 @@ def _acted(scenario: RealScenario, stage: StageName, out: Path, threads: int) ->
         _play_in_a_cell(out, scenario, threads, mark)
     else:
         with _own_place(mark):
-            play(out, scenario, stage, threads)
+            play(out, scenario, stage, threads, page)
     return _measured(scenario, script, plan, threads, mark)
 
 
@@ -201,9 +214,10 @@ def _own_place(mark: str) -> Iterator[None]:
     for debris in Path("/tmp").glob(f"{FOLDER_PREFIX}*"):
         with contextlib.suppress(OSError), _locked(debris):
             shutil.rmtree(debris)
-    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR")}
+    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", TOKEN)}
     folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short: sockets' paths are limited
     os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, str(folder), None
+    os.environ[TOKEN] = token()
     try:
         with _locked(folder):
             yield

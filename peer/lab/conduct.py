@@ -18,7 +18,7 @@ from peer.lab.course import Course, Ended
 from peer.lab.script import Act, Do, Script, told
 from peer.lab.stages import Stage
 from peer.testnet import processes
-from peer.testnet.conduct import SAVE_GRACE_S, TICK_S, join_link, said
+from peer.testnet.conduct import SAVE_GRACE_S, TICK_S, join_link, page_url, said
 from peer.testnet.plan import Plan
 from peer.testnet.report import LEARNED
 from peer.testnet.watch import Watch
@@ -87,6 +87,8 @@ async def _begin(conductor: Conductor) -> list[str]:
         conductor.link = link
     watch, first = conductor.watch, conductor.script.first
     watch.say(f"the bootstrap is up; starting {', '.join(first)}")
+    if conductor.stage.page:
+        watch.say(f"watch them at {page_url(conductor.link_file(BOOTSTRAP).with_name('output.log'))}")
     for who in first:
         await conductor.start(who)
     while not all(watch.views[who].begun for who in first):  # troubles() notices where that never comes

@@ -159,6 +159,7 @@ class Conductor:
         arguments = [self.link, *self.stage.arguments, "--nickname", who, "--home", str(trainer.home.path)]
         module = "peer" if settings.lie is None else "peer.lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
+        arguments += ["--share"] if self.stage.page and settings.lie is None else []
         inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
         log = self.breakages.log(who, trainer.log)
         child = await processes.start(who, module, arguments, log, self.threads, inside)
@@ -178,6 +179,7 @@ class Conductor:
         self.link_file(name).unlink(missing_ok=True)  # of its last process, which may have had other addresses
         arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
         arguments += ["--beside", beside] if beside else []
+        arguments += self.stage.page if name == BOOTSTRAP else []
         inside = self.stage.inside(name, name)
         child = await processes.start(name, "bootstrap", arguments, home / "output.log", 1, inside)
         self.bootstraps.setdefault(name, []).append(Life(child))

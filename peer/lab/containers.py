@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2ptrain.errors import DeviceError, HomeError
-from p2ptrain.sim.reality import RealGroup
+from p2ptrain.page.place import LOOPBACK
+from p2ptrain.sim.reality import BOOTSTRAP, RealGroup
+from peer.lab import window
 from peer.lab.script import Script
 from peer.lab.stages import own_latency
 from peer.testnet.processes import Wrap
@@ -53,6 +55,8 @@ class Containers:
     script: Script
     out: Path
     mark: str
+    page_port: str = ""
+    """Of this computer, where the first bootstrap shows the swarm; empty: nowhere."""
     arguments: Sequence[str] = ()
     _names: dict[str, str] = field(default_factory=dict)
     """By whom: its container of the day."""
@@ -71,6 +75,17 @@ class Containers:
     def _network(self) -> str:
         return f"p2ptrain-{self.mark[:12]}"
 
+    @property
+    def page(self) -> Sequence[str]:
+        return ["--page", f"0.0.0.0:{self.page_port}"] if self.page_port else ()
+
+    def _published(self, who: str) -> list[str]:
+        """Its token is not in the command line, which every user of this computer may read."""
+        if who != BOOTSTRAP or not self.page_port:
+            return []
+        port = f"{LOOPBACK}:{self.page_port}:{self.page_port}"
+        return ["--publish", port, "--env", window.TOKEN, "--env", f"{window.HOSTS}={window.OWN_NAMES}"]
+
     def inside(self, host: str, who: str) -> Wrap:
         self._count += 1
         name = self._names[who] = f"{self._network}-{self._count}"
@@ -86,7 +101,7 @@ class Containers:
                 *("--mount", f"type=bind,source={self.out.absolute()},target={self.out.absolute()}"),
                 *("--env", "OMP_NUM_THREADS=1", "--env", "XDG_CACHE_HOME=/tmp/cache", "--env", "HOME=/tmp"),
                 *("--stop-timeout", "60", "--entrypoint", "python3"),
-                *shaped,
+                *(*shaped, *self._published(who)),
             ]
             return [executable(), "run", *options, image, *rest]
 

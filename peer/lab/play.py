@@ -51,8 +51,10 @@ class Leftovers:
     """Those that were made; whoever started us looks whether they are gone."""
 
 
-def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int) -> None:
+def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int, page: str = "") -> None:
     """Act the scenario out in ``out``, which ``testnet.plan.lay_out`` prepared; writes ``out/course.json``.
+
+    ``page``: what ``lab.window`` found.
 
     KeyboardInterrupt: the owner stopped it, and everybody has ended.
     """
@@ -68,7 +70,7 @@ def play(out: Path, scenario: RealScenario, stage_name: StageName, threads: int)
             assert task is not None  # asyncio.run made it
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             hear_sigterm()
-            stage, there = _stage(stage_name, script, scenario, out), 0
+            stage, there = _stage(stage_name, script, scenario, out, page), 0
             try:
                 course = await conduct(plan, script, stage, scenario.run.seconds, threads, watch)
             except BaseException:
@@ -99,11 +101,11 @@ def _told(course: Course) -> Iterator[None]:
         course.troubles.append(f"in the end: {error.problem}")
 
 
-def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path) -> Stage:
+def _stage(name: StageName, script: Script, scenario: RealScenario, out: Path, page: str) -> Stage:
     if name == "local":
-        return Loopback()
+        return Loopback(page)
     if name == "docker":
-        return Containers(script, out, os.environ.get(MARK, ""))
+        return Containers(script, out, os.environ.get(MARK, ""), page)
     return Namespaces(script, scenario.partitions, scenario.run.seed)
 
 

@@ -34,6 +34,11 @@ class Stage(Protocol):
     arguments: Sequence[str]
     """For every process that it starts here."""
 
+    @property
+    def page(self) -> Sequence[str]:
+        """For the first bootstrap: where it shows the swarm; none: nowhere."""
+        ...
+
     def inside(self, host: str, who: str) -> Wrap:
         """Where the processes of somebody on this host run."""
         ...
@@ -75,6 +80,8 @@ class Stage(Protocol):
 class OwnProcesses:
     """Everybody's processes are this system's."""
 
+    page: Sequence[str] = ()
+
     def started(self, who: str, settings: RealGroup | None) -> None:
         """Lines are made before anybody starts."""
 
@@ -94,6 +101,9 @@ class Loopback(OwnProcesses):
     """Everybody on 127.0.0.1, without lines."""
 
     arguments: Sequence[str] = ("--local",)
+
+    def __init__(self, page: str = "") -> None:
+        self.page = ["--page", page] if page else []
 
     def inside(self, host: str, who: str) -> Wrap:
         return lambda *command: command

@@ -98,7 +98,7 @@ def testnet(
         from peer.lab import act_out
 
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
-        return act_out(scenario, changes, stage, place, threads)
+        return act_out(scenario, changes, stage, place, threads, page or "")
     chosen = chosen_manifest(preset, manifest)
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -123,7 +123,7 @@ def testnet(
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     """Options that say nothing beside, or without, a scenario. Raises click.UsageError."""
-    without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer", "page")
+    without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer")
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)

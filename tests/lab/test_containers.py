@@ -6,6 +6,7 @@ import asyncio
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.errors import DeviceError, HomeError, ScenarioError
+from p2ptrain.errors import DeviceError, HomeError, ScenarioError, UserError
 from p2ptrain.sim.reality import parse
 from peer.lab import closing, containers, play
 from peer.lab.command import act_out
@@ -23,6 +24,7 @@ from peer.lab.course import Course
 from peer.lab.plan import manifest_of
 from peer.lab.report import Verdict
 from peer.lab.script import written
+from peer.lab.window import looked_at
 from peer.testnet.plan import lay_out
 
 DOCKER = """#!{python}
@@ -90,6 +92,37 @@ def test_a_folder_is_mounted_where_it_is_whatever_its_name(asked: Path, tiny: di
     command = stage(tiny, out).inside("home-1", "home-1")(sys.executable, "-m", "peer")
     assert command[command.index("--mount") + 1] == f"type=bind,source={out},target={out}"
     assert "--volume" not in command
+
+
+def test_the_swarm_can_be_watched_from_this_computer_alone(
+    asked: Path, tiny: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At one port of the loopback, by a token that no command line holds."""
+    shown = Containers(written(parse(tiny)), tmp_path, "0123456789abcdef", "8080")
+    assert shown.page == ["--page", "0.0.0.0:8080"]
+    command = shown.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
+    assert command[command.index("--publish") + 1] == "127.0.0.1:8080:8080"
+    environment = [command[place + 1] for place, word in enumerate(command) if word == "--env"]
+    assert "P2PTRAIN_PAGE_TOKEN" in environment
+    assert "P2PTRAIN_PAGE_HOSTS=127.0.0.1,localhost" in environment
+    assert "--publish" not in shown.inside("home-1", "home-1")("python", "-m", "peer")
+    unseen = stage(tiny, tmp_path)
+    assert unseen.page == ()
+    assert "--publish" not in unseen.inside("bootstrap", "bootstrap")("python", "-m", "bootstrap")
+
+
+def test_a_page_of_containers_is_looked_for_before_anything_is_built(asked: Path, tmp_path: Path) -> None:
+    """Any free port is found here: a container's own means nothing outside."""
+    testnet_toml = containers.SOURCE / "docker" / "testnet.toml"
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        taken = str(busy.getsockname()[1])
+        with pytest.raises(UserError, match=f"127.0.0.1:{taken}: Address already in use"):
+            act_out(testnet_toml, (), "docker", tmp_path / "out", 1, taken)
+    with pytest.raises(UserError, match=r"at 127\.0\.0\.1 alone"):
+        act_out(testnet_toml, (), "docker", tmp_path / "out", 1, "0.0.0.0:8080")
+    assert {call[0] for call in calls(asked)} == {"version"}
+    assert looked_at("", "docker") == ""
+    assert 1024 <= int(looked_at("0", "docker")) <= 65535
 
 
 @pytest.mark.parametrize("name", ["a,b", 'say "hello"', "two\nlines"])

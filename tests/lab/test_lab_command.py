@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_fails_one_scenario_fails_no_other(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, fault: str
 ) -> None:
-    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int, calms: Any) -> int:
+    def act_out(path: Path, changes: Any, stage: Any, out: Path, threads: int, page: str, calms: Any) -> int:
         if path.stem == "three":
             raise error
         out.mkdir(parents=True)
@@ -77,7 +77,9 @@ def test_without_its_comparison_a_scenario_is_not_acted_out(
     data = {**tiny, "undisturbed": {"peers": [{"name": "home", "count": 3, "step_s": 1.0}]}}
     acted: list[Path] = []
 
-    def acted_out(scenario: Any, stage: Any, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def acted_out(
+        scenario: Any, stage: Any, out: Path, threads: int, page: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         acted.append(out)
         return {"troubles": ["home-1 ended with status 1"], "done": [], "missed": []}, {"tokens": float("nan")}
 
@@ -97,7 +99,9 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
     counts = {"one": 3, "three": 4, "two": 3}
     acted: list[str] = []
 
-    def acted_out(scenario: Any, stage: Any, out: Path, threads: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def acted_out(
+        scenario: Any, stage: Any, out: Path, threads: int, page: str
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         acted.append(str(out.relative_to(tmp_path / "out")))
         course = {"troubles": [], "done": [], "missed": [], "lives": {}}
         return course, {"tokens": 6.0 if out.name == "undisturbed" else 3.0, "peers": {}}

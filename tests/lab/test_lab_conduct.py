@@ -37,6 +37,7 @@ beside = sys.argv[sys.argv.index("--beside") + 1] + "/beside" if "--beside" in s
 (home / "link.new").write_text(beside + "\\n")
 (home / "link.new").rename(home / "join-link.txt")
 (home / "said").write_text(" ".join(sys.argv))
+print("[page] http://127.0.0.1:8080/?token=drawn", flush=True)
 with (home / "starts").open("a") as starts:
     starts.write("x")
 time.sleep(0.5 if Path("bootstrap-crashes").exists() else 120)
@@ -116,6 +117,19 @@ def test_seconds_end_it_and_everybody_leaves(place: Path, tiny: dict[str, Any]) 
     assert ("inside", "bootstrap") in stage.heard
     start = (place / "out" / "home-1" / "starts").read_text()
     assert start.startswith("p2ptrain://the-link --local --nickname home-1 --home ")
+
+
+def test_who_is_watched_shows_itself_and_the_address_is_told(place: Path, tiny: dict[str, Any]) -> None:
+    """The bootstrap has the page, and whoever is honest shares its figures with it."""
+    tiny["run"]["seconds"] = 1
+    tiny["peers"][1]["lie"] = "flipped"
+    stage = Recording()
+    stage.page = ["--page", "8080"]
+    course, _ = conducted(place, tiny, stage)
+    assert course.troubles == []
+    assert (place / "out" / "bootstrap" / "said").read_text().endswith(" --page 8080")
+    assert "watch them at http://127.0.0.1:8080/?token=drawn" in (place / "screen").read_text()
+    assert (place / "out" / "home-1" / "starts").read_text().endswith(" --share\n")
 
 
 def test_the_story_may_wait_until_the_swarm_has_learned(place: Path, tiny: dict[str, Any]) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from p2ptrain.errors import UserError
+from peer.lab.window import looked_at
 from peer.testnet.command import testnet
 
 
@@ -19,3 +21,25 @@ def test_a_page_that_cannot_be_served_replaces_no_earlier_testnet(tmp_path: Path
         with pytest.raises(UserError, match=f"127.0.0.1:{port}: Address already in use"):
             testnet(["--page", str(port), "--out", str(tmp_path)], standalone_mode=False)
     assert earlier.read_text() == "{}"
+
+
+def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acted: list[tuple[Any, ...]] = []
+
+    def act_out(*arguments: Any) -> int:
+        acted.append(arguments)
+        return 0
+
+    monkeypatch.setattr("peer.lab.act_out", act_out)
+    assert testnet(["--scenario", "it.toml", "--page", "8080"], standalone_mode=False) == 0
+    assert testnet(["--scenario", "it.toml", "--stage", "docker"], standalone_mode=False) == 0
+    assert [(each[2], each[-1]) for each in acted] == [("local", "8080"), ("docker", "")]
+    with pytest.raises(UserError, match="no link leads out of there"):
+        looked_at("8080", "namespaces")
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        with pytest.raises(UserError, match="Address already in use"):
+            looked_at(port, "local")
+    assert looked_at("0.0.0.0:0", "local") == "0.0.0.0:0"
