@@ -6,6 +6,7 @@
 # LINK          a peer's join link; without it the one in /swarm; without that a peer that lives in /data goes on with its
 #               run, and a new one waits for /swarm's
 # PRESET        of a new run: demo, llama-15m, llama-135m
+# TOKENS_PER_PEER   of a new run: where it ends, in place of what the preset says
 # PORT          of a bootstrap, unless an option --listen says it; p2ptrain-health dials there
 # UP_MBIT, DOWN_MBIT, DELAY_MS, LOSS_PERCENT   of this container's line (p2ptrain-line; needs the capability NET_ADMIN, and
 #               to begin as root)
@@ -53,6 +54,9 @@ case "$what" in
     if [ ! -e /data/run ]; then  # it is there as a whole or not at all, whenever we are killed
       rm -rf /data/run.new
       python3 -m p2ptrain.cli init /data/run.new --preset "${PRESET:-demo}"
+      if [ -n "${TOKENS_PER_PEER:-}" ]; then
+        sed -i "s/^tokens_per_peer = .*/tokens_per_peer = $TOKENS_PER_PEER/" /data/run.new/manifest.toml
+      fi
       python3 -m p2ptrain.cli sign /data/run.new
       mv /data/run.new /data/run
     fi

@@ -74,6 +74,18 @@ def machine(tmp_path: Path) -> Machine:
     return made
 
 
+def test_a_new_run_ends_where_it_is_told_to(machine: Machine) -> None:
+    """Also for who only wants to watch the demo for longer. One that is there stays as it is."""
+    run = machine.root / "data" / "run"
+    manifest = run.with_name("run.toml")
+    manifest.write_text('[run]\nname = "demo"\ntokens_per_peer = 1_200_000\n')
+    machine.tool("python3", PYTHON.replace('touch "$4/manifest.toml"', f'cp {manifest} "$4/manifest.toml"'))
+    machine.run("entry.sh", "bootstrap", TOKENS_PER_PEER="30_000_000")
+    assert (run / "manifest.toml").read_text() == '[run]\nname = "demo"\ntokens_per_peer = 30_000_000\n'
+    machine.run("entry.sh", "bootstrap", TOKENS_PER_PEER="5")
+    assert "tokens_per_peer = 30_000_000\n" in (run / "manifest.toml").read_text()
+
+
 def test_a_bootstrap_has_its_run_as_a_whole_or_not_at_all(machine: Machine) -> None:
     link, run = machine.root / "swarm" / "join-link.txt", machine.root / "data" / "run"
     link.write_text("of last time")
