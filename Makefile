@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := out/demo
 
-.PHONY: help demo lab soak docker-testnet test check fuzz bench results results-quick install clean
+.PHONY: help demo lab soak docker-testnet docker-check test check fuzz bench results results-quick install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; an hour and a half)"
 	@echo "make soak    four peers for half an hour: does anything grow? (root)"
 	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker; PAGE=8080 shows it)"
+	@echo "make docker-check    the compose file: everybody healthy, some killed, one stopped, all taken down (Docker, compose)"
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
 	@echo "make fuzz    search for inputs that break a decoder of what strangers send (half an hour or more; Linux)"
@@ -39,6 +40,9 @@ soak: $(STAMP)
 
 docker-testnet: $(STAMP)
 	$(BIN)/p2ptrain testnet --stage docker --scenario docker/testnet.toml --out out/docker $(if $(PAGE),--page $(PAGE))
+
+docker-check: $(STAMP)
+	$(BIN)/python docker/check.py
 
 test: $(STAMP)
 	.ci/net

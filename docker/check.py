@@ -1,0 +1,315 @@
+"""Really run what users run in containers: docker/compose.yaml, with a router and a liar. ``.ci/docker`` calls this.
+
+A project of its own comes up beside whatever else runs here. Everybody must become healthy and exchange; the page must
+open with its token, and to nobody else; a peer is killed, then the bootstrap, and the others go on; the bootstrap comes
+back with the link that it had; a peer that is stopped saves and ends well. Then all is taken down, whatever happened.
+(``make docker-testnet`` starts its containers in another way, without the compose file and the scripts of docker/.)
+
+Needs an engine, ``docker compose`` or docker-compose, and nothing beyond Python. The status: 0 passed, or there is no
+compose here; 1 failed, with the reason and the last words of all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import secrets
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PROJECT = "p2ptrain-check"
+FILE = Path(__file__).parent / "compose.yaml"
+PROFILES = ("nat", "adversary")
+SERVICES = {"bootstrap": 1, "peer": 2, "router": 1, "hidden": 1, "adversary": 1}
+"""How many of each are to come up."""
+HONEST = ("peer", "hidden")
+HOME = "/data/peer"
+USER = "10001"
+"""Whom homes belong to in the images."""
+TOKENS_PER_PEER = "30_000_000"
+"""Of the demo, which would end within two minutes on a fast machine."""
+BUILD_VARIABLE = "P2PTRAIN_DOCKER_BUILD"
+"""Options of ``docker build`` for the testnet in containers; what they say is said to compose, too."""
+MORE = 3
+"""Exchanges that each of those who are left must make after somebody was killed."""
+
+UP_S = 900.0
+"""To build, from nothing, and until the bootstrap is healthy. A guess: 6 min where all is fetched."""
+HEALTHY_S = 180.0
+"""A guess: peers are asked for the first time after 30 s."""
+EXCHANGES_S = 120.0
+"""A guess: a swarm of four on two cores makes several a minute."""
+COMMAND_S = 120.0
+"""For one call of docker. A guess: a peer that is stopped may take 60 s."""
+POLL_S = 2.0
+LINES = 15
+"""Of everybody's log, where it failed."""
+
+
+class CheckError(Exception):
+    """Something did not come about; what."""
+
+
+class Swarm:
+    """The compose project. ``down`` removes all of it; safe at any time."""
+
+    def __init__(self, compose: Sequence[str], environment: Mapping[str, str]) -> None:
+        profiles = [word for name in PROFILES for word in ("--profile", name)]
+        self._compose = [*compose, "-p", PROJECT, "-f", str(FILE), *profiles]
+        self._environment = environment
+
+    def compose(self, *arguments: str, most_s: float = COMMAND_S) -> None:
+        call([*self._compose, *arguments], most_s, self._environment)
+
+    def down(self) -> None:
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
+        if left := self.containers():
+            raise CheckError(f"after down these are still there: {', '.join(map(told, left))}")
+
+    def containers(self) -> list[dict[str, Any]]:
+        """All of the project, dead ones too, as ``docker inspect`` has them."""
+        ids = docker("ps", "--all", "--quiet", "--filter", f"label=com.docker.compose.project={PROJECT}").split()
+        found: list[dict[str, Any]] = json.loads(docker("inspect", *ids)) if ids else []
+        return sorted(found, key=lambda each: str(each["Name"]))
+
+    def of(self, *services: str) -> list[str]:
+        """The ids of those that run."""
+        return [each["Id"] for each in self.containers() if service(each) in services and each["State"]["Running"]]
+
+
+def check(swarm: Swarm, port: int, token: str) -> None:
+    """From an empty engine to a swarm that has been hurt and has gone on. Raises CheckError."""
+    say("building, and starting the bootstrap")
+    swarm.compose("up", "--build", "--detach", "--scale", f"peer={SERVICES['peer']}", most_s=UP_S)
+    say("waiting until everybody is healthy")
+    until(lambda: missing_health(swarm.containers()), HEALTHY_S)
+    homes_are_the_users(swarm.of(*HONEST))
+    say("waiting until everybody exchanges, and the page shows it")
+    until(lambda: missing_on_the_page(port, token), EXCHANGES_S)
+    page_is_guarded(port, token)
+
+    [bootstrap], [hidden] = swarm.of("bootstrap"), swarm.of("hidden")
+    killed, kept = swarm.of("peer")
+    link = docker("exec", bootstrap, "cat", "/swarm/join-link.txt")
+    for name, victim in (("a peer", killed), ("the bootstrap", bootstrap)):
+        docker("kill", victim)
+        say(f"{name} was killed; waiting until the others have exchanged {MORE} times more")
+        go_on([kept, hidden])
+    say("starting the bootstrap again")
+    docker("start", bootstrap)
+    until(lambda: missing_health([each for each in swarm.containers() if each["Id"] == bootstrap], 1), HEALTHY_S)
+    if docker("exec", bootstrap, "cat", "/swarm/join-link.txt") != link:
+        raise CheckError("the bootstrap came back with another join link")
+    say("stopping a peer")
+    docker("stop", "--time", "60", kept)
+    has_saved(next(each for each in swarm.containers() if each["Id"] == kept))
+
+
+def missing_health(containers: Sequence[Mapping[str, Any]], expected: int = sum(SERVICES.values())) -> str:
+    """Who is not healthy yet; empty: all are. Raises CheckError where somebody has ended."""
+    if ended := [told(each) for each in containers if each["State"]["Status"] == "exited"]:
+        raise CheckError(f"ended by itself: {', '.join(ended)}")
+    well = [each for each in containers if each["State"].get("Health", {"Status": "healthy"})["Status"] == "healthy"]
+    if len(well) == expected and all(each["State"]["Running"] for each in well):
+        return ""
+    return f"not healthy: {', '.join(told(each) for each in containers if each not in well) or 'nobody came'}"
+
+
+def homes_are_the_users(ids: Sequence[str]) -> None:
+    """Also where a container begins as root."""
+    for each in ids:
+        if (owner := docker("exec", each, "stat", "-c", "%u", f"{HOME}/identity.key").strip()) != USER:
+            raise CheckError(f"the home of {each[:12]} belongs to user {owner} instead of {USER}")
+
+
+def missing_on_the_page(port: int, token: str) -> str:
+    """What the page does not show yet: everybody, of the honest what they tell, and one that is relayed."""
+    status, body = page(port, token)
+    if status != 200:
+        return f"the page answers {status}: {body.strip()}"
+    here = [row for row in json.loads(body)["peers"] if row["state"] != "gone"]
+    honest, trainers = sum(SERVICES[name] for name in HONEST), sum(SERVICES[name] for name in (*HONEST, "adversary"))
+    telling = [row for row in here if row["exchanges"] and row["loss"] is not None]
+    relayed = [row for row in here if row["path"] == "relayed"]
+    if len(here) == trainers and len(telling) >= honest and relayed:
+        return ""
+    return f"of {trainers} the page shows {len(here)}, {len(telling)} with exchanges and {len(relayed)} relayed"
+
+
+def page_is_guarded(port: int, token: str) -> None:
+    for what, status, shown, host in (
+        ("without a token", 401, "", "127.0.0.1"),
+        ("with another token", 401, "another", "127.0.0.1"),
+        ("by the name of a website", 403, token, "evil.example"),
+    ):
+        if (found := page(port, shown, host)[0]) != status:
+            raise CheckError(f"{what} the page answers {found} instead of {status}")
+
+
+def page(port: int, token: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    """The answer to a question for /status; status 0: nobody answered."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", "/status", headers={"Host": f"{host}:{port}", "Authorization": f"Bearer {token}"})
+        response = connection.getresponse()
+        return response.status, response.read().decode()
+    except (OSError, http.client.HTTPException) as error:
+        return 0, str(error)
+    finally:
+        connection.close()
+
+
+def go_on(ids: Sequence[str]) -> None:
+    """Wait until each of them has exchanged more."""
+    before = {each: exchanges(each) for each in ids}
+
+    def missing() -> str:
+        made = {each: exchanges(each) - before[each] for each in ids}
+        slow = [f"{each[:12]} made {count}" for each, count in made.items() if count < MORE]
+        return f"of {MORE} more exchanges {', '.join(slow)}" if slow else ""
+
+    until(missing, EXCHANGES_S)
+
+
+def exchanges(container: str) -> int:
+    """That its peer has made, by the owner's command."""
+    status = json.loads(docker("exec", container, "python3", "-m", "p2ptrain.cli", "status", HOME, "--json"))
+    return int((status["training"] or {}).get("exchanges_ok", 0))
+
+
+def has_saved(container: Mapping[str, Any]) -> None:
+    """Of a peer that was stopped."""
+    _, _, after = logs(str(container["Id"])).partition("[stop] ")
+    if container["State"]["ExitCode"] or container["State"]["Running"]:
+        raise CheckError(f"who was stopped did not end well: {told(container)}")
+    if not any(line.startswith("[save] /") for line in after.splitlines()):
+        raise CheckError(f"who was stopped does not say that it saved: {told(container)}")
+
+
+def until(missing: Callable[[], str], most_s: float) -> None:
+    """Until nothing is missing. Raises CheckError with what is when the time is over."""
+    end = time.monotonic() + most_s
+    while why := missing():
+        if time.monotonic() >= end:
+            raise CheckError(f"after {most_s:.0f} s: {why}")
+        time.sleep(POLL_S)
+
+
+def service(container: Mapping[str, Any]) -> str:
+    return str(container["Config"]["Labels"]["com.docker.compose.service"])
+
+
+def told(container: Mapping[str, Any]) -> str:
+    state = container["State"]
+    health = f", {state['Health']['Status']}" if "Health" in state else ""
+    return f"{service(container)} {container['Id'][:12]} ({state['Status']}, status {state['ExitCode']}{health})"
+
+
+def last_words(swarm: Swarm) -> None:
+    for each in swarm.containers():
+        say("\n".join([f"--- {told(each)}", *logs(str(each["Id"])).splitlines()[-LINES:]]))
+
+
+def logs(container: str) -> str:
+    """Both streams, in order."""
+    return call(["docker", "logs", container], COMMAND_S)
+
+
+def docker(*arguments: str) -> str:
+    return call(["docker", *arguments], COMMAND_S)
+
+
+def call(command: Sequence[str], most_s: float, environment: Mapping[str, str] | None = None) -> str:
+    """What it prints, its complaints among it. Raises CheckError with the end of that."""
+    try:
+        done = subprocess.run(
+            command,
+            check=False,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if command[:2] != ["docker", "exec"] else subprocess.PIPE,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            errors="replace",
+            timeout=most_s,
+            env=environment,
+        )
+    except subprocess.TimeoutExpired:
+        raise CheckError(f"no end within {most_s:.0f} s: {shlex.join(command)}") from None
+    if done.returncode:
+        said = [*done.stdout.splitlines(), *(done.stderr or "").splitlines()]
+        raise CheckError("\n".join([f"status {done.returncode}: {shlex.join(command)}", *said[-LINES:]]))
+    return done.stdout
+
+
+def compose_command() -> list[str]:
+    """Empty: there is none."""
+    with_plugin = ["docker", "compose"]
+    if subprocess.run([*with_plugin, "version"], check=False, capture_output=True).returncode == 0:
+        return with_plugin
+    return ["docker-compose"] if shutil.which("docker-compose") else []
+
+
+def environment_for(port: int, token: str) -> dict[str, str]:
+    """Ours, and what keeps the project apart from others."""
+    own = {"PAGE_PORT": str(port), "PAGE_TOKEN": token, "TOKENS_PER_PEER": TOKENS_PER_PEER, "PRESET": "demo"}
+    networks = {"BACKBONE": "10.231.78", "HOME_NETWORK": "10.231.79"}
+    return build_variables(os.environ.get(BUILD_VARIABLE, "")) | networks | dict(os.environ) | own
+
+
+def build_variables(options: str) -> dict[str, str]:
+    """What options of ``docker build`` are to the compose file."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--network")
+    parser.add_argument("--build-arg", action="append", default=[])
+    known, _ = parser.parse_known_args(shlex.split(options))
+    network = {"BUILD_NETWORK": known.network} if known.network else {}
+    return network | dict(each.split("=", 1) for each in known.build_arg if "=" in each)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    compose = compose_command()
+    if not compose:
+        say("docker: neither docker compose nor docker-compose is here, so the compose file was not run")
+        return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    began, port, token = time.monotonic(), free_port(), secrets.token_urlsafe(12)
+    swarm = Swarm(compose, environment_for(port, token))
+    try:
+        swarm.down()  # of one that was killed
+        try:
+            check(swarm, port, token)
+        except CheckError:
+            last_words(swarm)
+            raise
+        finally:
+            say("taking everything down")
+            swarm.down()
+    except CheckError as why:
+        say(f"docker: the compose file FAILED: {why}")
+        return 1
+    say(f"docker: the compose file was run, in {time.monotonic() - began:.0f} s: all went well")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

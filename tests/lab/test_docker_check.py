@@ -1,0 +1,238 @@
+"""docker/check.py without an engine: a stand-in for docker that plays a swarm, and what the check makes of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent.parent
+ENGINE = """#!{python}
+import json, os, sys
+from pathlib import Path
+words = sys.argv[1:]
+place = Path(os.environ["ENGINE"])
+state = json.loads(place.read_text())
+with Path(os.environ["ASKED"]).open("a") as log:
+    log.write(json.dumps(words) + "\\n")
+if words[0] == "compose":
+    if state["compose"] == "missing":
+        sys.exit("docker: 'compose' is not a docker command.")
+    if "up" in words:
+        state["up"] = True
+        state["port"] = os.environ["PAGE_PORT"]
+    if "down" in words:
+        state["up"] = False
+def entry(name):
+    service = name.rstrip("0123456789")
+    own = state["containers"][name]
+    ended = own.get("exit", 0)
+    health = {} if service == "router" else {"Health": {"Status": own.get("health", "healthy")}}
+    return {"Id": name, "Name": "/" + name, "Config": {"Labels": {"com.docker.compose.service": service}},
+            "State": {"Running": own["status"] == "running", "Status": own["status"], "ExitCode": ended, **health}}
+out = ""
+if words[0] == "ps" and state["up"]:
+    out = "\\n".join(state["containers"])
+elif words[0] == "inspect":
+    out = json.dumps([entry(name) for name in words[1:]])
+elif words[0] in ("kill", "stop"):
+    status = 137 if words[0] == "kill" else state.get("stop_status", 0)
+    state["containers"][words[-1]] |= {"status": "exited", "exit": status}
+elif words[0] == "start":
+    state["containers"][words[1]] |= {"status": "running"}
+    state["link"] = state.get("next_link", state["link"])
+elif words[0] == "logs":
+    out = state["logs"]
+elif words[0] == "exec" and "stat" in words:
+    out = state["owner"]
+elif words[0] == "exec" and "cat" in words:
+    out = state["link"]
+elif words[0] == "exec":
+    state["exchanges"] += state["pace"]
+    out = json.dumps({"training": {"exchanges_ok": state["exchanges"]}})
+    print("a warning that is no JSON", file=sys.stderr)
+place.write_text(json.dumps(state))
+print(out)
+"""
+
+
+def loaded() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docker_check", ROOT / "docker" / "check.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The program, in front of an engine where all goes well, with a page that shows everybody."""
+    tool = tmp_path / "bin" / "docker"
+    tool.parent.mkdir()
+    tool.write_text(ENGINE.replace("{python}", sys.executable))
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tool.parent))
+    monkeypatch.setenv("ENGINE", str(tmp_path / "engine"))
+    monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
+    module: Any = loaded()
+    names = ["adversary1", "bootstrap1", "hidden1", "peer1", "peer2", "router1"]
+    state = {"compose": "plugin", "up": False, "owner": "10001", "link": "p2ptrain://a", "exchanges": 0, "pace": 2}
+    state |= {"containers": {name: {"status": "running"} for name in names}}
+    state |= {"logs": "[save] /data/peer/step-1\n[stop] ending this inner step\n[save] /data/peer/step-2\n"}
+    (tmp_path / "engine").write_text(json.dumps(state))
+    for name in ("POLL_S", "HEALTHY_S", "EXCHANGES_S"):
+        monkeypatch.setattr(module, name, 0.0 if name == "POLL_S" else 1.0)
+    monkeypatch.setattr(module, "page", shown)
+    monkeypatch.setattr(module.signal, "signal", lambda *_: None)
+    return module
+
+
+def shown(port: int, token: str, host: str = "127.0.0.1") -> tuple[int, str]:
+    if host != "127.0.0.1":
+        return 403, ""
+    if token in ("", "another"):
+        return 401, ""
+    tells = {"state": "training", "exchanges": 2, "loss": 3.0, "path": "direct"}
+    silent = {"state": "training", "exchanges": None, "loss": None, "path": "direct"}
+    return 200, json.dumps({"peers": [tells, tells, tells | {"path": "relayed"}, silent, silent | {"state": "gone"}]})
+
+
+@pytest.fixture
+def engine(check: Any, tmp_path: Path) -> Callable[..., None]:
+    """Change what the engine does."""
+
+    def change(**fields: Any) -> None:
+        state = json.loads((tmp_path / "engine").read_text())
+        (tmp_path / "engine").write_text(json.dumps(state | fields))
+
+    return change
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Callable[[], list[list[str]]]:
+    return lambda: [json.loads(line) for line in (tmp_path / "asked").read_text().splitlines()]
+
+
+def test_a_swarm_that_goes_on_passes_and_nothing_stays(
+    check: Any, asked: Callable[[], list[list[str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check.main() == 0
+    said = capsys.readouterr().out
+    assert said.splitlines()[-1].startswith("docker: the compose file was run, in ")
+    calls = asked()
+    acts = [call[0:1] + call[-1:] for call in calls if call[0] in ("kill", "start", "stop")]
+    assert acts == [["kill", "peer1"], ["kill", "bootstrap1"], ["start", "bootstrap1"], ["stop", "peer2"]]
+    compose = [call for call in calls if call[:2] == ["compose", "-p"]]
+    assert [next(word for word in call if word in ("up", "down")) for call in compose] == ["down", "up", "down"]
+    assert compose[1][2] == "p2ptrain-check"  # a swarm of the owner's is another project
+    assert compose[1][-5:] == ["up", "--build", "--detach", "--scale", "peer=2"]
+    assert all("--volumes" in call for call in (compose[0], compose[2]))
+    for call in compose:  # or down would leave who is of a profile
+        assert [call[at + 1] for at, word in enumerate(call) if word == "--profile"] == ["nat", "adversary"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"pace": 0}, "of 3 more exchanges peer2 made 0, hidden1 made 0"),
+        ({"owner": "0"}, "the home of hidden1 belongs to user 0 instead of 10001"),
+        ({"next_link": "p2ptrain://b"}, "the bootstrap came back with another join link"),
+        ({"stop_status": 137}, "who was stopped did not end well: peer peer2 (exited, status 137, healthy)"),
+        ({"logs": "[save] /data/peer/step-1\n[stop] ending\n[save] NOT saved"}, "does not say that it saved"),
+    ],
+)
+def test_what_goes_wrong_is_said_with_the_last_words_and_all_is_taken_down(
+    check: Any,
+    engine: Callable[..., None],
+    asked: Callable[[], list[list[str]]],
+    capsys: pytest.CaptureFixture[str],
+    fields: dict[str, Any],
+    why: str,
+) -> None:
+    engine(**fields)
+    assert check.main() == 1
+    said = capsys.readouterr().out
+    assert "docker: the compose file FAILED: " in said
+    assert why in said
+    assert "--- hidden hidden1 (running, status 0, healthy)" in said
+    assert "down" in asked()[-2]
+    assert asked()[-1][0] == "ps"
+
+
+@pytest.mark.parametrize(
+    ("one", "why"),
+    [
+        (
+            {"status": "running", "health": "starting"},
+            "after 1 s: not healthy: peer peer2 (running, status 0, starting)",
+        ),
+        ({"status": "exited", "exit": 2}, "ended by itself: peer peer2 (exited, status 2, healthy)"),
+    ],
+)
+def test_everybody_must_become_healthy(
+    check: Any, engine: Callable[..., None], capsys: pytest.CaptureFixture[str], one: dict[str, Any], why: str
+) -> None:
+    names = ["adversary1", "bootstrap1", "hidden1", "peer1", "router1"]
+    engine(containers={name: {"status": "running"} for name in names} | {"peer2": one})
+    assert check.main() == 1
+    assert why in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("status", "host"), [(200, "evil.example"), (401, "127.0.0.1")])
+def test_a_page_that_opens_to_others_or_not_to_us_fails(
+    check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, host: str
+) -> None:
+    def other(port: int, token: str, name: str = "127.0.0.1") -> tuple[int, str]:
+        return (status, "") if name == host else shown(port, token, name)
+
+    monkeypatch.setattr(check, "page", other)
+    assert check.main() == 1
+    assert f"page answers {status}" in capsys.readouterr().out
+
+
+def test_whoever_interrupts_it_finds_nothing_left(
+    check: Any, monkeypatch: pytest.MonkeyPatch, asked: Callable[[], list[list[str]]]
+) -> None:
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(check, "homes_are_the_users", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        check.main()
+    assert "down" in asked()[-2]
+
+
+def test_without_compose_one_line_says_that_it_was_not_run(
+    check: Any, engine: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(compose="missing")
+    assert check.main() == 0
+    assert capsys.readouterr().out.endswith("so the compose file was not run\n")
+
+
+def test_what_the_build_of_the_testnet_is_told_compose_is_told_too(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing that compose.yaml does not know."""
+    monkeypatch.setenv(check.BUILD_VARIABLE, "--network host --no-cache --build-arg TORCH_INDEX=none")
+    monkeypatch.setenv("BACKBONE", "10.99.1")
+    told = check.environment_for(8080, "secret")
+    assert (told["BUILD_NETWORK"], told["TORCH_INDEX"]) == ("host", "none")
+    assert (told["BACKBONE"], told["HOME_NETWORK"], told["PAGE_PORT"]) == ("10.99.1", "10.231.79", "8080")
+    text = (ROOT / "docker" / "compose.yaml").read_text()
+    for name in set(told) - set(os.environ) | {"BACKBONE"}:
+        assert f"${{{name}:-" in text, name
+
+
+def test_it_looks_at_what_the_compose_file_has(check: Any) -> None:
+    services = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
+    profiles = {name: set(each.get("profiles", [])) for name, each in services.items()}
+    assert set(check.SERVICES) == {name for name, those in profiles.items() if those <= set(check.PROFILES)}
+    assert "docker/check.py" in (ROOT / ".ci" / "docker").read_text()
