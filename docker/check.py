@@ -12,6 +12,7 @@ compose here; 1 failed, with the reason and the last words of all.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import http.client
 import json
 import os
@@ -23,7 +24,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -281,6 +282,15 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+@contextlib.contextmanager
+def noted(faults: list[str]) -> Iterator[None]:
+    """What fails in here stops nothing behind it."""
+    try:
+        yield
+    except CheckError as fault:
+        faults.append(str(fault))
+
+
 def say(text: str) -> None:
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
@@ -293,19 +303,20 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began, port, token = time.monotonic(), free_port(), secrets.token_urlsafe(12)
-    swarm = Swarm(compose, environment_for(port, token))
+    swarm, faults = Swarm(compose, environment_for(port, token)), list[str]()
     try:
-        swarm.down()  # of one that was killed
-        try:
+        with noted(faults):
+            swarm.down()  # of one that was killed
             check(swarm, port, token)
-        except CheckError:
-            last_words(swarm)
-            raise
-        finally:
-            say("taking everything down")
+        if faults:
+            with noted(faults):
+                last_words(swarm)
+    finally:
+        say("taking everything down")
+        with noted(faults):
             swarm.down()
-    except CheckError as why:
-        say(f"docker: the compose file FAILED: {why}")
+    if faults:
+        say("docker: the compose file FAILED: " + "\n".join(faults))
         return 1
     say(f"docker: the compose file was run, in {time.monotonic() - began:.0f} s: all went well")
     return 0

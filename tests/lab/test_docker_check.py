@@ -30,7 +30,7 @@ if words[0] == "compose":
         state["up"] = True
         state["port"] = os.environ["PAGE_PORT"]
     if "down" in words:
-        state["up"] = False
+        state["up"] = state["up"] and "stays" in state
 def entry(name):
     service = name.rstrip("0123456789")
     own = state["containers"][name]
@@ -197,6 +197,16 @@ def test_a_page_that_opens_to_others_or_not_to_us_fails(
     monkeypatch.setattr(check, "page", other)
     assert check.main() == 1
     assert f"page answers {status}" in capsys.readouterr().out
+
+
+def test_an_engine_that_takes_nothing_down_hides_no_earlier_reason(
+    check: Any, engine: Callable[..., None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine(owner="0", stays=True)
+    assert check.main() == 1
+    said = capsys.readouterr().out
+    assert "FAILED: the home of hidden1 belongs to user 0" in said
+    assert "after down these are still there: adversary adversary1" in said
 
 
 def test_whoever_interrupts_it_finds_nothing_left(
