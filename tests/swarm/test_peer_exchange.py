@@ -454,8 +454,9 @@ def test_offers_in_a_circle_do_not_go_on_for_ever():
 )
 def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, peers, steps, lossiness):
     """Random outer steps, random payload losses: no fragment is ever in two exchanges, and exchanges lower nobody by
-    more than they raise another, nor raise anybody beyond all (payloads are lost before anybody commits, nobody begins,
-    and nobody is far enough behind to pull)."""
+    more than they raise another, nor raise anybody beyond all by more than an outer step, which may end while an
+    exchange is under way (payloads are lost before anybody commits, nobody begins, and nobody is far enough behind to
+    pull)."""
     names = [f"peer{n}" for n in range(peers)]
     table = in_step(*names, seed=seed, rules=replace(RULES, catch_up_outer_steps=1000.0))
     for seat in table.seats.values():
@@ -476,7 +477,7 @@ def test_any_schedule_keeps_fragments_engaged_once_and_loses_no_progress(seed, p
     table.run(120.0)
     assert sum(seat.progress for seat in table.seats.values()) >= trained - 1e-6
     for seat in table.seats.values():
-        assert seat.progress <= furthest + 1e-6
+        assert seat.progress <= furthest + RULES.tokens_per_outer_step
         assert not seat.snapshots
         assert not len(seat.core._exchanging.book)
 

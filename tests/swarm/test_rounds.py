@@ -334,7 +334,9 @@ def test_who_dragged_on_is_declined_when_it_calls_and_is_promised_nothing() -> N
     core._standing.members.see(presence("birch", progress=40.0, at=table.now), table.now + 75.0)
 
     def answer_to(serial: int, step: int) -> list[DeclineReason | None]:
-        offer = Offer(RULES.run, RULES.protocol, fragments, own_terms(table["birch"].core._standing), round=step)
+        offer = Offer(
+            RULES.run, RULES.protocol, fragments, own_terms(table["birch"].core._standing, PeerId("amber")), round=step
+        )
         return answers(core.handle(Received(LinkId(birch, serial, outbound=False), offer), table.now))
 
     assert answer_to(100, 1) == [DeclineReason.NOT_YET]
