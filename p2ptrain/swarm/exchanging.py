@@ -30,9 +30,9 @@ class Exchanging:
     def __init__(self, standing: Standing) -> None:
         self._standing = standing
         self.book = ExchangeBook(standing.rules.free_fragments)
-        self._overtime = Overtime(standing)
-        self.rounds = Rounds(standing, self._overtime)
+        self.rounds = Rounds(standing)
         self._judge = Judge(standing)
+        self._overtime = Overtime(standing)
         self._due = 0  # exchanges we still owe this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0

@@ -3,6 +3,11 @@
 A partner that is slow may be honest, so it is no offence. But what it holds, nobody else gets: fragments while they
 pass one byte at a time, the one place for a newcomer. Whoever has held us for too long waits ``REST`` times as long,
 whoever calls; so no partner has more than a fifth of our time beyond its due, and others come between.
+
+Where a trainer waits for partners, its recipe says that it waits for the slowest of them. There a partner may hold it
+beyond its due for as long as it trains in an outer step, and only what is more counts: so one whose line is ten times
+slower than others' is met in every round of a recipe with long inner phases, and none has more than half of a trainer's
+time and a fifth of the rest.
 """
 
 from __future__ import annotations
@@ -18,10 +23,15 @@ of its partners rests from it alone."""
 
 
 class Overtime:
-    """By peer, strangers too; bounded: the one that was noted first is forgotten first."""
+    """By peer, strangers too; bounded: the one that was noted first is forgotten first.
 
-    def __init__(self, standing: Standing) -> None:
+    Args:
+        of_trainers: it is the trainer that is held.
+    """
+
+    def __init__(self, standing: Standing, of_trainers: bool = False) -> None:
         self._standing = standing
+        self._of_trainers = of_trainers
         self._until: dict[PeerId, float] = {}
 
     def exchanged(self, exchange: Exchange, now: float) -> None:
@@ -39,6 +49,8 @@ class Overtime:
 
     def _held(self, peer: PeerId, size: int, seconds: float, now: float) -> None:
         too_long_s = self._standing.deadlines.too_long_s(size, seconds)
+        if self._of_trainers:
+            too_long_s -= self._standing.seconds_per_outer_step
         if too_long_s <= 0:
             return
         until = self._until[peer] = max(self._until.pop(peer, now), now + REST * too_long_s)

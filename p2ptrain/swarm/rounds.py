@@ -104,9 +104,9 @@ class Round:
 class Rounds:
     """At most two open rounds: one beside training, one that the trainer waits for."""
 
-    def __init__(self, standing: Standing, overtime: Overtime) -> None:
+    def __init__(self, standing: Standing) -> None:
         self._standing = standing
-        self._overtime = overtime
+        self._overtime = Overtime(standing, of_trainers=True)
         self._open: list[Round] = []
         self._promises = Promises()
         """To come, ..."""
@@ -144,7 +144,7 @@ class Rounds:
         return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
 
     def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
-        """It dragged on lately. As in other exchanges, who is slow comes again after four times what was too long
+        """It dragged on lately. Who is much slower than others comes again after four times what was too long
         (``Overtime``); who takes nearly all of the time that was agreed on, or breaks off then, ever more rarely."""
         drags = peer in found.resting if found is not None else self._in_time.are_void(peer)
         return drags or self._overtime.waits(peer, now)
@@ -251,8 +251,11 @@ class Rounds:
             return
         peer, found = exchange.link.peer, self.of(exchange.round, exchange.fragments)
         self.turn(exchange.round, exchange.fragments, peer, to)
-        if to is not Meeting.MISSED and found is not None and found.awaited and exchange.dragged(now):
-            found.dragged.add(peer)
+        held = found if found is not None and found.awaited and to is not Meeting.MISSED else None
+        if held is not None and exchange.is_timed:
+            self._overtime.exchanged(exchange, now)
+        if held is not None and exchange.dragged(now):
+            held.dragged.add(peer)
         elif to is Meeting.MET:
             self._in_time.kept(peer)
         if to is Meeting.MET:

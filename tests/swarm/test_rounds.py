@@ -327,6 +327,16 @@ def test_who_is_slow_has_no_more_than_a_fifth_of_a_trainers_time_beyond_its_due(
     assert 0 < beyond <= 0.25 * (table.now - began)
 
 
+def test_who_is_slow_and_holds_a_trainer_for_less_than_it_trains_is_met_in_every_round() -> None:
+    """Its recipe waits for the slowest; in exchanges that nobody planned others would come between."""
+    table, core = used_to_fast_lines()
+    core._standing.seconds_per_outer_step = 4.0
+    assert met_for(table, 20, lambda patience_s: 5.0, trains_s=4.0) == [5.0] * 20
+    table, core = used_to_fast_lines()
+    core._standing.seconds_per_outer_step = 1.0
+    assert None in met_for(table, 20, lambda patience_s: 5.0, trains_s=1.0)
+
+
 def test_who_dragged_on_is_declined_when_it_calls_and_is_promised_nothing() -> None:
     table, core = used_to_fast_lines()
     birch, fragments = PeerId("birch"), WAITING.between
@@ -344,7 +354,7 @@ def test_who_dragged_on_is_declined_when_it_calls_and_is_promised_nothing() -> N
     assert answer_to(101, 1) == [DeclineReason.BUSY]
     assert Proceed(1) in core.handle(PhaseDone(1, 40.0), table.now)
     assert answer_to(102, 2) == [DeclineReason.NOT_YET], "it rested in one round"
-    core._exchanging._overtime._until[birch] = table.now + 10.0
+    core._exchanging.rounds._overtime._until[birch] = table.now + 10.0
     assert answer_to(103, 2) == [DeclineReason.BUSY]
 
 
