@@ -85,15 +85,17 @@ class Member:
             directory=network.directory(0.01, clock=loop.time),
             notebook=self.notebook,
             clock=loop.time,
-            sign=lambda e: self._presence(e.progress, PeerState(e.state), loop.time()),
+            sign=lambda e: self._presence(e.step, e.progress, PeerState(e.state), loop.time()),
             live_until=lambda record: record.issued_at + record.lifetime_s,
             begin_training=lambda: None,
             work=at_once,
         )
         self.attendance = Attendance(self.learner, new_core, shore, Reins(self.signals, self.learner.wake))
 
-    def _presence(self, progress: float, state: PeerState, now: float) -> Presence:
-        return Presence(self.peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, 0, progress, True, "", now, lifetime_s=75.0)
+    def _presence(self, step: int, progress: float, state: PeerState, now: float) -> Presence:
+        return Presence(
+            self.peer, RUN, ("/ip4/127.0.0.1/tcp/1",), state, step, progress, True, "", now, lifetime_s=75.0
+        )
 
     async def live(self) -> str:
         training = asyncio.create_task(self._train())
