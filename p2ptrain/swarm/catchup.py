@@ -36,6 +36,8 @@ SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
 twice as late, ..."""
 NOT_SOON = (DeclineReason.DISTRUSTED, DeclineReason.NOT_BEHIND)
 """... and of these reasons neither is over so soon. Guesses."""
+LONGEST_PAUSE_S = 120.0
+"""After weights that did not come, however long they were waited for: the longest after any failure, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +255,7 @@ class CatchUp:
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
             fault = Fault.BROKEN if self.is_receiving else Fault.UNANSWERED
             if self.pull.replied_at is not None:  # so long it kept us from exchanging: so long we exchange first
-                standing.members.pause(event.link.peer, 2 * now - self.pull.replied_at)
+                standing.members.pause(event.link.peer, now + min(now - self.pull.replied_at, LONGEST_PAUSE_S))
             self.pull = None
         elif self._end_donation(event.link, now):
             fault = Fault.BROKEN
@@ -267,6 +269,8 @@ class CatchUp:
         """We were held up for so long, and what was sent in time may lie unread. Nobody held us meanwhile but we."""
         self._begun = {link: since + seconds for link, since in self._begun.items()} if seconds < ASLEEP_S else {}
         self._donations = {link: until if until > now else now + UNREAD_S for link, until in self._donations.items()}
+        if self.pull is not None and self.pull.replied_at is not None:
+            self.pull = replace(self.pull, replied_at=self.pull.replied_at + seconds)
         if self.pull is not None and self.pull.deadline <= now:
             self.pull = replace(self.pull, deadline=now + UNREAD_S)
 

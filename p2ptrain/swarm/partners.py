@@ -55,7 +55,7 @@ def own_terms(standing: Standing, peer: PeerId, partners: int = 1) -> Terms:
         state=standing.state,
         partners=partners,
         seconds_per_byte=standing.deadlines.seconds_per_byte(),
-        fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),  # nothing is left to hold up
+        fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),  # it does not fall any more
     )
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.messages import Terms
+from p2ptrain.swarm.messages import PeerState, Terms
 from p2ptrain.swarm.rules import MAX_KNOWN, SwarmRules
 
 RATE_SLACK = 16.0
@@ -24,8 +24,8 @@ fastest must fall by (n - 1) / n of its own pace where the others stand still, b
 alike; the half beside that is for chance. So L liars of n slow us by about 1.5 L / n, ..."""
 FALL_STEPS = 1.0
 """... and at once by so many outer steps each. Drawn at random (tests/swarm/test_progress.py): one peer 2 to 20 times
-as fast as 7 or 63 others led them by as much as without any bound. A liar that says for ever that it is at the
-beginning, and calls 20 times as often as anybody, left 7 others .78 of their pace, and two left 6 others .57."""
+as fast as 7 or 63 others led them by at most .3 more than without any bound. A liar that says for ever that it is at
+the beginning, and calls 20 times as often as anybody, left 7 others .78 of their pace, and two left 6 others .57."""
 LATELY_STEPS = 64.0
 """Whom we exchanged with within so many outer steps of progress is one of our partners. A guess: with one exchange a
 step that is everybody in a small swarm, and a part of a large one."""
@@ -35,17 +35,19 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     """What an exchange adds to our progress (tokens per peer).
 
     Averaged like the weights, for the fragments exchanged; cut in the same proportion on both sides to what the one
-    that is ahead lets itself be lowered by (``Terms.fall``), and to the catching-up bound.
+    that is ahead lets itself be lowered by (``Terms.fall``), and to the catching-up bound. Who has come to the run's
+    end moves no more, and lowers nobody.
     """
+    if mine.state is PeerState.FINISHING:
+        return 0.0
     weight = mine.weight_of(theirs)
     share = 2.0 / (1 + max(mine.partners, theirs.partners)) * min(fragments / rules.fragments, 1.0)
     apart = share * (theirs.progress - mine.progress) / (mine.weight + weight)
     ours, others = apart * weight, -apart * mine.weight
     falling, most = (ours, mine.fall) if ours < 0 else (others, theirs.fall)
-    largest = max(abs(ours), abs(others))
-    if largest == 0:
+    if falling == 0 or (ours < 0 and theirs.state is PeerState.FINISHING):  # the same number on both sides
         return 0.0
-    return ours * min(1.0, rules.catch_up_tokens / largest, most / abs(falling))
+    return ours * min(1.0, rules.catch_up_tokens / max(abs(ours), abs(others)), most / abs(falling))
 
 
 @dataclass(slots=True)
@@ -69,8 +71,8 @@ class ProgressBudget:
 
     Upwards it is a bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times what we train; what
     exceeds it is cut off on our side only. Downwards each partner has an account: it begins with ``FALL_STEPS`` outer
-    steps, grows by the partner's part of ``FALL_SLACK`` times ``grown``, and with what it raises us by itself. What it
-    holds is what our terms say, and both sides keep to it.
+    steps, grows by the partner's part of ``FALL_SLACK`` times ``grown``, to that of ``LATELY_STEPS`` at most, and with
+    what it raises us by itself. What it holds is what our terms say, and both sides keep to it.
     """
 
     capacity: float
@@ -118,8 +120,9 @@ class ProgressBudget:
         account = self.accounts.get(peer)
         if account is None:  # a large swarm's peers seldom meet again
             return max(FALL_STEPS * self.step, FALL_SLACK * (self.grown - self.last))
-        partners = sum(1 for _ in self._lately())
-        return account.held + FALL_SLACK / max(partners + 1, 2) * (self.grown - account.since)
+        part = FALL_SLACK / max(sum(1 for _ in self._lately()) + 1, 2)
+        most = max(account.held, part * LATELY_STEPS * self.step)  # who saves up for long must not lower us at one blow
+        return min(account.held + part * (self.grown - account.since), most)
 
     def _lately(self) -> Iterator[PeerId]:
         """With whom we exchanged within ``LATELY_STEPS``."""

@@ -414,6 +414,22 @@ def test_a_donor_that_does_not_deliver_leaves_time_to_exchange():
     assert [table[name].core.settled for name in ("amber", "birch")] == [True, True]
 
 
+def test_a_donor_whose_weights_we_slept_through_is_asked_again_soon():
+    table = under_way()
+    table.run(21.0)
+    newcomer = table.seat("cedar")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
+    table.start("cedar")
+    table.run(1.0)
+    pull = newcomer.core._catch_up.pull
+    assert pull is not None
+    assert pull.replied_at is not None
+    table.now += 8 * 3600.0
+    newcomer.core.handle(LinkFailed(pull.link, "it broke meanwhile"), table.now)
+    known = newcomer.core._standing.members.get(pull.link.peer)
+    assert known is None or known.not_before <= table.now + 121.0
+
+
 def test_an_owner_who_stops_while_weights_are_adopted_gets_a_peer_that_stops():
     table = under_way()
     link = pulled(table)
