@@ -37,8 +37,9 @@ def candidates(
     and one that is none would spoil our own record.
 
     Args:
-        known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, but they name
-            relays, and where these are dialed; what a relay says of itself comes first.
+        known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, unless at a
+            public address beside them; but they name relays, and where these are dialed, and what a relay says of
+            itself comes first.
         likely: those of the join link among them.
     """
     of_link, named = set(likely), set[PeerId]()
@@ -49,8 +50,8 @@ def candidates(
         for each, relay in circuits.items():
             named.add(relay)
             told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
-        if not circuits:
-            found[peer] = [each for each in places if leads_through(peer, each)]
+        direct = [each for each in places if each not in circuits and (not circuits or address.is_public(each))]
+        found[peer] = [each for each in direct if leads_through(peer, each)]
     told_of: dict[PeerId, list[str]] = {}
     for relay, place in told:
         if not found.get(relay) and leads_through(relay, place):  # else it said itself where it is

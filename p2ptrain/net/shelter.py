@@ -278,7 +278,7 @@ class Shelter:
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
                 self._notebook.note("relayed", peer=candidate.peer)
-        if not self._held and not self._has_told_of_none:
+        if not self._held and not self._has_told_of_none and self.reachable is False:
             self._has_told_of_none = True
             self._notebook.note("no relay", port=self._port, own=self._own_host)
 

@@ -46,7 +46,7 @@ class Control(ControlClient):
         while True:
             try:
                 raw = await reader.readexactly(await read_unsigned_varint(reader))
-            except asyncio.IncompleteReadError:
+            except (asyncio.IncompleteReadError, OSError):
                 return
             if self._take(raw):
                 await asyncio.sleep(0)  # what was read ahead is read without a pause: the others have their turn
