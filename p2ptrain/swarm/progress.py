@@ -119,7 +119,8 @@ class ProgressBudget:
     def _held(self, peer: PeerId) -> float:
         account = self.accounts.get(peer)
         if account is None:  # a large swarm's peers seldom meet again
-            return max(FALL_STEPS * self.step, FALL_SLACK * (self.grown - self.last))
+            alone = FALL_SLACK * min(self.grown - self.last, LATELY_STEPS * self.step / 2)
+            return max(FALL_STEPS * self.step, alone)
         part = FALL_SLACK / max(sum(1 for _ in self._lately()) + 1, 2)
         most = max(account.held, part * LATELY_STEPS * self.step)  # who saves up for long must not lower us at one blow
         return min(account.held + part * (self.grown - account.since), most)

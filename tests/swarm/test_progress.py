@@ -243,6 +243,17 @@ def test_who_saves_up_for_long_lowers_us_by_a_bounded_blow() -> None:
     assert ours.fall(PeerId("peer 1")) <= FALL_SLACK / 2 * LATELY_STEPS * STEP
 
 
+def test_the_first_that_comes_to_who_was_long_alone_lowers_it_by_a_bounded_blow() -> None:
+    ours = budget()
+    for _ in range(300):
+        ours.trained(STEP)
+    first = PeerId("first")
+    before = ours.fall(first)
+    assert before == FALL_SLACK / 2 * LATELY_STEPS * STEP
+    ours.take(-before, first)
+    assert ours.fall(first) == 0.0
+
+
 def test_who_has_come_to_the_end_raises_others_and_moves_no_more() -> None:
     at_end, behind = replace(terms(1000.0), state=PeerState.FINISHING), terms(960.0)
     assert progress_displacement(at_end, behind, 1, RULES) == 0.0
