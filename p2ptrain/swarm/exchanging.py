@@ -236,6 +236,8 @@ class Exchanging:
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
         if not standing.believes(link.peer):
             moved = min(moved, 0.0)
+        if standing.state is PeerState.FINISHING:  # agreed on before: nothing would raise us again
+            moved = max(moved, 0.0)
         standing.emit(Commit(link, standing.budget.take(moved, link.peer)))
         standing.emit(Close(link))
         standing.emit(exchange.told(seconds))

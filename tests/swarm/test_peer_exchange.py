@@ -71,6 +71,18 @@ def test_progress_is_averaged_and_its_sum_kept():
     assert table["amber"].progress == table["birch"].progress == 10.0
 
 
+def test_the_progress_of_who_came_to_the_end_meanwhile_is_not_lowered_any_more():
+    table = in_step("amber", "birch")
+    table.swap_s = 2.0
+    table.step("amber", tokens=20)
+    table.run(1.0)
+    assert table["amber"].core._exchanging.book.engaged() == {0}
+    table.end_training("amber")
+    table.run(1.5)
+    assert counts(table, "amber").exchanges_ok == counts(table, "birch").exchanges_ok == 1
+    assert (table["amber"].progress, table["birch"].progress) == (20.0, 10.0)
+
+
 def test_crossing_offers_are_settled_by_the_smaller_peer_id():
     table = in_step("amber", "birch")
     table.step("amber", "birch")
