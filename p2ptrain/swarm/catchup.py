@@ -37,7 +37,7 @@ twice as late, ..."""
 NOT_SOON = (DeclineReason.DISTRUSTED, DeclineReason.NOT_BEHIND)
 """... and of these reasons neither is over so soon. Guesses."""
 LONGEST_PAUSE_S = 120.0
-"""After weights that did not come, however long they were waited for: the longest after any failure, too."""
+"""After weights that did not come, however long they were waited for; doubles with each time that a donor's did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +255,7 @@ class CatchUp:
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
             fault = Fault.BROKEN if self.is_receiving else Fault.UNANSWERED
             if self.pull.replied_at is not None:  # so long it kept us from exchanging: so long we exchange first
-                standing.members.pause(event.link.peer, now + min(now - self.pull.replied_at, LONGEST_PAUSE_S))
+                self._pause(event.link.peer, now - self.pull.replied_at, now)
             self.pull = None
         elif self._end_donation(event.link, now):
             fault = Fault.BROKEN
@@ -264,6 +264,11 @@ class CatchUp:
         standing.emit(Close(event.link))
         standing.blame(event, fault, now)
         return True
+
+    def _pause(self, donor: PeerId, held_s: float, now: float) -> None:
+        known = self._standing.members.get(donor)
+        longest_s = LONGEST_PAUSE_S * 2.0 ** min(known.broken + known.unanswered if known else 0, 16)
+        self._standing.members.pause(donor, now + min(held_s, longest_s))
 
     def hold_on(self, now: float, seconds: float) -> None:
         """We were held up for so long, and what was sent in time may lie unread. Nobody held us meanwhile but we."""

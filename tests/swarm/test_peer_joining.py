@@ -430,6 +430,26 @@ def test_a_donor_whose_weights_we_slept_through_is_asked_again_soon():
     assert known is None or known.not_before <= table.now + 121.0
 
 
+def test_a_donor_that_trickles_is_left_alone_for_longer_each_time_and_as_long_as_it_held_us():
+    table = under_way()
+    table.run(21.0)
+    newcomer = table.seat("cedar")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
+    table.start("cedar")
+    table.run(1.0)
+    standing, pull = newcomer.core._standing, newcomer.core._catch_up.pull
+    assert pull is not None
+    known, pauses = standing.members.get(pull.link.peer), []
+    assert known is not None
+    for attempt in range(5):
+        table.now += 1000.0
+        newcomer.core._catch_up.pull = replace(pull, replied_at=table.now - 1000.0)
+        newcomer.core._catch_up.failed(LinkFailed(pull.link, "too slow"), table.now)
+        pauses.append(known.not_before - table.now)
+        assert known.unanswered + known.broken == attempt + 1
+    assert pauses == [120.0, 240.0, 480.0, 960.0, 1000.0]
+
+
 def test_an_owner_who_stops_while_weights_are_adopted_gets_a_peer_that_stops():
     table = under_way()
     link = pulled(table)
