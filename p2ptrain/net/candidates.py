@@ -22,6 +22,9 @@ class Candidate:
 
     peer: PeerId
     addresses: tuple[str, ...]
+    is_sheltered: bool = False
+    """It announces circuits of its own, and nobody others that lead through it: whether it relays, and can be dialed at
+    all, nobody but itself says."""
 
 
 def candidates(
@@ -44,9 +47,12 @@ def candidates(
     """
     of_link, named = set(likely), set[PeerId]()
     found: dict[PeerId, list[str]] = {}
+    sheltered = set[PeerId]()
     told: list[tuple[PeerId, str]] = []
     for peer, places in known.items():
         circuits = {each: relay for each in places if (relay := address.relay_of(each)) is not None}
+        if circuits:
+            sheltered.add(peer)
         for each, relay in circuits.items():
             named.add(relay)
             told.append((relay, address.split_peer(each.partition("/p2p-circuit")[0])[0]))
@@ -54,13 +60,15 @@ def candidates(
         found[peer] = [each for each in direct if leads_through(peer, each)]
     told_of: dict[PeerId, list[str]] = {}
     for relay, place in told:
-        if not found.get(relay) and leads_through(relay, place):  # else it said itself where it is
+        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it said itself where
             told_of.setdefault(relay, []).append(place)
-    found |= told_of
+    for relay, places_told in told_of.items():
+        found[relay] = [*found.get(relay, []), *places_told]
     peers = [peer for peer in found if found[peer] and peer != own]
     random.shuffle(peers)
     peers.sort(key=lambda peer: (peer not in of_link, peer not in named))
-    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MOST_ADDRESSES]) for peer in peers]
+    unproved = sheltered - named - of_link
+    return [Candidate(peer, tuple(dict.fromkeys(found[peer]))[:MOST_ADDRESSES], peer in unproved) for peer in peers]
 
 
 def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:

@@ -88,13 +88,18 @@ NO_RELAY = RelayLimits(places=0, circuits=0)
 """Of nodes whose owners did not agree to relay. p2pd offers places by itself; where our handler stands it does not."""
 
 
-async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str]) -> None:
-    """Take or renew a place at a relay. Raises NetworkError, also at the deadline."""
+async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
+    """Take or renew a place at a relay. Raises NetworkError, also at the deadline.
+
+    Args:
+        redial: whether a connection that leads to it through a relay may be given up, and all conversations over it,
+            for a direct one.
+    """
     try:
         async with asyncio.timeout(ASK_DEADLINE_S):
             await daemon.connect(relay, addresses)
             far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
-            if far_end.relay is not None:  # it was led to us before; p2pd dials nobody to whom it has any connection
+            if far_end.relay is not None and redial:  # p2pd dials nobody to whom it has any connection
                 stream.abort()
                 await daemon.disconnect(relay)
                 await daemon.connect(relay, addresses)

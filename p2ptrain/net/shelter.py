@@ -285,7 +285,7 @@ class Shelter:
     async def _reserve(self, relay: Candidate) -> str:
         """Take or renew one place; why not, if so."""
         try:
-            await reserve(self._node.daemon, relay.peer, relay.addresses)
+            await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_sheltered)
         except NetworkError as error:
             first, longest = OF_LINK_S if relay.peer in self._of_link else REFUSED_S
             _, pause = self._refused.pop(relay.peer, (0.0, first / 2))

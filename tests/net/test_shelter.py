@@ -127,6 +127,18 @@ def test_relays_come_first_and_whoever_is_behind_one_does_not_come() -> None:
         assert Candidate(RELAY, (PUBLIC,)) in found
 
 
+def test_who_has_circuits_is_dialed_as_a_relay_where_others_have_circuits_through_it() -> None:
+    """Elsewhere its public address may be one that a firewall closes, and the way to it through a relay is kept."""
+    hidden = {HIDDEN: [address.through(RELAY, PUBLIC), "/ip4/9.9.9.9/tcp/1"]}
+    found = {each.peer: each for each in candidates(hidden, [], ME, Random(0))}
+    assert found == {RELAY: Candidate(RELAY, (PUBLIC,)), HIDDEN: Candidate(HIDDEN, ("/ip4/9.9.9.9/tcp/1",), True)}
+    [known] = [each for each in candidates(hidden, [HIDDEN], ME, Random(0)) if each.peer == HIDDEN]
+    assert not known.is_sheltered
+    named = hidden | {OTHER: [address.through(HIDDEN, PRIVATE)]}
+    [known] = [each for each in candidates(named, [], ME, Random(0)) if each.peer == HIDDEN]
+    assert known == Candidate(HIDDEN, ("/ip4/9.9.9.9/tcp/1", PRIVATE))
+
+
 def test_we_are_no_relay_of_our_own() -> None:
     assert candidates({HIDDEN: [address.through(ME, PUBLIC)]}, [], ME, Random(0)) == []
 
@@ -208,7 +220,7 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
         at_home = node.addresses == [PRIVATE]
         return Sight("/ip4/9.9.9.9/tcp/1", Dialed.NO if at_home else Dialed.YES, "nobody answers", 1e9)
 
-    async def reserve(*_: object) -> None:
+    async def reserve(*_: object, redial: bool) -> None:
         pass
 
     monkeypatch.setattr(shelter, "look", look)
@@ -248,7 +260,7 @@ def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(mo
     async def look(*_: object) -> Sight:
         return sight(Dialed.NO)
 
-    async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str]) -> None:
+    async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
         if relay in down:
             raise NetworkError("no place is free")
 
@@ -284,7 +296,7 @@ def test_the_links_one_relay_is_asked_again_soon_after_it_was_away(
     async def look(*_: object) -> Sight:
         return sight(Dialed.NO)
 
-    async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str]) -> None:
+    async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
         if asyncio.get_running_loop().time() < away_s:
             raise NetworkError("it cannot be dialed")
 
