@@ -12,7 +12,7 @@ from p2ptrain.outcry import printable
 _PLACES = re.compile(
     r"(?<![\w.])[/~][^\s,;)\]}'\"]+"  # /home/me, ~/me, /ip4/192.168.1.2/tcp/4001
     r"|(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?::\d+)?"
-    r"|(?<![\w.])[\w-]+(?:\.[\w-]+)*\.[a-zA-Z]{2,}(?::\d+)?(?![\w.])"  # laptop.fritz.box, but neither 1.2.3 nor e.g.
+    r"|(?<![\w.])[\w-]+(?:\.[\w-]+)*\.[a-zA-Z]{2,}(?::\d+)?(?!\w|\.\w)"  # laptop.fritz.box, but neither 1.2.3 nor e.g.
     r"|\[?[0-9a-fA-F]{0,4}:[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]*(?:%\w+)?\]?(?::\d+)?"
 )
 

@@ -161,6 +161,11 @@ def test_words_that_look_like_places_are_told() -> None:
     assert without_places(said) == said
 
 
+def test_a_host_is_no_word_where_a_sentence_ends_with_it() -> None:
+    said = "no answer from laptop.fritz.box. Again laptop.fritz.box.: none"
+    assert without_places(said) == "no answer from …. Again ….: none"
+
+
 def test_what_happened_before_the_owner_agreed_is_not_told(state: State) -> None:
     agreed = False
     state.shared_while(lambda: agreed)
