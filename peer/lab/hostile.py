@@ -285,6 +285,7 @@ class LyingLink:
         kind, body = await self.link.receive()
         lie = self.hostility.lie
         if lie == "silent" and kind == FrameKind.MESSAGE and not self.hostility.liar.hears(decode_message(body)):
+            self.hostility.lied(self.peer)
             await asyncio.sleep(FOREVER_S)
         return kind, body
 

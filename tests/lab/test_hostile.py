@@ -251,6 +251,26 @@ def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert naps == [hostile.FOREVER_S]
 
 
+def test_who_never_answers_counts_what_it_does_not_hear(monkeypatch: pytest.MonkeyPatch) -> None:
+    naps: list[float] = []
+
+    async def nap(seconds: float) -> None:
+        naps.append(seconds)
+
+    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+    log = MemoryLog()
+    wire = Wire(coming=[(FrameKind.MESSAGE, encode_message(Offer(RUN, 1, (0,), TERMS))), MESSAGE])
+
+    async def hear() -> None:
+        link = await disguised("silent", wire, notebook=log).transport.open(wire.peer, ())
+        await link.receive()
+        assert await link.receive() == MESSAGE
+
+    asyncio.run(hear())
+    assert naps == [hostile.FOREVER_S]
+    assert list(log.notes) == [("lied", {"peer": wire.peer, "times": 1})]
+
+
 @pytest.mark.parametrize(("lie", "lied"), [("heavy", {"weight": 1e6}), ("lingering", {"seconds_per_byte": 1.0})])
 def test_lies_about_terms(lie: str, lied: dict[str, float]) -> None:
     offer, accept = Offer(RUN, 1, (0,), TERMS), Accept((0,), TERMS)
