@@ -72,7 +72,8 @@ def figures_of(
         "uplink_share": _least(each["uplink_share"] for each in staying),
         "exchanges_failed": _sum(list(peers.values()), "exchanges_failed"),
         "exchanges_broken": _sum(ours, "exchanges_broken"),
-        "fewest_tokens_meanwhile": _least(each["tokens_meanwhile"] for each in staying),
+        "fewest_tokens_meanwhile": (least := _least(each["tokens_meanwhile"] for each in staying)),
+        "slowest_pace_meanwhile": _over(least, _most(each["tokens_meanwhile"] for each in staying)),
         **{name: _sum(ours, name) for name in ("half_commits", "offences", "caught_up", "resumed", *TOLD)},
         **_newcomer_figures(honest, peers, course["done"]),
         **{name: _most(each[name] for each in ours) for name in PULLS},
@@ -206,6 +207,10 @@ def _most(values: Any) -> float | None:
 
 def _least(values: Any) -> float | None:
     return min((value for value in values if value is not None), default=None)
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
 
 
 def _mean(values: Any) -> float | None:

@@ -249,7 +249,9 @@ def test_tokens_meanwhile_are_the_fewest_between_the_first_act_and_the_last() ->
     found = figures(course(lives, done), anna, bert, cleo, dora, left("emil"))
     assert [found["peers"][name]["tokens_meanwhile"] for name in (*lives, "emil")] == [600, 400, 0, 500, 0]
     assert found["fewest_tokens_meanwhile"] == 400
-    assert figures(course({"anna": [WELL]}), anna)["fewest_tokens_meanwhile"] is None
+    assert found["slowest_pace_meanwhile"] == 400 / 600
+    calm = figures(course({"anna": [WELL]}), anna)
+    assert [calm[name] for name in ("fewest_tokens_meanwhile", "slowest_pace_meanwhile")] == [None, None]
 
 
 def test_figures_of_partitions_are_there() -> None:
