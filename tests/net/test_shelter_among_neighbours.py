@@ -35,7 +35,7 @@ class World:
             raise NetworkError("it does not answer")
         return self.sights[peer]
 
-    async def reserve(self, daemon: object, relay: PeerId, addresses: Sequence[str]) -> None:
+    async def reserve(self, daemon: object, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
         if self.is_down:
             raise NetworkError("it cannot be dialed")
 
