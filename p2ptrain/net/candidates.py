@@ -60,7 +60,7 @@ def candidates(
         found[peer] = [each for each in direct if leads_through(peer, each)]
     told_of: dict[PeerId, list[str]] = {}
     for relay, place in told:
-        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it said itself where
+        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it said so itself
             told_of.setdefault(relay, []).append(place)
     for relay, places_told in told_of.items():
         found[relay] = [*found.get(relay, []), *places_told]

@@ -95,12 +95,15 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
         redial: whether a connection that leads to it through a relay may be given up, and all conversations over it,
             for a direct one.
     """
+    behind_a_relay = NetworkError(f"{short(relay)} is itself behind a relay")
     try:
         async with asyncio.timeout(ASK_DEADLINE_S):
             await daemon.connect(relay, addresses)
             far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
-            if far_end.relay is not None and redial:  # p2pd dials nobody to whom it has any connection
+            if far_end.relay is not None:  # it was led to us before; p2pd dials nobody to whom it has any connection
                 stream.abort()
+                if not redial:
+                    raise behind_a_relay
                 await daemon.disconnect(relay)
                 await daemon.connect(relay, addresses)
                 far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
@@ -119,7 +122,7 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
     if is_limited:  # a p2pd that nobody told to relay: it would carry 128 KiB, and nothing of ours
         raise NetworkError(f"{short(relay)} relays small talk alone")
     if far_end.relay is not None:
-        raise NetworkError(f"{short(relay)} is itself behind a relay")
+        raise behind_a_relay
 
 
 @dataclass(frozen=True, slots=True)

@@ -290,6 +290,10 @@ def test_a_place_is_held_directly_also_at_a_relay_that_was_led_to_us_before(plac
                 await inbound.listen(echo)
                 link = await P2PTransport(second, "/test/led").open(hidden.peer_id, [place.circuit])
                 assert link.far_end.relay == place.public.peer_id
+                with pytest.raises(NetworkError, match="itself behind a relay"):
+                    await reserve(hidden.daemon, second.peer_id, second.addresses, redial=False)
+                await link.send(FrameKind.CHUNK, b"it is still there")
+                assert await link.receive() == (FrameKind.CHUNK, b"it is still there")
                 await reserve(hidden.daemon, second.peer_id, second.addresses)
                 paths = [each.relay for each in await hidden.daemon.connections() if each.peer == second.peer_id]
                 assert paths == [None]
