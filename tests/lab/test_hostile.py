@@ -233,13 +233,19 @@ def test_it_claims_to_be_at_the_beginning() -> None:
     assert decode_message(body) == replace(cast(Decline, decode_message(MESSAGE[1])), progress=0.0)
 
 
-def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
+@pytest.fixture
+def naps(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """What the liar would have slept for, in seconds."""
+    taken: list[float] = []
 
     async def nap(seconds: float) -> None:
-        naps.append(seconds)
+        taken.append(seconds)
 
     monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+    return taken
+
+
+def test_a_drip_and_a_stall(naps: list[float]) -> None:
     wire = Wire()
     assert sent("drip", MESSAGE, CHUNK, PART, wire=wire) == [MESSAGE, PART]
     header, *drops = wire.written
@@ -251,13 +257,7 @@ def test_a_drip_and_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     assert naps == [hostile.FOREVER_S]
 
 
-def test_who_never_answers_counts_what_it_does_not_hear(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
-
-    async def nap(seconds: float) -> None:
-        naps.append(seconds)
-
-    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+def test_who_never_answers_counts_what_it_does_not_hear(naps: list[float]) -> None:
     log = MemoryLog()
     wire = Wire(coming=[(FrameKind.MESSAGE, encode_message(Offer(RUN, 1, (0,), TERMS))), MESSAGE])
 
@@ -281,13 +281,7 @@ def test_lies_about_terms(lie: str, lied: dict[str, float]) -> None:
     ]
 
 
-def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    naps: list[float] = []
-
-    async def nap(seconds: float) -> None:
-        naps.append(seconds)
-
-    monkeypatch.setattr(hostile.asyncio, "sleep", nap)
+def test_it_lingers_just_above_the_rate_at_which_a_link_is_given_up(naps: list[float]) -> None:
     wire, body = Wire(), bytes(range(256)) * 40
     sent("lingering", (FrameKind.CHUNK, body), wire=wire)
     header, *pieces = wire.written

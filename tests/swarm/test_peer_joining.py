@@ -89,13 +89,20 @@ def test_a_donor_that_dies_is_replaced_by_another():
     assert newcomer.core.counters.pulls == 1
 
 
-def test_a_frozen_donor_is_given_up_at_the_deadline():
+def with_cedar_waiting_for_weights() -> tuple[Table, Seat]:
+    """Its donor agreed a moment ago, and sends none."""
     table = under_way()
     table.run(21.0)
     newcomer = table.seat("cedar")
     table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
     table.start("cedar")
-    table.run(10.0)
+    table.run(1.0)
+    return table, newcomer
+
+
+def test_a_frozen_donor_is_given_up_at_the_deadline():
+    table, newcomer = with_cedar_waiting_for_weights()
+    table.run(9.0)
     assert newcomer.core.counters.pulls == 0
     table.holds_back = lambda sender, receiver, what: False
     table.run(60.0)
@@ -415,12 +422,7 @@ def test_a_donor_that_does_not_deliver_leaves_time_to_exchange():
 
 
 def test_a_donor_whose_weights_we_slept_through_is_asked_again_soon():
-    table = under_way()
-    table.run(21.0)
-    newcomer = table.seat("cedar")
-    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
-    table.start("cedar")
-    table.run(1.0)
+    table, newcomer = with_cedar_waiting_for_weights()
     pull = newcomer.core._catch_up.pull
     assert pull is not None
     assert pull.replied_at is not None
@@ -431,12 +433,7 @@ def test_a_donor_whose_weights_we_slept_through_is_asked_again_soon():
 
 
 def test_a_donor_that_trickles_is_left_alone_for_longer_each_time_and_as_long_as_it_held_us():
-    table = under_way()
-    table.run(21.0)
-    newcomer = table.seat("cedar")
-    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
-    table.start("cedar")
-    table.run(1.0)
+    table, newcomer = with_cedar_waiting_for_weights()
     standing, pull = newcomer.core._standing, newcomer.core._catch_up.pull
     assert pull is not None
     known, pauses = standing.members.get(pull.link.peer), []
@@ -481,12 +478,8 @@ def test_weights_that_a_finished_trainer_does_not_take_are_nobodys_fault():
 
 
 def test_a_joiner_whose_donors_never_deliver_trains_all_the_same():
-    table = under_way()
-    table.run(21.0)
-    newcomer = table.seat("cedar")
-    table.holds_back = lambda sender, receiver, what: isinstance(what, Donate)
-    table.start("cedar")
-    table.run(120.0)
+    table, newcomer = with_cedar_waiting_for_weights()
+    table.run(119.0)
     assert newcomer.begun
 
 
