@@ -20,6 +20,7 @@ from p2ptrain.swarm import Counters
 from p2ptrain.train import LanguageModelTask, Placement, validation_loss
 from p2ptrain.train.learner import Learner
 from peer.home import Home
+from peer.pace import Pace
 
 PROGRESS_PERIOD_S = 2.0
 SAVE_PERIOD_S = 120.0
@@ -29,8 +30,7 @@ SAVE_SHARE = 50
 """Saving may cost so much less than what is trained meanwhile: 2 %. A guess."""
 SAVE_RATE = 100e9 / 86_400
 """Bytes a second that checkpoints may write: 100 GB a day, and a solid-state disk of 250 GB is warranted for 150 TB
-(Samsung, 970 EVO Plus): four years of training day and night. llama-15m is saved every 4.5 minutes, llama-135m every
-39."""
+(Samsung, 970 EVO Plus): four years, day and night. llama-15m is saved every 4.5 minutes, llama-135m every 39."""
 
 LOOK_PERIOD_S = 20.0
 """Between two looks at the held-out loss while somebody watches. A guess."""
@@ -90,6 +90,7 @@ class Record:
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
+    pace: Pace = field(default_factory=Pace)
     has_stepped: bool = False
     is_held: bool = False
     """The owner lets the trainer rest."""
@@ -129,6 +130,7 @@ class Record:
 
     def inner_step_done(self) -> None:
         now = time.monotonic()
+        self.pace.inner_step_done(self.learner.tokens)
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
@@ -150,7 +152,7 @@ class Record:
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
-            tokens_per_s=self.tokens_per_s,
+            tokens_per_s=self.pace.tokens_per_s,
             peers=self.live_peers(),
             exchanges_ok=self.counters().exchanges_ok,
         )
@@ -164,12 +166,14 @@ class Record:
         self.is_held = is_held
         if is_held:
             self._held_at = time.monotonic()
+            self.pace.rest()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
             self._next_save = 0.0
             if not self.learner.is_waiting:
                 self.try_to_save()
         else:
             self._held_s += time.monotonic() - self._held_at
+            self.pace.begin(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
     def leaving(self) -> None:
@@ -276,10 +280,6 @@ class Record:
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
 
     @property
-    def tokens_per_s(self) -> float:
-        return (self.learner.tokens - self._tokens_at_start) / max(self._elapsed_s, 1e-9)
-
-    @property
     def _elapsed_s(self) -> float:
         """In which the trainer trained, or would have if it had not been blocked."""
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
@@ -295,7 +295,7 @@ class Record:
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss if math.isfinite(self.last_loss) else None,
             "tokens": learner.tokens,
-            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s": self.pace.tokens_per_s,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),
@@ -311,7 +311,7 @@ class Record:
             "val_loss_first": self.first_loss,
             "val_loss_last": self.last_loss,
             "tokens": self.learner.tokens,
-            "tokens_per_s": self.tokens_per_s,
+            "tokens_per_s": (self.learner.tokens - self._tokens_at_start) / max(self._elapsed_s, 1e-9),
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "half_commits": counters.half_commits,

@@ -13,6 +13,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer.lines import line
+from peer.pace import Pace
 from peer.record import LAST_PATIENCE_S, STEPS_REMEMBERED, Record
 from peer.state import Sources, State
 from peer.stopping import Stopping
@@ -55,6 +56,28 @@ def test_of_one_inner_step_no_stall_is_known(record: Record) -> None:
 def test_progress_tells_the_learning_rate(record: Record) -> None:
     steps(record, 0.1)
     assert dict(cast(MemoryLog, record.notebook).notes)["progress"]["learning_rate"] == 3e-4
+
+
+def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
+    record: Record, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 0.0
+    monkeypatch.setattr("peer.record.time.monotonic", lambda: now)
+    record.pace = Pace(lambda: now)
+    for seconds in (*[1.0] * 101, *[4.0] * 25):
+        now += seconds
+        record.learner.tokens += 100
+        steps(record, seconds)
+    assert record.figures()["tokens_per_s"] == pytest.approx(25.0)
+    notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
+    assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
+    assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
+    monkeypatch.setattr(Record, "try_to_save", lambda self: None)
+    record.held(True)
+    now += 1000.0
+    assert record.figures()["tokens_per_s"] == 0.0
+    record.held(False)
+    assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
 
 
 def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
