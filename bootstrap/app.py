@@ -242,7 +242,8 @@ async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, v
         has_company = node.has_company
         try:
             found = await node.directory.lookup() if has_company else []
-        except NetworkError:  # nobody answers just now: what was known is as good as anything
+        except NetworkError:  # nobody answers just now: what was known is as good as anything, until it runs out
+            view.meet((), 0 if node.directory.sees_all else node.directory.size)
             continue
         now, sees_all = words.living(found), node.directory.sees_all
         total = None if sees_all else node.directory.size

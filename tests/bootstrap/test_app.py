@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from bootstrap import app, cli
 from bootstrap.swarm_view import SwarmView
-from p2ptrain.errors import JoinLinkError
+from p2ptrain.errors import JoinLinkError, NetworkError
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net.directory import DhtDirectory, PeerCache
@@ -176,3 +176,34 @@ def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
     with pytest.raises(TimeoutError):
         asyncio.run(app._watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
     assert shown == [76, 76, 76]
+
+
+def test_who_is_not_found_any_more_is_gone_when_its_record_runs_out_though_no_lookup_succeeds(
+    signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when several vanish without a word, and looking for them takes longer than a lookup may."""
+    clock, shown = [0.0], list[tuple[float, str, int]]()
+    fox = Presence(PeerId("12D3KooWfox"), signed.run_id, (), PeerState.TRAINING, 7, 7.0, True, "", 0.0, 75.0)
+    view = SwarmView(signed, wall=lambda: clock[0])
+
+    class Hanging:
+        sees_all, size = True, 1
+
+        async def lookup(self) -> list[Presence]:
+            if clock[0] > app.LOOKUP_EVERY_S:
+                raise NetworkError("no answer")
+            return [fox]
+
+    async def nap(seconds: float) -> None:
+        document = view.document()
+        shown.extend((clock[0], row["state"], document["total_peers"]) for row in document["peers"])
+        clock[0] += seconds
+        if clock[0] > 100.0:
+            raise TimeoutError
+
+    monkeypatch.setattr(app.asyncio, "sleep", nap)
+    watched: Any = SimpleNamespace(has_company=True, directory=Hanging(), learn=lambda _: None)
+    with pytest.raises(TimeoutError):
+        asyncio.run(app._watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
+    assert {(state, total) for at, state, total in shown if at < 75.0} == {("training", 1)}
+    assert {(state, total) for at, state, total in shown if at > 75.0} == {("gone", 0)}
