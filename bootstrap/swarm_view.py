@@ -38,7 +38,7 @@ from p2ptrain.page import (
     row_of,
     words,
 )
-from p2ptrain.page.view import MOST_PEERS
+from p2ptrain.page.view import MOST_PEERS, MOST_SHOWN
 from p2ptrain.ports import Transport
 from p2ptrain.swarm import PeerState, Presence
 
@@ -307,7 +307,7 @@ class SwarmView:
             b=words(partner, 128),
             seconds=float(seconds),
             bytes=int(size),
-            distance=number(distance),
+            distance=number(distance, 0.0, MOST_SHOWN),
             path="relayed" if path == "relayed" else "direct",
         )
 

@@ -213,6 +213,8 @@ def test_one_stranger_does_not_decide_the_headline(signed: SignedManifest) -> No
     assert figures["fraction"] == 700.0 / end
     row = next(row for row in view.document()["peers"] if row["id"] == A)
     assert (row["progress"], row["held_out"], row["disagreement"]) == (1.1 * end, None, None)
+    view.told(A, ROW, [exchange(n, B, distance=apart) for n, apart in enumerate((1e17, -1.0, 0.5), 1)])
+    assert [each["distance"] for each in view.document()["exchanges"]] == [None, None, 0.5]
 
 
 def test_both_sides_count_an_exchange(view: SwarmView, signed: SignedManifest) -> None:
