@@ -1,4 +1,4 @@
-"""Really run what users run in containers: docker/compose.yaml, with a router and a liar. ``.ci/docker`` calls this.
+"""Really run docker/compose.yaml with all its profiles: a slow line, a router and a liar. ``.ci/docker`` calls this.
 
 A project of its own comes up beside whatever else runs here. Everybody must become healthy and exchange; the page must
 open with its token, and to nobody else; a peer is killed, then the bootstrap, and the others go on; the bootstrap comes
@@ -6,7 +6,7 @@ back with the link that it had; a peer that is stopped saves and ends well. Then
 (``make docker-testnet`` starts its containers in another way, without the compose file and the scripts of docker/.)
 
 Needs an engine, ``docker compose`` or docker-compose, and nothing beyond Python. The status: 0 passed, or there is no
-compose here; 1 failed, with the reason and the last words of all.
+compose here; 1 failed, with the reason and the last words of all, or no engine answers.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from typing import Any
 
 PROJECT = "p2ptrain-check"
 FILE = Path(__file__).parent / "compose.yaml"
-PROFILES = ("nat", "adversary")
-SERVICES = {"bootstrap": 1, "peer": 2, "router": 1, "hidden": 1, "adversary": 1}
+PROFILES = ("slow", "nat", "adversary")
+SERVICES = {"bootstrap": 1, "peer": 2, "slow": 1, "router": 1, "hidden": 1, "adversary": 1}
 """How many of each are to come up."""
-HONEST = ("peer", "hidden")
+HONEST = ("peer", "slow", "hidden")
 HOME = "/data/peer"
 USER = "10001"
 """Whom homes belong to in the images."""
@@ -49,7 +49,7 @@ UP_S = 900.0
 HEALTHY_S = 180.0
 """A guess: peers are asked for the first time after 30 s."""
 EXCHANGES_S = 120.0
-"""A guess: a swarm of four on two cores makes several a minute."""
+"""A guess: a swarm of five on two cores makes several a minute."""
 COMMAND_S = 120.0
 """For one call of docker. A guess: a peer that is stopped may take 60 s."""
 POLL_S = 2.0
@@ -95,17 +95,18 @@ def check(swarm: Swarm, port: int, token: str) -> None:
     say("waiting until everybody is healthy")
     until(lambda: missing_health(swarm.containers()), HEALTHY_S)
     homes_are_the_users(swarm.of(*HONEST))
+    [bootstrap], [hidden], [slow] = swarm.of("bootstrap"), swarm.of("hidden"), swarm.of("slow")
+    if " tbf " not in (line := docker("exec", slow, "tc", "qdisc", "show", "dev", "eth0")):
+        raise CheckError(f"the line of {slow[:12]} is not slow: {line.strip()}")
     say("waiting until everybody exchanges, and the page shows it")
     until(lambda: missing_on_the_page(port, token), EXCHANGES_S)
-    page_is_guarded(port, token)
-
-    [bootstrap], [hidden] = swarm.of("bootstrap"), swarm.of("hidden")
+    page_opens(port, token)
     killed, kept = swarm.of("peer")
     link = docker("exec", bootstrap, "cat", "/swarm/join-link.txt")
     for name, victim in (("a peer", killed), ("the bootstrap", bootstrap)):
         docker("kill", victim)
         say(f"{name} was killed; waiting until the others have exchanged {MORE} times more")
-        go_on([kept, hidden])
+        go_on([kept, slow, hidden])
     say("starting the bootstrap again")
     docker("start", bootstrap)
     until(lambda: missing_health([each for each in swarm.containers() if each["Id"] == bootstrap], 1), HEALTHY_S)
@@ -153,7 +154,11 @@ def missing_on_the_page(port: int, token: str) -> str:
     return f"of {trainers} the page shows {len(here)}, {len(telling)} with exchanges and {len(relayed)} relayed"
 
 
-def page_is_guarded(port: int, token: str) -> None:
+def page_opens(port: int, token: str) -> None:
+    """With its token and its scripts, and to nobody else. Raises CheckError."""
+    for path in ("/", "/page.js", "/uPlot.iife.min.js"):
+        if (found := page(port, token, path=path)[0]) != 200:
+            raise CheckError(f"{path} of the page answers {found} instead of 200")
     for what, status, shown, host in (
         ("without a token", 401, "", "127.0.0.1"),
         ("with another token", 401, "another", "127.0.0.1"),
@@ -163,11 +168,11 @@ def page_is_guarded(port: int, token: str) -> None:
             raise CheckError(f"{what} the page answers {found} instead of {status}")
 
 
-def page(port: int, token: str, host: str = "127.0.0.1") -> tuple[int, str]:
-    """The answer to a question for /status; status 0: nobody answered."""
+def page(port: int, token: str, host: str = "127.0.0.1", path: str = "/status") -> tuple[int, str]:
+    """What it answers, with its status; 0: nobody answered."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
-        connection.request("GET", "/status", headers={"Host": f"{host}:{port}", "Authorization": f"Bearer {token}"})
+        connection.request("GET", path, headers={"Host": f"{host}:{port}", "Authorization": f"Bearer {token}"})
         response = connection.getresponse()
         return response.status, response.read().decode()
     except (OSError, http.client.HTTPException) as error:
@@ -196,7 +201,7 @@ def exchanges(container: str) -> int:
 
 def has_saved(container: Mapping[str, Any]) -> None:
     """Of a peer that was stopped."""
-    _, _, after = logs(str(container["Id"])).partition("[stop] ")
+    _, _, after = docker("logs", str(container["Id"])).partition("[stop] ")
     if container["State"]["ExitCode"] or container["State"]["Running"]:
         raise CheckError(f"who was stopped did not end well: {told(container)}")
     if not any(line.startswith("[save] /") for line in after.splitlines()):
@@ -224,12 +229,7 @@ def told(container: Mapping[str, Any]) -> str:
 
 def last_words(swarm: Swarm) -> None:
     for each in swarm.containers():
-        say("\n".join([f"--- {told(each)}", *logs(str(each["Id"])).splitlines()[-LINES:]]))
-
-
-def logs(container: str) -> str:
-    """Both streams, in order."""
-    return call(["docker", "logs", container], COMMAND_S)
+        say("\n".join([f"--- {told(each)}", *docker("logs", str(each["Id"])).splitlines()[-LINES:]]))
 
 
 def docker(*arguments: str) -> str:
@@ -256,6 +256,20 @@ def call(command: Sequence[str], most_s: float, environment: Mapping[str, str] |
         said = [*done.stdout.splitlines(), *(done.stderr or "").splitlines()]
         raise CheckError("\n".join([f"status {done.returncode}: {shlex.join(command)}", *said[-LINES:]]))
     return done.stdout
+
+
+def engine_fault() -> str:
+    """Why there is no engine for us, and what to do; empty: one answers."""
+    if shutil.which("docker") is None:
+        return "the command docker is not installed. Install Docker."
+    try:
+        call(["docker", "version"], COMMAND_S)
+    except CheckError as fault:
+        said = str(fault).splitlines()[-1]
+        if "permission denied" in said.lower():
+            return "the engine does not let this user in. Type: sudo usermod -aG docker $USER; then log in again."
+        return f"no engine answers: {said} Start it: sudo systemctl start docker."
+    return ""
 
 
 def compose_command() -> list[str]:
@@ -303,6 +317,9 @@ def say(text: str) -> None:
 
 
 def main() -> int:
+    if fault := engine_fault():
+        say(f"docker: the compose file was not run: {fault}")
+        return 1
     compose = compose_command()
     if not compose:
         say("docker: neither docker compose nor docker-compose is here, so the compose file was not run")

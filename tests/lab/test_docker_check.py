@@ -23,6 +23,8 @@ place = Path(os.environ["ENGINE"])
 state = json.loads(place.read_text())
 with Path(os.environ["ASKED"]).open("a") as log:
     log.write(json.dumps(words) + "\\n")
+if words[0] == "version" and "refuses" in state:
+    sys.exit(state["refuses"])
 if words[0] == "compose":
     if state["compose"] == "missing":
         sys.exit("docker: 'compose' is not a docker command.")
@@ -53,6 +55,8 @@ elif words[0] == "logs":
     out = state["logs"]
 elif words[0] == "exec" and "stat" in words:
     out = state["owner"]
+elif words[0] == "exec" and "tc" in words:
+    out = state["line"]
 elif words[0] == "exec" and "cat" in words:
     out = state["link"]
 elif words[0] == "exec":
@@ -84,8 +88,9 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("ENGINE", str(tmp_path / "engine"))
     monkeypatch.setenv("ASKED", str(tmp_path / "asked"))
     module: Any = loaded()
-    names = ["adversary1", "bootstrap1", "hidden1", "peer1", "peer2", "router1"]
+    names = ["adversary1", "bootstrap1", "hidden1", "peer1", "peer2", "router1", "slow1"]
     state = {"compose": "plugin", "up": False, "owner": "10001", "link": "p2ptrain://a", "exchanges": 0, "pace": 2}
+    state |= {"line": "qdisc tbf 8001: root refcnt 5 rate 2Mbit burst 64Kb lat 300ms"}
     state |= {"containers": {name: {"status": "running"} for name in names}}
     state |= {"logs": "[save] /data/peer/step-1\n[stop] ending this inner step\n[save] /data/peer/step-2\n"}
     (tmp_path / "engine").write_text(json.dumps(state))
@@ -96,14 +101,15 @@ def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def shown(port: int, token: str, host: str = "127.0.0.1") -> tuple[int, str]:
+def shown(port: int, token: str, host: str = "127.0.0.1", path: str = "/status") -> tuple[int, str]:
     if host != "127.0.0.1":
         return 403, ""
     if token in ("", "another"):
         return 401, ""
     tells = {"state": "training", "exchanges": 2, "loss": 3.0, "path": "direct"}
     silent = {"state": "training", "exchanges": None, "loss": None, "path": "direct"}
-    return 200, json.dumps({"peers": [tells, tells, tells | {"path": "relayed"}, silent, silent | {"state": "gone"}]})
+    peers = [tells, tells, tells, tells | {"path": "relayed"}, silent, silent | {"state": "gone"}]
+    return 200, json.dumps({"peers": peers})
 
 
 @pytest.fixture
@@ -137,13 +143,14 @@ def test_a_swarm_that_goes_on_passes_and_nothing_stays(
     assert compose[1][-5:] == ["up", "--build", "--detach", "--scale", "peer=2"]
     assert all("--volumes" in call for call in (compose[0], compose[2]))
     for call in compose:  # or down would leave who is of a profile
-        assert [call[at + 1] for at, word in enumerate(call) if word == "--profile"] == ["nat", "adversary"]
+        assert [call[at + 1] for at, word in enumerate(call) if word == "--profile"] == ["slow", "nat", "adversary"]
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"pace": 0}, "of 3 more exchanges peer2 made 0, hidden1 made 0"),
+        ({"pace": 0}, "of 3 more exchanges peer2 made 0, slow1 made 0, hidden1 made 0"),
+        ({"line": "qdisc noqueue 0: root refcnt 2"}, "the line of slow1 is not slow: qdisc noqueue"),
         ({"owner": "0"}, "the home of hidden1 belongs to user 0 instead of 10001"),
         ({"next_link": "p2ptrain://b"}, "the bootstrap came back with another join link"),
         ({"stop_status": 137}, "who was stopped did not end well: peer peer2 (exited, status 137, healthy)"),
@@ -181,7 +188,7 @@ def test_what_goes_wrong_is_said_with_the_last_words_and_all_is_taken_down(
 def test_everybody_must_become_healthy(
     check: Any, engine: Callable[..., None], capsys: pytest.CaptureFixture[str], one: dict[str, Any], why: str
 ) -> None:
-    names = ["adversary1", "bootstrap1", "hidden1", "peer1", "router1"]
+    names = ["adversary1", "bootstrap1", "hidden1", "peer1", "router1", "slow1"]
     engine(containers={name: {"status": "running"} for name in names} | {"peer2": one})
     assert check.main() == 1
     assert why in capsys.readouterr().out
@@ -191,12 +198,23 @@ def test_everybody_must_become_healthy(
 def test_a_page_that_opens_to_others_or_not_to_us_fails(
     check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], status: int, host: str
 ) -> None:
-    def other(port: int, token: str, name: str = "127.0.0.1") -> tuple[int, str]:
+    def other(port: int, token: str, name: str = "127.0.0.1", path: str = "/status") -> tuple[int, str]:
         return (status, "") if name == host else shown(port, token, name)
 
     monkeypatch.setattr(check, "page", other)
     assert check.main() == 1
     assert f"page answers {status}" in capsys.readouterr().out
+
+
+def test_a_page_without_its_scripts_fails(
+    check: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def other(port: int, token: str, host: str = "127.0.0.1", path: str = "/status") -> tuple[int, str]:
+        return (404, "") if path.endswith(".js") else shown(port, token, host)
+
+    monkeypatch.setattr(check, "page", other)
+    assert check.main() == 1
+    assert "/page.js of the page answers 404" in capsys.readouterr().out
 
 
 def test_an_engine_that_takes_nothing_down_hides_no_earlier_reason(
@@ -227,6 +245,30 @@ def test_without_compose_one_line_says_that_it_was_not_run(
     engine(compose="missing")
     assert check.main() == 0
     assert capsys.readouterr().out.endswith("so the compose file was not run\n")
+
+
+@pytest.mark.parametrize(
+    ("refuses", "why"),
+    [
+        ("Got permission denied while trying to connect", "does not let this user in. Type: sudo usermod"),
+        ("Cannot connect to the Docker daemon.", "no engine answers: Cannot connect to the Docker daemon. Start it: "),
+    ],
+)
+def test_without_an_engine_one_line_says_why_and_what_to_do(
+    check: Any, engine: Callable[..., None], capsys: pytest.CaptureFixture[str], refuses: str, why: str
+) -> None:
+    engine(refuses=refuses)
+    assert check.main() == 1
+    [line] = capsys.readouterr().out.splitlines()
+    assert why in line
+
+
+def test_without_docker_one_line_says_so(
+    check: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check.main() == 1
+    assert capsys.readouterr().out.endswith("the command docker is not installed. Install Docker.\n")
 
 
 def test_what_the_build_of_the_testnet_is_told_compose_is_told_too(check: Any, monkeypatch: pytest.MonkeyPatch) -> None:
