@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from selenium import webdriver
-from selenium.common.exceptions import NoAlertPresentException, StaleElementReferenceException, TimeoutException
+from selenium.common.exceptions import NoAlertPresentException, StaleElementReferenceException
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
@@ -790,9 +790,3 @@ def test_without_a_join_command_there_is_no_place_for_it(page: Page) -> None:
     page.shown.view.join = ""
     page.next_document()
     assert not page.browser.find_element("id", "join").is_displayed()
-
-
-def test_the_wait_can_fail(page: Page) -> None:
-    """``until`` gives up: none of these tests passes by waiting for ever."""
-    with pytest.raises(TimeoutException):
-        WebDriverWait(page.browser, 0.2, LOOK_S).until(lambda _: False)

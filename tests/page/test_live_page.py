@@ -58,6 +58,10 @@ class Rows:
         row = "document.querySelector(`#people tr[data-peer='${arguments[0]}']`)"
         return str(self.run(f"return {row}?.dataset.state ?? ''", str(peer.peer_id)))
 
+    def lit(self) -> int:
+        """Exchanges that the picture of the gossip has shown so far."""
+        return int(self.run("return document.getElementById('gossip').dataset.lit"))
+
     def text(self, name: str) -> str:
         return str(self.run("return document.getElementById(arguments[0]).textContent", name))
 
@@ -68,9 +72,22 @@ class Rows:
         own = (f"{url.split('?')[0].rstrip('/')}/", "data:")
         return [each["message"] for each in log] + [each for each in asked if not each.startswith(own)]
 
-    def words(self, peer: Program) -> str:
-        row = "document.querySelector(`#people tr[data-peer='${arguments[0]}']`)"
-        return str(self.run(f"return {row}?.textContent ?? ''", str(peer.peer_id)))
+    def cells(self, peer: Program) -> dict[str, str]:
+        """What stands in its row, by column."""
+        row = "document.querySelectorAll(`#people tr[data-peer='${arguments[0]}'] > *`)"
+        pairs = f"return [...{row}].map((cell) => [cell.dataset.title, cell.textContent])"
+        return dict(self.run(pairs, str(peer.peer_id)))
+
+
+def exchange_told(url: str) -> dict[str, Any]:
+    """The next exchange that the stream of events tells of."""
+    with urllib.request.urlopen(f"{url.split('?')[0]}events", timeout=60.0) as stream:
+        for line in stream:
+            if line.startswith(b"data:"):
+                found: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
+                if found["kind"] == "exchange":
+                    return found
+    raise AssertionError("the stream of events has ended")
 
 
 def test_numbers_move_and_who_was_killed_is_gone(
@@ -80,9 +97,16 @@ def test_numbers_move_and_who_was_killed_is_gone(
     chromium.get(url)
     page = Rows(chromium)
     until("three rows", lambda: all(page.state(each) == "training" for each in (anna, bert, cleo)))
-    assert all(name in page.words(each) for name, each in (("anna", anna), ("bert", bert), ("cleo", cleo)))
-    before = {each: page.words(each) for each in (anna, bert)}
-    until("its numbers to move", lambda: all(page.words(each) != words for each, words in before.items()))
+    assert all(name in page.cells(each)["Peer"] for name, each in (("anna", anna), ("bert", bert), ("cleo", cleo)))
+    told = ("Tokens/s", "Loss", "Exchanges")  # by the peers themselves; "Last seen" moves in any case
+    until("their figures", lambda: all(page.cells(each)[name] != DASH for each in (anna, bert) for name in told))
+    before = {each: page.cells(each) for each in (anna, bert)}
+    for name in ("Loss", "Exchanges"):
+        until(name, lambda name=name: all(page.cells(each)[name] != was[name] for each, was in before.items()))
+    lit = page.lit()
+    until("exchanges to be lit", lambda: page.lit() > lit)
+    made = exchange_told(url)
+    assert {made["a"], made["b"]} < {each.peer_id for each in (anna, bert, cleo)}
 
     cleo.kill()
     killed_at = document(url)["at"]  # all by the bootstrap's clock
@@ -115,5 +139,7 @@ def test_a_peer_shows_itself(here: tuple[str, Swarm, list[Program]], chromium: w
         "its numbers to move",
         lambda: all(map(str.__ne__, before, (page.text("exchanges"), page.text("progress-tokens")))),
     )
+    made = exchange_told(url)
+    assert anna.peer_id in (made["a"], made["b"])
     until("its curve", lambda: page.run("return document.querySelectorAll('#loss-chart canvas').length") == 1)
     assert page.complaints(url) == []
