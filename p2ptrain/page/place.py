@@ -78,11 +78,17 @@ def listener_at(place: Place) -> socket.socket:
         why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise UserError(
             f"The page cannot be served at {host}:{place.port}: {why}.",
-            "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
-            if _is_of_the_address(error)
-            else "Choose another port, or 0 for any free one.",
+            _cure(place, error),
         ) from error
     return listener
+
+
+def _cure(place: Place, error: OSError | UnicodeError) -> str:
+    if not _is_of_the_address(error):
+        return "Choose another port, or 0 for any free one."
+    if place.host in ("127.0.0.1", "0.0.0.0"):
+        return f"This computer has no IPv4. Type: [::1]:{place.port}."
+    return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 
 def _is_of_the_address(error: OSError | UnicodeError) -> bool:

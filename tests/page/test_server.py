@@ -472,16 +472,26 @@ def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(
     assert caught.value.remedy == "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 
-def test_a_computer_without_ipv6_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("host", "shown", "cure"),
+    [
+        ("::", r"\[::\]", "Choose an address of this computer: 127.0.0.1, 0.0.0.0."),
+        ("127.0.0.1", "127.0.0.1", "This computer has no IPv4. Type: [::1]:8080."),
+        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Type: [::1]:8080."),
+    ],
+)
+def test_a_computer_without_one_of_the_families_names_the_other(
+    monkeypatch: pytest.MonkeyPatch, host: str, shown: str, cure: str
+) -> None:
     """There a socket of that family cannot even be made."""
 
     def refuse(family: int, kind: int) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 
     monkeypatch.setattr(place.socket, "socket", refuse)
-    with pytest.raises(UserError, match=r"at \[::\]:8080: Address family not supported by protocol\.") as caught:
-        listener_at(Place("::", 8080))
-    assert "Choose an address of this computer" in caught.value.remedy
+    with pytest.raises(UserError, match=rf"at {shown}:8080: Address family not supported by protocol\.") as caught:
+        listener_at(Place(host, 8080))
+    assert caught.value.remedy == cure
 
 
 def test_a_snapshot_that_fails_does_not_end_it() -> None:
