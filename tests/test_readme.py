@@ -3,7 +3,10 @@
 - the swarm is on this machine alone (``--local``), and HOME is a temporary directory;
 - the link and the home that stand there as examples are replaced by the real ones;
 - the manifest, which is there to be edited before it is signed, gets a tiny model and a run without an end;
-- a testnet trains for a few seconds.
+- a testnet has two peers, trains for a few seconds, and its page has a port of its own.
+
+Commands of Docker are run where an engine answers, by ``.ci/docker``; here it is seen that they are those of
+docs/DOCKER.md, which tests/lab/test_docker_docs.py holds against the files of docker/.
 """
 
 from __future__ import annotations
@@ -25,8 +28,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from p2ptrain.cli import cli
 from p2ptrain.manifest import JoinLink, parse_toml, render_toml, with_changes
 
 ROOT = Path(__file__).parent.parent
@@ -69,7 +74,29 @@ def test_every_command_of_ours_is_tested() -> None:
     private = ["invite", "revoke", "contributions"]
     starting = ["bootstrap", "doctor", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
     assert names == sorted([*running, *private, *starting])
-    assert all(words[0] in ("make", ".") for words in commands(tested=False))
+    others = [words for words in commands(tested=False) if words[0] not in ("make", ".")]
+    document = (ROOT / "docs" / "DOCKER.md").read_text(encoding="utf-8")
+    known = [shlex.split(line, comments=True) for line in document.splitlines() if line.startswith("docker compose ")]
+    assert len(others) == 2
+    assert all(words[:2] == ["docker", "compose"] and words in known for words in others)
+
+
+def test_what_make_demo_runs_is_the_testnet_that_runs_below() -> None:
+    """With the preset that a testnet has where none is named, and an end of its own."""
+    told = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    program, *words = shlex.split(told.splitlines()[-1])
+    assert program.endswith("bin/p2ptrain")
+    assert words == ["testnet", "--preset", "demo", "--out", "out/demo"]
+    assert {name: option.default for name, option in options_of_testnet().items() if name in ("preset", "peers")} == {
+        "preset": "demo",
+        "peers": 3,
+    }
+
+
+def options_of_testnet() -> dict[str, click.Parameter]:
+    found = cli.get_command(click.Context(cli), "testnet")
+    assert found is not None
+    return {str(each.name): each for each in found.params}
 
 
 def test_every_make_target_exists() -> None:
@@ -258,11 +285,10 @@ def watched(testnet: Running) -> dict[str, Any]:
 def test_the_testnet_trains_and_its_report_tells(shell: Shell) -> None:
     """One bootstrap, two peers that train together, and one that trains alone; and the page that shows them."""
     (shell.folder / "p2ptrain").mkdir()  # as where a clone lies: no package of ours
-    shell.run(command("init"))
-    make_small(shell)
     words = command("testnet")
-    words[words.index("--seconds") + 1] = "20"  # however fast this machine is, whoever watches sees it
-    testnet = shell.start([*words, "--seed", "5", "--page", "0"])
+    for option, fewer in {"--peers": "2", "--seconds": "20", "--page": "0"}.items():
+        words[words.index(option) + 1] = fewer
+    testnet = shell.start([*words, "--seed", "5"])
     seen = watched(testnet)
     printed = testnet.end()
     assert {row["nickname"] for row in seen["peers"]} == {"peer-1", "peer-2"}
@@ -288,18 +314,8 @@ def test_the_testnet_trains_and_its_report_tells(shell: Shell) -> None:
 
 
 def test_the_simulation_runs() -> None:
-    """With fewer peers than README's, so that it takes a second."""
     _, *words = command("simulate")
-    program = [
-        sys.executable,
-        "-m",
-        "p2ptrain.cli",
-        *words,
-        "--set",
-        "peers.home.count=8",
-        "--set",
-        "run.outer_steps=3",
-    ]
+    program = [sys.executable, "-m", "p2ptrain.cli", *words]
     ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert ended.returncode == 0, ended.stderr
     assert "exchanges made" in ended.stdout
