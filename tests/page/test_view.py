@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from p2ptrain.page.metrics import TOTALS
 from p2ptrain.page.untrusted import MOST_LINE, MOST_NAME, MOST_SAMPLE, number, paragraph, words
 from p2ptrain.page.view import (
     MOST_CHECKPOINTS,
@@ -23,6 +26,8 @@ from p2ptrain.page.view import (
     ExchangeRow,
     FailureRow,
     PeerRow,
+    RunFacts,
+    SampleText,
     Series,
     View,
     plain,
@@ -345,3 +350,25 @@ def test_curves_of_those_who_are_gone_make_room() -> None:
     assert view.curve("new") is not None
     assert "p0" not in view.curves
     assert view.curve("newer") is None
+
+
+def documented() -> dict[str, set[str]]:
+    """What docs/PAGE.md names in each line of its table of ``/status``, by the fields that the line is about."""
+    text = (Path(__file__).parent.parent.parent / "docs" / "PAGE.md").read_text(encoding="utf-8")
+    _, _, after = text.partition('`/status` has `"schema": 1` and:')
+    found = {}
+    for line in after.partition("\n\n")[2].partition("\n\n")[0].splitlines()[2:]:
+        names, _, what = line.removeprefix("| ").partition(" | ")
+        found |= {key: set(re.findall(r"`(\w+)`", what)) for key in re.findall(r"`(\w+)`", names)}
+    return found
+
+
+def test_the_handbook_names_every_field() -> None:
+    """And none that there is not."""
+    found, document = documented(), View("peer").document(0.0)
+    assert set(found) | {"schema"} == set(document)
+    rows = {"run": RunFacts, "peers": PeerRow, "exchanges": ExchangeRow, "failures": FailureRow}
+    for name, row in {**rows, "checkpoints": CheckpointRow, "sample": SampleText}.items():
+        assert {each.name for each in fields(row)} <= found[name], name
+    assert {"peer", "name", "train", "held_out"} <= found["curves"]
+    assert set(TOTALS) == found["figures"]
