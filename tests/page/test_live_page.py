@@ -14,6 +14,7 @@ from selenium import webdriver
 from swarm import ENDLESS, Program, Swarm, until
 
 from tests.page.brief import LIFETIME_S
+from tests.page.stream import exchange_told
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(900)]
 BRIEF = Path(__file__).with_name("brief.py")
@@ -77,17 +78,6 @@ class Rows:
         row = "document.querySelectorAll(`#people tr[data-peer='${arguments[0]}'] > *`)"
         pairs = f"return [...{row}].map((cell) => [cell.dataset.title, cell.textContent])"
         return dict(self.run(pairs, str(peer.peer_id)))
-
-
-def exchange_told(url: str) -> dict[str, Any]:
-    """The next exchange that the stream of events tells of."""
-    with urllib.request.urlopen(f"{url.split('?')[0]}events", timeout=60.0) as stream:
-        for line in stream:
-            if line.startswith(b"data:"):
-                found: dict[str, Any] = json.loads(line.removeprefix(b"data:"))
-                if found["kind"] == "exchange":
-                    return found
-    raise AssertionError("the stream of events has ended")
 
 
 def test_numbers_move_and_who_was_killed_is_gone(

@@ -14,6 +14,8 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.support.ui import WebDriverWait
 
+from tests.page.stream import exchange_told
+
 pytestmark = pytest.mark.net
 
 PEERS = 200
@@ -89,6 +91,9 @@ def test_a_crowd_is_shown_and_its_numbers_move(url: str, chromium: webdriver.Chr
     rows = "return document.querySelectorAll('#people tbody tr').length"
     wait.until(lambda _: chromium.execute_script(rows) == PEERS)
     wait.until(lambda _: text("exchanges")[0] in "123456789")
-    before = text("exchanges"), text("fraction")
-    wait.until(lambda _: text("exchanges") != before[0])
+    before = text("exchanges")
+    wait.until(lambda _: text("exchanges") != before)
+    made = exchange_told(url)
+    assert made["a"] != made["b"]
+    assert made["bytes"] > 0
     assert [each["message"] for each in chromium.execute("getLog", {"type": "browser"})["value"]] == []
