@@ -165,6 +165,8 @@ def test_a_bootstrap_tells_what_its_peers_do(page: Page) -> None:
     document = page.shown.view.document(page.shown.at)
     page.shown.replace({**document, "kind": "bootstrap", "state": "serving", "me": None})
     page.until(lambda: page.text("state") == "7 training, 1 joining")
+    assert page.text("up-note").endswith(" by those here")
+    assert " by those here" in page.text("progress-tokens")
     nobody = {**document, "kind": "bootstrap", "state": "serving", "me": None, "peers": [], "total_peers": 0}
     page.shown.replace(nobody)
     page.until(lambda: page.text("state") == "serving")
@@ -605,6 +607,17 @@ def test_a_newer_document_is_refused(page: Page) -> None:
     page.once_asked(lambda: "newer than the page" in page.text("away"))
 
 
+def test_a_document_that_cannot_be_shown_is_said_to_be_and_the_next_one_is(page: Page) -> None:
+    """It does not leave half of the page old without a word."""
+    page.shown.replace({**page.shown.view.document(page.shown.at), "curves": 5})
+    page.once_asked(lambda: "cannot be shown" in page.text("away"))
+    assert page.run("return document.documentElement.classList.contains('stale')")
+    page.next_document()
+    assert not page.run("return document.documentElement.classList.contains('stale')")
+    assert page.text("away") == ""
+    assert len(page.complaints()) > 0  # whoever looks for the reason finds it in the console
+
+
 # --- much and nothing ------------------------------------------------------------------------------------------------
 
 
@@ -732,6 +745,8 @@ def test_light_and_dark(page: Page) -> None:
     assert background() == light
     page.browser.find_element("id", "theme").click()
     assert background() == dark
+    page.prefer(color_scheme="light")  # what is no other than the system's choice is none, and follows it
+    page.until(lambda: background() == light)
 
 
 def test_an_explanation_opens_and_closes_by_keyboard(page: Page) -> None:

@@ -15,6 +15,7 @@
   const SCHEMA = 1;
 
   const REFUSED = "This page's token is no longer known: open the whole address that the process printed.";
+  const UNREADABLE = "What the process that serves this page tells cannot be shown: load the page again.";
   const NEWER = "The process that serves this page is newer than the page: load it again.";
   const FAULTY = "The process that serves this page answers with an error; its log may say more";
   const ENDED = "The process that serves this page has ended or cannot be reached;";
@@ -82,7 +83,12 @@
         return ENDED;
       }
       if (!(found.schema <= SCHEMA)) return NEWER;
-      this.hears.document(found);
+      try {
+        this.hears.document(found);
+      } catch (fault) {
+        console.error(fault);
+        return UNREADABLE;
+      }
       return "";
     }
 

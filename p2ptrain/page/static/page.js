@@ -40,6 +40,8 @@
   const since = (then) => ui.ago(ui.isNumber(then) && ui.isNumber(shown.at) ? shown.at - then : null);
   const here = () => [...rows.values()].filter((row) => row.state !== "gone");
   const values = (name) => here().map((row) => row[name]);
+  /** A bootstrap knows nothing of who has left: its sums fall with them. */
+  const inAll = (found) => (found.kind === "bootstrap" ? "by those here" : "in all");
   const news = new ui.News(at("latest"), gossip, who);
 
   // --- the head ----------------------------------------------------------------------------------------------------
@@ -75,7 +77,7 @@
     set(at("fraction"), ui.percent(fraction));
     const done = ui.isNumber(fraction) && end ? `${ui.scaled(Math.round(fraction * end))} of ` : "";
     const share = end ? `${done}${ui.scaled(end)} tokens per peer` : "";
-    const all = `${ui.scaled(Math.round(tokens))} ${found.kind === "peer" ? "by this one" : "in all"}`;
+    const all = `${ui.scaled(Math.round(tokens))} ${found.kind === "peer" ? "by this one" : inAll(found)}`;
     set(at("progress-tokens"), [share, ui.isNumber(tokens) && all, timeLeft(found, end)].filter(Boolean).join(", "));
     at("progress").value = ui.isNumber(fraction) ? Math.min(1, Math.max(0, fraction)) : 0;
   }
@@ -126,8 +128,8 @@
     set(at("disagreement"), ui.percent(figures.disagreement ?? ui.median(values("disagreement"))));
     set(at("up"), ui.rate(figures.up));
     set(at("down"), ui.rate(figures.down));
-    set(at("up-note"), ui.isNumber(figures.sent_bytes) ? `${ui.bytes(figures.sent_bytes)} in all` : "");
-    set(at("down-note"), ui.isNumber(figures.received_bytes) ? `${ui.bytes(figures.received_bytes)} in all` : "");
+    set(at("up-note"), ui.isNumber(figures.sent_bytes) ? `${ui.bytes(figures.sent_bytes)} ${inAll(found)}` : "");
+    set(at("down-note"), ui.isNumber(figures.received_bytes) ? `${ui.bytes(figures.received_bytes)} ${inAll(found)}` : "");
   }
 
   function showPeersHere(found) {

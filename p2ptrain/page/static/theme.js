@@ -1,9 +1,11 @@
 "use strict";
-// Light or dark: the system's choice until somebody makes one here, which is remembered. The only script that is not
-// deferred, and so the only one that runs before the first paint: a page that turns dark later flashes.
+// Light or dark: the system's choice until somebody makes another here, which is remembered until it is taken back. The
+// only script that is not deferred, and so the only one that runs before the first paint: a page that turns dark later
+// flashes.
 {
   const KEY = "p2ptrain-theme";
   const system = matchMedia("(prefers-color-scheme: dark)");
+  const preferred = () => (system.matches ? "dark" : "light");
 
   /** @returns {"light" | "dark" | null} what was chosen here; null where nothing was, or nothing may be stored */
   function chosen() {
@@ -15,10 +17,11 @@
     }
   }
 
-  /** @param {"light" | "dark"} theme */
+  /** @param {"light" | "dark"} theme what is no other than the system's is no choice to remember */
   function remember(theme) {
     try {
-      localStorage.setItem(KEY, theme);
+      if (theme === preferred()) localStorage.removeItem(KEY);
+      else localStorage.setItem(KEY, theme);
     } catch {
       // Private windows may refuse: then it holds until the page is left.
     }
@@ -36,7 +39,7 @@
     dispatchEvent(new Event("themechange"));
   }
 
-  const wanted = () => chosen() ?? (system.matches ? "dark" : "light");
+  const wanted = () => chosen() ?? preferred();
 
   apply(wanted());
   system.addEventListener("change", () => apply(wanted()));
