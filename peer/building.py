@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,6 +36,9 @@ TOKENIZING_PERIOD_S = 10.0
 that it goes on."""
 SAMPLE_TOKENS = 120
 """Of the text that the page shows. A guess: two lines of bytes, a third of a second of the demo model."""
+SAMPLE_LOOKS = 4
+"""Of so many looks one writes such a text, the second: it takes as long as the loss does, and so looks that take long
+come twice as often. A guess: a text changes less than a curve."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,8 +147,9 @@ def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int,
 
 
 def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]:
-    """The model's own text, from nothing; in the trainer's thread."""
-    return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling())
+    """The model's own text, from nothing, when its turn has come, else an empty one; in the trainer's thread."""
+    turns = itertools.cycle(look == 1 for look in range(SAMPLE_LOOKS))
+    return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling()) if next(turns) else ""
 
 
 def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:

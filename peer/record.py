@@ -80,7 +80,7 @@ class Record:
     counters: Callable[[], Counters] = Counters
     """What the protocol core counted."""
     sampler: Callable[[], str] | None = None
-    """What the model writes just now."""
+    """What the model writes just now; empty: nothing at this look."""
     is_watched: Callable[[], bool] = lambda: False
     """Somebody may look at how the held-out loss falls."""
     clock: Clock = time.monotonic
@@ -192,8 +192,8 @@ class Record:
         try:
             self.last_loss = self._held_out_loss(LOOK_TOKENS)
             self.notebook.note("held out", loss=self.last_loss, step=learner.step, progress=learner.progress)
-            if self.sampler is not None:
-                self.notebook.note("sample", step=learner.step, text=self.sampler())
+            if self.sampler is not None and (text := self.sampler()):
+                self.notebook.note("sample", step=learner.step, text=text)
         except Exception as error:  # whatever it was, training goes on without it
             self.notebook.note("not looked", why=_why(error))
         now = time.monotonic()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -74,3 +76,10 @@ def test_the_first_start_tells_how_far_it_is(
         log.listen(lambda kind, fields: heard.append(kind))
         build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed_run(), log)
     assert "tokenizing" in heard
+
+
+def test_a_text_is_written_at_one_look_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(building, "generate_text", lambda *_: "To be")
+    task = SimpleNamespace(model=SimpleNamespace(module=None))
+    write = building._sampler(cast(Any, task), cast(Any, None))
+    assert [write() for _ in range(8)] == ["", "To be", "", "", "", "To be", "", ""]

@@ -91,12 +91,14 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, m
     )
     state = State(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.take(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
+    record.sampler = iter(("", "To be")).__next__
     record.begin()
     assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 5.5
     record._look()
     assert record.figures()["val_loss"] == state.document()["figures"]["held_out"] == 4.5
     assert state.telling(0)[0]["held_out"] == 4.5
     record._look()
+    assert [note["text"] for kind, note in cast(MemoryLog, record.notebook).notes if kind == "sample"] == ["To be"]
     assert record.figures()["val_loss"] is None  # JSON has no NaN
     assert "held_out" not in state.document()["figures"]
 
