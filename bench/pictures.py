@@ -1,6 +1,6 @@
 """The pictures of the page in ``docs/images``, taken anew: ``python -m bench.pictures``.
 
-Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after two minutes,
+Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after four minutes,
 each time as exchanges are lit. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is fetched.
 """
 
@@ -26,7 +26,7 @@ from selenium.webdriver.chrome.service import Service
 from bench.environment import ROOT
 
 PEERS = 4
-AFTER_S = 120.0
+AFTER_S = 240.0
 """Of everybody's training: curves have a shape by then, and exchanges have been made."""
 DEADLINE_S = 300.0
 STOP_S = 60.0
