@@ -6,6 +6,7 @@ and says goodbye. What is cleaned up after an error goes on to its end, which is
 
 A terminal that closes, or a connection by ssh that drops, is SIGHUP. It asks as the others do, but never ends at once:
 the kernel and the shell both send it, and service managers send it after their SIGTERM. Under nohup it is ignored.
+Two SIGTERM at one moment are one: who has it sent for the death of a parent may get it once for each of its threads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
 from types import FrameType, TracebackType
@@ -23,6 +25,8 @@ from p2ptrain.train.loop import Signals
 
 _HANGUP: int | None = getattr(signal, "SIGHUP", None)
 """Not every platform has it."""
+DOUBLED_S = 0.5
+"""A guess: nobody asks for a second time so soon, but by Ctrl+C."""
 
 
 class JoiningStopped(KeyboardInterrupt):
@@ -32,8 +36,8 @@ class JoiningStopped(KeyboardInterrupt):
 class Stopping:
     """Listens to the signals while it is entered, in the main thread. Swallows JoiningStopped: it is a good end.
 
-    The handler itself only sets flags: it may interrupt the main thread inside of any lock, the event log's too. What
-    there is to tell goes through a queue to a thread of its own.
+    The handler takes no lock: it may interrupt the main thread, or itself, inside of any, also of an Event's or of the
+    event log's. What there is to set and to tell goes through a queue, which bears that, to a thread of its own.
     """
 
     def __init__(self, signals: Signals, notebook: Notebook) -> None:
@@ -41,8 +45,11 @@ class Stopping:
         self._notebook = notebook
         self._wake: Callable[[], None] | None = None
         self._has_failed = False
+        self._asked: tuple[int, float] | None = None
+        """The first signal, and when it came."""
         self._before: dict[int, Any] = {}
-        self._told: SimpleQueue[str | None] = SimpleQueue()
+        self._told: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
+        """Of a signal its name, and whether it ends anything."""
         self._teller = threading.Thread(target=self._tell, name="stopping", daemon=True)
 
     def __enter__(self) -> Self:
@@ -71,24 +78,29 @@ class Stopping:
     def let_finish(self, wake: Callable[[], None]) -> None:
         """From now on the first signal sets ``Signals.stop`` and calls ``wake``. Raises JoiningStopped."""
         self._wake = wake
-        if self._signals.stop.is_set():  # it came where an exception is lost: in a finalizer
+        if self._asked is not None:  # it came where an exception is lost: in a finalizer
             raise JoiningStopped
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._signals.stop.is_set():
-            if number == _HANGUP:
+        now = time.monotonic()
+        if self._asked is not None:
+            first, then = self._asked
+            if number == _HANGUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
                 return
             raise KeyboardInterrupt
-        self._signals.stop.set()
-        if self._has_failed:
-            return
-        self._told.put(signal.Signals(number).name)
-        if self._wake is None:
+        self._asked = number, now
+        self._told.put((signal.Signals(number).name, not self._has_failed))
+        if not self._has_failed and self._wake is None:
             raise JoiningStopped
-        self._wake()
 
     def _tell(self) -> None:
-        while (name := self._told.get()) is not None:
+        while (told := self._told.get()) is not None:
+            name, ends = told
+            self._signals.stop.set()
+            if not ends:
+                continue
+            if self._wake is not None:
+                self._wake()
             self._notebook.note("stopping", signal=name, training=self._wake is not None)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from peer.app import run_peer
 from peer.building import Options
 from peer.home import Home
 from peer.owner.hand import Hand
-from peer.stopping import JoiningStopped, Stopping
+from peer.stopping import DOUBLED_S, JoiningStopped, Stopping
 
 
 @contextlib.contextmanager
@@ -62,6 +63,30 @@ def test_a_second_ctrl_c_ends_the_clean_up_at_once() -> None:
         stopping.minding_errors(),
     ):
         raise HomeError("It is full.", "Free some.")
+    assert not isinstance(caught.value, JoiningStopped)
+
+
+def test_a_signal_amid_a_lock_of_what_it_sets_does_not_hang() -> None:
+    """The main thread may be inside of that lock: waiting for it, or amid the first of two signals."""
+    signals, woken = Signals(), threading.Event()
+    with Stopping(signals, MemoryLog()) as stopping:
+        stopping.let_finish(woken.set)
+        with signals.stop._cond, woken._cond:  # type: ignore[attr-defined]
+            signal.raise_signal(signal.SIGTERM)
+        assert signals.stop.wait(60.0)
+        assert woken.wait(60.0)
+
+
+def test_two_sigterm_at_one_moment_are_one_and_later_ones_are_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("peer.stopping.time.monotonic", lambda: now)
+    with Stopping(Signals(), MemoryLog()) as stopping:
+        stopping.let_finish(lambda: None)
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
+        now += 2 * DOUBLED_S
+        with pytest.raises(KeyboardInterrupt) as caught:
+            signal.raise_signal(signal.SIGTERM)
     assert not isinstance(caught.value, JoiningStopped)
 
 
