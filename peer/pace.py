@@ -30,19 +30,22 @@ class Pace:
         self._clock = clock
         self._marks: tuple[_Mark, ...] = ()
         """Oldest first; replaced as a whole, as another thread may be reading."""
-
-    def begin(self, tokens: int) -> None:
-        """Training begins, or goes on, with so many tokens read so far."""
-        self._marks = (_Mark(self._clock(), tokens, 0),)
+        self._is_warm = False
 
     def rest(self) -> None:
-        """The owner lets the trainer rest."""
+        """The owner lets the trainer rest, or training is over."""
         self._marks = ()
 
+    def go_on(self, tokens: int) -> None:
+        """After a rest; so many tokens have been read so far."""
+        if self._is_warm:
+            self._marks = (_Mark(self._clock(), tokens, 0),)
+
     def inner_step_done(self, tokens: int) -> None:
-        """So many tokens have been read by now."""
+        """So many tokens have been read by now. The first step warms the device up, and is not timed."""
+        self._is_warm = True
         if not self._marks:
-            self.begin(tokens)
+            self.go_on(tokens)
             return
         now, marks = self._clock(), list(self._marks)
         count = marks[-1].inner_steps + 1

@@ -32,10 +32,10 @@ SAVE_RATE = 100e9 / 86_400
 """Bytes a second that checkpoints may write: 100 GB a day, and a solid-state disk of 250 GB is warranted for 150 TB
 (Samsung, 970 EVO Plus): four years, day and night. llama-15m is saved every 4.5 minutes, llama-135m every 39."""
 
-LOOK_PERIOD_S = 20.0
-"""Between two looks at the held-out loss while somebody watches. A guess."""
+LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
+"""Between two looks at the held-out loss while somebody watches: at least, and at most. Guesses."""
 LOOK_SHARE = 50
-"""A look may cost so much less than what is trained meanwhile: 2 %."""
+"""A look may cost so much less than what is trained meanwhile: 2 %; more where it takes longer than 2.4 s."""
 LOOK_TOKENS = 16_384
 """Read for it: its standard error is then .02 nats for bytes, twice that of the losses that are reported."""
 
@@ -117,8 +117,7 @@ class Record:
             self.first_loss = self.last_loss
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
-        self._next_save = self._started_at + SAVE_PERIOD_S
-        self._next_look = self._started_at + LOOK_PERIOD_S
+        self._next_save, self._next_look = self._started_at + SAVE_PERIOD_S, self._started_at + LOOK_PERIOD_S
         self.notebook.note(
             "started",
             device=str(self.task.theta.device),
@@ -173,7 +172,7 @@ class Record:
                 self.try_to_save()
         else:
             self._held_s += time.monotonic() - self._held_at
-            self.pace.begin(self.learner.tokens)
+            self.pace.go_on(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
     def leaving(self) -> None:
@@ -197,7 +196,7 @@ class Record:
         except Exception as error:  # whatever it was, training goes on without it
             self.notebook.note("not looked", why=_why(error))
         now = time.monotonic()
-        self._next_look = now + max(LOOK_PERIOD_S, LOOK_SHARE * (now - began))
+        self._next_look = now + max(LOOK_PERIOD_S, min(LOOK_SHARE * (now - began), LOOK_MOST_S))
 
     def training_ended(self) -> None:
         """At the run's end, before the final gossip: what the inner and outer optimizers made."""
@@ -278,6 +277,7 @@ class Record:
         """Training is over; what the final gossip blocks, blocks nothing."""
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
+        self.pace.rest()
 
     @property
     def _elapsed_s(self) -> float:

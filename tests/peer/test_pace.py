@@ -62,10 +62,17 @@ def test_who_rests_has_no_pace_and_what_it_slept_is_not_counted(training: Traini
     assert training.pace.tokens_per_s == 0.0
     training.now += 3600.0
     assert training.pace.tokens_per_s == 0.0
-    training.pace.begin(training.tokens)
+    training.pace.go_on(training.tokens)
     assert training.pace.tokens_per_s == 0.0
     training.steps(3, 2.0)
     assert training.pace.tokens_per_s == pytest.approx(50.0)
+
+
+def test_who_rested_before_the_first_step_warms_up_all_the_same(training: Training) -> None:
+    training.pace.rest()
+    training.pace.go_on(0)
+    training.steps(1, 30.0)
+    assert training.pace.tokens_per_s == 0.0
 
 
 def test_little_is_remembered_of_many_short_steps(training: Training) -> None:

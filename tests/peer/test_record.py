@@ -14,7 +14,7 @@ from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer.lines import line
 from peer.pace import Pace
-from peer.record import LAST_PATIENCE_S, STEPS_REMEMBERED, Record
+from peer.record import LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, Record
 from peer.state import Sources, State
 from peer.stopping import Stopping
 
@@ -78,6 +78,27 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["tokens_per_s"] == 0.0
     record.held(False)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
+    now += 1.0
+    record.learner.tokens += 100
+    steps(record, 1.0)
+    assert record.figures()["tokens_per_s"] == pytest.approx(100.0)
+    record._stop_the_clock()
+    assert record.figures()["tokens_per_s"] == 0.0  # the final gossip trains nothing
+
+
+def test_however_long_a_look_takes_the_next_one_comes(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fell among everybody's start decides for no eight minutes."""
+    now = 0.0
+    monkeypatch.setattr("peer.record.time.monotonic", lambda: now)
+
+    def slow(*_: object, **__: object) -> float:
+        nonlocal now
+        now += 10.0
+        return 2.0
+
+    monkeypatch.setattr(Record, "_held_out_loss", slow)
+    record._look()
+    assert record._next_look == now + LOOK_MOST_S
 
 
 def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
