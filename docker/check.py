@@ -3,10 +3,9 @@
 A project of its own comes up beside whatever else runs here. Everybody must become healthy and exchange; the page must
 open with its token, and to nobody else; a peer is killed, then the bootstrap, and the others go on; the bootstrap comes
 back with the link that it had; a peer that is stopped saves and ends well. Then all is taken down, whatever happened.
-(``make docker-testnet`` starts its containers in another way, without the compose file and the scripts of docker/.)
 
-Needs an engine, ``docker compose`` or docker-compose, and nothing beyond Python. The status: 0 passed, or there is no
-compose here; 1 failed, with the reason and the last words of all, or no engine answers.
+Needs an engine, ``docker compose`` or docker-compose, and nothing beyond Python. The status: 0 passed; 1 failed, with
+the reason and the last words of all, or something of that is missing; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -320,10 +319,9 @@ def main() -> int:
     if fault := engine_fault():
         say(f"docker: the compose file was not run: {fault}")
         return 1
-    compose = compose_command()
-    if not compose:
-        say("docker: neither docker compose nor docker-compose is here, so the compose file was not run")
-        return 0
+    if not (compose := compose_command()):
+        say("docker: the compose file was not run: neither docker compose nor docker-compose is here. Install either.")
+        return 1
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began, port, token = time.monotonic(), free_port(), secrets.token_urlsafe(12)
     swarm, faults = Swarm(compose, environment_for(port, token)), list[str]()
@@ -334,6 +332,9 @@ def main() -> int:
         if faults:
             with noted(faults):
                 last_words(swarm)
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
     finally:
         say("taking everything down")
         with noted(faults):
