@@ -44,7 +44,8 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        raise ScenarioError(f"{name} cannot be read: {error}.", "Give the path of a scenario file.") from None
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        raise ScenarioError(f"{name} cannot be read: {why}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
         raise ScenarioError(f"{name} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
     if text.startswith("\ufeff"):

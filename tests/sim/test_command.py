@@ -166,7 +166,7 @@ def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pyt
 @pytest.mark.parametrize(
     ("option", "line"),
     [
-        ("", "folder.png cannot be read: [Errno 21] Is a directory"),
+        ("", "folder.png cannot be read: Is a directory."),
         ("--against", "folder.png is no report: [Errno 21] Is a directory"),
         ("--report", "folder.png is no regular file."),
         ("--plot", "folder.png is no regular file."),
