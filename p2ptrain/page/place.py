@@ -83,11 +83,15 @@ def listener_at(place: Place) -> socket.socket:
     return listener
 
 
+_OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
+"""The same by IPv6."""
+
+
 def _cure(place: Place, error: OSError | UnicodeError) -> str:
     if not _is_of_the_address(error):
         return "Choose another port, or 0 for any free one."
-    if place.host in ("127.0.0.1", "0.0.0.0"):
-        return f"This computer has no IPv4. Type: [::1]:{place.port}."
+    if place.host in _OTHERWISE:
+        return f"This computer has no IPv4. Type: {_OTHERWISE[place.host]}:{place.port}."
     return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 

@@ -477,7 +477,8 @@ def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(
     [
         ("::", r"\[::\]", "Choose an address of this computer: 127.0.0.1, 0.0.0.0."),
         ("127.0.0.1", "127.0.0.1", "This computer has no IPv4. Type: [::1]:8080."),
-        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Type: [::1]:8080."),
+        ("localhost", "localhost", "This computer has no IPv4. Type: [::1]:8080."),
+        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Type: [::]:8080."),
     ],
 )
 def test_a_computer_without_one_of_the_families_names_the_other(
