@@ -70,6 +70,6 @@ case "$what" in
       until [ -f /swarm/join-link.txt ]; do sleep 0.5; done
     fi
     [ -n "${LINK:-}" ] || [ ! -f /swarm/join-link.txt ] || LINK=$(cat /swarm/join-link.txt)
-    exec python3 -m p2ptrain.cli peer ${LINK:+"$LINK"} --home /data/peer --nickname "${NICKNAME:-$(hostname)}" "$@"
+    exec python3 -m p2ptrain.cli peer ${LINK:+"$LINK"} --home /data/peer --nickname "${NICKNAME:-$(hostname | cut -c -32)}" "$@"
     ;;
 esac

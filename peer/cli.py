@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from p2ptrain.errors import HomeError
+from p2ptrain.errors import HomeError, UserError
 from p2ptrain.manifest import JoinLink
 from p2ptrain.page.place import Place
 from peer.options import FiniteRange
@@ -64,9 +64,14 @@ def peer(
     Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
+    from p2ptrain.wire import MAX_NICKNAME_CHARS
     from peer.app import run_peer
     from peer.building import Options
 
+    if len(nickname) > MAX_NICKNAME_CHARS or not nickname.isprintable():
+        raise UserError(
+            f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another, or leave it out."
+        )
     place = None if page is None else Place.parse(page, page_token or "", page_hosts or "")
     run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
 

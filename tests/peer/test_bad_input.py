@@ -450,3 +450,10 @@ def test_a_port_in_use(home: Home, refused: Callable[..., str]) -> None:
 def test_an_address_that_is_none(home: Home, refused: Callable[..., str]) -> None:
     said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path, "--listen", "localhost:80")
     assert "'localhost:80' is not an address" in said
+
+
+@pytest.mark.parametrize("name", ["n" * 33, "ab\x1b[31mred", "\u202eevil"])
+def test_a_nickname_that_cannot_be_shown_as_it_is(refused: Callable[..., str], home: Home, name: str) -> None:
+    """As in settings.toml: it is not cut to what can be."""
+    said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path, "--nickname", name)
+    assert said.startswith("--nickname takes at most 32 printable characters.")
