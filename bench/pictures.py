@@ -1,7 +1,8 @@
 """The pictures of the page in ``docs/images``, taken anew: ``python -m bench.pictures``.
 
-Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after four minutes,
-each time as exchanges are lit. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is fetched.
+Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after four
+minutes, each time as exchanges are lit. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is
+fetched.
 """
 
 from __future__ import annotations
