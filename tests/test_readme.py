@@ -83,7 +83,9 @@ def test_every_command_of_ours_is_tested() -> None:
 
 def test_what_make_demo_runs_is_the_testnet_that_runs_below() -> None:
     """With the preset that a testnet has where none is named, and an end of its own."""
-    told = subprocess.run(["make", "-n", "demo"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    told = subprocess.run(
+        ["make", "-n", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
     program, *words = shlex.split(told.splitlines()[-1])
     assert program.endswith("bin/p2ptrain")
     assert words == ["testnet", "--preset", "demo", "--out", "out/demo"]
