@@ -20,7 +20,7 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -32,6 +32,8 @@ from filelock import FileLock, Timeout
 from bootstrap import words
 from bootstrap.doorman import Doorman, doorman_of
 from bootstrap.swarm_view import SwarmView
+from bootstrap.watching import watch
+from bootstrap.words import Say
 from p2ptrain import files
 from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import short
@@ -53,10 +55,6 @@ from p2ptrain.telemetry import enduring_output
 
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """A variable that our images set."""
-LOOKUP_EVERY_S = 3.0
-"""How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
-STATUS_EVERY_S = 60.0
-"""How often everyone is listed while nobody comes or goes. A guess."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 """Before p2pd is started again: doubling between the two. Guesses."""
 OWN_WORD_S = 10.0
@@ -69,9 +67,6 @@ MBIT = 125_000.0
 
 MOST_NAMED = 8
 """Addresses in the link that we print, others' included: half of what a link may have."""
-
-Say = Callable[[str, str], None]
-"""Show one line: its tag and its text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,54 +215,11 @@ async def _attend(
             stack.push_async_callback((await Relay.start(node, limits, rates)).close)
         except NetworkError:  # p2pd is gone already
             return
-        tasks = [_watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]
+        tasks = [watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]
         tasks += [] if doorman is None else [doorman.watch(node)]
         if place.page is not None:
             tasks.append(view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, rates), Random()))
         await _first_of(stop.wait(), node.died(), *tasks)
-
-
-async def _watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, view: SwarmView) -> None:
-    """Tell of peers that come and go, and remember where they are. Survives NetworkError.
-
-    In a swarm so large that a lookup finds a sample of it, who came or went cannot be told, only how many there are.
-    """
-    loop = asyncio.get_running_loop()
-    before: words.View = {}
-    saw_all = True
-    told_at = loop.time()
-    say("peers", words.status_line(before, tokens_per_peer))
-    while True:
-        await asyncio.sleep(LOOKUP_EVERY_S)
-        has_company = node.has_company
-        try:
-            found = await node.directory.lookup() if has_company else []
-        except NetworkError:  # nobody answers just now: what was known is as good as anything, until it runs out
-            view.meet((), 0 if node.directory.sees_all else node.directory.size)
-            continue
-        now, sees_all = words.living(found), node.directory.sees_all
-        total = None if sees_all else node.directory.size
-        view.meet(found, total if has_company else 0)  # 0: nobody was asked, as when p2pd has just been started again
-        lines = words.news(before, now, tokens_per_peer) if saw_all and sees_all else []
-        is_due = loop.time() - told_at > STATUS_EVERY_S
-        if lines or is_due:
-            _remember(node, cache, now, say)
-        for line in lines:
-            say("peers", line)
-        if (lines and len(now) > 1) or (now and is_due):
-            size = 0 if sees_all else node.directory.size
-            say("peers", words.status_line(now, tokens_per_peer, size))
-            told_at = loop.time()
-        before, saw_all = now, sees_all
-
-
-def _remember(node: Node, cache: PeerCache, now: words.View, say: Say) -> None:
-    node.learn(now.values())
-    try:
-        if now:  # the last to leave stay in the cache: they may come back
-            cache.save(now.values())
-    except OSError as error:
-        say("bootstrap", f"the list of peers could not be saved: {error.strerror}")
 
 
 async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:

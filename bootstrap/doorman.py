@@ -10,9 +10,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
+from bootstrap.words import Say
 from p2ptrain import files
 from p2ptrain.admission import Gate, Register
 from p2ptrain.admission.office import RULINGS_FILE, author_of, load_rulings
@@ -28,8 +28,6 @@ from p2ptrain.net.rulings import RulingsShelf
 
 LOOK_EVERY_S = 3.0
 """How soon a ruling that the author wrote is handed out. A guess; the file is small, and mostly not even read."""
-
-Say = Callable[[str, str], None]
 
 
 class Doorman:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from p2ptrain.errors import JoinLinkError, UserError
@@ -17,6 +17,9 @@ MOST_NAMED = 8
 
 View = Mapping[PeerId, Presence]
 """The live peers, each with its newest record."""
+
+Say = Callable[[str, str], None]
+"""Show one line: its tag and its text."""
 
 
 def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bool) -> tuple[str, ...]:

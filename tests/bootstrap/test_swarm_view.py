@@ -50,14 +50,6 @@ ROW: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def signed(tmp_path_factory: pytest.TempPathFactory) -> SignedManifest:
-    run = tmp_path_factory.mktemp("run") / "run"
-    create_run(run, "demo")
-    sign_run(run)
-    return load_run(run)
-
-
 @pytest.fixture
 def view(signed: SignedManifest) -> SwarmView:
     view = SwarmView(signed, wall=lambda: 1000.0)

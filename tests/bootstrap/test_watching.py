@@ -1,0 +1,87 @@
+"""Whom a bootstrap shows, from lookup to lookup."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from bootstrap import watching
+from bootstrap.swarm_view import SwarmView
+from p2ptrain.errors import NetworkError
+from p2ptrain.ids import PeerId
+from p2ptrain.manifest import SignedManifest
+from p2ptrain.net.directory import DhtDirectory, PeerCache
+from p2ptrain.swarm import PeerState, Presence
+from p2ptrain.swarm.buckets import LOST, MERGE, Bucket, home
+
+
+def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
+    signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A swarm that shrank: one bucket of two holds so few that the next lookup goes to the root, and this one ends."""
+    everybody = [
+        Presence(PeerId(f"12D3KooW{n:04}"), signed.run_id, (), PeerState.TRAINING, 7, 7.0, True, "", 0.0, 75.0)
+        for n in range(76)
+    ]
+    halves = [[each for each in everybody if home(signed.run_id, each.peer, 1).number == number] for number in range(2)]
+    assert LOST <= len(min(halves, key=len)) < MERGE
+    view = SwarmView(signed, wall=lambda: 5.0)
+    node: Any = SimpleNamespace(protocol=SimpleNamespace(routing_table=SimpleNamespace(uid_to_peer_id={"a": "b"})))
+    directory = DhtDirectory(node, signed.run_id, Random(1))
+    shown: list[int] = []
+
+    async def records(bucket: Bucket) -> list[Presence]:
+        if bucket.level == 0:
+            return everybody
+        return min(halves, key=len)
+
+    async def nap(seconds: float) -> None:
+        if view.document()["total_peers"]:
+            shown.append(len([row for row in view.document()["peers"] if row["state"] != "gone"]))
+        if len(shown) == 1:
+            directory._buckets.level = 1
+        if len(shown) == 3:
+            raise TimeoutError
+
+    monkeypatch.setattr(directory, "_records", records)
+    monkeypatch.setattr(watching.asyncio, "sleep", nap)
+    watched: Any = SimpleNamespace(has_company=True, directory=directory, learn=lambda _: None)
+    with pytest.raises(TimeoutError):
+        asyncio.run(watching.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
+    assert shown == [76, 76, 76]
+
+
+def test_who_is_not_found_any_more_is_gone_when_its_record_runs_out_though_no_lookup_succeeds(
+    signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when several vanish without a word, and looking for them takes longer than a lookup may."""
+    clock, shown = [0.0], list[tuple[float, str, int]]()
+    fox = Presence(PeerId("12D3KooWfox"), signed.run_id, (), PeerState.TRAINING, 7, 7.0, True, "", 0.0, 75.0)
+    view = SwarmView(signed, wall=lambda: clock[0])
+
+    class Hanging:
+        sees_all, size = True, 1
+
+        async def lookup(self) -> list[Presence]:
+            if clock[0] > watching.LOOKUP_EVERY_S:
+                raise NetworkError("no answer")
+            return [fox]
+
+    async def nap(seconds: float) -> None:
+        document = view.document()
+        shown.extend((clock[0], row["state"], document["total_peers"]) for row in document["peers"])
+        clock[0] += seconds
+        if clock[0] > 100.0:
+            raise TimeoutError
+
+    monkeypatch.setattr(watching.asyncio, "sleep", nap)
+    watched: Any = SimpleNamespace(has_company=True, directory=Hanging(), learn=lambda _: None)
+    with pytest.raises(TimeoutError):
+        asyncio.run(watching.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
+    assert {(state, total) for at, state, total in shown if at < 75.0} == {("training", 1)}
+    assert {(state, total) for at, state, total in shown if at > 75.0} == {("gone", 0)}
