@@ -93,9 +93,14 @@ def _text(pattern: str, what: str) -> _Shape:
     return _Shape(str, parse)
 
 
+def is_nickname(text: str) -> bool:
+    """Whether it can be announced as it is."""
+    return len(text) <= MAX_NICKNAME_CHARS and text.isprintable()
+
+
 def _nickname() -> _Shape:
     def parse(raw: object) -> str:
-        if type(raw) is not str or len(raw) > MAX_NICKNAME_CHARS or not raw.isprintable():
+        if type(raw) is not str or not is_nickname(raw):
             raise RemoteError(f"a nickname was due, not {raw!r:.80}")
         return raw
 

@@ -64,11 +64,11 @@ def peer(
     Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
-    from p2ptrain.wire import MAX_NICKNAME_CHARS
+    from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
     from peer.app import run_peer
     from peer.building import Options
 
-    if len(nickname) > MAX_NICKNAME_CHARS or not nickname.isprintable():
+    if not is_nickname(nickname):
         raise UserError(
             f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another, or leave it out."
         )

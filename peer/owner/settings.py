@@ -18,7 +18,7 @@ from typing import Any
 from p2ptrain import files
 from p2ptrain.errors import HomeError
 from p2ptrain.net.rates import LOWEST_RATE
-from p2ptrain.wire import MAX_NICKNAME_CHARS
+from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 FILE = "settings.toml"
 MAX_BYTES = 64 << 10
@@ -95,7 +95,7 @@ def _is_span(value: Any) -> bool:
 
 
 def _is_nickname(value: Any) -> bool:
-    return isinstance(value, str) and len(value) <= MAX_NICKNAME_CHARS and value.isprintable()
+    return isinstance(value, str) and is_nickname(value)
 
 
 _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
