@@ -73,8 +73,8 @@ class Conversations:
                 else:
                     self._exchanging.declined(link, message, now)
             case Acknowledge():
-                self._exchanging.acknowledged(link, now)
-                self._final_gossip.exchanged(now)
+                if self._exchanging.acknowledged(link, now):
+                    self._final_gossip.exchanged(now)
             case WeightsReply():
                 self._catch_up.replied(link, message, now)
             case _:

@@ -211,16 +211,16 @@ class Exchanging:
         exchange.confirm(done)
         standing.emit(Send(done.link, Acknowledge()))
 
-    def acknowledged(self, link: LinkId, now: float) -> None:
-        """Both sides have everything: commit."""
+    def acknowledged(self, link: LinkId, now: float) -> bool:
+        """Both sides have everything: commit. Whether there was something to commit."""
         standing = self._standing
         exchange = self.book.get(link)
         if exchange is None:
             standing.emit(Close(link))
-            return
+            return False
         if exchange.state is not ExchangeState.CONFIRMING or exchange.theirs is None:
             self.failed(LinkFailed(link, "it acknowledged too early", their_fault=True), now)
-            return
+            return False
         seconds = now - exchange.swap_started_at
         standing.members.praise(link.peer)
         if exchange.is_timed:
@@ -243,6 +243,7 @@ class Exchanging:
         standing.emit(exchange.told(seconds))
         self._judge.mixed(exchange, now)
         self.rounds.ended(exchange, Meeting.MET, now)
+        return True
 
     def applied(self, link: LinkId, now: float) -> None:
         """The displacement is in the weights: its fragments are free again."""

@@ -33,9 +33,9 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.membership import Fault, Known
-from p2ptrain.swarm.messages import Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
+from p2ptrain.swarm.messages import Acknowledge, Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.rules import BEGINNER_STEPS, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, SwarmRules
+from p2ptrain.swarm.rules import BEGINNER_STEPS, FINAL_PACE_S, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, SwarmRules
 
 
 def under_way(steps: int = 30, rules: SwarmRules = RULES) -> Table:
@@ -214,6 +214,19 @@ def test_a_peer_left_alone_at_the_end_stops_soon():
     table.end_training("amber")
     table.run(table.rules.final_gossip_s + 5)
     assert table["amber"].finished
+
+
+def test_acknowledgements_of_nothing_keep_nobody_from_its_final_gossip():
+    """An acknowledgement postpones the next exchange, if there was one: else a stranger could postpone it for ever."""
+    table = under_way()
+    core = table["amber"].core
+    before = core.counters.exchanges_ok
+    table.end_training("amber")
+    for number in range(40):
+        stranger = LinkId(PeerId("stranger"), number, outbound=False)
+        assert core.handle(Received(stranger, Acknowledge()), table.now)[0] == Close(stranger)
+        table.run(FINAL_PACE_S / 2)
+    assert core.counters.exchanges_ok >= before + 3
 
 
 def test_a_finished_core_answers_nothing_but_close():
