@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection
 from typing import Any, TypeVar
 
@@ -60,6 +61,9 @@ Without a bound each would cost the square of its length, to be written in base5
 MOST_UNFIT = 32
 """Records of an answer that may fail their check before the rest is left unread; each failure costs a signature's
 check, .15 ms. Some do honestly: clocks and rulings differ. A guess."""
+RENEWAL_S = 60.0
+"""The same record is stored anew where it is to last so much longer than it did: its end is the word of whoever stores
+it. A guess; rulings last an hour, and a presence record is a new one each time."""
 AT_ONCE = 32
 """Records checked before the loop has its turn: 5 ms. A guess."""
 
@@ -156,16 +160,20 @@ class Protocol(DHTProtocol):
         return response
 
     def _keep(self, key: bytes, subkey: bytes, value: bytes, expiration: float, in_cache: bool) -> bool:
-        """Store one record; False where it must not be, or where we have one that lasts as long."""
+        """Store one record; False where it must not be, or where we have one that lasts as long, or nearly."""
         if in_cache or len(key) != DHTID.HASH_NBYTES or subkey in self.RESERVED_SUBKEYS:
+            return False
+        if not math.isfinite(expiration):  # hivemind would keep it for ever
             return False
         if not self._validate_record(key, subkey, value, expiration):
             return False
         place, name = DHTID.from_bytes(key), self.serializer.loads(subkey)
         held = self._held(place)
         before = held.value.get(name) if held is not None else None
-        if before is not None and before.expiration_time >= expiration:
-            return False  # hivemind would note its end once more, each time
+        if before is not None:  # hivemind would note its end once more, each time
+            renewed = before.expiration_time + (RENEWAL_S if before.value == value else 0.0)
+            if renewed >= expiration:
+                return False
         return bool(self.storage.store_subkey(place, name, value, expiration))
 
     def _held(self, key: DHTID) -> ValueWithExpiration[Any] | None:

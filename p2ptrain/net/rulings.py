@@ -55,7 +55,7 @@ def key_bytes(run: RunId) -> bytes:
 
 def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
     """Whether a record under the rulings' key is what belongs there."""
-    if record.expiration_time > get_dht_time() + LIFETIME_S + CLOCK_SKEW_S:
+    if not record.expiration_time <= get_dht_time() + LIFETIME_S + CLOCK_SKEW_S:  # nor is NaN
         return False
     try:
         value = msgpack.unpackb(record.value, max_bin_len=MAX_RULINGS_BYTES, max_map_len=0, max_array_len=0)

@@ -577,9 +577,23 @@ def test_a_record_that_is_stored_again_and_again_takes_no_room() -> None:
         protocol = (await a_node(Wires(), 0)).protocol
         good = entry(7)
         for number in range(1000):
-            await protocol.rpc_store(a_store([good] * 10), asked_by(number % 100))
+            later = (*good[:2], good[2] + number / 1000)
+            await protocol.rpc_store(a_store([good, later] * 5), asked_by(number % 100))
         [held] = protocol.storage.data.values()
         assert len(protocol.storage.expiration_heap) == len(held.value.expiration_heap) == 1
+
+    play(scene)
+
+
+def test_an_end_that_is_no_number_is_stored_whatever_the_validator_says_nowhere() -> None:
+    """hivemind would keep such a record for ever, and note its end once more each time."""
+
+    async def scene() -> None:
+        protocol = (await a_node(Wires(), 0)).protocol
+        protocol.record_validator = None
+        for end in (math.nan, math.inf):
+            assert list((await protocol.rpc_store(a_store([(*entry(7)[:2], end)]), asked_by(7))).store_ok) == [False]
+        assert not protocol.storage.expiration_heap
 
     play(scene)
 

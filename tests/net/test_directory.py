@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -610,6 +611,7 @@ def test_nobody_puts_other_rulings_on_the_shelf():
             "forged": (people.rulings(serial=9, author=people.STRANGER.key), 9, until),
             "under another's number": (current, 8, until),
             "for too long": (current, 7, until + 2 * LIFETIME_S),
+            "until no time": (current, 7, math.nan),
         }
         for what, (document, serial, expiration) in rejected.items():
             assert not await node.store(rulings_key(RUN), document.encode(), expiration, serial), what
