@@ -12,6 +12,7 @@ A stream is a sequence of frames. A frame is a fixed header and a body; all inte
     5     MANIFEST          the signed manifest's bytes                                 64 KiB
     6     BADGE             what lets its sender take part (``p2ptrain.admission``)     640 B
     7     REFUSAL           why it is not let in, ASCII                                 64 B
+    8     END               its sender says nothing more, and hears nothing more        0 B
 
 A header of another version or kind, or with a body longer than its kind allows, raises ``RemoteError`` before the body
 is read. What is in a message is the business of ``p2ptrain.wire``, what is in a payload that of ``net.payload``.
@@ -57,6 +58,7 @@ class FrameKind(IntEnum):
     MANIFEST = 5
     BADGE = 6
     REFUSAL = 7
+    END = 8
 
 
 MAX_BODY_BYTES: dict[int, int] = {
@@ -67,6 +69,7 @@ MAX_BODY_BYTES: dict[int, int] = {
     FrameKind.MANIFEST: MAX_MANIFEST_BYTES,
     FrameKind.BADGE: MAX_BADGE_BYTES,
     FrameKind.REFUSAL: MAX_IDENTIFIER_CHARS,
+    FrameKind.END: 0,
 }
 """By kind; no other kind exists."""
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, NewType
 
 import base58
 
-PROTOCOL_VERSION = 7
+PROTOCOL_VERSION = 8
 """Peers exchange only with the same protocol version; it is part of the manifest, and so of the RunId."""
 
 PeerId = NewType("PeerId", str)

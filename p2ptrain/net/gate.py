@@ -13,7 +13,6 @@ open run has none: its bytes are what they always were. The porter of a peer tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -27,8 +26,6 @@ from p2ptrain.ports import Clock, Link, Notebook, Transport
 
 BADGE_DEADLINE_S = 15.0
 """How long an inbound link may take to show a badge; as long as the message after it may take."""
-FAREWELL_S = 2.0
-"""For somebody who is refused to read so, and to close. A guess."""
 NOTES_S = 600.0
 """In so long a time a refusal is told once of each peer, and of ten at most. A guess; strangers must not fill a log."""
 
@@ -85,10 +82,6 @@ class GatedTransport:
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
             raise NetworkError(f"{short(link.peer)} showed no badge for {BADGE_DEADLINE_S:.0f} s") from None
-        with contextlib.suppress(NetworkError, RemoteError, TimeoutError):
-            async with asyncio.timeout(FAREWELL_S):
-                await link.receive()  # its message, unread: to close on it could reset what we just said
-                await link.receive()  # and its end
         await link.close()
         return False
 

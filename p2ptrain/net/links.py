@@ -10,7 +10,14 @@ our p2pd is killed                              NetworkError: resets, and a chec
 garbage, an oversized frame                     RemoteError before a byte of its body is read
 a flood of inbound streams                      closed unread beyond the caps and rates, overall, per peer and origin
 silent streams that hold all places             the oldest ends where another needs its place
+a remote that reads nothing                     its stream ends in time; after some, p2pd's connection to it, too
 ==============================================  ========================================================================
+
+**How a link ends.** p2pd loses what was written right before its end of a stream is closed, once in some thousand
+times: it closes both directions one after the other, and where its reader wakes in between, it resets the stream, with
+all that the other side has not read yet. So nobody closes first. Who is through says END, and reads on until the other
+side ends, too, but not for long; who reads END has heard everything, and closes. Where somebody just does not read, our
+p2pd waits to write to it for as long as their connection lasts, with an open file a stream: hence the connection goes.
 """
 
 from __future__ import annotations
@@ -43,6 +50,18 @@ MOST_NAMELESS = 32
 """Inbound streams beyond all places of which p2pd has yet to say who opened them, or that are about to end. It says so
 at once. A guess."""
 
+MOST_UNHEARD = 8
+"""Frames that are read and dropped once we have ended a link. More than that, or a chunk, is no last word. A guess."""
+WINDOW_BYTES = 256 << 10
+"""What p2pd sends of a stream that nobody reads (yamux's first window). Behind more of it, it waits."""
+MOST_HANGING = 4
+"""Streams of one peer on which p2pd may wait for ever, until its connection is closed. A guess: honest ones are frozen,
+or so slow that we gave them up amid a payload, and are not cut off each time."""
+MOST_REMEMBERED = 1024
+"""Peers of whom streams hang."""
+FAREWELL_S = 0.5
+"""For all that is being said when a transport closes. A guess: a round trip."""
+
 Handler = Callable[["StreamLink"], Awaitable[None]]
 
 
@@ -68,6 +87,11 @@ class Limits:
         """How long a frame may take."""
         return self.idle_s + length / self.slowest_rate
 
+    @property
+    def parting_s(self) -> float:
+        """How long the other side may take to end a link that we have ended: a chunk may be on its way."""
+        return self.frame_s(framing.MAX_CHUNK_BYTES)
+
 
 class StreamLink:
     """One stream (``ports.Link``). A deadline that passes, a reset or a malformed frame closes it.
@@ -78,32 +102,51 @@ class StreamLink:
 
     Args:
         is_gift: what passes is for the other side's sake alone.
+        see_off: called once, when the link ends: ``part`` is to be awaited.
     """
 
-    def __init__(self, far_end: FarEnd, stream: Stream, limits: Limits, rates: Rates, is_gift: bool = False) -> None:
+    def __init__(
+        self,
+        far_end: FarEnd,
+        stream: Stream,
+        limits: Limits,
+        rates: Rates,
+        is_gift: bool = False,
+        see_off: Callable[[StreamLink], None] | None = None,
+    ) -> None:
         self.far_end = far_end
         self.peer = far_end.peer
         self._stream = stream
         self._limits = limits
         self._rates = rates
         self._is_gift = is_gift
+        self._see_off = see_off
         self._closed = False
+        self._is_half_sent = self._is_half_heard = False  # a frame
+        self._has_it_ended = False  # the other side
+        self._sent = 0
+        self._is_hurried = False
+        self._patience: asyncio.Timeout | None = None
         self.has_heard = False
-        """A whole frame has come."""
+        """A whole frame has come, and more may."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         header, line = framing.encode_header(kind, len(body)), self._rates.up
         line.book(len(header))
         self._count(len(header) + len(body))
         book = line.book_small if _is_small(kind, len(body)) else line.book
+        left = len(body)
         for piece in line.pieces(memoryview(body)):
             await line.wait(book(len(piece)), len(piece))
+            left -= len(piece)
+            self._is_half_sent = left > 0
             await self._write(header, piece)
             header = b""
 
     async def _write(self, header: bytes, body: bytes | memoryview) -> None:
         if self._closed or self._stream.is_closing:
             raise NetworkError("the link is closed")
+        self._sent += len(header) + len(body)
         try:
             async with asyncio.timeout(self._limits.frame_s(len(body))):
                 await self._stream.write(header, body)
@@ -111,6 +154,7 @@ class StreamLink:
             self._abort()
             raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
         except (OSError, EOFError) as error:
+            self._has_it_ended = True
             self._abort()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
 
@@ -119,7 +163,6 @@ class StreamLink:
             kind, length = await self._receive_header(deadline)
             body = bytearray(length)
             await self._receive_body(kind, memoryview(body), deadline)
-            self.has_heard = True
             return kind, bytes(body)
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
@@ -129,11 +172,18 @@ class StreamLink:
             if length > len(buffer):
                 raise RemoteError(f"a frame of {length} bytes where {len(buffer)} were due")
             await self._receive_body(kind, buffer[:length], deadline)
-            self.has_heard = True
             return kind, length
 
     async def _receive_header(self, deadline: asyncio.Timeout) -> tuple[int, int]:
-        kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
+        try:
+            header = await self._stream.read_exactly(framing.HEADER_BYTES)
+        except BaseException:
+            self._is_half_heard = self._stream.lacking < framing.HEADER_BYTES
+            raise
+        kind, length = framing.decode_header(header)
+        if kind == FrameKind.END:
+            raise EOFError
+        self._is_half_heard = True
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
         self._rates.down.book(framing.HEADER_BYTES)
         self._count(framing.HEADER_BYTES)
@@ -155,6 +205,8 @@ class StreamLink:
                 self._count(len(piece) - self._stream.lacking)
                 raise
             self._count(len(piece))
+        self._is_half_heard = False
+        self.has_heard = True
 
     @contextlib.asynccontextmanager
     async def _receiving(self) -> AsyncIterator[asyncio.Timeout]:
@@ -168,9 +220,11 @@ class StreamLink:
             self._abort()
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
         except EOFError:
+            self._has_it_ended = True
             self._abort()
             raise NetworkError(f"the stream from {short(self.peer)} ended") from None
         except OSError as error:
+            self._has_it_ended = True
             self._abort()
             raise NetworkError(f"the stream from {short(self.peer)} broke: {error}") from error
         except RemoteError:
@@ -182,13 +236,53 @@ class StreamLink:
             self._rates.give(size_bytes)
 
     async def close(self) -> None:
-        """Flush what was sent, in the background, and end both directions."""
-        self._closed = True
-        self._stream.close()
+        """End both directions, in the background: what was said reaches whoever reads it."""
+        if self._is_half_sent or self._is_half_heard or self._stream.is_closing:
+            self._abort()
+        else:
+            self._end()
 
     def _abort(self) -> None:
-        self._closed = True
         self._stream.abort()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._closed:
+            self._closed, self.has_heard = True, False
+            if self._see_off is not None:
+                self._see_off(self)
+
+    async def part(self) -> bool:
+        """Once it is closed: say so, and wait until the other side has ended, too. False where p2pd may hang on it."""
+        try:
+            if not (self._stream.is_closing or self._is_hurried):
+                async with asyncio.timeout(self._limits.parting_s) as self._patience:
+                    self._has_it_ended = await self._hear_it_end()
+        except TimeoutError:
+            pass
+        except (OSError, EOFError):
+            self._has_it_ended = True
+        finally:
+            self._stream.abort()
+        return self._has_it_ended or self._sent <= WINDOW_BYTES
+
+    async def _hear_it_end(self) -> bool:
+        await self._stream.write(framing.encode_header(FrameKind.END, 0))
+        for _ in range(MOST_UNHEARD):
+            try:
+                kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
+            except RemoteError:
+                return False
+            if kind in (FrameKind.END, FrameKind.CHUNK):
+                return kind == FrameKind.END
+            await self._stream.read_exactly(length)
+        return False
+
+    def hurry(self) -> None:
+        """Wait no longer for the other side to end."""
+        self._is_hurried = True
+        if self._patience is not None and not self._patience.expired():
+            self._patience.reschedule(0.0)
 
 
 def _is_small(kind: int, length: int) -> bool:
@@ -206,9 +300,9 @@ class _Place:
 class P2PTransport:
     """Opens links to peers and takes in theirs (``ports.Transport``), under one protocol name.
 
-    Owns the links it took in and the tasks that serve them; ``close`` ends both. A link that it opened is its opener's
-    to close. A handler's NetworkError or RemoteError ends its link with a line in the log; any other exception is a bug
-    and goes to the loop's exception handler.
+    Owns the links it took in, the tasks that serve them and those that part from links; ``close`` ends all these. A link
+    that it opened is its opener's to close. A handler's NetworkError or RemoteError ends its link with a line in the log;
+    any other exception is a bug and goes to the loop's exception handler.
 
     Args:
         is_gift: what others ask here is for their own sake, and counted so.
@@ -231,6 +325,9 @@ class P2PTransport:
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _Place | None] = {}
         """One a stream, the oldest first; None: not known yet, or about to end."""
+        self._partings: dict[StreamLink, asyncio.Task[None]] = {}
+        self._hanging: Counter[PeerId] = Counter()
+        """Streams on which p2pd may wait for a peer, since we last closed its connection."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
         self._crowds: RateLimiter[str] = RateLimiter(PER_ORIGIN)
 
@@ -244,7 +341,7 @@ class P2PTransport:
                 far_end, stream = await daemon.open_stream(peer, self._protocol)
         except TimeoutError:
             raise NetworkError(f"dialing {short(peer)} took more than {self._limits.dial_s:.0f} s") from None
-        return StreamLink(far_end, stream, self._limits, self._rates)
+        return StreamLink(far_end, stream, self._limits, self._rates, see_off=self._see_off)
 
     async def listen(self, handler: Handler) -> None:
         """Serve inbound links until ``close``. Once."""
@@ -265,10 +362,13 @@ class P2PTransport:
             with contextlib.suppress(TimeoutError, NetworkError):
                 async with asyncio.timeout(1.0):
                     await self._node.daemon.stop_serving(self._protocol, server)
-        for task in self._inbound:
+        if self._partings:
+            await asyncio.wait(self._partings.values(), timeout=FAREWELL_S)
+        tasks = [*self._inbound, *self._partings.values()]
+        for task in tasks:
             task.cancel()
-        if self._inbound:
-            await asyncio.wait(self._inbound)
+        if tasks:
+            await asyncio.wait(tasks)
 
     def _take(self, stream: Stream) -> None:
         """An inbound stream: a task of ours, or the door."""
@@ -284,13 +384,16 @@ class P2PTransport:
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 far_end = await read_opener(stream)
-            link = StreamLink(far_end, stream, self._limits, self._rates, self._is_gift)
+            link = StreamLink(far_end, stream, self._limits, self._rates, self._is_gift, self._see_off)
             if self._admit(link):
                 await handler(link)
+                await link.close()
+                if (parting := self._partings.get(link)) is not None:  # it has its place until then
+                    await asyncio.wait([parting])
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
         finally:
-            stream.close()
+            stream.abort()
 
     def _admit(self, link: StreamLink) -> bool:
         """Whether a stream gets a place. Only now is it known whose it is."""
@@ -313,16 +416,39 @@ class P2PTransport:
         self._inbound[task] = _Place(link, where)
         return True
 
+    def _see_off(self, link: StreamLink) -> None:
+        """A link of ours has ended: let the other side hear so, and end."""
+        task = self._partings[link] = asyncio.get_running_loop().create_task(self._part(link))
+        task.add_done_callback(lambda _: self._partings.pop(link))
+
+    async def _part(self, link: StreamLink) -> None:
+        if await link.part():
+            return
+        self._hanging[link.peer] += 1
+        if self._hanging[link.peer] >= MOST_HANGING:
+            logger.info("the connection to %s is closed: it reads nothing", short(link.peer))
+            with contextlib.suppress(NetworkError, TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await self._node.daemon.disconnect(link.peer)
+            del self._hanging[link.peer]
+        elif len(self._hanging) > MOST_REMEMBERED:
+            del self._hanging[next(iter(self._hanging))]
+
     def _make_room(self, held: Mapping[asyncio.Task[None], _Place]) -> bool:
-        """End a stream on which no frame has come, if there is one: the oldest of the origin that has most of them."""
+        """End a stream on which no frame has come, or that we have ended, if there is one: the oldest of the origin that
+        has most of them."""
         silent = {task: place.origin for task, place in held.items() if not place.link.has_heard}
         if not silent:
             return False
         crowds = Counter(silent.values())
         oldest = max(silent, key=lambda task: crowds[silent[task]])
-        logger.info("a link ends that has said nothing, for another's sake")
+        logger.info("a link ends that has nothing to say, for another's sake")
+        link = held[oldest].link
         self._inbound[oldest] = None
-        oldest.cancel()
+        if link in self._partings:
+            link.hurry()
+        else:
+            oldest.cancel()
         return True
 
     def _ended(self, task: asyncio.Task[None]) -> None:

@@ -49,6 +49,8 @@ logger = logging.getLogger(__name__)
 
 ASK_DEADLINE_S = 10.0
 """For one question to a relay, connecting included, and for the answer of whom it leads to. A guess: 20 ms here."""
+LAST_WORD_S = 2.0
+"""For an answer to be heard. A guess: some round trips."""
 PLACE_S = 120.0
 """How long a place lasts without being asked for again: eight renewals (``net.shelter``). A guess."""
 QUESTIONS = 4
@@ -191,13 +193,13 @@ class Relay:
             if asked.kind == hop.RESERVE:
                 status = self._give_place(asker, time.monotonic())
                 until = int(time.time() + PLACE_S) if status == Status.OK else 0
-                await stream.write(hop.framed(hop.answer(status, until)))
+                await _say_last(stream, hop.answer(status, until))
             elif asked.kind == hop.CONNECT:
                 if len(asked.target) > MAX_TARGET_BYTES:  # to spell it would cost a while
                     raise ValueError(f"a peer of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
             else:
-                await stream.write(hop.framed(hop.answer(Status.UNEXPECTED_MESSAGE)))
+                await _say_last(stream, hop.answer(Status.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
             logger.info("a question to the relay came to nothing: %s", error)
         finally:
@@ -250,7 +252,7 @@ class Relay:
         asker = asking.peer
         status = self._may_connect(asking, target, time.monotonic())
         if status != Status.OK:
-            await stream.write(hop.framed(hop.answer(status)))
+            await _say_last(stream, hop.answer(status))
             return
         circuit = _Circuit((asker, target), origin(asking.place))
         self._circuits.append(circuit)
@@ -260,7 +262,7 @@ class Relay:
             except (NetworkError, OSError, EOFError, ValueError) as error:
                 self._places.pop(target, None)  # they are gone; who is not, asks again
                 logger.info("%s cannot be led to %s: %s", short(asker), short(target), error)
-                await stream.write(hop.framed(hop.answer(Status.CONNECTION_FAILED)))
+                await _say_last(stream, hop.answer(Status.CONNECTION_FAILED))
                 return
             try:
                 await stream.write(hop.framed(hop.answer(Status.OK)))
@@ -318,3 +320,11 @@ class Relay:
         if not task.cancelled() and (error := task.exception()) is not None:
             context = {"message": "a relay's circuit failed", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
+
+
+async def _say_last(stream: Stream, answer: bytes) -> None:
+    """Answer, and let the asker end first: p2pd may lose what is written right before an end (``net.links``)."""
+    await stream.write(hop.framed(answer))
+    with contextlib.suppress(OSError, EOFError):  # TimeoutError is an OSError
+        async with asyncio.timeout(LAST_WORD_S):
+            await stream.read_some()

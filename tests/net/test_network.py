@@ -1,6 +1,7 @@
 """Nodes, links and the directory over real p2pd processes on loopback."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -24,10 +25,11 @@ from p2ptrain.net import daemon as daemon_module
 from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.links import Limits, P2PTransport
+from p2ptrain.net.links import MOST_HANGING, Limits, P2PTransport
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import receive_payload, send_payload
+from p2ptrain.net.rate_limiter import Allowance, RateLimiter
 from p2ptrain.net.socket_folder import sweep
 from p2ptrain.ports import Link
 from p2ptrain.swarm.buckets import Bucket
@@ -38,6 +40,7 @@ pytestmark = pytest.mark.net
 
 RUN = RunId("ab" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+PLENTY = Allowance(burst=10_000.0, per_s=1.0)
 REMOTE = Path(__file__).with_name("remote_node.py")
 
 
@@ -242,6 +245,68 @@ def test_too_many_links_are_turned_down(swarm: Swarm):
         await inbound.close()
         with pytest.raises(NetworkError):
             await links[1].receive()
+
+    swarm.runner.run(main())
+
+
+def test_no_last_word_is_lost(swarm: Swarm):
+    """Where whoever spoke last closed at once, one in some thousand words was."""
+
+    async def answer(link: Link) -> None:
+        await link.send(*await link.receive())
+        await link.close()
+
+    async def ask(there: P2PTransport, number: int) -> None:
+        link = await there.open(swarm.nodes[0].peer_id)
+        body = number.to_bytes(4, "big")
+        await link.send(FrameKind.MESSAGE, body)
+        assert await link.receive() == (FrameKind.MESSAGE, body)
+        await link.close()
+
+    async def main() -> None:
+        plenty = Limits(inbound=100, inbound_per_peer=100)
+        here, there = (P2PTransport(node, "/test/last", plenty) for node in swarm.nodes)
+        here._floods = RateLimiter(PLENTY, PLENTY)
+        here._crowds = RateLimiter(PLENTY, PLENTY)
+        await here.listen(answer)
+        try:
+            for first in range(0, 4000, 8):
+                await asyncio.gather(*(ask(there, first + number) for number in range(8)))
+            await until(lambda: not here._inbound)
+        finally:
+            await here.close()
+
+    swarm.runner.run(main())
+
+
+def test_who_asks_for_much_and_reads_nothing_holds_nothing(swarm: Swarm):
+    """Neither here nor in p2pd, which would hold an open file for each stream as long as the connection lasts."""
+    node = swarm.nodes[0]
+
+    async def give(link: Link) -> None:
+        await link.receive()
+        for _ in range(9):
+            await link.send(FrameKind.CHUNK, bytes(100_000))
+
+    def files() -> int:
+        return int(psutil.Process(node.daemon.pid).num_fds())
+
+    async def main() -> None:
+        brisk = Limits(idle_s=0.5, slowest_rate=1e9)
+        here, there = P2PTransport(node, "/test/deaf", brisk), P2PTransport(swarm.nodes[1], "/test/deaf")
+        await here.listen(give)
+        before, links = files(), []
+        try:
+            for _ in range(3 * MOST_HANGING):
+                links.append(await there.open(node.peer_id, node.addresses))
+                with contextlib.suppress(NetworkError):  # the connection has just been closed
+                    await links[-1].send(FrameKind.MESSAGE, b"all of it")
+                await until(lambda: not here._inbound)
+            await until(lambda: files() < before + MOST_HANGING)
+        finally:
+            for link in links:
+                link._stream.abort()
+            await here.close()
 
     swarm.runner.run(main())
 

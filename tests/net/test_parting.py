@@ -1,0 +1,276 @@
+"""How a link ends: whoever is through says so and waits until the other side ends, too; and who does not end is not waited
+for for ever. In virtual time, over pipes in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.errors import NetworkError
+from p2ptrain.framing import HEADER_BYTES, FrameKind, encode_header
+from p2ptrain.ids import PeerId
+from p2ptrain.net import virtual_time
+from p2ptrain.net.control import FarEnd
+from p2ptrain.net.links import MOST_HANGING, MOST_UNHEARD, WINDOW_BYTES, Limits, P2PTransport, StreamLink
+from p2ptrain.net.node import Node
+from p2ptrain.net.rates import Rates
+from p2ptrain.net.streams import Stream
+
+LIMITS = Limits()
+END = encode_header(FrameKind.END, 0)
+THEM = PeerId("them")
+
+
+class Wire:
+    """One end of a stream (``streams.Stream``). Each end reads what the other writes, until either is closed."""
+
+    def __init__(self) -> None:
+        self.other: Wire = self
+        self.came = bytearray()
+        self.is_closing = False
+        self.lacking = 0
+        self._news = asyncio.Event()
+
+    def tell(self) -> None:
+        self._news.set()
+
+    async def write(self, *buffers: bytes | memoryview) -> None:
+        if self.is_closing:
+            raise EOFError("closed")
+        for buffer in buffers:
+            self.other.came += buffer
+        self.other.tell()
+
+    async def read_exactly(self, length: int) -> bytes:
+        buffer = bytearray(length)
+        await self.read_into(memoryview(buffer))
+        return bytes(buffer)
+
+    async def read_into(self, buffer: memoryview) -> None:
+        while len(self.came) < len(buffer):
+            self.lacking = len(buffer) - len(self.came)
+            if self.is_closing or self.other.is_closing:
+                raise EOFError("the stream ended")
+            self._news.clear()
+            await self._news.wait()
+        buffer[:] = self.came[: len(buffer)]
+        del self.came[: len(buffer)]
+        self.lacking = 0
+
+    def abort(self) -> None:
+        self.is_closing = True
+        self.tell()
+        self.other.tell()
+
+    close = abort
+
+
+def wires() -> tuple[Wire, Wire]:
+    one, other = Wire(), Wire()
+    one.other, other.other = other, one
+    return one, other
+
+
+class Daemon:
+    """Counts the connections that it closes."""
+
+    def __init__(self) -> None:
+        self.disconnected: list[PeerId] = []
+
+    async def disconnect(self, peer: PeerId) -> None:
+        self.disconnected.append(peer)
+
+
+class House:
+    """A transport whose links lead to wires."""
+
+    def __init__(self) -> None:
+        self.daemon = Daemon()
+        self.transport = P2PTransport(cast(Node, self))
+
+    def link(self, wire: Wire) -> StreamLink:
+        far_end = FarEnd(THEM, "/ip4/203.0.114.7/tcp/4001")
+        return StreamLink(far_end, cast(Stream, wire), LIMITS, Rates(), see_off=self.transport._see_off)
+
+
+def enact(scene: Callable[[House], Awaitable[None]]) -> None:
+    async def main() -> None:
+        house = House()
+        await scene(house)
+        await house.transport.close()
+        assert not house.transport._partings
+
+    virtual_time.run(main())
+
+
+def clock() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def test_who_speaks_last_stays_until_the_other_has_heard() -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        link, theirs = house.link(near), house.link(far)
+        await link.send(FrameKind.MESSAGE, b"the last word")
+        await link.close()
+        await asyncio.sleep(LIMITS.parting_s / 2)
+        assert not near.is_closing
+        assert await theirs.receive() == (FrameKind.MESSAGE, b"the last word")
+        with pytest.raises(NetworkError, match="ended"):
+            await theirs.receive()
+        assert far.is_closing
+        await asyncio.sleep(0.1)
+        assert near.is_closing
+        assert house.daemon.disconnected == []
+
+    enact(scene)
+
+
+def test_two_who_end_at_once_wait_for_nobody() -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        links = house.link(near), house.link(far)
+        for link in links:
+            await link.send(FrameKind.MESSAGE, b"a last word")
+            await link.close()
+        began = clock()
+        await asyncio.gather(*house.transport._partings.values())
+        assert clock() == began
+        assert near.is_closing
+        assert far.is_closing
+
+    enact(scene)
+
+
+@pytest.mark.parametrize(
+    "unheard",
+    [
+        encode_header(FrameKind.CHUNK, 1000),
+        encode_header(FrameKind.MESSAGE, 0) * MOST_UNHEARD,
+        b"GET / HTTP/1.1",
+    ],
+    ids=["a payload", "a talker", "garbage"],
+)
+def test_who_goes_on_is_not_listened_to(unheard: bytes) -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        await house.link(near).close()
+        await far.write(unheard)
+        await asyncio.sleep(0.1)
+        assert near.is_closing
+
+    enact(scene)
+
+
+def test_small_words_that_crossed_our_end_are_dropped() -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        await house.link(near).close()
+        await far.write(encode_header(FrameKind.MESSAGE, 5), b"hello")
+        await asyncio.sleep(1.0)
+        assert not near.is_closing
+        assert bytes(far.came) == END
+        await far.write(END)
+        await asyncio.sleep(0.1)
+        assert near.is_closing
+
+    enact(scene)
+
+
+@pytest.mark.parametrize("amid", ["a frame of ours", "a frame of theirs", "its header"])
+def test_amid_a_frame_there_is_nothing_to_say(amid: str) -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        link = house.link(near)
+        if amid == "a frame of ours":
+            link._rates.up.rate = 8192.0
+            doing = asyncio.create_task(link.send(FrameKind.CHUNK, bytes(200_000)))
+        else:
+            said = encode_header(FrameKind.MESSAGE, 100) + b"not all of it"
+            await far.write(said[: HEADER_BYTES - 2] if amid == "its header" else said)
+            doing = asyncio.create_task(cast(Any, link.receive()))
+        await asyncio.sleep(15.0)
+        doing.cancel()
+        await asyncio.wait([doing])
+        sent = len(far.came)
+        await link.close()
+        await asyncio.sleep(0.1)
+        assert near.is_closing
+        assert len(far.came) == sent
+
+    enact(scene)
+
+
+def test_who_was_waiting_in_vain_for_a_frame_still_says_that_it_ends() -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        link = house.link(near)
+        waiting = asyncio.create_task(link.receive())
+        await asyncio.sleep(1.0)
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await link.close()
+        await asyncio.sleep(0.1)
+        assert bytes(far.came) == END
+        assert not near.is_closing
+
+    enact(scene)
+
+
+@pytest.mark.parametrize(("size", "is_cut_off"), [(WINDOW_BYTES // 2, False), (WINDOW_BYTES + 1, True)])
+def test_a_peer_that_reads_nothing_loses_its_connection_after_some_streams(size: int, is_cut_off: bool) -> None:
+    async def scene(house: House) -> None:
+        for number in range(1, MOST_HANGING + 1):
+            near, _ = wires()
+            link = house.link(near)
+            for start in range(0, size, 200_000):
+                await link.send(FrameKind.CHUNK, bytes(min(200_000, size - start)))
+            began = clock()
+            await link.close()
+            await asyncio.gather(*house.transport._partings.values())
+            assert near.is_closing
+            assert clock() - began == pytest.approx(LIMITS.parting_s)
+            assert bool(house.daemon.disconnected) is (is_cut_off and number == MOST_HANGING)
+        assert not house.transport._hanging
+
+    enact(scene)
+
+
+def test_a_peer_that_dies_amid_a_payload_is_not_said_to_read_nothing() -> None:
+    async def scene(house: House) -> None:
+        for _ in range(2 * MOST_HANGING):
+            near, far = wires()
+            link = house.link(near)
+            for _ in range(2):
+                await link.send(FrameKind.CHUNK, bytes(200_000))
+            far.abort()
+            with pytest.raises(NetworkError):
+                await link.receive()
+            await link.close()
+            await asyncio.sleep(0.1)
+        assert house.daemon.disconnected == []
+        assert not house.transport._hanging
+
+    enact(scene)
+
+
+def test_a_transport_that_closes_waits_a_moment_for_last_words_and_no_longer() -> None:
+    async def main() -> None:
+        house = House()
+        (near, far), (deaf, _) = wires(), wires()
+        for wire in (near, deaf):
+            link = house.link(wire)
+            await link.send(FrameKind.MESSAGE, b"farewell")
+            await link.close()
+        asyncio.get_running_loop().call_later(0.1, far.abort)
+        began = clock()
+        await house.transport.close()
+        assert clock() - began < 1.0
+        assert near.is_closing
+        assert deaf.is_closing
+        assert not house.transport._partings
+
+    virtual_time.run(main())
