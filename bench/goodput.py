@@ -28,9 +28,9 @@ from hivemind.p2p import PeerID
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload, widened
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 
 RUN = RunId("be" * 32)

@@ -37,9 +37,10 @@ from p2ptrain import files
 from p2ptrain.errors import DeviceError
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.lanes import Lanes
-from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import Buffers
+from p2ptrain.net.transport import P2PTransport
 from peer.lab.cell import hear_sigterm, run_in_a_cell
 from peer.lab.hosts import Access, Host, Network, rehearse
 from peer.lab.namespaces import check_means

@@ -42,12 +42,12 @@ from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.outcry import heard
 from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer

@@ -21,10 +21,10 @@ from p2ptrain.ids import PeerId
 from p2ptrain.manifest import KEY_FILE, SignedManifest
 from p2ptrain.net.admission_service import Desk, serve_admission
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.rulings import RulingsShelf
+from p2ptrain.net.transport import P2PTransport
 
 LOOK_EVERY_S = 3.0
 """How soon a ruling that the author wrote is handed out. A guess; the file is small, and mostly not even read."""

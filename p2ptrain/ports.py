@@ -5,7 +5,7 @@ port           real                            fake
 =============  ==============================  =================================
 InnerTask      train.inner.LanguageModelTask   sim.learners.QuadraticTask
 Link           net.links.StreamLink            net.memory.MemoryLink
-Transport      net.links.P2PTransport          net.memory.MemoryTransport
+Transport      net.transport.P2PTransport      net.memory.MemoryTransport
 Directory      net.directory.DhtDirectory      net.memory.MemoryDirectory
 Notebook       telemetry.EventLog              telemetry.MemoryLog
 =============  ==============================  =================================

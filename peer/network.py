@@ -21,13 +21,14 @@ from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.lanes import Lanes
-from p2ptrain.net.links import Limits, P2PTransport, StreamLink
+from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.shelter import Shelter
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce

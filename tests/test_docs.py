@@ -17,7 +17,7 @@ from p2ptrain.manifest import preset
 from p2ptrain.manifest.document import parse_data
 from p2ptrain.manifest.model import MAX_PARAMETERS, DecoderConfig, GroupedConfig
 from p2ptrain.manifest.sources import FileCorpus, HubCorpus
-from p2ptrain.net.links import EXCHANGE_PROTOCOL
+from p2ptrain.net.transport import EXCHANGE_PROTOCOL
 from p2ptrain.wire import _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTES
 
 ROOT = Path(__file__).parent.parent

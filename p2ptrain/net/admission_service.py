@@ -22,10 +22,11 @@ from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.links import Limits, P2PTransport, origin_of
+from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear, say
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.statements import Sign
 

@@ -29,11 +29,12 @@ from dataclasses import dataclass, field
 
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, short
-from p2ptrain.net.links import Limits, P2PTransport, StreamLink
+from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import DirectLink
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear, say
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 from p2ptrain.statements import is_blob, is_count
 

@@ -14,9 +14,10 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.links import Limits, P2PTransport, origin_of
+from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
 
 MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"

@@ -20,11 +20,12 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net import address
 from p2ptrain.net.allowance import Allowance, origin
-from p2ptrain.net.links import Limits, P2PTransport, StreamLink
+from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import probe
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear, say
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link, Transport
 
 REACH_PROTOCOL = "/p2ptrain/reach/1"

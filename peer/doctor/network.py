@@ -21,11 +21,11 @@ from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.manifest_service import fetch_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import look, measure
 from p2ptrain.net.relay import reserve
+from p2ptrain.net.transport import P2PTransport
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.doctor.sockets import sent_from

@@ -18,10 +18,11 @@ from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import lanes as lanes_module
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.lanes import LANE_PROTOCOL, LANES, WIDE_FROM_BYTES, WIDE_FROM_RATE, LaneLink, Lanes
-from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import receive_payload, send_payload, widened
 from p2ptrain.net.talk import hear, say
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.statements import packed
 
 pytestmark = pytest.mark.net

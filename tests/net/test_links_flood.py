@@ -15,11 +15,12 @@ from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, hop, virtual_time
 from p2ptrain.net.control import FarEnd
-from p2ptrain.net.links import MOST_NAMELESS, Limits, P2PTransport, StreamLink, origin_of
+from p2ptrain.net.links import Limits, StreamLink, origin_of
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import PER_ORIGIN, PER_PEER
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
+from p2ptrain.net.transport import MOST_NAMELESS, P2PTransport
 
 HERE, THERE, ELSEWHERE = (f"/ip4/203.0.114.{host}/tcp/4001" for host in (7, 8, 9))
 LIMITS = Limits()

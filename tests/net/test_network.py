@@ -25,12 +25,13 @@ from p2ptrain.net import daemon as daemon_module
 from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.links import MOST_HANGING, Limits, P2PTransport
+from p2ptrain.net.links import Limits
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import receive_payload, send_payload
 from p2ptrain.net.rate_limiter import Allowance, RateLimiter
 from p2ptrain.net.socket_folder import sweep
+from p2ptrain.net.transport import MOST_HANGING, P2PTransport
 from p2ptrain.ports import Link
 from p2ptrain.swarm.buckets import Bucket
 from p2ptrain.swarm.messages import PeerState, Presence

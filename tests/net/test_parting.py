@@ -1,5 +1,5 @@
-"""How a link ends: whoever is through says so and waits until the other side ends, too; and who does not end is not waited
-for for ever. In virtual time, over pipes in memory."""
+"""How a link ends: whoever is through says so, and waits until the other side ends, too, but not for ever. In virtual
+time, over pipes in memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from p2ptrain.framing import HEADER_BYTES, FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.control import FarEnd
-from p2ptrain.net.links import MOST_HANGING, MOST_UNHEARD, WINDOW_BYTES, Limits, P2PTransport, StreamLink
+from p2ptrain.net.links import MOST_UNHEARD, WINDOW_BYTES, Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
+from p2ptrain.net.transport import MOST_HANGING, P2PTransport
 
 LIMITS = Limits()
 END = encode_header(FrameKind.END, 0)

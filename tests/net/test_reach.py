@@ -12,11 +12,11 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.links import P2PTransport
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.reach import Allowances, Dialed, Sight, answer, ask_to_look, serve_reach
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 
 ASKER, ANSWERER, THIRD = (

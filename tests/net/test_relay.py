@@ -18,7 +18,7 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import address, hop
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.links import P2PTransport, StreamLink
+from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.probe import owner, probe
 from p2ptrain.net.rates import Rates
@@ -26,6 +26,7 @@ from p2ptrain.net.reach import Dialed, look, measure, serve_reach
 from p2ptrain.net.relay import Relay, RelayLimits, reserve
 from p2ptrain.net.shelter import Shelter
 from p2ptrain.net.streams import Stream
+from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 from p2ptrain.telemetry import MemoryLog
 

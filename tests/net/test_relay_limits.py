@@ -19,7 +19,7 @@ from p2ptrain.net.control import FarEnd
 from p2ptrain.net.hop import Status
 from p2ptrain.net.rate_limiter import PER_PEER
 from p2ptrain.net.rates import Rates
-from p2ptrain.net.relay import ASK_DEADLINE_S, NO_RELAY, QUESTIONS, Relay, RelayLimits, reserve
+from p2ptrain.net.relay import ASK_DEADLINE_S, LAST_WORD_S, NO_RELAY, QUESTIONS, Relay, RelayLimits, reserve
 
 LIMITS = RelayLimits()
 HERE, THERE = "/ip4/203.0.114.7/tcp/4001", "/ip4/203.0.114.8/tcp/4001"
@@ -104,7 +104,13 @@ class Line:
         return wire
 
     async def reserves(self, who: PeerId, place: str) -> int | None:
-        return (await self.says(who, place, hop.reserve())).status
+        """Who has its answer ends the stream."""
+        wire = await self.says(who, place, hop.reserve())
+        status = wire.status
+        wire.close()
+        for _ in range(5):
+            await asyncio.sleep(0)
+        return status
 
     async def dials(self, who: PeerId, place: str, target: PeerId) -> Wire:
         return await self.says(who, place, connect(base58.b58decode(target)))
@@ -150,6 +156,20 @@ def test_who_asks_too_often_is_not_heard() -> None:
         assert await line.reserves(peer(9), THERE) == Status.OK
         await asyncio.sleep(10.0)
         assert await line.reserves(peer(1), HERE) == Status.OK
+
+    virtual_time.run(main())
+
+
+def test_an_answer_is_left_to_be_read_but_not_for_ever() -> None:
+    """Whoever closed at once could take it back (``net.links``)."""
+
+    async def main() -> None:
+        line = Line()
+        wire = await line.says(peer(1), HERE, hop.reserve())
+        assert (wire.is_open, wire.status) == (True, Status.OK)
+        await asyncio.sleep(LAST_WORD_S + 0.1)
+        assert not wire.is_open
+        assert not line.relay._tasks
 
     virtual_time.run(main())
 
