@@ -38,6 +38,29 @@ def first_cells(text: str) -> list[str]:
 
 
 CELLS = first_cells(ERRORS)
+PAGE = ROOT / "p2ptrain" / "page" / "static"
+
+
+def told_by_the_page(source: str) -> set[str]:
+    """The sentences that a script of the page has a name for."""
+    return set(re.findall(r'^ *const [A-Z]+ = "([A-Z][^"]* [^"]*)";', source, flags=re.MULTILINE))
+
+
+def told_by_a_container(source: str) -> set[str]:
+    """What a script complains of, with … for what is filled in."""
+    complaints = re.findall(r'\becho((?:\s+(?:\\\n\s*)?"[^"]*")+)\s*>&2', source)
+    joined = {" ".join(re.findall(r'"([^"]*)"', each)) for each in complaints}
+    return {re.sub(r"\$\w+", "…", re.sub(r"\$\{\w+:\+([^}]*)\}", r"…\1", each)) for each in joined}
+
+
+SCRIPTS: dict[Path, set[str]] = {
+    **{
+        path: told_by_the_page(path.read_text("utf-8"))
+        for path in sorted(PAGE.glob("*.js"))
+        if ".min." not in path.name
+    },
+    **{path: told_by_a_container(path.read_text("utf-8")) for path in sorted((ROOT / "docker").glob("*.sh"))},
+}
 TOLD = {text: path for path, source in SOURCES.items() for text in told_in(source, SIGNATURES)}
 KINDS = {kind: path for path, source in SOURCES.items() for kind in kinds_in(source)}
 
@@ -205,6 +228,8 @@ def test_kinds_of_notes_are_found() -> None:
 
 def test_the_sources_are_read() -> None:
     assert len(TOLD) > 500
+    assert len(SCRIPTS[PAGE / "live.js"]) >= 5
+    assert len(SCRIPTS[ROOT / "docker" / "line.sh"]) >= 3
     assert len(KINDS) > 50
 
 
@@ -212,6 +237,11 @@ def test_the_sources_are_read() -> None:
 def test_every_text_is_explained(text: str) -> None:
     path = TOLD[text].relative_to(ROOT)
     assert text in CELLS, f"docs/ERRORS.md lacks a row that begins | `{text}` | ({path} says it)"
+
+
+@pytest.mark.parametrize("text", sorted(set().union(*SCRIPTS.values())))
+def test_every_text_of_the_page_and_of_containers_is_explained(text: str) -> None:
+    assert text in CELLS, f"docs/ERRORS.md lacks a row that begins | `{text}` |"
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS | lines._LINES))
@@ -225,7 +255,13 @@ def test_every_reason_to_decline_or_to_let_nobody_in_is_explained(reason: Declin
 
 
 def test_nothing_is_explained_that_nobody_says() -> None:
-    said = {*TOLD, *KINDS, *lines._LINES, *(reason.value for reason in (*DeclineReason, *Refusal))}
+    said = {
+        *TOLD,
+        *set().union(*SCRIPTS.values()),
+        *KINDS,
+        *lines._LINES,
+        *(reason.value for reason in (*DeclineReason, *Refusal)),
+    }
     assert [cell for cell in CELLS if cell not in said] == []
 
 
