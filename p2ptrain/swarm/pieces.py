@@ -215,7 +215,7 @@ class Gathering:
         return actions
 
     def fetched(self, donor: PeerId, number: int, now: float) -> list[Action]:
-        """A piece came whole, and its digest is the one that its donor signed. It counts if it is the first to come."""
+        """A piece came whole, with the digest that its donor sent ahead. It counts if it is the first to come."""
         piece, state = self._pieces[number], self._donors.get(donor)
         if state is None or piece.asked.pop(donor, None) is None:
             return []
