@@ -30,7 +30,7 @@ class Ended:
 
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
-    with Swarm(run__tokens_per_peer=1_000_000) as swarm:
+    with Swarm(run__tokens_per_peer=500_000) as swarm:
         bootstrap = swarm.bootstrap()
         peers = [swarm.peer(name) for name in ("anna", "bert", "cleo")]
         statuses = [each.end() for each in peers]
