@@ -102,7 +102,8 @@ def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
     scenario = reality.load(path)
     if scenario.run.outer_steps is None:  # it has more tokens than anybody reads, so a share of them means nothing
         training = manifest_of(scenario).training
-        assert training.schedule == "constant"
+        # A newcomer's place in the schedule shows only where there is one; by the clock's end a third of it is over.
+        assert training.schedule == ("cosine" if path.stem == "late" else "constant")
         least = 30_000 if path.stem == "narrow_lines" else 300_000  # its model is larger, and its steps are short
         assert least <= training.warmup_tokens <= 320_000  # 7 s of a small model's peer that has a core: measured
 
@@ -147,8 +148,10 @@ def test_every_lie_and_every_breakage_is_acted_out() -> None:
 LIARS = [each for each in SCENARIOS if "liars" in each.stem]
 
 
-def test_liars_share_one_undisturbed_run() -> None:
-    assert len({calm.model_dump_json() for path in LIARS if (calm := reality.load(path).calm()) is not None}) == 1
+def test_liars_with_the_same_codec_share_one_undisturbed_run() -> None:
+    calms = [calm for path in LIARS if (calm := reality.load(path).calm()) is not None]
+    assert {calm.codec.name for calm in calms} == {"modular4", "int8"}  # in modular codecs any bytes are numbers
+    assert len({calm.model_dump_json() for calm in calms}) == 2
 
 
 @pytest.mark.parametrize("path", LIARS, ids=lambda path: path.stem)
@@ -156,7 +159,7 @@ def test_a_scenario_of_liars_asks_whether_anybody_heard_the_lie_and_what_it_cost
     scenario = reality.load(path)
     assert scenario.limits["compared.peak_memory"].at_most == 1.2
     for liar in (group.name for group in scenario.peers if group.lie is not None):
-        heard = [scenario.limits.get(name) for name in ("offences", f"peers.{liar}-1.noticed", f"peers.{liar}-1.lied")]
+        heard = [scenario.limits.get(f"peers.{liar}-1.{figure}") for figure in ("noticed", "lied")]
         assert any(limit is not None and (limit.at_least or 0) >= 1 for limit in heard), liar
 
 
