@@ -75,6 +75,12 @@ class RealGroup(Group):
     """Until when the scenario's clock stands still for one that comes: until it trains, or only until it begins to take
     others' weights, so that something may happen meanwhile. A simulation's clock never stands still."""
 
+    invited: bool = True
+    """Where the run takes in only whom its author invited: whether each of them is."""
+
+    banned_at_s: Moment | None = None
+    """When the run's author bans each of them."""
+
     leaves_every_s: Duration | None = None
     """The first of the group goes at leaves_at_s, and so long after that the next, in turn and again and again, until
     somebody has done the whole run."""
@@ -135,12 +141,16 @@ class RealScenario(Scenario):
     begins: Literal["training", "learned"] = "training"
     """What second 0 waits for: that everybody who is there from the beginning trains, or that each has learned, too."""
 
+    admission: Literal["open", "invite"] = "open"
+    """Who may take part: everybody, or whom the run's author invited and has not banned."""
+
     undisturbed: Undisturbed | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _reality_agrees(self) -> Self:
         faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
+        faults += _admission_faults(self)
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
             faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
         faults += [
@@ -180,12 +190,14 @@ class RealScenario(Scenario):
             faults.append("partitions: only p2ptrain testnet --stage namespaces has them")
         if self.bootstrap != Bootstrap():
             faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
+        if self.admission != "open":
+            faults.append("admission: only p2ptrain testnet has a door")
         if self.begins != "training":
             faults.append("begins: only p2ptrain testnet waits for that")
         if faults:
             lines = by_name(faults, [group.name for group in self.peers])
             raise ScenarioError("\n".join(lines), "Run it with p2ptrain testnet --scenario, or leave these out.")
-        data = self.model_dump(exclude={"partitions", "bootstrap", "begins", "undisturbed", "limits"})
+        data = self.model_dump(exclude=set(RealScenario.model_fields) - set(Scenario.model_fields))
         for group in data["peers"]:
             for field in set(RealGroup.model_fields) - set(Group.model_fields):
                 del group[field]
@@ -232,6 +244,20 @@ def _churn_faults(scenario: RealScenario) -> list[str]:
             faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first goes")
         elif group.returns_after_s is not None and group.returns_after_s >= group.leaves_every_s * group.count:
             faults.append(f"peers[{place}].leaves_every_s: who comes in another's place has to go before it comes")
+    return faults
+
+
+def _admission_faults(scenario: RealScenario) -> list[str]:
+    faults = []
+    for place, group in enumerate(scenario.peers):
+        if scenario.admission == "open":
+            faults += [
+                f'peers[{place}].{field}: the run takes everybody; give admission = "invite"'
+                for field, is_given in (("invited", not group.invited), ("banned_at_s", group.banned_at_s is not None))
+                if is_given
+            ]
+        elif not group.invited and group.arrives_at_s == 0:
+            faults.append(f"peers[{place}].arrives_at_s: nobody waits for who is not invited; let it come later")
     return faults
 
 

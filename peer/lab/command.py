@@ -190,7 +190,9 @@ def _acted(
     """Act it out in an empty folder: its course and its figures."""
     script = written(scenario)
     out.mkdir(exist_ok=True)
-    plan = lay_out(out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None)
+    plan = lay_out(
+        out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None, has_door=True
+    )
     mark = uuid.uuid4().hex
     if stage == "namespaces":
         _play_in_a_cell(out, scenario, threads, mark)

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from p2ptrain.admission import office
 from p2ptrain.errors import DeviceError
+from p2ptrain.manifest import JoinLink
 from p2ptrain.sim.reality import BOOTSTRAP, RealGroup
 from peer.lab.breakage import BREAKAGE, Breakages
 from peer.lab.clock import beside
@@ -24,12 +26,14 @@ from peer.lab.stages import Stage
 from peer.lab.turns import Turns
 from peer.testnet import processes
 from peer.testnet.conduct import SILENCE_S, said
-from peer.testnet.plan import Plan
+from peer.testnet.plan import Plan, Trainer
 from peer.testnet.processes import Child
 from peer.testnet.watch import Watch
 
 STARTING_S = 90.0
 """So long the script waits until somebody who comes trains. A guess: imports take 3 s, and 30 s on a busy machine."""
+INVITED_S = 3600
+"""For how long an invite is good, longer than any scenario."""
 ENDING_S = 10.0
 """For a process that was killed to be gone. A guess: it takes milliseconds."""
 
@@ -121,6 +125,8 @@ class Conductor:
             self.breakages.do(act, child.process.pid)
         elif act.do is Do.FREEZE:
             await self.naps.begin(act.who, self._host(act.who), child.process.pid)
+        elif act.do is Do.BAN:
+            office.revoke(self.plan.run, [self._trainer(act.who).peer_id], time.time())
         elif act.do is not Do.THAW:
             await self._end(child, act)
         elif act.who in self.naps:
@@ -154,16 +160,23 @@ class Conductor:
             await self.start_bootstrap(who)
             self.starting[who] = time.monotonic() + STARTING_S
             return
-        trainer = next(each for each in self.plan.peers if each.name == who)
-        settings = self._settings(who)
-        arguments = [self.link, *self.stage.arguments, "--nickname", who, "--home", str(trainer.home.path)]
+        trainer, settings = self._trainer(who), self._settings(who)
+        arguments = [
+            self._invitation(settings),
+            *self.stage.arguments,
+            "--nickname",
+            who,
+            "--home",
+            str(trainer.home.path),
+        ]
         module = "peer" if settings.lie is None else "peer.lab.hostile"
         arguments[:0] = [] if settings.lie is None else [settings.lie]
         arguments += ["--share"] if self.stage.page and settings.lie is None else []
         inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
         log = self.breakages.log(who, trainer.log)
         child = await processes.start(who, module, arguments, log, self.threads, inside)
-        self.lives.setdefault(who, []).append(Life(child))  # from here on it ends with us
+        life = Life(child) if settings.invited else Life(child, Do.TURN_AWAY)
+        self.lives.setdefault(who, []).append(life)  # from here on it ends with us
         try:
             await asyncio.to_thread(self.stage.started, who, settings)
         except DeviceError:  # without its line it would be another
@@ -172,6 +185,13 @@ class Conductor:
             raise
         self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False, last="starting")
         self.starting[who] = time.monotonic() + STARTING_S
+
+    def _invitation(self, settings: RealGroup) -> str:
+        """The link by which one of this group joins."""
+        if self.plan.signed.manifest.admission.policy == "open" or not settings.invited:
+            return self.link
+        invited, _ = office.invite(self.plan.run, JoinLink.parse(self.link), INVITED_S, 1, time.time())
+        return str(invited)
 
     async def start_bootstrap(self, name: str, beside: str = "") -> Child:
         """Or another, once it has died; ``beside`` is the link of those that are there before it."""
@@ -187,6 +207,9 @@ class Conductor:
 
     def link_file(self, name: str) -> Path:
         return self.plan.bootstrap.with_name(name) / "join-link.txt"
+
+    def _trainer(self, who: str) -> Trainer:
+        return next(each for each in self.plan.peers if each.name == who)
 
     def _settings(self, who: str) -> RealGroup:
         return next(part.settings for part in self.script.parts if part.name == who)

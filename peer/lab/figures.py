@@ -66,6 +66,7 @@ def figures_of(
         "tokens": _sum(staying, "tokens"),
         "exchanges_made": _sum(list(peers.values()), "exchanges_made"),
         "relayed_exchanges": _sum(ours, "relayed_exchanges"),
+        "exchanges_between_routers": between_routers(honest),
         "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
         "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
         "exchanges_per_outer_step": _least(each["exchanges_per_outer_step"] for each in staying),
@@ -101,6 +102,12 @@ def figures_of(
             for group in dict.fromkeys(each.part.group for each in honest)
         },
     }
+
+
+def between_routers(honest: Sequence[Left]) -> int:
+    """Exchanges of two that are both behind routers, as each of the two counted them."""
+    behind = {each.peer_id for each in honest if each.part.settings.router}
+    return sum(made.partner in behind for each in honest if each.peer_id in behind for made in each.exchanges())
 
 
 def _newcomer_figures(

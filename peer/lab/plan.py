@@ -116,5 +116,6 @@ def manifest_of(scenario: RealScenario) -> Manifest:
         "outer": scenario.outer.model_dump(),
         "codec": scenario.codec.model_dump(),
         "swarm": scenario.swarm.model_dump(),
+        "admission.policy": scenario.admission,
     }
     return with_changes(preset("demo", _NO_AUTHOR), changes)

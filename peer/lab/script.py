@@ -37,6 +37,8 @@ class Do(StrEnum):
     EXHAUST = "can open no more files"
     RELIEVE = "can open files again"
     LOSE_DAEMON = "loses its network daemon"
+    BAN = "is banned by the run's author"
+    TURN_AWAY = "is not invited"
 
 
 BREAKS: Mapping[Breakage, tuple[Do, Do | None]] = {
@@ -146,6 +148,8 @@ def _write_seat(
         until = end_s if leaves is None else leaves
         acts += _naps(group, part.name, arrives, until)
         acts += _troubles(group, part.name, arrives, until)
+        if group.banned_at_s is not None and arrives <= group.banned_at_s < until:
+            acts.append(Act(group.banned_at_s, Do.BAN, part.name))
         if leaves is None or leaves > end_s:
             return
         acts.append(Act(leaves, Do.KILL if group.leaves == "killed" else Do.STOP, part.name))

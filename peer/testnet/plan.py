@@ -161,13 +161,17 @@ def _lock(handle: int, out: Path) -> None:
         ) from None
 
 
-def lay_out(out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None) -> Plan:
+def lay_out(
+    out: Path, manifest: Manifest, peers: int | Sequence[str], solo: bool, seed: int | None, has_door: bool = False
+) -> Plan:
     """A fresh run with a key of its own, its solo twin, and a home with an identity for everyone. Raises UserError.
 
     Args:
         peers: how many, or their names.
+        has_door: whether the manifest decides who is let in.
     """
-    changes = {} if seed is None else {"run.seed": seed}
+    changes: dict[str, Any] = {} if seed is None else {"run.seed": seed}
+    changes |= {} if has_door else OPEN
     signed = _write_run(out / "run", manifest, changes)
     alone = None
     if solo:
@@ -185,7 +189,7 @@ def laid_out(out: Path, names: Sequence[str]) -> Plan:
 
 def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) -> SignedManifest:
     created = create_run(directory, "demo")  # for its key; the manifest is the chosen one
-    own = with_changes(manifest, {"run.public_key": created.run.public_key, **OPEN, **changes})
+    own = with_changes(manifest, {"run.public_key": created.run.public_key, **changes})
     try:
         (directory / MANIFEST_FILE).write_text(render_toml(own), encoding="utf-8")
     except OSError as error:

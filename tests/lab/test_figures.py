@@ -179,6 +179,18 @@ def test_exchanges_through_a_relay() -> None:
     assert figures(course({"anna": [WELL]}), left("anna", *notes))["relayed_exchanges"] == 1
 
 
+def test_exchanges_between_two_behind_routers_are_those_of_both() -> None:
+    def one(name: str, router: bool, *partners: str) -> Left:
+        found = left(name, *(exchange(2.0, f"id of {partner}") for partner in partners))
+        return replace(
+            found, part=replace(found.part, settings=found.part.settings.model_copy(update={"router": router}))
+        )
+
+    everybody = one("anna", True, "bert", "cleo"), one("bert", True, "anna", "cleo"), one("cleo", False, "anna", "bert")
+    lives = {name: [WELL] for name in ("anna", "bert", "cleo")}
+    assert figures(course(lives), *everybody)["exchanges_between_routers"] == 2
+
+
 def test_newcomers() -> None:
     done = [{"at_s": 1, "time": 10.0, "do": Do.START.value, "who": name} for name in ("bert", "cleo")]
     done += [{"at_s": 9, "time": 150.0, "do": Do.START.value, "who": "dora"}]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from leavings import GROUP, WELL, course, figures, left
 
+from p2ptrain.admission import Refusal
 from p2ptrain.sim.reality import RealGroup
 from peer import lines
 from peer.lab.left import TOLD, Exchange, Left, read_left
@@ -30,17 +31,20 @@ def test_times_of_a_wrong_clock_are_put_right(tmp_path: Path) -> None:
 
 
 def test_what_owners_were_told_is_counted_by_peers(tmp_path: Path) -> None:
-    words = [
-        lines.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),
-        lines.line("p2pd died", {"why": "signal 9"}),
-        lines.line("wrong clock", {"off_s": -3600.0, "nodes": 2}),
-        lines.line("right clock", {}),
-        lines.line("p2pd is back", {}),
-    ]
+    words = {
+        "told_not_saved": lines.line("not saved", {"what": "a checkpoint", "why": "the disk is full"}),
+        "told_daemon": lines.line("p2pd died", {"why": "signal 9"}),
+        "told_wrong_clock": lines.line("wrong clock", {"off_s": -3600.0, "nodes": 2}),
+        "told_banned": lines.line("put out", {"why": Refusal.BANNED.value, "remedy": "Ask."}),
+        "told_not_invited": f"error: This run does not let this peer in: {Refusal.NO_INVITE}.",
+    }
+    assert set(words) == set(TOLD)
+    others = [lines.line("right clock", {}), lines.line("p2pd is back", {})]
+    others.append(lines.line("put out", {"why": Refusal.REVOKED.value, "remedy": "Ask."}))
     part = Part("anna", "anna", GROUP, "anna")
-    for said in (words[:3], words[3:], words[:1]):
-        (tmp_path / "output.log").write_text("\n".join(map(str, said)))
-        expected = {name for name, word in zip(TOLD, words, strict=False) if word in said}
+    for expected in (set(words), {"told_daemon"}, {"told_banned", "told_not_invited"}, set()):
+        said = [word for name, word in words.items() if name in expected]
+        (tmp_path / "output.log").write_text("\n".join(map(str, [*others, *said])))
         assert read_left(part, "id", tmp_path).said == expected
     found = figures(course({"anna": [WELL]}), replace(left("anna"), said=frozenset({"told_not_saved"})), left("bert"))
     assert (found["told_not_saved"], found["told_daemon"], found["groups"]["anna"]["told_not_saved"]) == (1, 0, 1)

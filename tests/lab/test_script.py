@@ -107,6 +107,12 @@ def test_troubles_begin_and_end_while_somebody_is_there(tiny: dict[str, Any]) ->
     assert {act.who for act in acts} == {"office-1"}
 
 
+def test_who_is_banned_while_there_is_banned_once(tiny: dict[str, Any]) -> None:
+    acts = script(tiny, {"banned_at_s": 3, "leaves_at_s": 12}, admission="invite").acts
+    assert acts == (Act(3.0, Do.BAN, "office-1"), Act(12.0, Do.STOP, "office-1"))
+    assert script(tiny, {"banned_at_s": 13}, admission="invite").acts == (Act(12.0, Do.STOP, "office-1"),)
+
+
 def test_of_a_churning_group_one_goes_after_the_other_to_the_end(tiny: dict[str, Any]) -> None:
     churn = {"count": 2, "leaves_at_s": 5, "leaves_every_s": 10, "leaves": "killed", "returns_after_s": 0}
     churning = script(tiny, churn)

@@ -42,6 +42,7 @@ def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> Non
         (PARTED, "partitions: only p2ptrain testnet --stage namespaces has them"),
         ("bootstrap.dies_at_s=3", "bootstrap: the simulator has none; only p2ptrain testnet has"),
         ("begins=learned", "begins: only p2ptrain testnet waits for that"),
+        ("admission=invite", "admission: only p2ptrain testnet has a door"),
     ],
 )
 def test_the_simulator_refuses_by_name(plain: dict[str, Any], change: str, line: str) -> None:
@@ -70,6 +71,8 @@ def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plai
             "peers.home.troubles[0].for_s: a daemon that died stays dead; leave it out",
         ),
         ("peers.home.leaves_every_s=9", "peers.home.leaves_every_s: give leaves_at_s, when the first goes"),
+        ("peers.home.invited=false", 'peers.home.invited: the run takes everybody; give admission = "invite"'),
+        ("peers.home.banned_at_s=3", 'peers.home.banned_at_s: the run takes everybody; give admission = "invite"'),
         ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
         (PARTED.replace("home", "hone"), "partitions[0].sides: no group is called hone; there are bootstrap, home"),
         (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
@@ -82,6 +85,13 @@ def test_what_is_wrong_is_told(plain: dict[str, Any], change: str, line: str) ->
     with pytest.raises(ScenarioError) as caught:
         reality.parse(changed(plain, [change]))
     assert caught.value.problem.startswith(line)
+
+
+def test_nobody_waits_for_who_is_not_invited(plain: dict[str, Any]) -> None:
+    uninvited = ["admission=invite", "peers.home.invited=false"]
+    with pytest.raises(ScenarioError, match=r"peers\.home\.arrives_at_s: nobody waits for who is not invited"):
+        reality.parse(changed(plain, uninvited))
+    assert not reality.parse(changed(plain, [*uninvited, "peers.home.arrives_at_s=3"])).peers[0].invited
 
 
 def test_limits_are_inclusive() -> None:

@@ -51,6 +51,12 @@ def test_a_testnet_of_a_private_run_is_open(tmp_path: Path) -> None:
     assert plan.signed.manifest.admission.policy == "open"
 
 
+def test_one_with_a_door_is_as_private_as_its_manifest(tmp_path: Path) -> None:
+    private = with_changes(DEMO, {"admission.policy": "invite"})
+    plan = lay_out(tmp_path, private, peers=2, solo=False, seed=None, has_door=True)
+    assert plan.signed.manifest.admission.policy == "invite"
+
+
 def test_a_manifest_comes_from_a_file_or_a_run(tmp_path: Path) -> None:
     own = with_changes(DEMO, {"run.name": "mine"})
     (tmp_path / "mine.toml").write_text(render_toml(own))
