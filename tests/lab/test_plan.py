@@ -102,7 +102,7 @@ def test_what_ends_by_the_clock_has_warmed_up_long_before(path: Path) -> None:
     scenario = reality.load(path)
     if scenario.run.outer_steps is None:  # it has more tokens than anybody reads, so a share of them means nothing
         training = manifest_of(scenario).training
-        # A newcomer's place in the schedule shows only where there is one; by the clock's end a third of it is over.
+        # A newcomer's place in the schedule shows only where there is one.
         assert training.schedule == ("cosine" if path.stem == "late" else "constant")
         least = 30_000 if path.stem == "narrow_lines" else 300_000  # its model is larger, and its steps are short
         assert least <= training.warmup_tokens <= 320_000  # 7 s of a small model's peer that has a core: measured
