@@ -100,7 +100,7 @@ class StreamLink:
         self._see_off = see_off
         self._closed = False
         self._is_half_sent = self._is_half_heard = False  # a frame
-        self._has_it_ended = False  # the other side
+        self._is_stuck = False  # the other side reads nothing
         self._sent = 0
         self._is_hurried = False
         self._patience: asyncio.Timeout | None = None
@@ -128,10 +128,10 @@ class StreamLink:
             async with asyncio.timeout(self._limits.frame_s(len(body))):
                 await self._stream.write(header, body)
         except TimeoutError:
+            self._is_stuck = True
             self._abort()
             raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
         except (OSError, EOFError) as error:
-            self._has_it_ended = True
             self._abort()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
 
@@ -197,11 +197,9 @@ class StreamLink:
             self._abort()
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
         except EOFError:
-            self._has_it_ended = True
             self._abort()
             raise NetworkError(f"the stream from {short(self.peer)} ended") from None
         except OSError as error:
-            self._has_it_ended = True
             self._abort()
             raise NetworkError(f"the stream from {short(self.peer)} broke: {error}") from error
         except RemoteError:
@@ -230,30 +228,32 @@ class StreamLink:
                 self._see_off(self)
 
     async def part(self) -> bool:
-        """Once it is closed: say so, and wait until the other side has ended, too. False where p2pd may hang on it."""
+        """Once it is closed: say so, and wait until the other side has ended, too. False: it had more to read than p2pd
+        sends of itself, and read on no more."""
         try:
             if not (self._stream.is_closing or self._is_hurried):
                 async with asyncio.timeout(self._limits.parting_s) as self._patience:
-                    self._has_it_ended = await self._hear_it_end()
+                    await self._hear_it_end()
         except TimeoutError:
+            self._is_stuck = not self._is_hurried
+        except (RemoteError, OSError, EOFError):
             pass
-        except (OSError, EOFError):
-            self._has_it_ended = True
         finally:
+            self._patience = None
             self._stream.abort()
-        return self._has_it_ended or self._sent <= WINDOW_BYTES
+        return not (self._is_stuck and self._sent > WINDOW_BYTES)
 
-    async def _hear_it_end(self) -> bool:
+    async def _hear_it_end(self) -> None:
         await self._stream.write(framing.encode_header(FrameKind.END, 0))
-        for _ in range(MOST_UNHEARD):
-            try:
-                kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
-            except RemoteError:
-                return False
+        for _ in range(1 + MOST_UNHEARD):
+            kind, length = framing.decode_header(await self._stream.read_exactly(framing.HEADER_BYTES))
             if kind in (FrameKind.END, FrameKind.CHUNK):
-                return kind == FrameKind.END
+                return
             await self._stream.read_exactly(length)
-        return False
+
+    def give_up(self) -> None:
+        """End it amid whatever passes, and say nothing."""
+        self._abort()
 
     def hurry(self) -> None:
         """Wait no longer for the other side to end."""

@@ -35,8 +35,10 @@ MOST_NAMELESS = 32
 """Inbound streams beyond all places of which p2pd has yet to say who opened them, or that are about to end. It says so
 at once. A guess."""
 MOST_HANGING = 4
-"""Streams of one peer on which p2pd may wait for ever, until its connection is closed. A guess: honest ones are frozen,
-or so slow that we gave them up amid a payload, and are not cut off each time."""
+"""Streams of one peer, within ``HANGING_S``, that it did not read to their end, until its connection is closed. A
+guess: honest ones are frozen or very slow, and are not cut off each time."""
+HANGING_S = 600.0
+"""A guess."""
 MOST_REMEMBERED = 1024
 """Peers of whom streams hang."""
 FAREWELL_S = 0.5
@@ -82,8 +84,8 @@ class P2PTransport:
         self._inbound: dict[asyncio.Task[None], _Place | None] = {}
         """One a stream, the oldest first; None: not known yet, or about to end."""
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
-        self._hanging: Counter[PeerId] = Counter()
-        """Streams on which p2pd may wait for a peer, since we last closed its connection."""
+        self._hanging: dict[PeerId, list[float]] = {}
+        """When streams ended on which p2pd may wait for a peer, by the loop's clock; since we closed its connection."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
         self._crowds: RateLimiter[str] = RateLimiter(PER_ORIGIN)
 
@@ -120,11 +122,11 @@ class P2PTransport:
                     await self._node.daemon.stop_serving(self._protocol, server)
         if self._partings:
             await asyncio.wait(self._partings.values(), timeout=FAREWELL_S)
-        tasks = [*self._inbound, *self._partings.values()]
-        for task in tasks:
-            task.cancel()
-        if tasks:
+        while tasks := [*self._inbound, *self._partings.values()]:  # whose handler ends parts from its link
+            for task in tasks:
+                task.cancel()
             await asyncio.wait(tasks)
+            await asyncio.sleep(0)  # they are taken off our books then
 
     def _take(self, stream: Stream) -> None:
         """An inbound stream: a task of ours, or the door."""
@@ -137,6 +139,7 @@ class P2PTransport:
         task.add_done_callback(self._ended)
 
     async def _serve(self, handler: Handler, stream: Stream) -> None:
+        link = None
         try:
             async with asyncio.timeout(self._limits.idle_s):
                 far_end = await read_opener(stream)
@@ -148,6 +151,8 @@ class P2PTransport:
                     await asyncio.wait([parting])
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
+            if link is not None:
+                link.give_up()
         finally:
             stream.abort()
 
@@ -160,9 +165,10 @@ class P2PTransport:
             logger.info("turned down a link from %s: there are too many calls", short(peer))
             return False
         held = {task: place for task, place in self._inbound.items() if place is not None}
-        others = sum(place.link.peer == peer for place in held.values())
-        if others >= self._limits.inbound_per_peer:
-            logger.info("turned down a link from %s: it has %d", short(peer), others)
+        own = {task: place for task, place in held.items() if place.link.peer == peer}
+        ended = {task: place for task, place in own.items() if place.link in self._partings}
+        if len(own) >= self._limits.inbound_per_peer and not self._make_room(ended):
+            logger.info("turned down a link from %s: it has %d", short(peer), len(own))
             return False
         there = {task: place for task, place in held.items() if place.origin == where}
         is_crowd = len(there) >= self._limits.inbound_per_origin and not is_local(link.far_end)
@@ -180,15 +186,17 @@ class P2PTransport:
     async def _part(self, link: StreamLink) -> None:
         if await link.part():
             return
-        self._hanging[link.peer] += 1
-        if self._hanging[link.peer] >= MOST_HANGING:
-            logger.info("the connection to %s is closed: it reads nothing", short(link.peer))
-            with contextlib.suppress(NetworkError, TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await self._node.daemon.disconnect(link.peer)
-            del self._hanging[link.peer]
-        elif len(self._hanging) > MOST_REMEMBERED:
-            del self._hanging[next(iter(self._hanging))]
+        now = asyncio.get_running_loop().time()
+        hanging = [at for at in self._hanging.pop(link.peer, []) if at > now - HANGING_S]
+        if len(hanging) + 1 < MOST_HANGING:
+            self._hanging[link.peer] = [*hanging, now]
+            if len(self._hanging) > MOST_REMEMBERED:
+                del self._hanging[next(iter(self._hanging))]
+            return
+        logger.info("the connection to %s is closed: it reads nothing", short(link.peer))
+        with contextlib.suppress(NetworkError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._node.daemon.disconnect(link.peer)
 
     def _make_room(self, held: Mapping[asyncio.Task[None], _Place]) -> bool:
         """End a stream on which no frame has come, or that we have ended, if there is one: the oldest of the origin

@@ -257,7 +257,9 @@ def _admission_faults(scenario: RealScenario) -> list[str]:
                 if is_given
             ]
         elif not group.invited and group.arrives_at_s == 0:
-            faults.append(f"peers[{place}].arrives_at_s: nobody waits for who is not invited; let it come later")
+            faults.append(
+                f"peers[{place}].arrives_at_s: who is not invited never trains, and all are awaited; let it come later"
+            )
     return faults
 
 

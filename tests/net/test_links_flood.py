@@ -11,6 +11,7 @@ import base58
 import pytest
 from hivemind.proto import p2pd_pb2
 
+from p2ptrain.errors import RemoteError
 from p2ptrain.framing import FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import address, hop, virtual_time
@@ -211,6 +212,31 @@ def test_streams_that_say_nothing_make_room_and_others_do_not(said: bytes, calle
         assert open_of([*talkers, *shy, *silent]) == LIMITS.inbound
         newcomers = await house.call(*(Wire(3, caller, HELLO) for _ in range(4)))
         assert open_of(talkers) + open_of(shy) + open_of(newcomers) == 8
+
+    enact(scene)
+
+
+def test_who_is_through_with_some_streams_has_others_though_they_have_not_ended() -> None:
+    async def scene(house: House) -> None:
+        through = await house.call(*(Wire(1, HERE, QUERY) for _ in range(LIMITS.inbound_per_peer)))
+        talking = await house.call(*(Wire(1, HERE, HELLO) for _ in range(LIMITS.inbound_per_peer + 1)))
+        assert (open_of(through), open_of(talking)) == (0, LIMITS.inbound_per_peer)
+
+    enact(scene)
+
+
+def test_a_handler_that_fails_leaves_no_link_open() -> None:
+    async def scene(house: House) -> None:
+        async def fail(link: StreamLink) -> None:
+            links.append(link)
+            raise RemoteError("that was none")
+
+        links: list[StreamLink] = []
+        house.transport._handler = fail
+        [wire] = await house.call(Wire(1, HERE, HELLO))
+        assert not wire.is_open
+        assert links[0]._closed
+        assert not house.transport._inbound
 
     enact(scene)
 

@@ -18,7 +18,7 @@ from p2ptrain.net.links import MOST_UNHEARD, WINDOW_BYTES, Limits, StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
-from p2ptrain.net.transport import MOST_HANGING, P2PTransport
+from p2ptrain.net.transport import HANGING_S, MOST_HANGING, P2PTransport
 
 LIMITS = Limits()
 END = encode_header(FrameKind.END, 0)
@@ -150,7 +150,7 @@ def test_two_who_end_at_once_wait_for_nobody() -> None:
     "unheard",
     [
         encode_header(FrameKind.CHUNK, 1000),
-        encode_header(FrameKind.MESSAGE, 0) * MOST_UNHEARD,
+        encode_header(FrameKind.MESSAGE, 0) * (1 + MOST_UNHEARD),
         b"GET / HTTP/1.1",
     ],
     ids=["a payload", "a talker", "garbage"],
@@ -170,7 +170,8 @@ def test_small_words_that_crossed_our_end_are_dropped() -> None:
     async def scene(house: House) -> None:
         near, far = wires()
         await house.link(near).close()
-        await far.write(encode_header(FrameKind.MESSAGE, 5), b"hello")
+        for _ in range(MOST_UNHEARD):
+            await far.write(encode_header(FrameKind.MESSAGE, 5), b"hello")
         await asyncio.sleep(1.0)
         assert not near.is_closing
         assert bytes(far.came) == END
@@ -221,8 +222,12 @@ def test_who_was_waiting_in_vain_for_a_frame_still_says_that_it_ends() -> None:
     enact(scene)
 
 
-@pytest.mark.parametrize(("size", "is_cut_off"), [(WINDOW_BYTES // 2, False), (WINDOW_BYTES + 1, True)])
-def test_a_peer_that_reads_nothing_loses_its_connection_after_some_streams(size: int, is_cut_off: bool) -> None:
+@pytest.mark.parametrize(
+    ("size", "pause_s", "is_cut_off"),
+    [(WINDOW_BYTES // 2, 0.0, False), (WINDOW_BYTES + 1, 0.0, True), (WINDOW_BYTES + 1, HANGING_S, False)],
+    ids=["little", "much", "much, seldom"],
+)
+def test_a_peer_that_reads_nothing_loses_its_connection(size: int, pause_s: float, is_cut_off: bool) -> None:
     async def scene(house: House) -> None:
         for number in range(1, MOST_HANGING + 1):
             near, _ = wires()
@@ -235,23 +240,34 @@ def test_a_peer_that_reads_nothing_loses_its_connection_after_some_streams(size:
             assert near.is_closing
             assert clock() - began == pytest.approx(LIMITS.parting_s)
             assert bool(house.daemon.disconnected) is (is_cut_off and number == MOST_HANGING)
-        assert not house.transport._hanging
+            await asyncio.sleep(pause_s)
+        assert len(house.transport._hanging) == (size > WINDOW_BYTES and not is_cut_off)
 
     enact(scene)
 
 
-def test_a_peer_that_dies_amid_a_payload_is_not_said_to_read_nothing() -> None:
+@pytest.mark.parametrize("ending", ["it dies", "we give up amid a frame", "its place is needed", "it ends"])
+def test_nobody_else_is_said_to_read_nothing(ending: str) -> None:
     async def scene(house: House) -> None:
         for _ in range(2 * MOST_HANGING):
             near, far = wires()
             link = house.link(near)
             for _ in range(2):
                 await link.send(FrameKind.CHUNK, bytes(200_000))
-            far.abort()
-            with pytest.raises(NetworkError):
-                await link.receive()
+            if ending == "it dies":
+                far.abort()
+                with pytest.raises(NetworkError):
+                    await link.receive()
+            elif ending == "we give up amid a frame":
+                link.give_up()
+            elif ending == "its place is needed":
+                asyncio.get_running_loop().call_later(0.05, link.hurry)
+            else:
+                await far.write(END)
             await link.close()
             await asyncio.sleep(0.1)
+            assert near.is_closing
+            link.hurry()  # too late, which is nobody's fault
         assert house.daemon.disconnected == []
         assert not house.transport._hanging
 

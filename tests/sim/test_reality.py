@@ -87,9 +87,9 @@ def test_what_is_wrong_is_told(plain: dict[str, Any], change: str, line: str) ->
     assert caught.value.problem.startswith(line)
 
 
-def test_nobody_waits_for_who_is_not_invited(plain: dict[str, Any]) -> None:
+def test_second_0_waits_for_nobody_who_is_not_invited(plain: dict[str, Any]) -> None:
     uninvited = ["admission=invite", "peers.home.invited=false"]
-    with pytest.raises(ScenarioError, match=r"peers\.home\.arrives_at_s: nobody waits for who is not invited"):
+    with pytest.raises(ScenarioError, match=r"peers\.home\.arrives_at_s: who is not invited never trains"):
         reality.parse(changed(plain, uninvited))
     assert not reality.parse(changed(plain, [*uninvited, "peers.home.arrives_at_s=3"])).peers[0].invited
 
