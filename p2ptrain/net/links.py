@@ -129,10 +129,10 @@ class StreamLink:
                 await self._stream.write(header, body)
         except TimeoutError:
             self._is_stuck = True
-            self._abort()
+            self.give_up()
             raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
         except (OSError, EOFError) as error:
-            self._abort()
+            self.give_up()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
 
     async def receive(self) -> tuple[int, bytes]:
@@ -194,16 +194,16 @@ class StreamLink:
             async with asyncio.timeout(self._limits.idle_s) as deadline:
                 yield deadline
         except TimeoutError:
-            self._abort()
+            self.give_up()
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
         except EOFError:
-            self._abort()
+            self.give_up()
             raise NetworkError(f"the stream from {short(self.peer)} ended") from None
         except OSError as error:
-            self._abort()
+            self.give_up()
             raise NetworkError(f"the stream from {short(self.peer)} broke: {error}") from error
         except RemoteError:
-            self._abort()
+            self.give_up()
             raise
 
     def _count(self, size_bytes: int) -> None:
@@ -213,11 +213,12 @@ class StreamLink:
     async def close(self) -> None:
         """End both directions, in the background: what was said reaches whoever reads it."""
         if self._is_half_sent or self._is_half_heard or self._stream.is_closing:
-            self._abort()
+            self.give_up()
         else:
             self._end()
 
-    def _abort(self) -> None:
+    def give_up(self) -> None:
+        """End it amid whatever passes, and say nothing."""
         self._stream.abort()
         self._end()
 
@@ -250,10 +251,6 @@ class StreamLink:
             if kind in (FrameKind.END, FrameKind.CHUNK):
                 return
             await self._stream.read_exactly(length)
-
-    def give_up(self) -> None:
-        """End it amid whatever passes, and say nothing."""
-        self._abort()
 
     def hurry(self) -> None:
         """Wait no longer for the other side to end."""

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from p2ptrain import files
 from p2ptrain.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
@@ -34,9 +33,10 @@ from peer.lab.hosts import rehearse
 from peer.lab.left import Left, read_left
 from peer.lab.namespaces import check_means
 from peer.lab.plan import check, manifest_of
-from peer.lab.play import MARK, PLAIN_WIDTH, course_of, play
+from peer.lab.play import MARK, course_of, play
 from peer.lab.report import Verdict
 from peer.lab.script import Script, written
+from peer.lab.showing import show, terminal
 from peer.lab.stages import StageName, members
 from peer.lab.window import TOKEN, looked_at, token
 from peer.testnet.plan import Plan, claimed, lay_out
@@ -59,7 +59,7 @@ def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Pat
         raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
     _check_stage(stage, page)  # what this machine cannot do is told once
     reports_of: list[Any] = []
-    console = _console()
+    console = terminal()
     calms: Calms = {}
     for path in paths:
         reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, page, console, calms))
@@ -144,28 +144,28 @@ def act_out(
     with claimed(out, lambda: _sweep(out, stage)):
         figures = dict[str, Any]()
         if calm is not None and calms is not None and (same := calms.get(calm.model_dump_json())) is not None:
-            _console().print(f"{path.stem}, compared with what {same[0]} was compared with")
+            terminal().print(f"{path.stem}, compared with what {same[0]} was compared with")
             figures["undisturbed"] = same[1]
         elif calm is not None:
-            _console().print(f"{path.stem}, undisturbed first, to compare with")
+            terminal().print(f"{path.stem}, undisturbed first, to compare with")
             course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads, page)
             if course["troubles"]:
                 verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
                 files.replace(out / "report.json", _json(_dated(verdict)))
-                _show(verdict, out, _console())
+                show(verdict, out, terminal())
                 return EXIT_FAILED
             if calms is not None:
                 calms[calm.model_dump_json()] = path.stem, figures["undisturbed"]
-            _console().print(f"{path.stem}, as it is written")
+            terminal().print(f"{path.stem}, as it is written")
         course, own = _acted(scenario, stage, out, threads, page)
         if calm is not None:
             figures["compared"] = compared(own, figures["undisturbed"])
         verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
         files.replace(out / "report.json", _json(_dated(verdict)))
         if stage == "docker":
-            verdict = verdict.beside(closing.conclude(out, script, course, verdict.faults, threads, _console()))
+            verdict = verdict.beside(closing.conclude(out, script, course, verdict.faults, threads, terminal()))
             files.replace(out / "report.json", _json(_dated(verdict)))
-        _show(verdict, out, _console())
+        show(verdict, out, terminal())
     return 0 if verdict.passed else EXIT_FAILED
 
 
@@ -200,11 +200,6 @@ def _acted(
         with _own_place(mark):
             play(out, scenario, stage, threads, page)
     return _measured(scenario, script, plan, threads, mark)
-
-
-def _console() -> Console:
-    console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 @contextlib.contextmanager
@@ -318,35 +313,3 @@ def _dated(verdict: Verdict) -> dict[str, Any]:
 
 def _json(document: Any) -> bytes:
     return (json.dumps(reports.finite(document), indent=1, allow_nan=False, default=str) + "\n").encode()
-
-
-def _show(verdict: Verdict, out: Path, console: Console) -> None:
-    table = Table(title=f"{verdict.scenario}, stage {verdict.stage}")
-    for heading in ("", "loss", "tokens", "exchanges", "failed", "blocked", "ended"):
-        table.add_column(heading, justify="left" if heading in ("", "ended") else "right")
-    for name, each in verdict.figures["peers"].items():
-        loss, blocked = each["loss"], each["blocked_share"]
-        table.add_row(
-            name,
-            "" if loss is None else f"{loss:.3f}",
-            "" if each["tokens"] is None else f"{each['tokens']:,}",
-            str(each["exchanges_made"]),
-            str(each["exchanges_failed"]),
-            "" if blocked is None else f"{100 * blocked:.2f} %",
-            ", ".join(map(str, each["exits"])) or "never came",
-        )
-    console.print(table)
-    for line in [*reports.grown(verdict.figures), *verdict.course]:
-        console.print(line, markup=False, soft_wrap=True)
-    for name, limit in verdict.limits.items():
-        bounds = ", ".join(
-            f"{word.replace('_', ' ')} {limit[word]:g}" for word in ("at_least", "at_most") if word in limit
-        )
-        found = "none" if limit["found"] is None else f"{limit['found']:g}"
-        console.print(f"{'kept  ' if limit['kept'] else 'MISSED'} {name}: {found} ({bounds})", markup=False)
-    console.print(f"figures in {out / 'report.json'}", markup=False, soft_wrap=True)
-    if not verdict.passed:
-        console.print("FAILED:", style="bold red")
-        for fault in verdict.faults:
-            console.print(f"- {fault}", markup=False, soft_wrap=True)
-        console.print(f"What each process printed: {out}/*/output.log", markup=False, soft_wrap=True)
