@@ -106,6 +106,12 @@ class Attendance:
         driver = self._driver
         return driver.live_peers if driver is not None else 0
 
+    @property
+    def exchanges_under_way(self) -> int:
+        """Exchanges that both have agreed on, and that are not over."""
+        driver = self._driver
+        return driver.exchanges_under_way if driver is not None else 0
+
     def counters(self) -> Counters:
         """What happened since the start, in all sessions."""
         core = self._core

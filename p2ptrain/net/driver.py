@@ -95,6 +95,8 @@ class Driver:
     def __init__(self, core: Peer, learner: Learner, shore: Shore) -> None:
         self.live_peers = 0
         """How many others are here; may be read from any thread, as the core may not."""
+        self.exchanges_under_way = 0
+        """So may this."""
         self._core = core
         self._learner = learner
         self._shore = shore
@@ -171,6 +173,7 @@ class Driver:
         for effect in self._core.handle(event, max(self._shore.clock(), not_before)):
             self._perform(effect)
         self.live_peers = len(self._core.live_peers(self._shore.clock()))
+        self.exchanges_under_way = self._core.exchanges_under_way
 
     def _perform(self, effect: Effect) -> None:
         match effect:

@@ -75,6 +75,9 @@ class RealGroup(Group):
     """Until when the scenario's clock stands still for one that comes: until it trains, or only until it begins to take
     others' weights, so that something may happen meanwhile. A simulation's clock never stands still."""
 
+    amid_exchange: bool = False
+    """Whether death and sleep wait until the peer that they befall is amid an exchange."""
+
     invited: bool = True
     """Where the run takes in only whom its author invited: whether each of them is."""
 
@@ -173,7 +176,7 @@ class RealScenario(Scenario):
         faults += [
             f"peers[{place}].{field}: only p2ptrain testnet has that"
             for place, group in enumerate(self.peers)
-            for field in ("troubles", "clock_off_s", "leaves_every_s")
+            for field in ("troubles", "clock_off_s", "leaves_every_s", "amid_exchange")
             if getattr(group, field)
         ]
         faults += [
@@ -238,6 +241,9 @@ def _trouble_faults(scenario: RealScenario) -> list[str]:
 def _churn_faults(scenario: RealScenario) -> list[str]:
     faults = []
     for place, group in enumerate(scenario.peers):
+        is_killed = group.leaves == "killed" and (group.leaves_at_s, group.stays_s) != (None, None)
+        if group.amid_exchange and not (is_killed or group.freezes):
+            faults.append(f"peers[{place}].amid_exchange: it is neither killed nor frozen; give leaves_at_s or freezes")
         if group.leaves_every_s is None:
             continue
         if group.leaves_at_s is None:

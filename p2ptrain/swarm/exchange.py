@@ -163,6 +163,10 @@ class ExchangeBook:
     def remove(self, link: LinkId) -> Exchange | None:
         return self._exchanges.pop(link, None)
 
+    def under_way(self) -> int:
+        """Exchanges that both have agreed on, until they are committed or failed."""
+        return sum(exchange.state in _UNDER_WAY for exchange in self._exchanges.values())
+
     def in_state(self, state: ExchangeState) -> list[Exchange]:
         return [exchange for exchange in self._exchanges.values() if exchange.state is state]
 

@@ -107,6 +107,11 @@ class Peer:
     def settled(self) -> bool:
         return self._standing.settled
 
+    @property
+    def exchanges_under_way(self) -> int:
+        """On which both have agreed, and which are not over."""
+        return self._exchanging.book.under_way()
+
     def live_peers(self, now: float) -> list[PeerId]:
         """Who is here besides us."""
         return [known.peer for known in self._standing.members.live(now)]

@@ -16,6 +16,7 @@ from p2ptrain.admission import office
 from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import JoinLink
 from p2ptrain.sim.reality import BOOTSTRAP, RealGroup
+from peer.lab.amid import amid_exchange
 from peer.lab.breakage import BREAKAGE, Breakages
 from peer.lab.clock import beside
 from peer.lab.course import Done
@@ -121,6 +122,8 @@ class Conductor:
 
     async def _do_to(self, child: Child, act: Act) -> str:
         """Something happens to somebody who is there: why it cannot, if so."""
+        if self._waits(act) and not await amid_exchange(self._trainer(act.who).home.path):
+            return "it was amid no exchange"
         if act.do in BREAKAGE:
             self.breakages.do(act, child.process.pid)
         elif act.do is Do.FREEZE:
@@ -134,6 +137,10 @@ class Conductor:
         else:
             return "it did not fall asleep"
         return ""
+
+    def _waits(self, act: Act) -> bool:
+        """Until the peer is amid an exchange."""
+        return act.do in (Do.KILL, Do.FREEZE) and act.who in self.lives and self._settings(act.who).amid_exchange
 
     async def _end(self, child: Child, act: Act) -> None:
         """Kill it, or wake it and ask it to leave."""

@@ -90,6 +90,7 @@ def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
             "packet_loss": not netem and group.packet_loss,
             "router": group.router,
             "clock_off_s": group.clock_off_s,
+            "amid_exchange": group.amid_exchange,
             "troubles": [each.what for each in group.troubles if each.what not in ("disk_full", "read_only")],
         }
         faults += [

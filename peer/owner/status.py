@@ -82,6 +82,7 @@ def figures(
         "training": None if record is None else record.figures(),
         "admission": admission,
         "peers": 0 if attendance is None else attendance.live_peers,
+        "exchanges_under_way": 0 if attendance is None else attendance.exchanges_under_way,
         "rates": {"sent_bytes_per_s": round(rates[0]), "received_bytes_per_s": round(rates[1])},
         "month": {
             "sent_bytes": month.sent,
@@ -145,7 +146,7 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
             (
                 "swarm",
                 f"{status['peers']} others here, {training['exchanges_ok']} exchanges, "
-                f"{training['exchanges_failed']} failed",
+                f"{status['exchanges_under_way']} under way, {training['exchanges_failed']} failed",
             ),
         ]
     if status["admission"]:

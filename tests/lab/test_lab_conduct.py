@@ -354,6 +354,26 @@ def test_it_does_not_stand_still_for_ever(place: Path, tiny: dict[str, Any], mon
     assert course.lives["office-1"] == [Ended(0, "")]
 
 
+@pytest.mark.parametrize("is_amid", [True, False])
+def test_who_is_to_die_amid_an_exchange_waits_for_one(
+    place: Path, tiny: dict[str, Any], monkeypatch: pytest.MonkeyPatch, is_amid: bool
+) -> None:
+    asked = []
+
+    async def amid_exchange(home: Path) -> bool:
+        asked.append(home.name)
+        return is_amid
+
+    monkeypatch.setattr(conductor, "amid_exchange", amid_exchange)
+    tiny["run"]["seconds"] = 2
+    tiny["peers"][0] |= {"freezes": [{"at_s": 0.2, "for_s": 0.1}]}
+    tiny["peers"][1] |= {"leaves_at_s": 0.1, "leaves": "killed", "amid_exchange": True}
+    course, _ = conducted(place, tiny)
+    assert asked == ["office-1"]  # the others sleep whenever it is time
+    assert (("office-1", "is killed") in happened(course)) is is_amid
+    assert course.missed == ([] if is_amid else ["office-1 is killed: it was amid no exchange"])
+
+
 def test_churn_ends_when_somebody_has_done_the_whole_run(place: Path, tiny: dict[str, Any]) -> None:
     through = PEER.replace('"loss": loss', '"loss": loss, "fraction": number / 20 if home.name == "home-1" else 0.0')
     (place / "peer.py").write_text(through)

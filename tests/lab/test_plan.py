@@ -202,6 +202,11 @@ def test_late_and_lossy_lines_of_containers_need_netem(tiny: dict[str, Any], cha
         check(scenario, written(scenario), "docker", netem=False)
 
 
+def test_containers_do_not_say_when_they_exchange(tiny: dict[str, Any]) -> None:
+    napping = "peers.home.freezes=[{at_s = 1, for_s = 1}]"
+    assert "amid_exchange: stage docker" in refused(tiny, "docker", napping, "peers.home.amid_exchange=true")
+
+
 @pytest.mark.parametrize("change", ["peers.home.router=true", "peers.home.clock_off_s=9"])
 def test_what_containers_cannot_do_needs_namespaces(tiny: dict[str, Any], change: str) -> None:
     assert "take --stage namespaces" in refused(tiny, "docker", change)

@@ -67,6 +67,7 @@ class FakeRecord:
 class FakeAttendance:
     state = "training"
     live_peers = 2
+    exchanges_under_way = 1
 
     def __init__(self) -> None:
         self.wishes: list[Wish] = []
@@ -475,7 +476,7 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     for part in (
         "training",
         "50.0 % of the run, outer step 7, loss 2.500",
-        "2 others here, 3 exchanges, 1 failed",
+        "2 others here, 3 exchanges, 1 under way, 1 failed",
         "at most 8",
         "of 2.0 GB",
         "00:00-23:59",

@@ -71,6 +71,10 @@ def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plai
             "peers.home.troubles[0].for_s: a daemon that died stays dead; leave it out",
         ),
         ("peers.home.leaves_every_s=9", "peers.home.leaves_every_s: give leaves_at_s, when the first goes"),
+        (
+            "peers.home.amid_exchange=true",
+            "peers.home.amid_exchange: it is neither killed nor frozen; give leaves_at_s or freezes",
+        ),
         ("peers.home.invited=false", 'peers.home.invited: the run takes everybody; give admission = "invite"'),
         ("peers.home.banned_at_s=3", 'peers.home.banned_at_s: the run takes everybody; give admission = "invite"'),
         ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
@@ -129,3 +133,10 @@ def test_churn_needs_places_that_are_free_again(plain: dict[str, Any]) -> None:
     with pytest.raises(ScenarioError) as caught:
         churn.simulated()
     assert caught.value.problem == "peers[0].leaves_every_s: only p2ptrain testnet has that"
+
+
+def test_no_simulated_death_waits_for_an_exchange(plain: dict[str, Any]) -> None:
+    group = {"count": 2, "step_s": 1.0, "leaves_at_s": 5.0, "leaves": "killed", "amid_exchange": True}
+    with pytest.raises(ScenarioError) as caught:
+        reality.parse({**plain, "peers": [group]}).simulated()
+    assert caught.value.problem == "peers[0].amid_exchange: only p2ptrain testnet has that"

@@ -77,8 +77,10 @@ def test_the_progress_of_who_came_to_the_end_meanwhile_is_not_lowered_any_more()
     table.step("amber", tokens=20)
     table.run(1.0)
     assert table["amber"].core._exchanging.book.engaged() == {0}
+    assert table["amber"].core.exchanges_under_way == table["birch"].core.exchanges_under_way == 1
     table.end_training("amber")
     table.run(1.5)
+    assert table["amber"].core.exchanges_under_way == table["birch"].core.exchanges_under_way == 0
     assert counts(table, "amber").exchanges_ok == counts(table, "birch").exchanges_ok == 1
     assert (table["amber"].progress, table["birch"].progress) == (20.0, 10.0)
 

@@ -1,0 +1,60 @@
+"""Waiting until a peer says that it is amid an exchange; its door is real, the peer behind it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from select import select
+from typing import Any
+
+import pytest
+
+from peer.lab import amid
+from peer.lab.amid import amid_exchange
+from peer.owner.door import Door
+
+
+def waited(home: Path, *counts: int, patience_s: float = 10.0) -> tuple[bool, int]:
+    """What comes of it where the peer there tells of so many exchanges, look by look, and how many looks it took."""
+    door, looks, over = Door(home), 0, threading.Event()
+
+    def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        nonlocal looks
+        assert request == {"command": "status"}
+        looks += 1
+        return {"status": {"exchanges_under_way": counts[min(looks, len(counts)) - 1]}}
+
+    def serve() -> None:
+        while not over.is_set():
+            if select([door.socket], [], [], 0.01)[0]:
+                door.serve(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        return asyncio.run(amid_exchange(home, patience_s)), looks
+    finally:
+        over.set()
+        thread.join()
+        door.close()
+
+
+@pytest.fixture(autouse=True)
+def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(amid, "LOOKS_S", 0.001)
+
+
+def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
+    assert waited(tmp_path, 0, 0, 2) == (True, 3)
+
+
+def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
+    was_amid, looks = waited(tmp_path, 0, patience_s=0.1)
+    assert not was_amid
+    assert looks > 1
+
+
+def test_who_says_nothing_is_amid_none(tmp_path: Path) -> None:
+    assert not asyncio.run(amid_exchange(tmp_path, 0.05))
