@@ -51,9 +51,8 @@ def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
 
 
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
-    was_amid, looks = waited(tmp_path, 0, patience_s=0.1)
+    was_amid, _ = waited(tmp_path, 0, patience_s=0.1)
     assert not was_amid
-    assert looks > 1
 
 
 def test_who_says_nothing_is_amid_none(tmp_path: Path) -> None:

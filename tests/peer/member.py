@@ -120,10 +120,10 @@ class Member:
         return self.notebook.kinds().count(kind)
 
 
-async def until(is_so: Callable[[], object], patience_s: float = 300.0) -> None:
+async def until(is_so: Callable[[], object], patience_s: float = 300.0, looks_s: float = 0.1) -> None:
     async with asyncio.timeout(patience_s):
         while not is_so():
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(looks_s)
 
 
 async def more_exchanges(member: Member, more: int, patience_s: float = 300.0) -> None:

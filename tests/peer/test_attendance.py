@@ -45,8 +45,11 @@ def play(scene: Scene, recipe: str = "ad_psgd", amber_tokens: float = ENDLESS) -
 
 def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
+        both = amber.attendance, birch.attendance
+        await until(lambda: all(each.exchanges_under_way == 1 for each in both), looks_s=0.003)
         amber.attendance.wish(Wish.ABSENT)
         await until(lambda: amber.attendance.state == "away")
+        assert amber.attendance.exchanges_under_way == 0
         await until(lambda: birch.attendance.live_peers == 0)
         assert network.records[amber.peer].state is PeerState.LEAVING
         tokens, theta = amber.learner.tokens, amber.learner.task.theta.clone()

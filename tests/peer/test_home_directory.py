@@ -67,9 +67,9 @@ def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path, monkeypatch: 
 
 
 def test_default_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", "/home/anna")
+    monkeypatch.setenv("HOME", "/home/you")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert default_home(RunId("ab" * 32)) == Path("/home/anna/.p2ptrain/abababababab")
-    assert cache_directory() == Path("/home/anna/.cache/p2ptrain")
+    assert default_home(RunId("ab" * 32)) == Path("/home/you/.p2ptrain/abababababab")
+    assert cache_directory() == Path("/home/you/.cache/p2ptrain")
     monkeypatch.setenv("XDG_CACHE_HOME", "/fast")
     assert cache_directory() == Path("/fast/p2ptrain")
