@@ -14,6 +14,7 @@
      │    └── OutputError     what a command prints cannot be written: a full disk, a pipe whose reader ended
      ├── RemoteError          a peer broke the protocol: costs it trust, we go on
      └── NetworkError         the network failed: a state that heals, we go on
+      └── UnbegunError    the other side ended a link in good order, before a byte of its payload
 
 A fault of our own is none of these: it is a bug and keeps its traceback.
 """
@@ -77,3 +78,7 @@ class RemoteError(P2pTrainError):
 
 class NetworkError(P2pTrainError):
     """The network failed or a deadline passed. The exchange is dropped; training goes on."""
+
+
+class UnbegunError(NetworkError):
+    """The other side ended a link in good order, before a byte of its payload had come."""

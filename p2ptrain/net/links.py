@@ -26,7 +26,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from p2ptrain import framing
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import short
 from p2ptrain.net import address
@@ -104,6 +104,7 @@ class StreamLink:
         self._sent = 0
         self._is_hurried = False
         self._patience: asyncio.Timeout | None = None
+        self._has_payload = self._has_heard_end = False
         self.has_heard = False
         """A whole frame has come, and more may."""
 
@@ -159,8 +160,10 @@ class StreamLink:
             raise
         kind, length = framing.decode_header(header)
         if kind == FrameKind.END:
+            self._has_heard_end = True
             raise EOFError
         self._is_half_heard = True
+        self._has_payload = self._has_payload or kind == FrameKind.CHUNK
         deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
         self._rates.down.book(framing.HEADER_BYTES)
         self._count(framing.HEADER_BYTES)
@@ -198,7 +201,9 @@ class StreamLink:
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
         except EOFError:
             self.give_up()
-            raise NetworkError(f"the stream from {short(self.peer)} ended") from None
+            ended = NetworkError(f"the stream from {short(self.peer)} ended")
+            is_unbegun = self._has_heard_end and not self._has_payload
+            raise UnbegunError(str(ended)) if is_unbegun else ended from None
         except OSError as error:
             self.give_up()
             raise NetworkError(f"the stream from {short(self.peer)} broke: {error}") from error

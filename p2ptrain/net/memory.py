@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from p2ptrain import framing
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.ports import Clock, Link
 from p2ptrain.swarm.messages import Presence
@@ -27,6 +27,8 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[Link], Awaitable[None]]
 Latency = Callable[[PeerId, PeerId], float]
+
+CLOSED = "the other side closed the link"
 
 MAX_UNDERWAY_BYTES = 256 << 20
 """Sent and not yet received, one link, one direction. A guess: twice the largest exchange that tests make."""
@@ -48,6 +50,7 @@ class _Pipe:
         self._size = 0
         self._last_arrival = 0.0
         self._waiter: asyncio.Future[None] | None = None
+        self._has_payload = False  # some of it was read
         self.ended = ""
         """Why nothing more will ever arrive; empty while something may."""
 
@@ -73,11 +76,13 @@ class _Pipe:
         """The next frame that arrived; one reader at a time. NetworkError at the end."""
         while not self._arrived:
             if self.ended:
-                raise NetworkError(self.ended)
+                is_unbegun = self.ended == CLOSED and not self._has_payload
+                raise (UnbegunError if is_unbegun else NetworkError)(self.ended)
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         frame = self._arrived.popleft()
         self._size -= len(frame.body)
+        self._has_payload = self._has_payload or frame.kind == framing.FrameKind.CHUNK
         return frame
 
     def end(self, why: str) -> None:
@@ -91,7 +96,7 @@ class _Pipe:
             return
         frame = self._underway.popleft()
         if frame is None:
-            self.end("the other side closed the link")
+            self.end(CLOSED)
             return
         self._arrived.append(frame)
         self._wake()

@@ -22,8 +22,8 @@ class Allowance:
 
 
 PER_PEER = Allowance(burst=60.0, per_s=4.0)
-"""Conversations of one peer. An honest one offers once after each of its exchanges and asks again after a decline, .05
-s at the least and then on average half an exchange; a round plans one with each partner. A guess with room."""
+"""Conversations of one peer. An honest one keeps to ``rules.MOST_CALLS`` and ``CALLS_PER_S``, beside what a round plans
+with each partner and what it asks for when it joins: a guess with room for these."""
 
 OVERALL = Allowance(burst=400.0, per_s=100.0)
 """Of all peers together. An answer that declines takes .1 ms of a core (bench couple); a hundred a second are felt by

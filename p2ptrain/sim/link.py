@@ -82,14 +82,14 @@ class LinkEnd:
         self.owner.ends.pop(self.link, None)
         other = self._let_go()
         if other is not None and other.is_open:
-            other.owner.later(self.latency_s, other.fail, why)
+            other.owner.later(self.latency_s, other.fail, why, False, self.swap is None)
 
-    def fail(self, why: str, their_fault: bool = False) -> None:
+    def fail(self, why: str, their_fault: bool = False, unbegun: bool = False) -> None:
         """It ended by itself, or by the other side; our core hears of it."""
         if self.is_open:
             self.owner.ends.pop(self.link, None)
             self._let_go()
-            self.owner.handle(LinkFailed(self.link, why, their_fault))
+            self.owner.handle(LinkFailed(self.link, why, their_fault, unbegun))
 
     def _let_go(self) -> LinkEnd | None:
         """This end is over; what it knew of the other end. The two hold each other no more, and can be forgotten."""

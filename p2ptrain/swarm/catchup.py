@@ -18,9 +18,9 @@ from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
-from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
 from p2ptrain.swarm.overtime import Overtime
+from p2ptrain.swarm.record import Fault, Known
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
     GIVEN_TO_ONE,

@@ -10,8 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
-from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import PeerState
+from p2ptrain.swarm.record import Known
 from p2ptrain.swarm.rules import SUPPORTERS
 from p2ptrain.swarm.standing import Standing
 

@@ -14,7 +14,6 @@ from p2ptrain.swarm.events import Close, LinkFailed
 from p2ptrain.swarm.exchange import ExchangeState
 from p2ptrain.swarm.exchanging import Exchanging
 from p2ptrain.swarm.final_gossip import FinalGossip
-from p2ptrain.swarm.membership import Fault
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,
@@ -25,6 +24,7 @@ from p2ptrain.swarm.messages import (
     WeightsReply,
     WeightsRequest,
 )
+from p2ptrain.swarm.record import Fault
 from p2ptrain.swarm.standing import Standing
 
 OFFERED = ExchangeState.OFFERED

@@ -141,6 +141,8 @@ class LinkFailed:
     why: str
     their_fault: bool = False
     """They broke the protocol (garbage, a wrong digest, NaN), as opposed to the network failing."""
+    unbegun: bool = False
+    """They ended it in good order, before a byte of their payload had come."""
 
 
 @dataclass(frozen=True, slots=True)

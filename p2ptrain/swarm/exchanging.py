@@ -8,11 +8,11 @@ from p2ptrain.swarm.events import Close, Commit, LinkFailed, Open, Send, Swap, S
 from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
 from p2ptrain.swarm.judging import Judge
 from p2ptrain.swarm.matching import answer, refusal
-from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.partners import choose, implausible, own_offer, own_terms, pause_after
 from p2ptrain.swarm.progress import progress_displacement
+from p2ptrain.swarm.record import Fault, Known
 from p2ptrain.swarm.rounds import HURRIED_S, Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.standing import Standing
@@ -262,6 +262,9 @@ class Exchanging:
             standing.counters.offers_unanswered += 1
             fault, meeting = Fault.UNANSWERED, Meeting.MISSED
             self.rounds.unanswered(exchange, now)
+        elif event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound:
+            standing.counters.offers_withdrawn += 1
+            fault, meeting = Fault.WITHDRAWN, Meeting.FAILED
         else:
             standing.counters.exchanges_failed += 1
             fault, meeting = Fault.BROKEN, Meeting.FAILED
@@ -332,6 +335,7 @@ class Exchanging:
         self, partner: Known, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
     ) -> None:
         link, deadlines = self._standing.new_link(partner.peer), self._standing.deadlines
+        self._standing.members.called(partner.peer, now)
         deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
         exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)
         self.book.put(exchange)

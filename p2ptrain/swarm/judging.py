@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
-from p2ptrain.swarm.membership import Fault
+from p2ptrain.swarm.record import Fault
 from p2ptrain.swarm.rules import BEGINNER_STEPS
 from p2ptrain.swarm.standing import Standing
-from p2ptrain.swarm.trust import Replays, are_strange, per_fragment
+from p2ptrain.swarm.trust import TIMES_STRANGE, Replays, are_strange, per_fragment
 
 
 class Judge:
@@ -29,8 +29,9 @@ class Judge:
         if are_strange(done.distance) or are_strange(done.sketched):
             if exchange.theirs is not None and exchange.theirs.settled:
                 self._standing.meet_stranger(link.peer)
-            why = "its weights have nothing in common with ours"
-            return LinkFailed(link, why, their_fault=self._can_tell_who_is_strange(exchange))
+            why, can_tell = "its weights have nothing in common with ours", self._can_tell_who_is_strange(exchange)
+            is_lie = can_tell and self._standing.members.estranged(link.peer) >= TIMES_STRANGE
+            return LinkFailed(link, why, their_fault=is_lie)
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
             return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
         return None

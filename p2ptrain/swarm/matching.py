@@ -6,8 +6,8 @@ from math import isfinite
 from random import Random
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
+from p2ptrain.swarm.record import Known
 from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
 

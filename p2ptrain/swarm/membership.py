@@ -10,65 +10,18 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Iterable, KeysView, Sequence
-from dataclasses import dataclass
-from enum import Enum
 from random import Random
 from typing import TypeVar
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
+from p2ptrain.swarm.record import FAR_S, NEVER, QUARANTINE_S, Fault, Known
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
-
-FAILURE_PAUSE_S = (2.0, 120.0)  # first and longest pause after network failures in a row. Guess
-QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
-FAR_S = (30.0, 600.0)  # the same after weights that had to be clipped: two halves of a swarm that meet again. Guess
-
 
 Item = TypeVar("Item")
 
-NEVER = float("inf")
-
 _EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
-
-
-class Fault(Enum):
-    """How a conversation with a peer failed."""
-
-    UNANSWERED = "our call came to nothing"
-    BROKEN = "it had our fragments or weights engaged, and let us wait for nothing"
-    OFFENCE = "it broke the protocol"
-    FAR = "its weights lay further off than our radius"
-
-
-@dataclass(slots=True, eq=False)
-class Known:
-    """What we know of one peer. Membership alone writes to it."""
-
-    peer: PeerId
-    live_until: float
-    state: PeerState = PeerState.TRAINING
-    step: int = 0
-    progress: float = 0.0
-    settled: bool = False
-    """It says that it is in step with the swarm."""
-    presence: Presence | None = None
-    unanswered: int = 0
-    """Calls of ours in a row that came to nothing, ..."""
-    broken: int = 0
-    """... and exchanges and pulls in a row that it broke off. Offences are kept apart (``offences``)."""
-    not_before: float = 0.0
-    """Do not call it until then ..."""
-    distrusted_until: float = 0.0
-    """... nor let it engage anything of ours until then."""
-    listed: bool = False
-    """It is live, and not leaving."""
-    alarm: float = NEVER
-    """When its liveness is looked at next."""
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return self.presence.addresses if self.presence else ()
 
 
 class Membership:
@@ -133,6 +86,13 @@ class Membership:
             known.not_before = max(known.not_before, until)
             self._paused[peer] = known
 
+    def called(self, peer: PeerId, now: float) -> None:
+        """We call this peer. Whoever is called more often than ``MOST_CALLS`` allow turns us down unheard, and that
+        looks as if nobody were there: so we do not."""
+        known = self._known.get(peer)
+        if known is not None and (until := known.call(now)):
+            self.pause(peer, until)
+
     def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
         """A conversation with this peer failed."""
         known = self._known.get(peer)
@@ -143,20 +103,23 @@ class Membership:
         elif known is None:
             return
         else:
-            known.unanswered += fault is Fault.UNANSWERED
-            known.broken += fault is Fault.BROKEN
-            times = known.broken if fault is Fault.BROKEN else known.unanswered
-            first, longest = FAILURE_PAUSE_S
-            until = now + min(first * 2 ** min(times - 1, 16), longest)
+            until = known.blame(fault, now)
         if fault is not Fault.UNANSWERED:
             known.distrusted_until = max(known.distrusted_until, until)
         self.pause(peer, until)
 
+    def estranged(self, peer: PeerId) -> int:
+        """Its weights had nothing in common with ours: how many times in a row."""
+        known = self._known.get(peer)
+        if known is None:
+            return 1
+        known.strange += 1
+        return known.strange
+
     def praise(self, peer: PeerId) -> None:
         """An exchange with this peer committed."""
         if known := self._known.get(peer):
-            known.unanswered = known.broken = 0
-            known.not_before = known.distrusted_until = 0.0
+            known.praise()
             if known.alarm > known.live_until:  # it was only remembered for the pause
                 self._set_alarm(known, known.live_until)
 

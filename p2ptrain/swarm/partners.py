@@ -7,8 +7,8 @@ from math import inf
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
-from p2ptrain.swarm.membership import Known
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.record import Known
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.topology import neighbours
 

@@ -197,3 +197,8 @@ FINAL_PACE_S = 0.25
 
 GOODBYE_S = 2.0
 """How long a leaving peer waits for exchanges that may already be committed on the other side."""
+
+MOST_CALLS, CALLS_PER_S = 40.0, 3.0
+"""Of one peer to another: so many at once, and so many a second for long. A tiny model's outer steps take so little on
+one machine that two peers would call each other twenty times a second, and be turned down as a flood. An exchange takes
+seconds between homes. A guess."""

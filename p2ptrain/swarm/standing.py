@@ -9,9 +9,10 @@ from random import Random
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.deadlines import Deadlines
 from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
-from p2ptrain.swarm.membership import Fault, Membership
+from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.progress import ProgressBudget
+from p2ptrain.swarm.record import Fault
 from p2ptrain.swarm.rules import LEAST_STRANGERS, MAX_KNOWN, PASS_ON, SwarmRules
 from p2ptrain.swarm.trust import Usual
 
@@ -26,6 +27,8 @@ class Counters:
     half_commits: int = 0
     """Of these: the partner may have committed (two generals); each moves the swarm's mean by |dx| / n."""
     offers_unanswered: int = 0
+    offers_withdrawn: int = 0
+    """By partners, once we had accepted."""
     offers_declined: int = 0
     """By partners."""
     offers_refused: int = 0
@@ -140,7 +143,10 @@ class Standing:
         """
         self.counters.offences += int(event.their_fault)
         self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault)
-        self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why, seconds)
+        if fault is Fault.WITHDRAWN:
+            self.note("skipped", event.link.peer, "it took back its offer, and we had accepted")
+        else:
+            self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why, seconds)
 
     def new_link(self, peer: PeerId) -> LinkId:
         self.serial += 1

@@ -4,7 +4,8 @@ A liar's weights are finite and of the right shape; what gives them away is that
 else's, or stand still. Three bounds, of which honest peers meet none:
 
 =================  ====================================================================================
-``are_strange``    the difference is longer than our weights: nothing in common. Not mixed, an offence
+``are_strange``    the difference is longer than our weights: nothing in common. Not mixed; an offence
+                   ``TIMES_STRANGE`` times in a row
 ``Replays``        these very bytes were mixed twice already, and still they are far off. The same
 ``Usual.radius``   ``FACTOR`` times what is usual among our partners: the difference is clipped to it
 =================  ====================================================================================
@@ -34,6 +35,12 @@ must not be held back. Our measurement: docs/SECURITY.md."""
 STRANGE = 1.2
 """A difference so many times as long as our own weights is refused. Negated weights are at 2, random ones of equal norm
 at 1.4, and weights of another run at that or more; peers of one run began alike."""
+
+TIMES_STRANGE = 3
+"""Until then we leave it alone as one that broke off (2 s, 4 s). Who trained alone for a few outer steps of a young run
+may be a stranger, too: at the full rate, right after it had exchanged, in one of some twenty runs of a tiny model. It
+mixes with others meanwhile, or learns that its weights are the odd ones; shut out for half a minute at once it was off
+for good. A liar costs two more exchanges, of which nothing is mixed. A guess."""
 
 LEAST_PARTNERS = 3
 """With fewer, one liar is half of a median."""

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import virtual_time
@@ -83,6 +83,21 @@ def test_closing_travels_behind_what_was_sent():
             await link.receive()
         await asyncio.sleep(1)
         assert got == [b"last words"]
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("kind", "has_begun"), [(FrameKind.MESSAGE, False), (FrameKind.CHUNK, True)])
+def test_an_end_says_whether_a_payload_had_begun(kind: FrameKind, has_begun: bool) -> None:
+    async def main() -> None:
+        async def say(link: Link) -> None:
+            await link.send(kind, b"what they say")
+
+        link = await linked(MemoryNetwork(), say)
+        await link.receive()
+        with pytest.raises(NetworkError) as caught:
+            await link.receive()
+        assert isinstance(caught.value, UnbegunError) is not has_begun
 
     virtual_time.run(main())
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.errors import NetworkError
+from p2ptrain.errors import NetworkError, UnbegunError
 from p2ptrain.framing import HEADER_BYTES, FrameKind, encode_header
 from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
@@ -109,6 +109,26 @@ def enact(scene: Callable[[House], Awaitable[None]]) -> None:
 
 def clock() -> float:
     return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("ends", [StreamLink.close, StreamLink.give_up])
+@pytest.mark.parametrize("said", [[], [FrameKind.MESSAGE], [FrameKind.MESSAGE, FrameKind.CHUNK]])
+def test_an_end_says_whether_a_payload_had_begun(ends: Any, said: list[FrameKind]) -> None:
+    async def scene(house: House) -> None:
+        ours, theirs = map(house.link, wires())
+        for kind in said:
+            await theirs.send(kind, b"what they say")
+            await ours.receive()
+        if ends is StreamLink.close:
+            await theirs.close()
+        else:
+            theirs.give_up()
+        with pytest.raises(NetworkError) as caught:
+            await ours.receive()
+        is_in_order = ends is StreamLink.close
+        assert isinstance(caught.value, UnbegunError) is (is_in_order and FrameKind.CHUNK not in said)
+
+    enact(scene)
 
 
 def test_who_speaks_last_stays_until_the_other_has_heard() -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.membership import FAILURE_PAUSE_S, FAR_S, QUARANTINE_S, Fault
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
+from p2ptrain.swarm.record import FAILURE_PAUSE_S, FAR_S, FORGIVEN, QUARANTINE_S, Fault
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S
 
 
@@ -70,6 +70,11 @@ class PlainMembership:
         if fault not in (Fault.OFFENCE, Fault.FAR):
             entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
             entry.times[fault] += 1
+            if fault is Fault.WITHDRAWN:
+                if entry.times[fault] <= FORGIVEN:
+                    return
+                fault = Fault.BROKEN
+                entry.times[fault] += 1
             first, longest = FAILURE_PAUSE_S
             until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
         entry.not_before = max(entry.not_before, until)
@@ -78,7 +83,7 @@ class PlainMembership:
 
     def praise(self, peer: PeerId) -> None:
         if entry := self.known.get(peer):
-            entry.times = {**(entry.times or {}), Fault.UNANSWERED: 0, Fault.BROKEN: 0}
+            entry.times = {**(entry.times or {}), Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
             entry.not_before = entry.distrusted_until = 0.0
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:

@@ -227,7 +227,7 @@ class Table:
                 if effect.link in seat.ends:
                     other, their_link = seat.ends.pop(effect.link)
                     lag_s = self.latency + self.lag_s(peer, effect.link)
-                    self.after(lag_s, self._break, other, their_link, "it closed")
+                    self.after(lag_s, self._break, other, their_link, "it closed", swap is None)
             case Announce():
                 state, at = PeerState(effect.state), 1.0 + self.now
                 self.records[peer] = presence(peer, effect.progress, state, at, effect.settled, effect.step)
@@ -287,12 +287,12 @@ class Table:
         seat.progress, seat.step = self._donor_progress
         self.handle(peer, Adopted(effect.link, seat.step, seat.progress))
 
-    def _break(self, peer: PeerId, link: LinkId, why: str) -> None:
+    def _break(self, peer: PeerId, link: LinkId, why: str, unbegun: bool = False) -> None:
         if self.seats[peer].ends.pop(link, None):
             seat = self.seats[peer]
             if link in seat.swaps and not self._is_committed(seat, link):
                 seat.snapshots.remove(seat.swaps.pop(link).fragments)
-            self.handle(peer, LinkFailed(link, why))
+            self.handle(peer, LinkFailed(link, why, unbegun=unbegun))
 
     def _is_committed(self, seat: Seat, link: LinkId) -> bool:
         exchange = seat.core._exchanging.book.get(link)

@@ -9,8 +9,11 @@ from plain_membership import PlainMembership
 from table import presence
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.membership import FAILURE_PAUSE_S, QUARANTINE_S, Fault, Membership
+from p2ptrain.net.rate_limiter import RateLimiter
+from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
+from p2ptrain.swarm.record import FAILURE_PAUSE_S, QUARANTINE_S, Fault
+from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
 
 BIRCH = PeerId("birch")
 PEERS = 12
@@ -42,6 +45,36 @@ def test_calls_that_came_to_nothing_cost_no_trust(members: Membership) -> None:
     members.blame(BIRCH, 0.0, Fault.BROKEN)
     assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
     assert not members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0])
+
+
+def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> None:
+    for _ in range(3):
+        members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
+        assert members.partners(0.0)
+        assert not members.is_distrusted(BIRCH, 0.0)
+        members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
+        assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
+        members.praise(BIRCH)
+
+
+def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None:
+    """Not even if each call ends well."""
+    limiter: RateLimiter[PeerId] = RateLimiter()
+    calls, now = 0, 0.0
+    while now < 100.0:
+        if members.partners(now):
+            members.called(BIRCH, now)
+            assert limiter.admits(BIRCH, now)
+            members.praise(BIRCH)
+            calls += 1
+        now += 0.01
+    assert calls == pytest.approx(MOST_CALLS + 100 * CALLS_PER_S, abs=20)
+
+
+def test_who_calls_seldom_is_never_held_up(members: Membership) -> None:
+    for call in range(200):
+        members.called(BIRCH, call / CALLS_PER_S)
+        assert members.partners(call / CALLS_PER_S)
 
 
 def test_broken_protocol_is_remembered_longer_and_not_forgotten(members: Membership) -> None:

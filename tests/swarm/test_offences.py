@@ -6,8 +6,9 @@ import pytest
 from table import presence
 
 from p2ptrain.ids import PeerId
-from p2ptrain.swarm.membership import FAR_S, QUARANTINE_S, Fault, Membership
+from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.offences import HALF_LIFE_S, MOST_REMEMBERED, Offences
+from p2ptrain.swarm.record import FAR_S, QUARANTINE_S, Fault
 
 BIRCH = PeerId("birch")
 

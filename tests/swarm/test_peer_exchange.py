@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from table import RULES, Table, presence
 
 from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm import Offer, Peer, PeerState, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import (
@@ -31,7 +32,7 @@ from p2ptrain.swarm.events import (
     SwapDone,
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply
-from p2ptrain.swarm.rules import MAX_KNOWN
+from p2ptrain.swarm.rules import CALLS_PER_S, MAX_KNOWN
 
 
 def in_step(*names: str, **options) -> Table:
@@ -457,6 +458,55 @@ def test_offers_in_a_circle_do_not_go_on_for_ever():
     for name in ("amber", "birch", "cedar"):
         assert counts(table, name).exchanges_ok >= 20
         assert counts(table, name).exchanges_failed == 0
+
+
+def test_an_offer_that_is_taken_back_while_our_accept_is_on_its_way_costs_no_trust():
+    """Amber waits long for birch's answer, and accepts cedar's offer meanwhile. Birch has accepted by then."""
+    table = in_step("amber", "birch", "cedar")
+    table["amber"].core._standing.members.pause(PeerId("cedar"), table.now + 1.5)
+    table.lag_s = lambda sender, link: 3.0 if sender == "birch" and not link.outbound else 0.0
+    table.step("amber")
+    table.run(1.2)
+    table["cedar"].core._standing.members.pause(PeerId("birch"), table.now + 1.0)
+    table.step("cedar")
+    table.run(0.5)
+    assert counts(table, "cedar").exchanges_ok == 1
+    assert counts(table, "birch").offers_withdrawn == 1
+    assert counts(table, "birch").exchanges_failed == 0
+    assert not table["birch"].core._standing.members.is_distrusted(PeerId("amber"), table.now)
+    assert [note.why for note in table.notes if note.kind == "skipped"] == [
+        "it took back its offer, and we had accepted"
+    ]
+
+
+@pytest.mark.parametrize(("unbegun", "outbound"), [(False, False), (True, True), (False, True)])
+def test_what_breaks_off_otherwise_is_an_exchange_that_failed(unbegun, outbound):
+    """After a byte of the payload, or where the offer was ours, nothing was taken back."""
+    table = in_step("amber", "birch")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Swap)
+    table.step("birch" if outbound else "amber")
+    table.run(0.05)
+    link = next(iter(table["birch"].swaps))
+    assert link.outbound is outbound
+    table.handle(PeerId("birch"), LinkFailed(link, "it ended", unbegun=unbegun))
+    assert counts(table, "birch").exchanges_failed == 1
+    assert counts(table, "birch").offers_withdrawn == 0
+    assert table["birch"].core._standing.members.is_distrusted(PeerId("amber"), table.now)
+
+
+def test_the_fast_turn_nobody_into_a_flood():
+    """Fifty outer steps a second: still nobody is called more often than it lets in, and all exchange on."""
+    table, calls = in_step("amber", "birch", latency=0.001), RateLimiter()
+    table.swap_s = table.apply_s = 0.001
+    table.holds_back = lambda sender, receiver, what: (
+        isinstance(what, Offer) and not calls.admits((sender, receiver), table.now)
+    )
+    for step in range(1500):
+        table.step("amber" if step % 2 else "birch")
+        table.run(0.01)
+    for name in "amber", "birch":
+        assert counts(table, name).exchanges_ok >= 2 * 15 * CALLS_PER_S
+        assert counts(table, name).offers_unanswered == 0
 
 
 @settings(max_examples=40, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])

@@ -32,9 +32,9 @@ from p2ptrain.swarm.events import (
     Woke,
 )
 from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
-from p2ptrain.swarm.membership import Fault, Known
 from p2ptrain.swarm.messages import Acknowledge, Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
+from p2ptrain.swarm.record import Fault, Known
 from p2ptrain.swarm.rules import BEGINNER_STEPS, FINAL_PACE_S, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, SwarmRules
 
 

@@ -22,6 +22,7 @@ from p2ptrain.swarm.trust import (
     MOST_REPLAYS,
     PER_PARTNER,
     PER_REPLAYER,
+    TIMES_STRANGE,
     Replays,
     Usual,
     are_strange,
@@ -189,6 +190,29 @@ def test_who_has_nothing_in_common_with_us_moves_nobody_and_offends() -> None:
     assert any("broke protocol liar its weights have nothing in common with ours" in line for line in table.trace)
     assert all(table[name].core.counters.exchanges_ok >= 5 for name in HONEST)
     assert all(table[name].core.counters.half_commits == 0 for name in HONEST)
+
+
+def test_who_is_strange_twice_is_no_liar_yet() -> None:
+    """It trained alone for a moment in a young run: soon everybody exchanges with it again, and it is told nothing."""
+    table = swarm(2.0)
+    train(table, 2)
+    told = [line.split(" ", 1)[1] for line in table.trace if "nothing in common" in line]
+    assert told
+    assert all(" failed " in f" {line} " for line in told)
+    assert all(table[name].core.counters.offences == 0 for name in HONEST)
+    table.apart = lambda me, partner: (0.05, 10.0)
+    train(table, 4)
+    assert table[LIAR].core.counters.exchanges_ok >= 3
+
+
+def test_who_has_nothing_in_common_with_us_offends_from_the_third_time_on() -> None:
+    table = swarm(2.0)
+    train(table, 24)
+    for name in HONEST:
+        told = [line.split()[2] for line in table.trace if f" {name} " in line and "liar its weights" in line]
+        first = told.index("broke")
+        assert first >= TIMES_STRANGE - 1
+        assert set(told[first:]) == {"broke"}
 
 
 def test_who_was_never_in_step_blames_nobody_for_being_strange() -> None:
