@@ -32,10 +32,9 @@ from p2ptrain.swarm.rules import (
 from p2ptrain.swarm.standing import Standing
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
-"""Before a donor that declined is asked again: its one place may be free at any moment, but each time that it is not,
-twice as late, ..."""
-NOT_SOON = (DeclineReason.DISTRUSTED, DeclineReason.NOT_BEHIND)
-"""... and of these reasons neither is over so soon. Guesses."""
+"""Before a donor that declined is asked again: its one place may be free at any moment, and its distrust of who broke
+off an exchange be over in two seconds; but each time that it is not, twice as late. The longer one at once after
+``NOT_BEHIND``, which is not over so soon. Guesses."""
 LONGEST_PAUSE_S = 120.0
 """After weights that did not come, however long they were waited for; doubles with each time that a donor's did not."""
 
@@ -190,7 +189,7 @@ class CatchUp:
             if len(self._declined) > MAX_KNOWN:
                 del self._declined[next(iter(self._declined))]
             soon_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
-            pause_s = LONG_PAUSE_S if decline.reason in NOT_SOON else soon_s
+            pause_s = LONG_PAUSE_S if decline.reason is DeclineReason.NOT_BEHIND else soon_s
             standing.members.pause(link.peer, now + pause_s * standing.random.uniform(0.5, 1.5))
             standing.note("skipped", link.peer, decline.reason.value)
 

@@ -927,6 +927,18 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
     raise AssertionError("nobody seemed strange")
 
 
+def test_who_is_lost_has_others_weights_as_soon_as_they_trust_it_again():
+    """Whoever exchanged with it last holds that it broke off, for two seconds."""
+    table, cedar = lost_cedar()
+    pulls = cedar.core.counters.pulls
+    for _ in range(8):
+        table.step(tokens=1.0)
+        table.run(1.0)
+    declined = [note.why for note in table.notes if note.kind == "skipped"]
+    assert DeclineReason.DISTRUSTED.value in declined
+    assert cedar.core.counters.pulls == pulls + 1
+
+
 def test_who_is_lost_and_sleeps_until_the_swarm_is_far_ahead_takes_its_weights_and_blames_nobody():
     table, cedar = lost_cedar(tokens_per_peer=1280.0)
     blamed, pulled = cedar.core.counters.offences, cedar.core.counters.pulls
