@@ -194,7 +194,7 @@ class Exchanging:
         if exchange.round:
             self.rounds.ended(exchange, Meeting.MISSED, now)
             return
-        standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
+        standing.members.pause(link.peer, now + pause_after(standing, decline, exchange))
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:

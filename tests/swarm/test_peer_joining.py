@@ -927,6 +927,23 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
     raise AssertionError("nobody seemed strange")
 
 
+def test_who_is_told_that_it_is_behind_asks_for_weights_at_once():
+    """What it then knows of who is ahead would be old by the time that a pause is over: it would seem to have come as
+    far, and offer again, and so for ever."""
+    table = Table("amber", "birch")
+    table.holds_back = lambda sender, receiver, what: isinstance(what, Offer)
+    table.start()
+    table.run(3.0)
+    for _ in range(2 * BEGINNER_STEPS):
+        table.step("amber")
+    table.holds_back = lambda sender, receiver, what: False
+    table.step("birch")
+    table.run(0.5)
+    assert DeclineReason.CATCH_UP_FIRST.value in [note.why for note in table.notes if note.kind == "skipped"]
+    assert table["birch"].core.counters.pulls == 1
+    assert table["birch"].core.settled
+
+
 def test_who_is_lost_has_others_weights_as_soon_as_they_trust_it_again():
     """Whoever exchanged with it last holds that it broke off, for two seconds."""
     table, cedar = lost_cedar()
