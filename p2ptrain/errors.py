@@ -14,7 +14,7 @@
      │    └── OutputError     what a command prints cannot be written: a full disk, a pipe whose reader ended
      ├── RemoteError          a peer broke the protocol: costs it trust, we go on
      └── NetworkError         the network failed: a state that heals, we go on
-      └── UnbegunError    the other side ended a link in good order, before a byte of its payload
+          └── UnbegunError    the other side ended a link in good order, before a byte of its payload
 
 A fault of our own is none of these: it is a bug and keeps its traceback.
 """

@@ -201,9 +201,10 @@ class StreamLink:
             raise NetworkError(f"{short(self.peer)} sent nothing for too long") from None
         except EOFError:
             self.give_up()
-            ended = NetworkError(f"the stream from {short(self.peer)} ended")
-            is_unbegun = self._has_heard_end and not self._has_payload
-            raise UnbegunError(str(ended)) if is_unbegun else ended from None
+            words = f"the stream from {short(self.peer)} ended"
+            if self._has_heard_end and not self._has_payload:
+                raise UnbegunError(words) from None
+            raise NetworkError(words) from None
         except OSError as error:
             self.give_up()
             raise NetworkError(f"the stream from {short(self.peer)} broke: {error}") from error

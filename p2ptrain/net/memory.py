@@ -75,15 +75,20 @@ class _Pipe:
     async def get(self) -> _Frame:
         """The next frame that arrived; one reader at a time. NetworkError at the end."""
         while not self._arrived:
-            if self.ended:
-                is_unbegun = self.ended == CLOSED and not self._has_payload
-                raise (UnbegunError if is_unbegun else NetworkError)(self.ended)
+            self.check()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         frame = self._arrived.popleft()
         self._size -= len(frame.body)
         self._has_payload = self._has_payload or frame.kind == framing.FrameKind.CHUNK
         return frame
+
+    def check(self) -> None:
+        """Raises NetworkError where nothing more will ever arrive."""
+        if self.ended == CLOSED and not self._has_payload:
+            raise UnbegunError(self.ended)
+        if self.ended:
+            raise NetworkError(self.ended)
 
     def end(self, why: str) -> None:
         """Nothing more arrives, frames under way included; what has arrived can still be read."""
@@ -118,8 +123,9 @@ class MemoryLink:
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         frame = _Frame(kind, bytes(body))
         framing.decode_header(framing.encode_header(kind, len(frame.body)))
-        if self._closed or self._incoming.ended:
-            raise NetworkError(self._incoming.ended or "we closed the link")
+        self._incoming.check()
+        if self._closed:
+            raise NetworkError("we closed the link")
         self._outgoing.put(frame)
 
     async def receive(self) -> tuple[int, bytes]:

@@ -77,12 +77,12 @@ class LinkEnd:
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
-    def close(self, why: str) -> None:
+    def close(self, why: str, in_order: bool = True) -> None:
         """We end it; the other side notices one latency later."""
         self.owner.ends.pop(self.link, None)
         other = self._let_go()
         if other is not None and other.is_open:
-            other.owner.later(self.latency_s, other.fail, why, False, self.swap is None)
+            other.owner.later(self.latency_s, other.fail, why, False, in_order and self.swap is None)
 
     def fail(self, why: str, their_fault: bool = False, unbegun: bool = False) -> None:
         """It ended by itself, or by the other side; our core hears of it."""

@@ -133,7 +133,7 @@ class SimulatedPeer:
             self._frozen_at = None
             self._end(KILLED)
             for end in list(self.ends.values()):
-                end.close("connection reset")
+                end.close("connection reset", in_order=False)
 
     def freeze(self) -> None:
         """The machine sleeps: nothing happens in it and nothing passes its line, until ``thaw``."""

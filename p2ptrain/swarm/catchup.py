@@ -33,8 +33,7 @@ from p2ptrain.swarm.standing import Standing
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
 """Before a donor that declined is asked again: its one place may be free at any moment, and its distrust of who broke
-off an exchange be over in two seconds; but each time that it is not, twice as late. The longer one at once after
-``NOT_BEHIND``, which is not over so soon. Guesses."""
+off an exchange be over in two seconds; but each time that it is not, twice as late, to the longer one. Guesses."""
 LONGEST_PAUSE_S = 120.0
 """After weights that did not come, however long they were waited for; doubles with each time that a donor's did not."""
 
@@ -120,7 +119,7 @@ class CatchUp:
         """Ask a donor for its weights if we must catch up and one is free."""
         standing = self._standing
         ahead = believed(standing, now)
-        ready = [known for known in ahead if known.not_before <= now]
+        ready = [known for known in ahead if known.may_be_asked(now)]
         furthest = max((known.progress for known in ready), default=0.0)
         newest = [known for known in ready if known.progress >= furthest - standing.rules.catch_up_tokens]
         donor = choose_partner(newest, standing.random)
@@ -188,8 +187,7 @@ class CatchUp:
             times = self._declined[link.peer] = self._declined.pop(link.peer, 0) + 1
             if len(self._declined) > MAX_KNOWN:
                 del self._declined[next(iter(self._declined))]
-            soon_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
-            pause_s = LONG_PAUSE_S if decline.reason is DeclineReason.NOT_BEHIND else soon_s
+            pause_s = min(SHORT_PAUSE_S * 2.0 ** min(times - 1, 10), LONG_PAUSE_S)
             standing.members.pause(link.peer, now + pause_s * standing.random.uniform(0.5, 1.5))
             standing.note("skipped", link.peer, decline.reason.value)
 

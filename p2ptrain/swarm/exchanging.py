@@ -194,7 +194,7 @@ class Exchanging:
         if exchange.round:
             self.rounds.ended(exchange, Meeting.MISSED, now)
             return
-        standing.members.pause(link.peer, now + pause_after(standing, decline, exchange))
+        standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
@@ -262,12 +262,11 @@ class Exchanging:
             standing.counters.offers_unanswered += 1
             fault, meeting = Fault.UNANSWERED, Meeting.MISSED
             self.rounds.unanswered(exchange, now)
-        elif event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound:
-            standing.counters.offers_withdrawn += 1
-            fault, meeting = Fault.WITHDRAWN, Meeting.FAILED
         else:
-            standing.counters.exchanges_failed += 1
-            fault, meeting = Fault.BROKEN, Meeting.FAILED
+            withdrawn = event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound
+            standing.counters.offers_withdrawn += withdrawn
+            standing.counters.exchanges_failed += not withdrawn
+            fault, meeting = Fault.WITHDRAWN if withdrawn else Fault.BROKEN, Meeting.FAILED
             if exchange.is_timed:
                 self._overtime.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
@@ -335,7 +334,8 @@ class Exchanging:
         self, partner: Known, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
     ) -> None:
         link, deadlines = self._standing.new_link(partner.peer), self._standing.deadlines
-        self._standing.members.called(partner.peer, now)
+        if not round_:  # a round's calls are planned with it
+            self._standing.members.called(partner.peer, now)
         deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
         exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)
         self.book.put(exchange)

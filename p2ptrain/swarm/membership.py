@@ -87,8 +87,8 @@ class Membership:
             self._paused[peer] = known
 
     def called(self, peer: PeerId, now: float) -> None:
-        """We call this peer. Whoever is called more often than ``MOST_CALLS`` allow turns us down unheard, and that
-        looks as if nobody were there: so we do not."""
+        """We offer an exchange to this peer. Whoever is called more often than ``MOST_CALLS`` allow turns us down
+        unheard, and that looks as if nobody were there: so we do not."""
         known = self._known.get(peer)
         if known is not None and (until := known.call(now)):
             self.pause(peer, until)
@@ -109,7 +109,7 @@ class Membership:
         self.pause(peer, until)
 
     def estranged(self, peer: PeerId) -> int:
-        """Its weights had nothing in common with ours: how many times in a row."""
+        """Its weights had nothing in common with ours: how many times lately."""
         known = self._known.get(peer)
         if known is None:
             return 1

@@ -7,7 +7,7 @@ from math import inf
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
-from p2ptrain.swarm.messages import Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.record import Known
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.topology import neighbours
@@ -79,13 +79,14 @@ def implausible(standing: Standing, peer: PeerId, theirs: Terms) -> str:
     return why
 
 
-def pause_after(standing: Standing, decline: Decline, declined: Exchange) -> float:
-    """Seconds to leave a partner alone after it declined. None where it is so far ahead that we must have its weights:
-    it is asked for them at once. What it said of its progress is true for no longer than it trains on."""
-    must_pull = must_catch_up(standing.settled, standing.worth, decline.progress, standing.rules)
-    if must_pull and decline.reason is DeclineReason.CATCH_UP_FIRST:
+def pause_after(standing: Standing, reason: DeclineReason, declined: Exchange) -> float:
+    """Seconds to leave a partner alone after it declined. Whose weights we must have, as far ahead as it says it is and
+    can be, is asked for them at once: what it said is true for no longer than it trains on."""
+    known = standing.members.get(declined.link.peer)
+    must_pull = known is not None and must_catch_up(standing.settled, standing.worth, known.progress, standing.rules)
+    if must_pull and reason is DeclineReason.CATCH_UP_FIRST:
         return 0.0
-    if decline.reason not in MOMENTARY:
+    if reason not in MOMENTARY:
         return DECLINED_PAUSE_S * standing.random.uniform(0.5, 1.5)
     likely = declined.fragments[: standing.rules.most_per_exchange]
     size = sum(standing.rules.fragment_bytes[fragment] for fragment in likely)

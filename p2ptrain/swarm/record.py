@@ -49,12 +49,12 @@ class Known:
     withdrawn: int = 0
     """Offers in a row that it took back."""
     strange: int = 0
-    """Exchanges in a row in which its weights had nothing in common with ours."""
+    """Exchanges in which its weights had nothing in common with ours; a committed one takes back half of them."""
     calls: float = 0.0
     """Of ours lately, as of ``called_at``: what an allowance of ``CALLS_PER_S`` has not yet made up for."""
     called_at: float = 0.0
     paced_until: float = 0.0
-    """We have called it often enough until then, whatever comes of it."""
+    """We have made it offers enough until then, whatever comes of them."""
     not_before: float = 0.0
     """Do not call it until then ..."""
     distrusted_until: float = 0.0
@@ -64,9 +64,13 @@ class Known:
     alarm: float = NEVER
     """When its liveness is looked at next."""
 
+    def may_be_asked(self, now: float) -> bool:
+        """For its weights: pacing holds back offers only."""
+        return self.not_before <= max(now, self.paced_until)
+
     def call(self, now: float) -> float:
-        """We call it. Until when it has been called often enough; 0: it has not."""
-        self.calls = max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0
+        """We make it an offer. Until when it has had enough of them; 0: it has not."""
+        self.calls = min(max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
         self.called_at = now
         if self.calls > MOST_CALLS - 1.0:
             self.paced_until = now + 1.0 / CALLS_PER_S
@@ -89,7 +93,8 @@ class Known:
 
     def praise(self) -> None:
         """An exchange with it committed."""
-        self.unanswered = self.broken = self.withdrawn = self.strange = 0
+        self.unanswered = self.broken = self.withdrawn = 0
+        self.strange //= 2
         self.not_before, self.distrusted_until = self.paced_until, 0.0
 
     @property

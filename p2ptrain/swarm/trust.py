@@ -5,7 +5,7 @@ else's, or stand still. Three bounds, of which honest peers meet none:
 
 =================  ====================================================================================
 ``are_strange``    the difference is longer than our weights: nothing in common. Not mixed; an offence
-                   ``TIMES_STRANGE`` times in a row
+                   the ``TIMES_STRANGE``th time, of which a committed exchange takes back half
 ``Replays``        these very bytes were mixed twice already, and still they are far off. The same
 ``Usual.radius``   ``FACTOR`` times what is usual among our partners: the difference is clipped to it
 =================  ====================================================================================
@@ -40,7 +40,8 @@ TIMES_STRANGE = 3
 """Until then we leave it alone as one that broke off (2 s, 4 s). Who trained alone for a few outer steps of a young run
 may be a stranger, too: at the full rate, right after it had exchanged, in one of some twenty runs of a tiny model. It
 mixes with others meanwhile, or learns that its weights are the odd ones; shut out for half a minute at once it was off
-for good. A liar costs two more exchanges, of which nothing is mixed. A guess."""
+for good. A liar costs two more exchanges, of which nothing is mixed; one that is honest every other time costs as much
+as one that breaks off every other time. A guess."""
 
 LEAST_PARTNERS = 3
 """With fewer, one liar is half of a median."""

@@ -243,6 +243,19 @@ def test_a_payload_against_the_rules_is_an_offence(misdeed):
     assert torch.isfinite(amber.learner.task.theta).all()
 
 
+def test_an_offer_that_is_taken_back_is_no_exchange_that_failed():
+    """The opener goes on with somebody else, and ends its link in good order."""
+
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        await link.close()
+
+    amber = play(scene)
+    assert amber.core.counters.offers_withdrawn == 1
+    assert amber.core.counters.exchanges_failed == 0
+    assert amber.core.counters.offences == 0
+
+
 @pytest.mark.parametrize("after_bytes", [0, 1000])
 def test_a_partner_killed_while_it_sends_costs_the_exchange_only(after_bytes):
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
 from p2ptrain.swarm.record import FAILURE_PAUSE_S, FAR_S, FORGIVEN, QUARANTINE_S, Fault
-from p2ptrain.swarm.rules import HEARD_LIFETIME_S
+from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
 
 
 @dataclass
@@ -23,6 +23,8 @@ class Entry:
     times: dict[Fault, int] | None = None
     not_before: float = 0.0
     distrusted_until: float = 0.0
+    calls: list[float] = field(default_factory=list)
+    paced_until: float = 0.0
 
 
 class PlainMembership:
@@ -57,6 +59,16 @@ class PlainMembership:
         entry.live_until = max(entry.live_until, now + HEARD_LIFETIME_S)
         entry.state, entry.progress = state, progress
 
+    def called(self, peer: PeerId, now: float) -> None:
+        if entry := self.known.get(peer):
+            entry.calls = [at for at in entry.calls if now - at < MOST_CALLS / CALLS_PER_S] + [now]
+            level = 0.0
+            for before, at in zip([entry.calls[0], *entry.calls], entry.calls, strict=False):
+                level = min(max(level - (at - before) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
+            if level > MOST_CALLS - 1.0:
+                entry.paced_until = now + 1.0 / CALLS_PER_S
+                self.pause(peer, entry.paced_until)
+
     def pause(self, peer: PeerId, until: float) -> None:
         if entry := self.known.get(peer):
             entry.not_before = max(entry.not_before, until)
@@ -84,7 +96,7 @@ class PlainMembership:
     def praise(self, peer: PeerId) -> None:
         if entry := self.known.get(peer):
             entry.times = {**(entry.times or {}), Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
-            entry.not_before = entry.distrusted_until = 0.0
+            entry.not_before, entry.distrusted_until = entry.paced_until, 0.0
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
         known = self.known.get(peer)

@@ -71,6 +71,19 @@ def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None
     assert calls == pytest.approx(MOST_CALLS + 100 * CALLS_PER_S, abs=20)
 
 
+def test_who_was_called_often_may_be_asked_for_its_weights_all_the_same(members: Membership) -> None:
+    for _ in range(100):
+        members.called(BIRCH, 0.0)
+    known = members.get(BIRCH)
+    assert known is not None
+    assert not members.partners(0.1)
+    assert known.may_be_asked(0.1)
+    members.called(BIRCH, 100.0)
+    assert members.partners(100.0)
+    members.blame(BIRCH, 100.0, Fault.UNANSWERED)
+    assert not known.may_be_asked(100.0)
+
+
 def test_who_calls_seldom_is_never_held_up(members: Membership) -> None:
     for call in range(200):
         members.called(BIRCH, call / CALLS_PER_S)
@@ -116,7 +129,7 @@ def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
         now += random.choice([0.0, 0.0, 0.1, 1.0, 20.0])
         peer = PeerId(f"peer {random.randrange(PEERS)}")
         state, progress = random.choice(list(PeerState)), random.uniform(0.0, 100.0)
-        match random.randrange(8):
+        match random.randrange(9):
             case 0 | 1 | 2:
                 record = presence(peer, progress, state, now - random.uniform(0.0, 70.0), random.choice([False, True]))
                 until = record.issued_at + record.lifetime_s
@@ -136,6 +149,10 @@ def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
                 members.praise(peer)
                 plain.praise(peer)
             case 7:
+                for _ in range(random.choice([1, 30])):
+                    members.called(peer, now)
+                    plain.called(peer, now)
+            case 8:
                 assert members.expire(now) == plain.expire(now)
         compare(members, plain, now, step)
 

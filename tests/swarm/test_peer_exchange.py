@@ -479,6 +479,43 @@ def test_an_offer_that_is_taken_back_while_our_accept_is_on_its_way_costs_no_tru
     ]
 
 
+def test_who_takes_its_offers_back_after_long_holds_nobody_for_most_of_the_time():
+    """It lets us wait nearly to the deadline, ends the link in good order, and exchanges once in between."""
+    table = in_step("amber", "birch")
+    core, held_s = table["amber"].core, 0.0
+    terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
+    until = table.now + 300.0
+    for serial in range(100, 10_000):
+        link = LinkId(PeerId("birch"), serial, outbound=False)
+        effects = core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
+        is_held = any(isinstance(effect, Swap) for effect in effects)
+        if is_held and serial % 2:
+            held_s += 4.9
+            table.now += 4.9
+            core.handle(LinkFailed(link, "it ended", unbegun=True), table.now)
+        elif is_held:
+            core.handle(SwapDone(link, 1000, 1000, 0.01, 1.0), table.now)
+            core.handle(Received(link, Acknowledge()), table.now)
+            core.handle(Applied(link, 10.0), table.now)
+        table.now += 0.05
+        if table.now >= until:
+            break
+    assert 0 < held_s < 0.3 * 300.0
+
+
+def test_who_declines_with_a_progress_that_cannot_be_is_left_alone():
+    table = in_step("amber", "birch")
+    core = table["amber"].core
+    core._standing.settled = False
+    table.step("amber")
+    link = next(iter(table["amber"].ends))
+    no = Decline(DeclineReason.CATCH_UP_FIRST, PeerState.TRAINING, 1, 1e300, ())
+    core.handle(Received(link, no), table.now)
+    known = core._standing.members.get(PeerId("birch"))
+    assert known is not None
+    assert known.not_before >= table.now + 1.0
+
+
 @pytest.mark.parametrize(("unbegun", "outbound"), [(False, False), (True, True), (False, True)])
 def test_what_breaks_off_otherwise_is_an_exchange_that_failed(unbegun, outbound):
     """After a byte of the payload, or where the offer was ours, nothing was taken back."""

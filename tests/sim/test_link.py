@@ -1,0 +1,43 @@
+"""How a simulated link ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.sim.link import LinkEnd
+from p2ptrain.sim.peer import SimulatedPeer
+from p2ptrain.swarm.events import Event, LinkFailed, Swap
+
+
+class Owner:
+    """Of one end. Nothing takes time."""
+
+    def __init__(self) -> None:
+        self.ends: dict[LinkId, LinkEnd] = {}
+        self.heard: list[Event] = []
+
+    def later(self, delay_s: float, callback: Callable[..., None], *arguments: object) -> None:
+        callback(*arguments)
+
+    def handle(self, event: Event) -> None:
+        self.heard.append(event)
+
+
+def end_of(owner: Owner, serial: int) -> LinkEnd:
+    return LinkEnd(cast(SimulatedPeer, owner), LinkId(PeerId("them"), serial, outbound=False), latency_s=0.1)
+
+
+@pytest.mark.parametrize(
+    ("in_order", "has_begun", "unbegun"), [(True, False, True), (True, True, False), (False, False, False)]
+)
+def test_the_other_side_hears_whether_the_payload_had_begun(in_order: bool, has_begun: bool, unbegun: bool) -> None:
+    owner = Owner()
+    ours, theirs = end_of(Owner(), 1), end_of(owner, 2)
+    ours.other, theirs.other = theirs, ours
+    ours.swap = cast(Swap, cast(Any, "begun")) if has_begun else None
+    ours.close("it ends", in_order=in_order)
+    assert owner.heard == [LinkFailed(theirs.link, "it ends", unbegun=unbegun)]
