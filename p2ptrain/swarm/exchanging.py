@@ -11,7 +11,7 @@ from p2ptrain.swarm.matching import answer, refusal
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.partners import choose, implausible, own_offer, own_terms, pause_after
-from p2ptrain.swarm.progress import progress_displacement
+from p2ptrain.swarm.progress import left, progress_displacement
 from p2ptrain.swarm.record import Fault, Known
 from p2ptrain.swarm.rounds import HURRIED_S, Meeting, Round, Rounds
 from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
@@ -234,8 +234,7 @@ class Exchanging:
         self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
         self.book.commit(exchange)
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
-        if not standing.believes(link.peer):
-            moved = min(moved, 0.0)
+        moved = min(moved, left(standing.progress, standing.rules) if standing.believes(link.peer) else 0.0)
         if standing.state is PeerState.FINISHING:  # agreed on before: nothing would raise us again
             moved = max(moved, 0.0)
         standing.emit(Commit(link, standing.budget.take(moved, link.peer)))

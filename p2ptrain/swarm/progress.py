@@ -50,6 +50,12 @@ def progress_displacement(mine: Terms, theirs: Terms, fragments: int, rules: Swa
     return ours * min(1.0, rules.catch_up_tokens / max(abs(ours), abs(others)), most / abs(falling))
 
 
+def left(progress: float, rules: SwarmRules) -> float:
+    """What may still be added to ours (tokens per peer). What was agreed on is older than what we trained meanwhile,
+    and whoever it lifted far beyond the run's end would be refused by all."""
+    return max(rules.tokens_per_peer - progress, 0.0)
+
+
 @dataclass(slots=True)
 class Account:
     """What a partner may do to our progress, in tokens, as of our last exchange with it."""

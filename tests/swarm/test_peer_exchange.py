@@ -72,6 +72,21 @@ def test_progress_is_averaged_and_its_sum_kept():
     assert table["amber"].progress == table["birch"].progress == 10.0
 
 
+def test_nobody_is_lifted_beyond_the_end_by_what_was_agreed_on_before_it_came_there():
+    """Others would refuse it: nobody honest is there."""
+    table = in_step("amber", "birch")
+    table.swap_s = 0.5
+    table["amber"].progress, table["birch"].progress = 930.0, 1000.0
+    table.end_training("birch")
+    table.step("amber")
+    table.run(0.1)
+    assert table["amber"].swaps
+    table.step("amber", tokens=55.0)
+    table.run(1.0)
+    assert counts(table, "amber").exchanges_ok > 0
+    assert 995.0 <= table["amber"].progress <= 1000.0
+
+
 def test_the_progress_of_who_came_to_the_end_meanwhile_is_not_lowered_any_more():
     table = in_step("amber", "birch")
     table.swap_s = 2.0
