@@ -20,6 +20,7 @@ import contextlib
 import math
 import os
 import signal
+import socket
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +37,9 @@ from bootstrap.watching import watch
 from bootstrap.words import Say
 from p2ptrain import files
 from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
-from p2ptrain.ids import short
+from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
-from p2ptrain.net.address import with_peer
+from p2ptrain.net.address import split_peer, with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
@@ -53,6 +54,8 @@ from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer
 from p2ptrain.telemetry import enduring_output
 
+LINK = "join-link.txt"
+LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """A variable that our images set."""
 FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
@@ -129,7 +132,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         view.on_event(server.tell)
         say("page", server.url)
     try:  # the owner's mistakes show here, and end us
-        node = await _start(place, place.listen, signed, identity, cache, rates)
+        node = await _start(place, as_before(place, identity.peer_id), signed, identity, cache, rates)
     except (NetworkError, OSError, EOFError) as error:
         page.close()
         raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
@@ -142,7 +145,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         if place.beside is not None:
             words.check_beside(place.beside, identity.peer_id, own, place.home)
         link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
-        _write_link(place.home / "join-link.txt", link)
+        _write_link(place.home / LINK, link)
         lines = words.join_lines(link, place.local, IN_CONTAINER in os.environ)
         for line in lines:
             say("join", line)
@@ -220,6 +223,22 @@ async def _attend(
         if place.page is not None:
             tasks.append(view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, rates), Random()))
         await _first_of(stop.wait(), node.died(), *tasks)
+
+
+def as_before(place: Place, me: PeerId) -> tuple[str, ...]:
+    """Where to listen. A swarm on one machine takes any free port, and that of last time where it is free: links that
+    were passed on stay good."""
+    if place.listen != (LOCAL_LISTEN,):
+        return place.listen
+    try:
+        before = JoinLink.parse((place.home / LINK).read_text(encoding="utf-8"))
+        own = [each for each, peer in map(split_peer, before.addresses) if peer == me]
+        host, port = own[0].split("/")[2], int(own[0].split("/")[4])
+        with socket.socket() as trial:
+            trial.bind((host, port))
+    except (OSError, ValueError, IndexError, UserError):  # there is none, or it is somebody else's
+        return place.listen
+    return (own[0],)
 
 
 async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:

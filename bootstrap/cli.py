@@ -12,7 +12,6 @@ from p2ptrain.page.place import Place as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
-LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 LOWEST_MBIT, HIGHEST_MBIT = LOWEST_RATE / 125_000, 1e6
 """As of a peer's settings."""
 
@@ -67,7 +66,7 @@ def bootstrap(
     other = None if beside is None else JoinLink.parse(beside)
     from bootstrap import app
 
-    default = LOCAL_LISTEN if local else PUBLIC_LISTEN
+    default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN
     shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
     where = app.Place(
         run,

@@ -41,7 +41,7 @@ from peer.attendance import Attendance, Reins
 from peer.building import Options, Session, build
 from peer.contributions import Contributions, HearingNotebook, Standing
 from peer.entrance import Entrance
-from peer.home import AddressBook, Addresses, Home, default_home
+from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
 from peer.network_thread import NetworkThread
@@ -126,6 +126,7 @@ def _home(options: Options) -> Home:
         home = Home(default_home(options.link.run_id))
     else:
         raise HomeError("There is neither a join link nor a home.", "Give the link, or the home of a peer with --home.")
+    check_no_other(home.path)
     if options.link is None and home.load_manifest(None) is None:
         raise HomeError(f"No peer lives in {home.path} yet.", "Give a join link to begin with.")
     return home

@@ -16,6 +16,13 @@ PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking. A guess."""
 
 
+def another(error: str) -> str:
+    """Who answered in place of whom a link names, by what a question came to; empty where nobody did."""
+    if error.endswith("takes part in another run"):
+        return "who answers there takes part in another run"
+    return "another node than the link names answers there" if "peer id mismatch" in error else ""
+
+
 async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: Notebook) -> SignedManifest:
     """Ask until one hands out the run's manifest. Says what it tried after every round.
 
@@ -25,6 +32,7 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
         node: the one to ask from just now; raises NetworkError while there is none.
     """
     pause, longest = PAUSE_S
+    strangers: dict[str, str] = {}  # who answers at which address, if it is not whom the link names
     while True:
         for each in link.addresses:
             place, peer = address.split_peer(each)
@@ -39,9 +47,14 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                     raise  # they did what they could: another p2ptrain has to be installed here
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
+                if why := another(str(error)):
+                    strangers[each] = why
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed
-        notebook.note("waiting", why="nobody handed out the run's manifest", seconds=pause)
+        why = "nobody handed out the run's manifest"
+        if len(strangers) == len(link.addresses):
+            why = f"{strangers[link.addresses[0]]}: ask whoever gave you the link for one that holds now"
+        notebook.note("waiting", why=why, seconds=pause)
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)

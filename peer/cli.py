@@ -86,8 +86,9 @@ def peer(
 def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     """Print a link by which others join.
 
-    PLACE is the home of a peer: the link works while that peer runs. Or it is the directory of a run of yours that
-    takes invited peers only: then the link lets its holder in, once or --uses times, until it expires.
+    PLACE is the home of a peer: the link works while that peer runs. Or it is the directory of a run of yours. Where
+    that is open, the link of its bootstrap is printed; where it takes invited peers only, one that lets its holder in,
+    once or --uses times, until it expires.
     """
     from p2ptrain.manifest import KEY_FILE
 
@@ -148,7 +149,13 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
 
 def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None:
     from p2ptrain.admission import office
+    from p2ptrain.manifest import load_run
 
+    if load_run(run).manifest.admission.policy == "open":
+        printed = office.printed_link(run)
+        click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
+        click.echo(str(printed))
+        return
     to = JoinLink.parse(link) if link is not None else office.printed_link(run)
     made, issued = office.invite(run, to, office.seconds(expires), uses, time.time())
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))

@@ -34,9 +34,23 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from p2ptrain import files
+from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import RunId
-from p2ptrain.manifest import SignedManifest, genuine_run
+from p2ptrain.manifest import KEY_FILE, SignedManifest, genuine_run
+
+
+def check_no_other(path: Path) -> None:
+    """Raises HomeError where a run or a bootstrap lies, whose files a peer's would mix with."""
+    try:
+        is_a_run, is_a_bootstraps = (path / KEY_FILE).exists(), (path / LINK_FILE.name).exists()
+    except OSError:  # whoever needs the place says what is wrong with it
+        return
+    if is_a_run or is_a_bootstraps:
+        what = "the directory of a run" if is_a_run else "the home of a bootstrap"
+        raise HomeError(
+            f"{path} is {what}, and no peer's home.", "Name the home of a peer; one that does not exist yet is made."
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +93,9 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the home if need be and hold it. Raises HomeError when another process does, or it is not writable."""
+        """Make the home if need be and hold it. Raises HomeError when another process does, or it is not writable, or
+        it is a run's directory or a bootstrap's home."""
+        check_no_other(self.path)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")

@@ -16,10 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.data.sources import read_pieces
+from p2ptrain.data.sources import check_digest, read_pieces
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from p2ptrain.errors import CorpusError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -85,13 +86,15 @@ def open_corpus(
 ) -> Corpus:
     """Open the run's corpus, building its token stream where this machine has none yet.
 
-    A stream in the cache is used without another look at ``data``: its name already holds the digest of the file it
-    was made from.
+    A stream in the cache needs no ``data``: its name already holds the digest of the file it was made from. A file that
+    is named all the same has to be that one.
 
     Raises:
         CorpusError: unreadable, empty, too short, wrong digest, not named, not reachable.
         HomeError: the cache cannot be written or its disk is full.
     """
+    if data is not None:
+        _check_own(manifest, data)
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
     most = _most_tokens(manifest)
     tokens = open_stream(
@@ -102,6 +105,17 @@ def open_corpus(
     )
     split = split_stream(len(tokens), manifest.training.sequence_length, manifest.corpus.validation_fraction)
     return Corpus(tokens, split, tokenizer)
+
+
+def _check_own(manifest: Manifest, data: Path) -> None:
+    """Whoever names a file means it to be read: raises CorpusError unless it is the run's own."""
+    if manifest.corpus.kind != "file":
+        comes = "ships with p2ptrain" if manifest.corpus.kind == "builtin" else "is downloaded"
+        raise CorpusError(
+            f"--data names {data}, and this run's text is another: it {comes}",
+            "Leave --data away; a run trains on the corpus that its manifest names.",
+        )
+    check_digest(data, manifest.corpus.sha256, "corpus")
 
 
 def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:

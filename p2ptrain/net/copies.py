@@ -27,6 +27,7 @@ from p2ptrain.net.rates import Rates
 from p2ptrain.net.talk import hear
 from p2ptrain.ports import Clock, Link
 from p2ptrain.swarm.pieces import Span, cut
+from p2ptrain.swarm.rules import GIVEN_BYTES, GIVEN_TO_ONE
 from p2ptrain.train.payloads import Payloads
 from p2ptrain.train.sketch import sketch
 
@@ -40,6 +41,8 @@ PROMISED = 2.0
 EACH = Allowance(burst=3.0, per_s=6.0 / 3600.0)
 """Whole models of one peer beyond that: a newcomer takes about a third of a donor's pieces, and compares as many. It
 may catch up as often within an hour as a donor promises its weights (``rules.GIVEN_TO_ONE``)."""
+LEAST_MODEL = GIVEN_BYTES / GIVEN_TO_ONE
+"""A smaller one counts by its bytes, as ``rules.given_to_one`` has it."""
 OVERALL = Allowance(burst=12.0, per_s=72.0 / 3600.0)
 """To all together; a sketch of 8 million weights takes .2 s of a core. A guess."""
 LONGEST_S = 900.0
@@ -107,7 +110,7 @@ class Copies:
         def admits(span: Span, is_piece: bool) -> bool:
             if self._rates.rests or (is_piece and not self._rates.gives):
                 raise NetworkError(f"{short(link.peer)} asked for weights while we give none")
-            return self._rations.admits(link.peer, self._clock(), span.size / self._total)
+            return self._rations.admits(link.peer, self._clock(), span.size / max(self._total, LEAST_MODEL))
 
         await self._serve(link, admits, self._pinned, self._clock() + LONGEST_S)
 

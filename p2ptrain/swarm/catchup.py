@@ -23,7 +23,6 @@ from p2ptrain.swarm.overtime import Overtime
 from p2ptrain.swarm.record import Fault, Known
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
-    GIVEN_TO_ONE,
     GIVING_WINDOW_S,
     MAX_DONATIONS,
     MAX_KNOWN,
@@ -336,11 +335,11 @@ class CatchUp:
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:
         """It began to take our weights so often lately that it is not weights that it wants."""
-        given = self._given.get(peer)
-        return given is not None and len(given) == GIVEN_TO_ONE and given[0] > now - GIVING_WINDOW_S
+        given, most = self._given.get(peer), self._standing.rules.given_to_one
+        return given is not None and len(given) == most and given[0] > now - GIVING_WINDOW_S
 
     def _remember(self, peer: PeerId, now: float) -> None:
-        given = self._given.pop(peer, None) or deque(maxlen=GIVEN_TO_ONE)
+        given = self._given.pop(peer, None) or deque(maxlen=self._standing.rules.given_to_one)
         given.append(now)
         self._given[peer] = given
         if len(self._given) > MAX_KNOWN:

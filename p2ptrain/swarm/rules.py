@@ -66,6 +66,11 @@ class SwarmRules:
         return self.exchanges_per_step > 0 or bool(self.beside or self.between)
 
     @cached_property
+    def given_to_one(self) -> int:
+        """Times an hour that one newcomer may begin to take our weights."""
+        return max(GIVEN_TO_ONE, min(GIVEN_BYTES // max(self.weights_bytes, 1), MAX_KNOWN))
+
+    @cached_property
     def judges_distances(self) -> bool:
         """Whether how far off a partner is says something of it: pseudo-gradients differ by all their length."""
         return self.streams == 1 and not self.begins_at_zero
@@ -175,10 +180,10 @@ MAX_EXCHANGES = 4
 MAX_DONATIONS = 1
 """Newcomers served at once. A guess; a donor's upload is shared by its exchanges."""
 
-GIVEN_TO_ONE = 6
-GIVING_WINDOW_S = 3600.0
-"""Times that one newcomer may begin to take our weights, and in how long: a whole model is the largest thing that a
-stranger may ask of us. A line so bad that six pulls break needs another donor. Guesses."""
+GIVEN_TO_ONE, GIVEN_BYTES, GIVING_WINDOW_S = 6, 64 << 20, 3600.0
+"""Times that one newcomer may begin to take our weights, or as often as they are so many bytes, and in how long: a
+whole model is the largest thing that a stranger may ask of us. A line so bad that six pulls break needs another donor.
+Small models are what people try things out with, and a run of seconds is far ahead after each restart. Guesses."""
 
 SUPPORTERS = 2
 """So many others must claim about as much progress as a donor does, where so many are known. Two of eight may lie

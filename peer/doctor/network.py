@@ -26,6 +26,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.reach import look, measure
 from p2ptrain.net.relay import reserve
 from p2ptrain.net.transport import P2PTransport
+from peer.asking import another
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.doctor.sockets import sent_from
@@ -116,6 +117,10 @@ def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) ->
         return note("link", words)
     if isinstance(why, UserError):
         return bad("link", words, why.remedy)
+    if another(why):
+        return bad(
+            "link", words, "Somebody else answers there: ask whoever gave you the link for the one that holds now."
+        )
     return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 from p2ptrain.errors import HomeError
 from p2ptrain.net.socket_folder import SocketFolder
+from peer.home import check_no_other
 
 SOCKET = "control.sock"
 POINTER = "control.path"
@@ -97,6 +98,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = _parse(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
     except (FileNotFoundError, ConnectionRefusedError):
+        check_no_other(home)
         raise NotRunningError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
     except PermissionError:
         raise HomeError(

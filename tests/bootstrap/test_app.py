@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,6 +18,7 @@ from bootstrap import app, cli
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.errors import JoinLinkError
 from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
@@ -26,6 +29,23 @@ HERE = "/ip4/8.8.8.8/tcp/31337"
 
 def place(folder: Path, **chosen: Any) -> app.Place:
     return app.Place(folder / "run", folder / "home", (HERE,), (), False, **chosen)
+
+
+def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_path: Path) -> None:
+    """Links that were passed on stay good."""
+    me = Identity.load_or_create(tmp_path / "identity.key").peer_id
+    here = app.Place(tmp_path, tmp_path, (app.LOCAL_LISTEN,), (), local=True)
+    assert app.as_before(here, me) == here.listen
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        before = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+        (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
+        assert app.as_before(here, me) == here.listen
+    assert app.as_before(here, me) == (before,)
+    chosen = replace(here, listen=("/ip4/127.0.0.1/tcp/4001",))
+    assert app.as_before(chosen, me) == chosen.listen
+    (tmp_path / app.LINK).write_text("no link")
+    assert app.as_before(here, me) == here.listen
 
 
 def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(

@@ -72,6 +72,20 @@ def test_a_cached_stream_needs_the_file_no_more(manifest_with, text_file, tmp_pa
     assert np.array_equal(first.tokens, again.tokens)
 
 
+def test_a_file_that_is_named_has_to_be_the_runs(manifest_with, text_file, tmp_path):
+    """Whoever names one means it to be read, and would believe to train on it."""
+    shipped = manifest_with({"kind": "builtin", "name": "shakespeare"})
+    with pytest.raises(CorpusError, match="it ships with p2ptrain"):
+        open_corpus(shipped, tmp_path / "cache", text_file)
+    manifest = manifest_with(file_corpus(text_file))
+    open_corpus(manifest, tmp_path / "cache", text_file)
+    (tmp_path / "another.txt").write_text("another text")
+    with pytest.raises(CorpusError, match="is not this run's corpus"):
+        open_corpus(manifest, tmp_path / "cache", tmp_path / "another.txt")
+    with pytest.raises(CorpusError, match="cannot be read"):
+        open_corpus(manifest, tmp_path / "cache", tmp_path / "nothing.txt")
+
+
 def test_held_out_batches_are_the_same_each_time_and_keep_the_bound(manifest_with, text_file, tmp_path):
     corpus = open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache", text_file)
     few = list(corpus.validation_batches(most_tokens=5 * 16 + 3, batch_sequences=2))

@@ -15,6 +15,7 @@ from donors import F, N, Weights, honest, published
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId
+from p2ptrain.net import copies as copies_module
 from p2ptrain.net import virtual_time
 from p2ptrain.net.copies import EACH, LONGEST_S, MOST_PINNED, SHARED_S, Copies
 from p2ptrain.net.driver import at_once
@@ -281,7 +282,9 @@ def test_once_nothing_is_given_an_open_stream_compares_and_gives_no_pieces(rests
     assert virtual_time.run(main()) is is_answered
 
 
-def test_questions_that_are_none_are_offences_and_floods_are_rationed():
+def test_questions_that_are_none_are_offences_and_floods_are_rationed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(copies_module, "LEAST_MODEL", 0.0)  # as if these were as large as what people train
+
     async def main() -> tuple[int, int]:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
         copies, offences, rationed = Copies(published(honest(1)), at_once, loop.time), 0, 0

@@ -25,6 +25,7 @@ from peer import building
 from peer.cli import admit, export, generate, invite, peer, revoke
 from peer.fit import check_memory, explained
 from peer.home import Home
+from peer.owner.commands import status
 
 SignedRun = Callable[..., SignedManifest]
 STRANGER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"
@@ -356,6 +357,29 @@ def test_orders_about_an_open_run(tmp_path: Path, refused: Callable[..., str]) -
         assert "is open" in refused(tmp_path / "run", STRANGER, command=command)
     assert "has printed a link here" in refused(tmp_path / "run", command=invite)
     assert "holds no manifest.signed" in refused(tmp_path / "nowhere", STRANGER, command=admit)
+
+
+def test_an_open_runs_link_is_had_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    create_run(tmp_path / "run", "demo")
+    sign_run(tmp_path / "run")
+    link = JoinLink(load_run(tmp_path / "run").run_id, (ADDRESS,))
+    (tmp_path / "run" / "bootstrap").mkdir()
+    (tmp_path / "run" / "bootstrap" / "join-link.txt").write_text(f"{link}\n")
+    with pytest.raises(SystemExit) as caught:
+        run_command(invite, [str(tmp_path / "run")], name="p2ptrain invite")
+    assert not caught.value.code
+    out, err = capfd.readouterr()
+    assert out == f"{link}\n"
+    assert "This run is open" in err
+
+
+@pytest.mark.parametrize(("holds", "what"), [("run.key", "a run"), ("join-link.txt", "a bootstrap")])
+def test_a_place_that_is_no_peers_home(home: Home, holds: str, what: str, refused: Callable[..., str]) -> None:
+    (home.path / holds).write_text("")
+    before = sorted(home.path.iterdir())
+    for said in (refused("--home", home.path), refused(home.path, command=status)):
+        assert f"of {what}, and no peer's home" in said
+    assert sorted(home.path.iterdir()) == before
 
 
 def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:

@@ -16,7 +16,7 @@ from p2ptrain.manifest import JoinLink, genuine_run, preset, public_key_of, sign
 from p2ptrain.manifest.document import canonical_json
 from p2ptrain.net import virtual_time
 from p2ptrain.telemetry import MemoryLog
-from peer import asking
+from peer import asking, lines
 from peer.asking import ask_for_manifest
 from peer.doctor import network as doctor
 from peer.home import Home
@@ -85,6 +85,38 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     found = virtual_time.run(ask_for_manifest(JoinLink(OURS.run_id, (ADDRESS,)), cast(Any, object), log))
     assert found == OURS
     assert log.kinds() == ["no manifest", "waiting"] * len(lies)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        ("abcdef takes part in another run", "who answers there takes part in another run: ask whoever"),
+        (
+            "failed to dial: peer id mismatch: expected abc",
+            "another node than the link names answers there: ask whoever",
+        ),
+        ("failed to dial: connection refused", "nobody handed out the run's manifest"),
+    ],
+)
+def test_who_waits_says_whether_somebody_else_answers(error: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then neither a firewall nor a router is in the way."""
+    asked = 0
+
+    async def fetch(*_: object) -> bytes:
+        nonlocal asked
+        asked += 1
+        if asked == 3:
+            return OURS.to_bytes()
+        raise NetworkError(error if asked == 1 else "failed to dial: dial backoff")
+
+    monkeypatch.setattr(asking, "fetch_manifest", fetch)
+    log = MemoryLog()
+    virtual_time.run(ask_for_manifest(JoinLink(OURS.run_id, (ADDRESS,)), cast(Any, object), log))
+    waits = [fields for kind, fields in log.notes if kind == "waiting"]
+    assert len(waits) == 2
+    for fields in waits:
+        assert fields["why"].startswith(why)
+        assert ("firewall" in str(lines.line("waiting", fields))) is why.startswith("nobody")
 
 
 def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,16 @@ from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.messages import Acknowledge, Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
 from p2ptrain.swarm.record import Fault, Known
-from p2ptrain.swarm.rules import BEGINNER_STEPS, FINAL_PACE_S, GIVEN_TO_ONE, GIVING_WINDOW_S, MAX_DONATIONS, SwarmRules
+from p2ptrain.swarm.rules import (
+    BEGINNER_STEPS,
+    FINAL_PACE_S,
+    GIVEN_BYTES,
+    GIVEN_TO_ONE,
+    GIVING_WINDOW_S,
+    MAX_DONATIONS,
+    MAX_KNOWN,
+    SwarmRules,
+)
 
 
 def under_way(steps: int = 30, rules: SwarmRules = RULES) -> Table:
@@ -874,7 +883,7 @@ def test_a_newcomer_does_not_run_after_a_liar_that_claims_the_end():
 
 
 def test_who_takes_weights_again_and_again_is_declined_for_an_hour():
-    table = under_way()
+    table = under_way(rules=replace(RULES, weights_bytes=GIVEN_BYTES))
     core, given = table["amber"].core, []
     for attempt in range(2 * GIVEN_TO_ONE):
         link = LinkId(PeerId("greedy"), 500 + attempt, outbound=False)
@@ -886,6 +895,12 @@ def test_who_takes_weights_again_and_again_is_declined_for_an_hour():
     link = LinkId(PeerId("greedy"), 900, outbound=False)
     effects = core.handle(Received(link, WeightsRequest(RUN, RULES.protocol, 0.0)), table.now + GIVING_WINDOW_S)
     assert any(isinstance(effect, Donate) for effect in effects)
+
+
+@pytest.mark.parametrize(("weights_bytes", "times"), [(GIVEN_BYTES, 6), (GIVEN_BYTES // 45, 45), (1, MAX_KNOWN)])
+def test_small_weights_are_given_more_often(weights_bytes, times):
+    """Who tries settings out restarts often, and a tiny run is far ahead each time."""
+    assert replace(RULES, weights_bytes=weights_bytes).given_to_one == times
 
 
 def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
