@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import math
 import os
+import re
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Sequence
@@ -39,7 +40,7 @@ from p2ptrain import files
 from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
-from p2ptrain.net.address import split_peer, with_peer
+from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
@@ -228,17 +229,18 @@ async def _attend(
 def as_before(place: Place, me: PeerId) -> tuple[str, ...]:
     """Where to listen. A swarm on one machine takes any free port, and that of last time where it is free: links that
     were passed on stay good."""
-    if place.listen != (LOCAL_LISTEN,):
+    if not place.local or place.announce or place.listen != (LOCAL_LISTEN,):
         return place.listen
     try:
         before = JoinLink.parse((place.home / LINK).read_text(encoding="utf-8"))
-        own = [each for each, peer in map(split_peer, before.addresses) if peer == me]
-        host, port = own[0].split("/")[2], int(own[0].split("/")[4])
+        ports = [re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/(\d+)/p2p/{me}", each) for each in before.addresses]
+        port = next(int(each[1]) for each in ports if each is not None)
         with socket.socket() as trial:
-            trial.bind((host, port))
-    except (OSError, ValueError, IndexError, UserError):  # there is none, or it is somebody else's
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of last time may linger
+            trial.bind(("127.0.0.1", port))
+    except (OSError, ValueError, OverflowError, StopIteration, UserError):  # there is none, or it is somebody else's
         return place.listen
-    return (own[0],)
+    return (f"/ip4/127.0.0.1/tcp/{port}",)
 
 
 async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:

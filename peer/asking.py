@@ -49,6 +49,8 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
             except (NetworkError, RemoteError) as error:
                 if why := another(str(error)):
                     strangers[each] = why
+                elif "dial backoff" not in str(error):  # that says nothing new
+                    strangers.pop(each, None)
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -90,10 +91,11 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     that is open, the link of its bootstrap is printed; where it takes invited peers only, one that lets its holder in,
     once or --uses times, until it expires.
     """
+    from p2ptrain.admission.office import LINK_FILE
     from p2ptrain.manifest import KEY_FILE
 
     try:
-        is_a_run = (place / KEY_FILE).exists()
+        is_a_run = (place / KEY_FILE).exists() or (place / LINK_FILE).exists()
     except OSError as error:
         raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
     if is_a_run:
@@ -103,7 +105,7 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
 
 
 def _print_link(home: Path) -> None:
-    from p2ptrain.net.address import is_loopback, is_public, relay_of
+    from p2ptrain.net.address import is_public, relay_of
     from peer.home import Home
 
     where = Home(home)
@@ -118,9 +120,7 @@ def _print_link(home: Path) -> None:
         raise _run_without_key(home, signed)
     if not addresses:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
-    if all(map(is_loopback, addresses)):
-        click.echo("This link works on this machine only.", err=True)
-    elif not any(is_public(each) or relay_of(each) for each in known.own):
+    if not _say_if_local(addresses) and not any(is_public(each) or relay_of(each) for each in known.own):
         click.echo(
             "Nobody outside of your network can dial this peer: the link is good while a bootstrap that it names runs.",
             err=True,
@@ -128,6 +128,15 @@ def _print_link(home: Path) -> None:
     if signed.manifest.admission.policy != "open":
         click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
+
+
+def _say_if_local(addresses: Sequence[str]) -> bool:
+    from p2ptrain.net.address import is_loopback
+
+    is_local = all(map(is_loopback, addresses))
+    if is_local:
+        click.echo("This link works on this machine only.", err=True)
+    return is_local
 
 
 def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
@@ -151,12 +160,14 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None
     from p2ptrain.admission import office
     from p2ptrain.manifest import load_run
 
-    if load_run(run).manifest.admission.policy == "open":
-        printed = office.printed_link(run)
-        click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
-        click.echo(str(printed))
-        return
+    signed = load_run(run)
     to = JoinLink.parse(link) if link is not None else office.printed_link(run)
+    if signed.manifest.admission.policy == "open":
+        office.check_link(run, signed, to)
+        click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
+        _say_if_local(to.addresses)
+        click.echo(str(to))
+        return
     made, issued = office.invite(run, to, office.seconds(expires), uses, time.time())
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
     click.echo(f"Invite {issued.id}: lets {uses} peer{'s' if uses != 1 else ''} in until {until}.", err=True)

@@ -37,13 +37,14 @@ from p2ptrain import files
 from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import RunId
-from p2ptrain.manifest import KEY_FILE, SignedManifest, genuine_run
+from p2ptrain.manifest import KEY_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 
 def check_no_other(path: Path) -> None:
     """Raises HomeError where a run or a bootstrap lies, whose files a peer's would mix with."""
     try:
-        is_a_run, is_a_bootstraps = (path / KEY_FILE).exists(), (path / LINK_FILE.name).exists()
+        is_a_run = (path / KEY_FILE).exists() or (path / LINK_FILE).exists()
+        is_a_bootstraps = (path / LINK_FILE.name).exists() and not (path / SIGNED_FILE).exists()
     except OSError:  # whoever needs the place says what is wrong with it
         return
     if is_a_run or is_a_bootstraps:
@@ -93,9 +94,7 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the home if need be and hold it. Raises HomeError when another process does, or it is not writable, or
-        it is a run's directory or a bootstrap's home."""
-        check_no_other(self.path)
+        """Make the home if need be and hold it. Raises HomeError when another process does, or it is not writable."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")

@@ -62,11 +62,7 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
             f"The run in {run} takes the peers on its list, and no invites.",
             f"Name each: p2ptrain admit {run} PEER_ID",
         )
-    if link.run_id != signed.run_id:
-        raise AdmissionError(
-            f"The link is to run {link.run_id[:12]}…, and {run} holds run {signed.run_id[:12]}….",
-            "Name the link that this run's bootstrap printed with --link.",
-        )
+    check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
         raise AdmissionError(f"An invite brings in 1 to {MAX_USES:,} peers, not {uses}.", "Choose another --uses.")
     witnesses = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
@@ -89,6 +85,15 @@ def printed_link(run: Path) -> JoinLink:
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise AdmissionError(f"{path} cannot be read: {error}.", "Give the link with --link.") from error
+
+
+def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
+    """Raises AdmissionError where it is to another run than the one in that directory."""
+    if link.run_id != signed.run_id:
+        raise AdmissionError(
+            f"The link is to run {link.run_id[:12]}…, and {run} holds run {signed.run_id[:12]}….",
+            "Name the link that this run's bootstrap printed with --link.",
+        )
 
 
 def seconds(text: str) -> int:

@@ -33,10 +33,15 @@ STREAM_VERSION = 1
 Tell = Callable[[int, int | None], None]
 """Is told how many tokens of a stream there are so far, and after how many it ends at the latest; None: unknown."""
 
+HASHED_BYTES = 1 << 30
+"""A file that is named where its tokens are there already is read for its digest up to this size: about a second. A
+larger one is taken at its name's word. A guess."""
+
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Token ids and where the sequences lie in them. Opening one costs nothing that grows with the corpus."""
+    """Token ids and where the sequences lie in them. Opening one costs nothing that grows with the corpus, beyond a
+    second where its file is named again."""
 
     tokens: np.ndarray  # [tokens], any unsigned type, memory-mapped
     split: Split
@@ -93,8 +98,7 @@ def open_corpus(
         CorpusError: unreadable, empty, too short, wrong digest, not named, not reachable.
         HomeError: the cache cannot be written or its disk is full.
     """
-    if data is not None:
-        _check_own(manifest, data)
+    _check_named(manifest, data, tokenizer_file, has_stream(manifest, cache))
     tokenizer = load_tokenizer(manifest.tokenizer, tokenizer_file)
     most = _most_tokens(manifest)
     tokens = open_stream(
@@ -107,15 +111,30 @@ def open_corpus(
     return Corpus(tokens, split, tokenizer)
 
 
-def _check_own(manifest: Manifest, data: Path) -> None:
+def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, has_stream: bool) -> None:
     """Whoever names a file means it to be read: raises CorpusError unless it is the run's own."""
-    if manifest.corpus.kind != "file":
-        comes = "ships with p2ptrain" if manifest.corpus.kind == "builtin" else "is downloaded"
+    spec = manifest.corpus
+    if data is not None and spec.kind != "file":
+        comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
         raise CorpusError(
             f"--data names {data}, and this run's text is another: it {comes}",
             "Leave --data away; a run trains on the corpus that its manifest names.",
         )
-    check_digest(data, manifest.corpus.sha256, "corpus")
+    if tokenizer_file is not None and manifest.tokenizer.kind != "file":
+        comes = "is one token a byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
+        raise CorpusError(
+            f"--tokenizer names {tokenizer_file}, and this run's tokenizer is another: it {comes}",
+            "Leave --tokenizer away; a run has the tokenizer that its manifest names.",
+        )
+    if data is not None and spec.kind == "file" and has_stream and _size(data) <= HASHED_BYTES:
+        check_digest(data, spec.sha256, "corpus")  # where there is no stream yet, whoever makes it does
+
+
+def _size(data: Path) -> int:
+    try:
+        return data.stat().st_size
+    except OSError:  # the digest says what is wrong
+        return 0
 
 
 def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:

@@ -109,7 +109,7 @@ class Membership:
         self.pause(peer, until)
 
     def estranged(self, peer: PeerId) -> int:
-        """Its weights had nothing in common with ours: how many times lately."""
+        """Its weights had nothing in common with ours: how many times, halved by each exchange that committed."""
         known = self._known.get(peer)
         if known is None:
             return 1

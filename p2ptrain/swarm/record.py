@@ -49,7 +49,7 @@ class Known:
     withdrawn: int = 0
     """Offers in a row that it took back."""
     strange: int = 0
-    """Exchanges in which its weights had nothing in common with ours; a committed one takes back half of them."""
+    """Exchanges in which its weights had nothing in common with ours; each committed one took back half of them."""
     calls: float = 0.0
     """Of ours lately, as of ``called_at``: what an allowance of ``CALLS_PER_S`` has not yet made up for."""
     called_at: float = 0.0

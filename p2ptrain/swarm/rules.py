@@ -68,7 +68,7 @@ class SwarmRules:
     @cached_property
     def given_to_one(self) -> int:
         """Times an hour that one newcomer may begin to take our weights."""
-        return max(GIVEN_TO_ONE, min(GIVEN_BYTES // max(self.weights_bytes, 1), MAX_KNOWN))
+        return max(GIVEN_TO_ONE, min(GIVEN_BYTES // max(self.weights_bytes, 1), MOST_GIVEN))
 
     @cached_property
     def judges_distances(self) -> bool:
@@ -180,10 +180,11 @@ MAX_EXCHANGES = 4
 MAX_DONATIONS = 1
 """Newcomers served at once. A guess; a donor's upload is shared by its exchanges."""
 
-GIVEN_TO_ONE, GIVEN_BYTES, GIVING_WINDOW_S = 6, 64 << 20, 3600.0
-"""Times that one newcomer may begin to take our weights, or as often as they are so many bytes, and in how long: a
-whole model is the largest thing that a stranger may ask of us. A line so bad that six pulls break needs another donor.
-Small models are what people try things out with, and a run of seconds is far ahead after each restart. Guesses."""
+GIVEN_TO_ONE, GIVEN_BYTES, MOST_GIVEN, GIVING_WINDOW_S = 6, 64 << 20, 60, 3600.0
+"""Times that one newcomer may begin to take our weights, or as often as they are so many bytes, at most how often, and
+in how long: a whole model is the largest thing that a stranger may ask of us. A line so bad that six pulls break needs
+another donor. Small models are what people try things out with, and a run of seconds is far ahead after each restart.
+Guesses."""
 
 SUPPORTERS = 2
 """So many others must claim about as much progress as a donor does, where so many are known. Two of eight may lie

@@ -98,7 +98,10 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.sendall(json.dumps(request).encode() + b"\n")
             answer = _parse(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
     except (FileNotFoundError, ConnectionRefusedError):
-        check_no_other(home)
+        try:
+            check_no_other(home)
+        except HomeError as error:
+            raise NotRunningError(error.problem, error.remedy) from None
         raise NotRunningError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
     except PermissionError:
         raise HomeError(

@@ -42,6 +42,11 @@ def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_pat
         (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
         assert app.as_before(here, me) == here.listen
     assert app.as_before(here, me) == (before,)
+    for public in ("/ip4/192.168.1.5/tcp/31337", "/dns4/swarm.example.org/tcp/31337"):
+        (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(public, me),))}\n")
+        assert app.as_before(here, me) == here.listen
+    (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
+    assert app.as_before(replace(here, local=False), me) == here.listen
     chosen = replace(here, listen=("/ip4/127.0.0.1/tcp/4001",))
     assert app.as_before(chosen, me) == chosen.listen
     (tmp_path / app.LINK).write_text("no link")

@@ -77,6 +77,8 @@ def test_a_file_that_is_named_has_to_be_the_runs(manifest_with, text_file, tmp_p
     shipped = manifest_with({"kind": "builtin", "name": "shakespeare"})
     with pytest.raises(CorpusError, match="it ships with p2ptrain"):
         open_corpus(shipped, tmp_path / "cache", text_file)
+    with pytest.raises(CorpusError, match="it is one token a byte"):
+        open_corpus(shipped, tmp_path / "cache", tokenizer_file=text_file)
     manifest = manifest_with(file_corpus(text_file))
     open_corpus(manifest, tmp_path / "cache", text_file)
     (tmp_path / "another.txt").write_text("another text")

@@ -359,7 +359,9 @@ def test_orders_about_an_open_run(tmp_path: Path, refused: Callable[..., str]) -
     assert "holds no manifest.signed" in refused(tmp_path / "nowhere", STRANGER, command=admit)
 
 
-def test_an_open_runs_link_is_had_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_open_runs_link_is_had_again(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
     create_run(tmp_path / "run", "demo")
     sign_run(tmp_path / "run")
     link = JoinLink(load_run(tmp_path / "run").run_id, (ADDRESS,))
@@ -371,6 +373,13 @@ def test_an_open_runs_link_is_had_again(tmp_path: Path, capfd: pytest.CaptureFix
     out, err = capfd.readouterr()
     assert out == f"{link}\n"
     assert "This run is open" in err
+    assert "works on this machine only" in err
+    (tmp_path / "run" / "run.key").unlink()  # as on a rented server
+    with pytest.raises(SystemExit) as caught:
+        run_command(invite, [str(tmp_path / "run")], name="p2ptrain invite")
+    assert not caught.value.code
+    assert capfd.readouterr().out == f"{link}\n"
+    assert "The link is to run" in refused(tmp_path / "run", "--link", JoinLink("a" * 64, (ADDRESS,)), command=invite)
 
 
 @pytest.mark.parametrize(("holds", "what"), [("run.key", "a run"), ("join-link.txt", "a bootstrap")])

@@ -57,6 +57,12 @@ def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> N
         members.praise(BIRCH)
 
 
+def test_strange_exchanges_are_forgotten_by_half_with_each_that_commits(members: Membership) -> None:
+    assert [members.estranged(BIRCH) for _ in range(4)] == [1, 2, 3, 4]
+    members.praise(BIRCH)
+    assert members.estranged(BIRCH) == 3
+
+
 def test_nobody_is_called_more_often_than_it_admits(members: Membership) -> None:
     """Not even if each call ends well."""
     limiter: RateLimiter[PeerId] = RateLimiter()
