@@ -37,6 +37,7 @@ from bootstrap.swarm_view import SwarmView
 from bootstrap.watching import watch
 from bootstrap.words import Say
 from p2ptrain import files
+from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, SignedManifest, load_run
@@ -55,7 +56,6 @@ from p2ptrain.page.place import Place as PagePlace
 from p2ptrain.page.server import PageServer
 from p2ptrain.telemetry import enduring_output
 
-LINK = "join-link.txt"
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """A variable that our images set."""
@@ -146,7 +146,7 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         if place.beside is not None:
             words.check_beside(place.beside, identity.peer_id, own, place.home)
         link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
-        _write_link(place.home / LINK, link)
+        _write_link(place.home / LINK_FILE.name, link)
         lines = words.join_lines(link, place.local, IN_CONTAINER in os.environ)
         for line in lines:
             say("join", line)
@@ -232,7 +232,7 @@ def as_before(place: Place, me: PeerId) -> tuple[str, ...]:
     if not place.local or place.announce or place.listen != (LOCAL_LISTEN,):
         return place.listen
     try:
-        before = JoinLink.parse((place.home / LINK).read_text(encoding="utf-8"))
+        before = JoinLink.parse((place.home / LINK_FILE.name).read_text(encoding="utf-8"))
         ports = [re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/(\d+)/p2p/{me}", each) for each in before.addresses]
         port = next(int(each[1]) for each in ports if each is not None)
         with socket.socket() as trial:

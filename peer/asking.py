@@ -8,19 +8,16 @@ from collections.abc import Callable
 from p2ptrain.errors import NetworkError, RemoteError, UserError
 from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
 from p2ptrain.net import address
-from p2ptrain.net.manifest_service import fetch_manifest
+from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.ports import Notebook
 
 PAUSE_S = (2.0, 30.0)
 """First and longest pause between two rounds of asking. A guess."""
 
-
-def another(error: str) -> str:
-    """Who answered in place of whom a link names, by what a question came to; empty where nobody did."""
-    if error.endswith("takes part in another run"):
-        return "who answers there takes part in another run"
-    return "another node than the link names answers there" if "peer id mismatch" in error else ""
+SILENCE = "Is the bootstrap running, the address right, its port open in the firewall and forwarded by the router?"
+STRANGERS = "Ask whoever gave you the link for a new one."
+"""Somebody answers: neither firewall nor router is in the way."""
 
 
 async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: Notebook) -> SignedManifest:
@@ -47,16 +44,16 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                     raise  # they did what they could: another p2ptrain has to be installed here
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
-                if why := another(str(error)):
+                if why := stranger(str(error)):
                     strangers[each] = why
                 elif "dial backoff" not in str(error):  # that says nothing new
                     strangers.pop(each, None)
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed
-        why = "nobody handed out the run's manifest"
+        why, remedy = "nobody handed out the run's manifest", SILENCE
         if len(strangers) == len(link.addresses):
-            why = f"{strangers[link.addresses[0]]}: ask whoever gave you the link for one that holds now"
-        notebook.note("waiting", why=why, seconds=pause)
+            why, remedy = strangers[link.addresses[0]], STRANGERS
+        notebook.note("waiting", why=why, seconds=pause, remedy=remedy)
         await asyncio.sleep(pause)
         pause = min(2 * pause, longest)

@@ -92,14 +92,6 @@ def _took_weights(fields: Mapping[str, Any]) -> str:
     return said
 
 
-def _waiting(fields: Mapping[str, Any]) -> str:
-    line = f"[join] {_why(fields)}; trying again in {fields['seconds']:.0f} s"
-    if "ask whoever" in _why(fields):  # somebody answers: neither firewall nor router is in the way
-        return line
-    advice = "Is the bootstrap running, the address right, its port open in the firewall and forwarded by the router?"
-    return f"{line}. {advice}"
-
-
 _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
@@ -118,7 +110,7 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "slept": lambda f: f"[join] this machine slept for {_why(f)}; if the swarm has gone on far, its weights are taken",
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
     "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
-    "waiting": _waiting,
+    "waiting": lambda f: f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. {f['remedy']}",
     "no badge": lambda f: (
         f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. Is the bootstrap that the link names running?"
     ),

@@ -111,7 +111,7 @@ def open_corpus(
     return Corpus(tokens, split, tokenizer)
 
 
-def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, has_stream: bool) -> None:
+def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
     """Whoever names a file means it to be read: raises CorpusError unless it is the run's own."""
     spec = manifest.corpus
     if data is not None and spec.kind != "file":
@@ -126,7 +126,7 @@ def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | N
             f"--tokenizer names {tokenizer_file}, and this run's tokenizer is another: it {comes}",
             "Leave --tokenizer away; a run has the tokenizer that its manifest names.",
         )
-    if data is not None and spec.kind == "file" and has_stream and _size(data) <= HASHED_BYTES:
+    if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
         check_digest(data, spec.sha256, "corpus")  # where there is no stream yet, whoever makes it does
 
 

@@ -56,6 +56,13 @@ async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock
     await transport.listen(answer)
 
 
+def stranger(error: str) -> str:
+    """Who answered in place of whom a link names, by the NetworkError of a question; empty where nobody did."""
+    if error.endswith("takes part in another run"):
+        return "who answers there takes part in another run"
+    return "another node than the link names answers there" if "peer id mismatch" in error else ""  # go-libp2p's words
+
+
 async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:
     """``fetch_manifest`` over any transport."""
     link = await transport.open(peer, addresses)

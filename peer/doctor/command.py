@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import click
@@ -23,6 +24,17 @@ NETWORK_CHECKS = ("link", "admission", "clock", "router", "reach", "rates")
 REPORT = "If that does not help, please report it with these words."
 
 
+@contextlib.contextmanager
+def _unheard() -> Iterator[None]:
+    """What libraries log inside is no finding."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
 @click.command(short_help="Find out what is wrong with this machine or its network.")
 @click.argument("link", required=False)
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where the peer lives, or will.")
@@ -32,12 +44,12 @@ REPORT = "If that does not help, please report it with these words."
 )
 @click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_unheard()
 def doctor(link: str | None, home: Path | None, device: str, port: int | None, local: bool, as_json: bool) -> int:
     """Check this machine, and with a join LINK its network; say how to fix what is wrong.
 
     Ends with 0 when all is well and 1 when something must be fixed.
     """
-    logging.disable(logging.CRITICAL)  # what libraries have to say is no finding
     parsed, found = _link(link, home)
     found += _checked("versions", machine.versions)
     found += _checked("device", lambda: machine.device(device))

@@ -21,12 +21,11 @@ from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.manifest_service import fetch_manifest
+from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.net.reach import look, measure
 from p2ptrain.net.relay import reserve
 from p2ptrain.net.transport import P2PTransport
-from peer.asking import another
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.doctor.sockets import sent_from
@@ -117,10 +116,8 @@ def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) ->
         return note("link", words)
     if isinstance(why, UserError):
         return bad("link", words, why.remedy)
-    if another(why):
-        return bad(
-            "link", words, "Somebody else answers there: ask whoever gave you the link for the one that holds now."
-        )
+    if stranger(why):
+        return bad("link", words, "Ask whoever gave you the link for one that holds now.")
     return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
 
 

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 from bootstrap import app, cli
 from bootstrap.swarm_view import SwarmView
+from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import JoinLinkError
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.address import with_peer
@@ -39,17 +40,17 @@ def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_pat
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         before = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
-        (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
+        (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
         assert app.as_before(here, me) == here.listen
     assert app.as_before(here, me) == (before,)
     for public in ("/ip4/192.168.1.5/tcp/31337", "/dns4/swarm.example.org/tcp/31337"):
-        (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(public, me),))}\n")
+        (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(public, me),))}\n")
         assert app.as_before(here, me) == here.listen
-    (tmp_path / app.LINK).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
+    (tmp_path / LINK_FILE.name).write_text(f"{JoinLink('a' * 64, (with_peer(before, me),))}\n")
     assert app.as_before(replace(here, local=False), me) == here.listen
     chosen = replace(here, listen=("/ip4/127.0.0.1/tcp/4001",))
     assert app.as_before(chosen, me) == chosen.listen
-    (tmp_path / app.LINK).write_text("no link")
+    (tmp_path / LINK_FILE.name).write_text("no link")
     assert app.as_before(here, me) == here.listen
 
 

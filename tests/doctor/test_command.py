@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import random
 import socket
@@ -99,6 +100,11 @@ def test_a_home_that_is_closed_to_us_is_a_finding(monkeypatch: pytest.MonkeyPatc
     assert "home cannot be used: Permission denied" in found["port"]["found"]
     assert found["disk"]["found"] == f"{tmp_path / 'home'} is not writable"
     assert all("Choose a directory" in found[each]["fix"] for each in ("port", "disk"))
+
+
+def test_libraries_are_heard_again_afterwards(tmp_path: Path, free: int) -> None:
+    findings("--home", str(tmp_path / "home"), "--port", str(free), expected=True)
+    assert logging.getLogger("hivemind").isEnabledFor(logging.CRITICAL)
 
 
 def test_a_link_that_is_none_is_a_finding(tmp_path: Path, free: int) -> None:

@@ -282,6 +282,22 @@ def test_once_nothing_is_given_an_open_stream_compares_and_gives_no_pieces(rests
     assert virtual_time.run(main()) is is_answered
 
 
+def test_small_models_are_rationed_by_their_bytes():
+    """Who tries settings out restarts often, and takes a tiny run's weights each time."""
+
+    async def main() -> int:
+        network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
+        await network.transport(A).listen(Copies(published(honest(1)), at_once, loop.time).answer)
+        link, answers = await network.transport(ME).open(A), 0
+        for _ in range(10 * int(EACH.burst) * F):
+            await link.send(FrameKind.MESSAGE, msgpack.packb(["sketch", 0, 7]))
+            await receive_payload(link, [SKETCH_BYTES])
+            answers += 1
+        return answers
+
+    assert virtual_time.run(main()) == 10 * int(EACH.burst) * F
+
+
 def test_questions_that_are_none_are_offences_and_floods_are_rationed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copies_module, "LEAST_MODEL", 0.0)  # as if these were as large as what people train
 

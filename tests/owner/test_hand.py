@@ -494,7 +494,7 @@ def test_whether_a_private_run_lets_us_in_is_shown(desk: Desk) -> None:
 
 
 def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
-    desk.hand.hear("waiting", {"why": "nobody handed out the run's manifest", "seconds": 2.0})
+    desk.hand.hear("waiting", {"why": "nobody handed out the run's manifest", "seconds": 2.0, "remedy": "Wait."})
     assert desk.status()["state"] == "starting"
     assert "nobody handed out" in status.screen(desk.status())
 

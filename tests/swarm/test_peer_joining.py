@@ -42,6 +42,7 @@ from p2ptrain.swarm.rules import (
     GIVEN_TO_ONE,
     GIVING_WINDOW_S,
     MAX_DONATIONS,
+    MOST_CALLS,
     SwarmRules,
 )
 
@@ -942,9 +943,10 @@ def lost_cedar(tokens_per_peer: float = RULES.tokens_per_peer, holds_back: type 
     raise AssertionError("nobody seemed strange")
 
 
-def test_who_is_told_that_it_is_behind_asks_for_weights_at_once():
-    """What it then knows of who is ahead would be old by the time that a pause is over: it would seem to have come as
-    far, and offer again, and so for ever."""
+@pytest.mark.parametrize("offers_before", [0, int(MOST_CALLS) - 1])
+def test_who_is_told_that_it_is_behind_asks_for_weights_at_once(offers_before: int):
+    """However many offers it has made. What it then knows of who is ahead would be old by the time that a pause is
+    over: it would seem to have come as far, and offer again, and so for ever."""
     table = Table("amber", "birch")
     table.holds_back = lambda sender, receiver, what: isinstance(what, Offer)
     table.start()
@@ -952,6 +954,8 @@ def test_who_is_told_that_it_is_behind_asks_for_weights_at_once():
     for _ in range(2 * BEGINNER_STEPS):
         table.step("amber")
     table.holds_back = lambda sender, receiver, what: False
+    for _ in range(offers_before):
+        table["birch"].core._standing.members.called(PeerId("amber"), table.now)
     table.step("birch")
     table.run(0.5)
     assert DeclineReason.CATCH_UP_FIRST.value in [note.why for note in table.notes if note.kind == "skipped"]
