@@ -10,7 +10,7 @@ OUT    := out/demo
 
 help:
 	@echo "make demo    train a swarm of 3 peers on this machine and compare it to one alone (minutes)"
-	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; two hours or three)"
+	@echo "make lab     scenarios that go wrong, acted out by real peers on hosts in network namespaces (root; two hours)"
 	@echo "make soak    four peers for half an hour: does anything grow? (root)"
 	@echo "make docker-testnet  a swarm in containers, of which one is killed and comes back (Docker; PAGE=8080 shows it)"
 	@echo "make docker-check    the compose file: everybody healthy, some killed, one stopped, all taken down (Docker, compose)"
