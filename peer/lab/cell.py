@@ -14,6 +14,7 @@ The guard passes SIGTERM on and ends with the init's status. Linux only, and roo
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -91,7 +92,8 @@ def run_in_a_cell(command: Sequence[str], grace_s: float, **environment: str) ->
         except BaseException:
             inside.terminate()
             try:
-                inside.wait(grace_s)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    inside.wait(grace_s)
             finally:
                 inside.kill()
                 inside.wait()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from p2ptrain.errors import DeviceError
 from p2ptrain.sim import reality
-from peer.lab import command
+from peer.lab import cell, command
 
 NAMES = ("one", "three", "two")
 
@@ -118,3 +119,13 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
         assert (
             json.loads((tmp_path / "out" / name / "report.json").read_bytes())["figures"]["compared"]["tokens"] == 0.5
         )
+
+
+def test_what_was_interrupted_stays_so_though_the_cell_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    stubborn = (
+        "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+    )
+    monkeypatch.setattr(cell, "in_a_cell", lambda command, **_: command)
+    with pytest.raises(KeyboardInterrupt):
+        cell.run_in_a_cell([sys.executable, "-c", stubborn], 0.1)
