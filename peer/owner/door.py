@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -68,6 +69,8 @@ class Door:
     def serve(self, answer: Answer) -> bool:
         """Take in one client that waits, and answer it. One that goes away or speaks nonsense gets none.
 
+        What is no longer waited for is not done: its client has told the owner that it failed.
+
         False: it could not be taken in and may wait still, as where no file descriptor is left.
         """
         try:
@@ -76,7 +79,7 @@ class Door:
             return False
         with contextlib.suppress(OSError, ValueError), connection:
             request = _parse(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
-            if isinstance(request, dict):
+            if isinstance(request, dict) and not _has_left(connection):
                 line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
                 connection.settimeout(REQUEST_DEADLINE_S)
                 connection.sendall(line)
@@ -153,6 +156,13 @@ def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes
         if len(line) > most:
             raise ValueError("too long")
     return bytes(line)
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """Whether the other side has closed its socket, and not its writing end alone."""
+    poller = select.poll()
+    poller.register(connection, 0)  # POLLHUP and POLLERR are always told
+    return bool(poller.poll(0))
 
 
 def _parse(line: bytes) -> Any:

@@ -88,6 +88,26 @@ def test_a_home_whose_path_is_too_long(tmp_path: Path) -> None:
     assert not place.parent.exists()
 
 
+def test_an_order_that_is_no_longer_waited_for_is_not_obeyed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.01)
+    door = Door(home)
+    obeyed: list[str] = []
+
+    def obey(request: Mapping[str, Any]) -> Mapping[str, Any]:
+        obeyed.append(request["command"])
+        return {}
+
+    try:
+        with pytest.raises(HomeError, match="does not answer"):
+            ask(home, command="pause")
+        monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 10.0)
+        with serving(door, 2, obey):
+            ask(home, command="resume")
+    finally:
+        door.close()
+    assert obeyed == ["resume"]
+
+
 def test_nobody_is_there(home: Path) -> None:
     with pytest.raises(HomeError, match="No peer runs in"):
         ask(home, command="status")
