@@ -25,6 +25,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.rulings import RulingsShelf
 from p2ptrain.net.transport import P2PTransport
+from p2ptrain.outcry import reporting
 
 LOOK_EVERY_S = 3.0
 """How soon a ruling that the author wrote is handed out. A guess; the file is small, and mostly not even read."""
@@ -53,6 +54,7 @@ class Doorman:
         """Keep the file's, the DHT's and our own rulings the same: the newest. For ever; survives NetworkError."""
         shelf = RulingsShelf(lambda: node.dht, self.gate, self._learnt)
         keeping = asyncio.create_task(shelf.run())
+        keeping.add_done_callback(reporting("the keeper of rulings"))
         try:
             while True:
                 await asyncio.sleep(LOOK_EVERY_S)

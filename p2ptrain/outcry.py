@@ -7,11 +7,13 @@ cut, and so many lines a minute: a stranger who knows how to make a library comp
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 MOST_CHARS = 300
 """Of a line; a path and what is wrong with it have room. A guess."""
@@ -79,6 +81,16 @@ def _is_taken(record: logging.LogRecord) -> bool:
             return True
         logger = logger.parent
     return False
+
+
+def reporting(who: str) -> Callable[[asyncio.Task[Any]], None]:
+    """A done-callback for tasks that nobody waits for. One that ended by an exception has a bug: its loop tells."""
+
+    def report(task: asyncio.Task[Any]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            task.get_loop().call_exception_handler({"message": f"{who} failed", "exception": error})
+
+    return report
 
 
 @contextlib.contextmanager

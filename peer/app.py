@@ -28,7 +28,7 @@ from p2ptrain.net.rates import Rates
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
 from p2ptrain.net.relay import RelayLimits
-from p2ptrain.outcry import heard
+from p2ptrain.outcry import heard, reporting
 from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
@@ -303,6 +303,7 @@ def _run_in_swarm(
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
             await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, entrance.guarded(copies.answer))
             keeping = asyncio.create_task(connection.keep_cache(records))
+            keeping.add_done_callback(reporting("the keeper of known peers"))
             try:
                 seen = showing.tending(connection, attendance, line.paths)
                 async with entrance.tending(), contributions.gathering(asking), seen:

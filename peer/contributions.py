@@ -17,6 +17,7 @@ from typing import Any
 from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.receipt_service import Notary, ask_to_sign
+from p2ptrain.outcry import reporting
 from p2ptrain.ports import Clock, Notebook, Transport
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.statements import Sign
@@ -92,7 +93,7 @@ class Contributions:
             transport: what partners are asked over; raises NetworkError while there is none.
         """
         task = asyncio.create_task(self._run(transport))
-        task.add_done_callback(_report)
+        task.add_done_callback(reporting("the gatherer of receipts"))
         try:
             yield
         finally:
@@ -154,9 +155,3 @@ class HearingNotebook:
     def note(self, kind: str, **fields: Any) -> None:
         self._hear(kind, fields)
         self._notebook.note(kind, **fields)
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A task that ended by an exception has a bug: tell, and let training go on."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": "the gatherer of receipts failed", "exception": error})

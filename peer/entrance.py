@@ -27,6 +27,7 @@ from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import verify
 from p2ptrain.net.rulings import RulingsShelf
+from p2ptrain.outcry import reporting
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 from peer.home import Home
@@ -136,7 +137,7 @@ class Entrance:
             return
         shelf = RulingsShelf(lambda: self._connection.node.dht, self.gate, self._ruled)
         task = asyncio.create_task(shelf.run())
-        task.add_done_callback(_report)
+        task.add_done_callback(reporting("the keeper of rulings"))
         try:
             yield
         finally:
@@ -229,9 +230,3 @@ def _read(path: Path) -> bytes:
         return b""
     except OSError as error:
         raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A task that ended by an exception has a bug: tell, and let training go on."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": "the keeper of rulings failed", "exception": error})

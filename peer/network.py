@@ -29,6 +29,7 @@ from p2ptrain.net.reach import serve_reach
 from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.shelter import Shelter
 from p2ptrain.net.transport import P2PTransport
+from p2ptrain.outcry import reporting
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
@@ -112,7 +113,7 @@ class Connection:
         except (NetworkError, OSError, EOFError) as error:  # the latter two: it died while it started
             raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        self._watcher.add_done_callback(_report)
+        self._watcher.add_done_callback(reporting("the network's background work"))
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -266,7 +267,7 @@ class Connection:
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
         self._sheltering = asyncio.get_running_loop().create_task(self._shelter.run())
-        self._sheltering.add_done_callback(_report)
+        self._sheltering.add_done_callback(reporting("the network's background work"))
         if self._handler is not None:
             await self._transport.listen(self._welcome)
         if self._signed is not None:
@@ -324,7 +325,7 @@ class Connection:
         try:
             closing = [asyncio.create_task(each.close()) for each in services if each is not None]
             for each in closing:
-                each.add_done_callback(_report)
+                each.add_done_callback(reporting("the network's background work"))
             await asyncio.gather(*closing, return_exceptions=True)
         finally:  # whatever a service's close does: p2pd must not stay
             if node is not None:
@@ -334,9 +335,3 @@ class Connection:
 def describe_addresses(addresses: Sequence[str]) -> str:
     """``203.0.113.7:31337, …`` for people."""
     return ", ".join(address.host_port(each) for each in addresses) or "nowhere that others can reach"
-
-
-def _report(task: asyncio.Task[None]) -> None:
-    """A task that ended by an exception has a bug: tell, and let training go on."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        task.get_loop().call_exception_handler({"message": "the network's background work failed", "exception": error})

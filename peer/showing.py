@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from p2ptrain.clock import steady
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, Teller, Telling
+from p2ptrain.outcry import reporting
 from p2ptrain.page.place import Place
 from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Notebook
@@ -84,6 +85,7 @@ class Showing:
 
         await connection.serve(FIGURES_PROTOCOL, LIMITS, Teller(telling).answer)
         meeting = asyncio.create_task(meet())
+        meeting.add_done_callback(reporting("the list of who is here"))
         try:
             yield
         finally:

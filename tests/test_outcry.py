@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from p2ptrain import outcry
-from p2ptrain.outcry import MOST_A_PERIOD, MOST_CHARS, MOST_LINES, PERIOD_S, Terminal, heard, one_line
+from p2ptrain.outcry import MOST_A_PERIOD, MOST_CHARS, MOST_LINES, PERIOD_S, Terminal, heard, one_line, reporting
 
 EVIL = "\x1b]0;yours\x07\x1b[2J\r\n[peer] all is well\n"
 
@@ -110,3 +112,23 @@ def test_outside_nothing_is_left() -> None:
 def test_a_line_that_fits_is_whole() -> None:
     assert one_line("x" * MOST_CHARS) == "x" * MOST_CHARS
     assert one_line("x" * MOST_CHARS + "y") == "x" * (MOST_CHARS - 1) + "…"
+
+
+def test_a_task_that_nobody_waits_for_does_not_die_unseen() -> None:
+    told: list[dict[str, Any]] = []
+    fault = ValueError("a bug")
+
+    async def fail() -> None:
+        raise fault
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: told.append(context))
+        failing, going_on = asyncio.create_task(fail()), asyncio.create_task(asyncio.Event().wait())
+        for task in (failing, going_on):
+            task.add_done_callback(reporting("the keeper"))
+        going_on.cancel()
+        await asyncio.wait([failing, going_on])
+        await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert told == [{"message": "the keeper failed", "exception": fault}]

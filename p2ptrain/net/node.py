@@ -31,6 +31,7 @@ from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.rates import Rates
+from p2ptrain.outcry import reporting
 from p2ptrain.swarm.messages import Presence
 
 logger = logging.getLogger(__name__)
@@ -126,7 +127,7 @@ class Node:
         daemon.caution.trust(bootstraps, local)
         node.learn(known)
         node._keeper = asyncio.get_running_loop().create_task(node._keep_company())
-        node._keeper.add_done_callback(_report)
+        node._keeper.add_done_callback(reporting("a node's keeper"))
         return node
 
     def stand_at(self, gate: Gate) -> None:
@@ -249,12 +250,6 @@ def whom_to_dial(
     well_known = [peer for peer in shuffled if peer in bootstraps]
     others = [peer for peer in shuffled if peer not in bootstraps]
     return [*well_known[:share], *others, *well_known[share:]][:most]
-
-
-def _report(keeper: asyncio.Task[None]) -> None:
-    """A keeper that ended by an exception has a bug: tell, and let training go on."""
-    if not keeper.cancelled() and (error := keeper.exception()) is not None:
-        keeper.get_loop().call_exception_handler({"message": "a node's keeper failed", "exception": error})
 
 
 def _check(listen: Sequence[str], announce: Sequence[str], bootstraps: Sequence[str]) -> None:
