@@ -7,8 +7,10 @@ it. Reading is strict, because an option that is misspelt and ignored is a cap t
 from __future__ import annotations
 
 import difflib
+import errno
 import math
 import re
+import stat
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -274,6 +276,8 @@ class SettingsFile:
             status = self.path.stat()
         except FileNotFoundError:
             return None
+        if not stat.S_ISREG(status.st_mode):  # reading a pipe may never end
+            raise OSError(errno.EINVAL, "it is no file")
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> Settings:
@@ -282,4 +286,4 @@ class SettingsFile:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise ValueError(f"it has more than {MAX_BYTES:,} bytes")
-        return parse(raw.decode("utf-8", errors="replace"))
+        return parse(raw.decode("utf-8-sig", errors="replace"))

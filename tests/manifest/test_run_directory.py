@@ -208,3 +208,9 @@ def test_a_failed_write_leaves_the_old_signature(run: Path, monkeypatch: pytest.
         sign_run(run)
     assert (run / SIGNED_FILE).read_bytes() == before
     assert len(list(run.iterdir())) == 3
+
+
+def test_the_mark_that_some_editors_begin_with_is_no_fault(run: Path) -> None:
+    path = run / MANIFEST_FILE
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert sign_run(run).signed == load_run(run)

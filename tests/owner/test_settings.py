@@ -143,6 +143,21 @@ def test_a_fault_at_the_start_is_the_owners_to_mend(tmp_path: Path) -> None:
         SettingsFile(tmp_path).load()
 
 
+def test_a_pipe_in_its_place_is_told_and_not_waited_for(tmp_path: Path) -> None:
+    file = SettingsFile(tmp_path)
+    file.load()
+    file.path.unlink()
+    os.mkfifo(file.path)
+    assert file.changed() == "it is no file"
+    with pytest.raises(HomeError, match="cannot be used: it is no file"):
+        SettingsFile(tmp_path).load()
+
+
+def test_the_mark_that_some_editors_begin_with_is_no_fault(tmp_path: Path) -> None:
+    (tmp_path / "settings.toml").write_text("upload_mbit = 3", encoding="utf-8-sig")
+    assert SettingsFile(tmp_path).load() == Settings(upload_mbit=3.0)
+
+
 @pytest.mark.parametrize("text", [f"monthly_gb = {10**400}", f"hours = {'[' * 5000}"], ids=["digits", "lists"])
 def test_what_breaks_a_reader_is_a_fault_like_others(tmp_path: Path, text: str) -> None:
     file = SettingsFile(tmp_path)
