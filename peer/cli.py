@@ -170,6 +170,7 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None
         return
     made, issued = office.invite(run, to, office.seconds(expires), uses, time.time())
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
+    _say_if_local(to.addresses)
     click.echo(f"Invite {issued.id}: lets {uses} peer{'s' if uses != 1 else ''} in until {until}.", err=True)
     click.echo(str(made))
 

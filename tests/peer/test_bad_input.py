@@ -451,6 +451,7 @@ def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixt
     assert caught.value.code == 0, said.err
     assert JoinLink.parse(said.out).addresses == link.addresses
     assert "lets 3 peers in until" in said.err
+    assert "works on this machine only" in said.err
 
 
 def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
