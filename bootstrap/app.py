@@ -9,8 +9,8 @@ Everything runs on one uvloop in the main thread. The home holds::
     HOME/lock             held while we live
 
 Who closes what: ``run`` holds the lock, ``_attend`` closes the transports, ``_stay_up`` the node. p2pd may die: it is
-started again, on the same ports, so that the link that was passed on stays good. SIGINT or SIGTERM ends us cleanly, a
-second one at once.
+started again, on the same ports, so that the link that was passed on stays good. SIGINT, SIGTERM or SIGHUP
+ends us cleanly, a second SIGINT or SIGTERM at once.
 """
 
 from __future__ import annotations
@@ -266,11 +266,16 @@ def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
 
 
 def _stop_event(say: Say) -> asyncio.Event:
-    """Set by the first SIGINT or SIGTERM; a second one ends the process as if we had never asked to hear of it."""
+    """Set by the first SIGINT, SIGTERM or SIGHUP; a second one ends the process as if we had never asked to hear of it.
+
+    But for SIGHUP, which kernel and shell both send when a terminal closes; under nohup it is ignored.
+    """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def stopped() -> None:
+        if stop.is_set():  # a second SIGHUP
+            return
         say("bootstrap", "leaving; once more to leave at once")
         stop.set()
         for each in (signal.SIGINT, signal.SIGTERM):
@@ -279,6 +284,8 @@ def _stop_event(say: Say) -> asyncio.Event:
 
     for each in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(each, stopped)
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        loop.add_signal_handler(signal.SIGHUP, stopped)
     return stop
 
 
