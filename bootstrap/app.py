@@ -40,7 +40,7 @@ from p2ptrain import files
 from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
-from p2ptrain.manifest import JoinLink, SignedManifest, load_run
+from p2ptrain.manifest import KEY_FILE, PEERS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
@@ -105,6 +105,8 @@ class Place:
 
 def run(place: Place, say: Say) -> None:
     """Serve the run until a signal. Raises UserError for everything its owner can fix."""
+    for each in (place.run, place.home):
+        _check_no_peer(each)
     signed = load_run(place.run)
     if place.beside is not None and place.beside.run_id != signed.run_id:
         raise JoinLinkError(
@@ -300,6 +302,19 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
         await asyncio.wait(tasks)
     for task in done:
         task.result()
+
+
+def _check_no_peer(path: Path) -> None:
+    """Raises HomeError where a peer lives, whose home holds a signed manifest too: our files would mix with its own."""
+    try:
+        is_a_peers = (path / PEERS_FILE).exists() and not (path / KEY_FILE).exists()
+    except OSError:  # whoever needs the place says what is wrong with it
+        return
+    if is_a_peers:
+        raise HomeError(
+            f"{path} is a peer's home, and no place for a bootstrap.",
+            "Name the run's directory; on another machine a new one, with a copy of manifest.signed.",
+        )
 
 
 @contextlib.contextmanager

@@ -25,6 +25,7 @@ link             ``JoinLink``: one token to copy
 from p2ptrain.manifest.directory import (
     KEY_FILE,
     MANIFEST_FILE,
+    PEERS_FILE,
     SIGNED_FILE,
     Signing,
     create_run,
@@ -63,6 +64,7 @@ __all__ = [
     "MANIFEST_FILE",
     "MAX_MANIFEST_BYTES",
     "MAX_PARAMETERS",
+    "PEERS_FILE",
     "PRESETS",
     "SIGNED_FILE",
     "Admission",

@@ -19,10 +19,11 @@ from typing import Any
 
 from p2ptrain import files
 from p2ptrain.errors import HomeError
+from p2ptrain.manifest import PEERS_FILE
 from p2ptrain.net.rates import LOWEST_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
-FILE = "settings.toml"
+FILE = PEERS_FILE
 MAX_BYTES = 64 << 10
 MBIT = 125_000.0
 """Bytes in a megabit."""

@@ -246,6 +246,18 @@ def test_an_unsigned_or_edited_run_is_refused(tmp_path: Path) -> None:
     assert "training.weight_decay: 0.1 -> 0.2" in refused(tmp_path / "run").problem
 
 
+def test_a_peers_home_is_left_as_it_is(tmp_path: Path) -> None:
+    home = signed_run(tmp_path / "home")
+    (home / "run.key").unlink()
+    (home / "settings.toml").write_text("")
+    before = sorted(home.iterdir())
+    assert f"{home} is a peer's home, and no place for a bootstrap" in refused(home).problem
+    place = app.Place(signed_run(tmp_path / "run"), home, ("/ip4/127.0.0.1/tcp/0",), (), local=True)
+    with pytest.raises(UserError, match="is a peer's home"):
+        app.run(place, lambda tag, text: None)
+    assert sorted(home.iterdir()) == before
+
+
 def test_a_home_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     run = signed_run(tmp_path / "run")
     (run / "bootstrap").write_text("a file where the home belongs")

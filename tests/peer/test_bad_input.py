@@ -24,7 +24,7 @@ from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, si
 from peer import building
 from peer.cli import admit, export, generate, invite, peer, revoke
 from peer.fit import check_memory, explained
-from peer.home import Home
+from peer.home import Home, check_no_other
 from peer.owner.commands import status
 
 SignedRun = Callable[..., SignedManifest]
@@ -389,6 +389,13 @@ def test_a_place_that_is_no_peers_home(home: Home, holds: str, what: str, refuse
     for said in (refused("--home", home.path), refused(home.path, command=status)):
         assert f"of {what}, and no peer's home" in said
     assert sorted(home.path.iterdir()) == before
+
+
+def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home) -> None:
+    (home.path / "settings.toml").write_text("")
+    (home.path / "bootstrap").mkdir()
+    (home.path / "bootstrap" / "join-link.txt").write_text("")
+    check_no_other(home.path)  # raises HomeError where it is none
 
 
 def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:
