@@ -6,6 +6,7 @@ that shows a fault belongs into tests/fuzz/found/<target>/, where the tests try 
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -82,7 +83,11 @@ def fuzz(name: str, target: Target, runs: int, out: Path) -> None:
         (folder / f"seed-{number}").write_bytes(seed)
 
     def once(data: bytes) -> None:
-        target.check(data)  # what a check returns would mean something to libFuzzer
+        try:
+            target.check(data)  # what a check returns would mean something to libFuzzer
+        except BaseException:  # libFuzzer would write it at an exit that a forked process does not come to
+            (out / name / f"fault-{hashlib.sha256(data).hexdigest()[:16]}").write_bytes(data)
+            raise
 
     longest = max(MOST_BYTES, *(2 * len(each) for each in target.seeds))
     atheris.Setup(
