@@ -46,6 +46,8 @@ CACHE_PERIOD_S = 10.0
 """Between two writes of the peer cache: a peer that lived this long is back without a bootstrap, also after SIGKILL. A
 guess."""
 
+_report = reporting("the network's background work")
+
 
 class Connection:
     """Transport and directory (``p2ptrain.ports``) over the node of the day.
@@ -113,7 +115,7 @@ class Connection:
         except (NetworkError, OSError, EOFError) as error:  # the latter two: it died while it started
             raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
-        self._watcher.add_done_callback(reporting("the network's background work"))
+        self._watcher.add_done_callback(_report)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -267,7 +269,7 @@ class Connection:
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
         self._sheltering = asyncio.get_running_loop().create_task(self._shelter.run())
-        self._sheltering.add_done_callback(reporting("the network's background work"))
+        self._sheltering.add_done_callback(_report)
         if self._handler is not None:
             await self._transport.listen(self._welcome)
         if self._signed is not None:
@@ -325,7 +327,7 @@ class Connection:
         try:
             closing = [asyncio.create_task(each.close()) for each in services if each is not None]
             for each in closing:
-                each.add_done_callback(reporting("the network's background work"))
+                each.add_done_callback(_report)
             await asyncio.gather(*closing, return_exceptions=True)
         finally:  # whatever a service's close does: p2pd must not stay
             if node is not None:

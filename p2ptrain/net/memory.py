@@ -20,6 +20,7 @@ from typing import NamedTuple
 from p2ptrain import framing
 from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.ids import PeerId, short
+from p2ptrain.outcry import reporting
 from p2ptrain.ports import Clock, Link
 from p2ptrain.swarm.messages import Presence
 
@@ -221,7 +222,8 @@ class MemoryTransport:
             return
         task = asyncio.get_running_loop().create_task(self._serve(self._handler, link))
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(reporting("the handler of an inbound link"))
 
     async def close(self) -> None:
         """Vanish as a killed process does: all links break."""
@@ -232,12 +234,6 @@ class MemoryTransport:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": "the handler of an inbound link failed", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
 
     async def _serve(self, handler: Handler, link: MemoryLink) -> None:
         try:

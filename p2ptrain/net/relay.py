@@ -44,6 +44,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
+from p2ptrain.outcry import reporting
 
 logger = logging.getLogger(__name__)
 
@@ -180,7 +181,8 @@ class Relay:
             return
         task = asyncio.get_running_loop().create_task(self._serve(stream))
         self._tasks[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.pop)
+        task.add_done_callback(reporting("a relay's circuit"))
 
     async def _serve(self, stream: Stream) -> None:
         """One question. A circuit lasts as long as this."""
@@ -314,12 +316,6 @@ class Relay:
                     await up.wait(up.book(len(piece)), len(piece))
                     self._rates.give(len(piece))
                     await sink.write(piece)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": "a relay's circuit failed", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
 
 
 async def _say_last(stream: Stream, answer: bytes) -> None:

@@ -26,6 +26,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter
 from p2ptrain.net.rates import Rates
 from p2ptrain.net.streams import Stream
+from p2ptrain.outcry import reporting
 
 logger = logging.getLogger(__name__)
 
@@ -136,7 +137,8 @@ class P2PTransport:
             return
         task = asyncio.get_running_loop().create_task(self._serve(self._handler, stream))
         self._inbound[task] = None
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._inbound.pop)
+        task.add_done_callback(reporting("the handler of an inbound link"))
 
     async def _serve(self, handler: Handler, stream: Stream) -> None:
         link = None
@@ -214,9 +216,3 @@ class P2PTransport:
         else:
             oldest.cancel()
         return True
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._inbound[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            context = {"message": "the handler of an inbound link failed", "exception": error, "task": task}
-            task.get_loop().call_exception_handler(context)
