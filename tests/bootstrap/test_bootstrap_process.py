@@ -200,7 +200,9 @@ def test_a_signal_ends_it_and_nothing_is_left(
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="p2pt-", dir="/tmp", ignore_cleanup_errors=True) as sockets:
         monkeypatch.setenv("TMPDIR", sockets)
+        before = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # a child inherits what nohup ignores
         running = started(signed_run(tmp_path / "run"), "--local")
+        signal.signal(signal.SIGHUP, before)
         running.until("[peers]")
         children = psutil.Process(running.process.pid).children(recursive=True)
         assert children
