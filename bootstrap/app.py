@@ -40,7 +40,7 @@ from p2ptrain import files
 from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.ids import PeerId, short
-from p2ptrain.manifest import KEY_FILE, PEERS_FILE, JoinLink, SignedManifest, load_run
+from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
@@ -307,7 +307,7 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
 def _check_no_peer(path: Path) -> None:
     """Raises HomeError where a peer lives, whose home holds a signed manifest too: our files would mix with its own."""
     try:
-        is_a_peers = (path / PEERS_FILE).exists() and not (path / KEY_FILE).exists()
+        is_a_peers = (path / SETTINGS_FILE).exists() and not (path / KEY_FILE).exists()
     except OSError:  # whoever needs the place says what is wrong with it
         return
     if is_a_peers:

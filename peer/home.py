@@ -37,13 +37,13 @@ from p2ptrain import files
 from p2ptrain.admission.office import LINK_FILE
 from p2ptrain.errors import HomeError, ManifestError
 from p2ptrain.ids import RunId
-from p2ptrain.manifest import KEY_FILE, PEERS_FILE, SIGNED_FILE, SignedManifest, genuine_run
+from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 
 def check_no_other(path: Path) -> None:
     """Raises HomeError where a run or a bootstrap lies, whose files a peer's would mix with."""
     try:
-        has_link = (path / LINK_FILE).exists() and not (path / PEERS_FILE).exists()
+        has_link = (path / LINK_FILE).exists() and not (path / SETTINGS_FILE).exists()
         is_a_run = (path / KEY_FILE).exists() or has_link
         is_a_bootstraps = (path / LINK_FILE.name).exists() and not (path / SIGNED_FILE).exists()
     except OSError:  # whoever needs the place says what is wrong with it

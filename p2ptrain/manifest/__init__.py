@@ -25,7 +25,7 @@ link             ``JoinLink``: one token to copy
 from p2ptrain.manifest.directory import (
     KEY_FILE,
     MANIFEST_FILE,
-    PEERS_FILE,
+    SETTINGS_FILE,
     SIGNED_FILE,
     Signing,
     create_run,
@@ -64,8 +64,8 @@ __all__ = [
     "MANIFEST_FILE",
     "MAX_MANIFEST_BYTES",
     "MAX_PARAMETERS",
-    "PEERS_FILE",
     "PRESETS",
+    "SETTINGS_FILE",
     "SIGNED_FILE",
     "Admission",
     "BuiltinCorpus",

@@ -29,7 +29,7 @@ from p2ptrain.manifest.signing import SignedManifest, public_key_of, sign
 MANIFEST_FILE = "manifest.toml"
 KEY_FILE = "run.key"
 SIGNED_FILE = "manifest.signed"
-PEERS_FILE = "settings.toml"
+SETTINGS_FILE = "settings.toml"
 """What every peer's home holds and no run's directory does; both may hold a signed manifest."""
 
 

@@ -19,11 +19,10 @@ from typing import Any
 
 from p2ptrain import files
 from p2ptrain.errors import HomeError
-from p2ptrain.manifest import PEERS_FILE
+from p2ptrain.manifest import SETTINGS_FILE
 from p2ptrain.net.rates import LOWEST_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
-FILE = PEERS_FILE
 MAX_BYTES = 64 << 10
 MBIT = 125_000.0
 """Bytes in a megabit."""
@@ -234,7 +233,7 @@ class SettingsFile:
     """The file of one home. ``load`` at the start; then ``changed`` now and then, by one thread."""
 
     def __init__(self, home: Path) -> None:
-        self.path = home / FILE
+        self.path = home / SETTINGS_FILE
         self._read_at: Mark = None
         self._looked_at: Mark = None
         self._is_unread = False  # it could not be looked at, or not be read

@@ -6,9 +6,10 @@ from calendar import monthrange
 from dataclasses import dataclass
 from datetime import datetime
 
+from p2ptrain.manifest import SETTINGS_FILE
 from peer.attendance import Wish
 from peer.lines import size
-from peer.owner.settings import FILE, Settings
+from peer.owner.settings import Settings
 from peer.owner.traffic import Month
 
 GIVEN_SHARE = 0.25
@@ -46,7 +47,7 @@ def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> 
     if paused:
         return Verdict(Wish.ABSENT, "its owner asked for it")
     if not settings.is_hour(60 * now.hour + now.minute):
-        return Verdict(Wish.ABSENT, f"outside of the hours {settings.hours} in {FILE}")
+        return Verdict(Wish.ABSENT, f"outside of the hours {settings.hours} in {SETTINGS_FILE}")
     if month.both >= settings.monthly_bytes:
         used, allowed = size(month.both), size(settings.monthly_bytes)
         return Verdict(Wish.ALONE, f"this month's traffic is used up, {used} of {allowed}")
