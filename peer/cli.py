@@ -91,14 +91,13 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     that is open, the link of its bootstrap is printed; where it takes invited peers only, one that lets its holder in,
     once or --uses times, until it expires.
     """
-    from p2ptrain.admission.office import LINK_FILE
-    from p2ptrain.manifest import KEY_FILE
+    from peer.home import is_a_run
 
     try:
-        is_a_run = (place / KEY_FILE).exists() or (place / LINK_FILE).exists()
+        run = is_a_run(place)
     except OSError as error:
         raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
-    if is_a_run:
+    if run:
         _invite_guests(place, expires, uses, link)
     else:
         _print_link(place)

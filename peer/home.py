@@ -40,16 +40,24 @@ from p2ptrain.ids import RunId
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 
+def is_a_run(path: Path) -> bool:
+    """Whether a run lies there, its author's or as a rented server has it. Raises OSError.
+
+    A peer's home stays one though a bootstrap was started in it, and left its link there.
+    """
+    has_link = (path / LINK_FILE).exists() and not (path / SETTINGS_FILE).exists()
+    return has_link or (path / KEY_FILE).exists()
+
+
 def check_no_other(path: Path) -> None:
     """Raises HomeError where a run or a bootstrap lies, whose files a peer's would mix with."""
     try:
-        has_link = (path / LINK_FILE).exists() and not (path / SETTINGS_FILE).exists()
-        is_a_run = (path / KEY_FILE).exists() or has_link
+        run = is_a_run(path)
         is_a_bootstraps = (path / LINK_FILE.name).exists() and not (path / SIGNED_FILE).exists()
     except OSError:  # whoever needs the place says what is wrong with it
         return
-    if is_a_run or is_a_bootstraps:
-        what = "the directory of a run" if is_a_run else "the home of a bootstrap"
+    if run or is_a_bootstraps:
+        what = "the directory of a run" if run else "the home of a bootstrap"
         raise HomeError(
             f"{path} is {what}, and no peer's home.", "Name the home of a peer; one that does not exist yet is made."
         )

@@ -391,11 +391,12 @@ def test_a_place_that_is_no_peers_home(home: Home, holds: str, what: str, refuse
     assert sorted(home.path.iterdir()) == before
 
 
-def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home) -> None:
+def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home, refused: Callable[..., str]) -> None:
     (home.path / "settings.toml").write_text("")
     (home.path / "bootstrap").mkdir()
     (home.path / "bootstrap" / "join-link.txt").write_text("")
     check_no_other(home.path)  # raises HomeError where it is none
+    assert "No peer of any swarm has lived in" in refused(home.path, command=invite)
 
 
 def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:
