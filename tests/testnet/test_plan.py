@@ -59,8 +59,9 @@ def test_one_with_a_door_is_as_private_as_its_manifest(tmp_path: Path) -> None:
 
 def test_a_manifest_comes_from_a_file_or_a_run(tmp_path: Path) -> None:
     own = with_changes(DEMO, {"run.name": "mine"})
-    (tmp_path / "mine.toml").write_text(render_toml(own))
-    assert chosen_manifest("demo", tmp_path / "mine.toml") == own
+    for encoding in ("utf-8", "utf-8-sig"):
+        (tmp_path / "mine.toml").write_text(render_toml(own), encoding=encoding)
+        assert chosen_manifest("demo", tmp_path / "mine.toml") == own
     created = create_run(tmp_path / "run", "llama-15m")
     assert chosen_manifest("demo", tmp_path / "run") == created
     sign_run(tmp_path / "run")
