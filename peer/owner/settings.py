@@ -246,7 +246,9 @@ class SettingsFile:
             self._read_at = self._looked_at = self._mark()
             return self._read()
         except OSError as error:
-            raise HomeError(f"{self.path} cannot be used: {error.strerror}.", "Check its permissions.") from error
+            is_none = error.errno == errno.EINVAL  # no file
+            remedy = "Move it away; the next start writes a new one." if is_none else "Check its permissions."
+            raise HomeError(f"{self.path} cannot be used: {error.strerror}.", remedy) from error
         except ValueError as error:
             remedy = "Fix that; or delete the file, and the next start writes a new one."
             raise HomeError(f"{self.path} is faulty: {error}.", remedy) from None

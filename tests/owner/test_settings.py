@@ -149,8 +149,9 @@ def test_a_pipe_in_its_place_is_told_and_not_waited_for(tmp_path: Path) -> None:
     file.path.unlink()
     os.mkfifo(file.path)
     assert file.changed() == "it is no file"
-    with pytest.raises(HomeError, match="cannot be used: it is no file"):
+    with pytest.raises(HomeError, match="cannot be used: it is no file") as caught:
         SettingsFile(tmp_path).load()
+    assert caught.value.remedy.startswith("Move it away")
 
 
 def test_the_mark_that_some_editors_begin_with_is_no_fault(tmp_path: Path) -> None:
