@@ -37,7 +37,8 @@ def check_means() -> None:
     if sys.platform != "linux":
         raise DeviceError(f"Network namespaces are Linux's, and this is {sys.platform}.", remedy)
     if os.geteuid() != 0:
-        raise DeviceError("Making network namespaces is root's to do.", f"Start it with sudo. {remedy}")
+        how = 'Start it with sudo, by its path: sudo "$(command -v p2ptrain)" testnet'
+        raise DeviceError("Making network namespaces is root's to do.", f"{how} …. {remedy}")
     missing = {tool: package for tool, package in TOOLS.items() if shutil.which(tool, path=_PLACES) is None}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
