@@ -124,7 +124,7 @@ def test_what_scenarios_of_a_folder_are_compared_with_is_acted_out_once(
 def test_what_was_interrupted_stays_so_though_the_cell_does_not_end(monkeypatch: pytest.MonkeyPatch) -> None:
     stubborn = (
         "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
-        "os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
+        "time.sleep(1); os.kill(os.getppid(), signal.SIGTERM); time.sleep(600)"
     )
     monkeypatch.setattr(cell, "in_a_cell", lambda command, **_: command)
     with pytest.raises(KeyboardInterrupt):

@@ -179,10 +179,10 @@ def test_something_may_happen_while_a_newcomer_takes_weights(
 ) -> None:
     pulling = """if home.name == "home-1":
     (home / "events.jsonl").write_text(json.dumps({"kind": "catching up"}) + "\\n")
-    time.sleep(1)
+    time.sleep(5)
 for number"""
     (place / "peer.py").write_text(PEER.replace("for number", pulling))
-    tiny["run"]["seconds"] = 2
+    tiny["run"]["seconds"] = 8
     tiny["peers"][0] |= {"count": 1, "arrives_at_s": 0.1, "awaited": awaited}
     tiny["peers"][1] |= {"leaves_at_s": 0.2, "leaves": "killed"}
     course, _ = conducted(place, tiny)

@@ -2,7 +2,8 @@
 in network namespaces.
 
 Usage: remote_relay.py relay FOLDER, stranger FOLDER, or guest FOLDER SECONDS. The relay writes where it is into the
-folder; the guest asks it for a place each second, and says in one line of JSON what became of each question.
+folder; the stranger makes a file there when it is connected; the guest asks the relay for a place each second, and says
+in one line of JSON what became of each question.
 """
 
 import asyncio
@@ -37,6 +38,7 @@ async def stranger(folder: Path) -> None:
     p2p = await P2P.create(host_maddrs=LISTEN, auto_nat=True)
     peer, addresses = json.loads((folder / "where.json").read_text())
     await p2p._client.connect(PeerID.from_base58(peer), [Multiaddr(each) for each in addresses])
+    (folder / "connected").touch()
     await asyncio.Event().wait()
 
 

@@ -139,7 +139,8 @@ async def swap(link: LaneLink) -> tuple[int, list[bytearray]]:
     return 1 + len(link._opened) + len(link._claimed), received.result()
 
 
-def test_the_first_payload_goes_by_one_stream_and_the_next_by_all(two: Two) -> None:
+def test_the_first_payload_goes_by_one_stream_and_the_next_by_all(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lanes_module, "WIDE_FROM_RATE", 1.0)  # which a busy machine reaches, too
     for expected in (1, LANES):
         assert two.converse(swap, swap) == ((expected, PARTS), (expected, PARTS))
         two.settled()
@@ -238,7 +239,7 @@ def test_a_lane_that_comes_twice_is_closed_and_the_first_is_held(two: Two) -> No
 
 
 def test_a_lane_without_a_conversation_is_given_up(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 0.1)
+    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 2.0)  # all have to be there before
 
     async def main() -> None:
         [first, *_] = await two.lanes[1].open(two.peer, TOKEN)
@@ -267,7 +268,7 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
     two: Two, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their time is over, and they have not noticed: as after a stop of 30 s, or as a liar times it."""
-    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 0.1)
+    monkeypatch.setattr(lanes_module, "UNCLAIMED_S", 0.5)
     ours, outcomes = two.lanes[0], list[str]()
 
     def name() -> None:
@@ -277,11 +278,11 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
             outcomes.append(str(error))
 
     async def main() -> None:
-        asyncio.get_running_loop().call_later(0.11, name)
         lanes = [asyncio.create_task(ours._take(cast(StreamLink, Echo(number)))) for number in range(1, LANES)]
         while len(ours._waiting.get((Echo.peer, TOKEN), {})) < LANES - 1:
             await asyncio.sleep(0)
-        time.sleep(0.2)  # all of it falls due at once
+        asyncio.get_running_loop().call_later(0.51, name)
+        time.sleep(0.6)  # all of it falls due at once
         given_up = await asyncio.gather(*lanes, return_exceptions=True)
         assert [type(each) for each in given_up] == [NetworkError] * (LANES - 1)
 

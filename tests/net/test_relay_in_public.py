@@ -44,6 +44,7 @@ def test_a_relay_stays_ours_when_p2pd_hears_that_it_can_be_dialed(tmp_path: Path
         start("relay")
         until("the relay's address", (tmp_path / "where.json").exists)
         start("stranger")
+        until("the stranger's connection", (tmp_path / "connected").exists)
         done = subprocess.run(inside("guest", str(SECONDS)), capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(done.stdout) == ["a place"] * SECONDS
 

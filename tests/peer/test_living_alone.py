@@ -21,7 +21,7 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.telemetry import EventLog, MemoryLog
 from p2ptrain.train.loop import Signals
-from peer import model, record, stopping
+from peer import app, model, record, stopping
 from peer.app import run_peer
 from peer.building import Options, build
 from peer.home import Home
@@ -62,11 +62,19 @@ def at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, happens: Callabl
 
 
 def stop_at_inner_step(monkeypatch: pytest.MonkeyPatch, number: int, times: int = 1) -> None:
-    """Press Ctrl+C (so many times) after the inner step with this number."""
+    """Press Ctrl+C (so many times) before the inner step with this number, which goes on when that is heard."""
+    made: list[Signals] = []
+
+    def make() -> Signals:
+        made.append(Signals())
+        return made[-1]
 
     def press() -> None:
         for _ in range(times):
             signal.raise_signal(signal.SIGINT)
+        assert made[-1].stop.wait(PATIENCE_S)  # a thread sets it, and may be late
+
+    monkeypatch.setattr(app, "Signals", make)
 
     at_inner_step(monkeypatch, number, press)
 
@@ -108,6 +116,7 @@ def test_an_ended_run_is_not_trained_further(home: Home) -> None:
 def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(record, "BEGINNING_S", math.inf)  # what is skipped for haste changes the loss
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 13)
         run_peer(Options(None, home.path))
