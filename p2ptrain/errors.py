@@ -14,7 +14,8 @@
      │    └── OutputError     what a command prints cannot be written: a full disk, a pipe whose reader ended
      ├── RemoteError          a peer broke the protocol: costs it trust, we go on
      └── NetworkError         the network failed: a state that heals, we go on
-          └── UnbegunError    the other side ended a link in good order, before a byte of its payload
+          ├── UnbegunError    the other side ended a link in good order, before a byte of its payload
+          └── MisfitError     payloads did not fit the step widths that both sides had agreed on
 
 A fault of our own is none of these: it is a bug and keeps its traceback.
 """
@@ -82,3 +83,7 @@ class NetworkError(P2pTrainError):
 
 class UnbegunError(NetworkError):
     """The other side ended a link in good order, before a byte of its payload had come."""
+
+
+class MisfitError(NetworkError):
+    """Payloads came whole and did not fit the step widths agreed on. Both sides learnt from it; the next may."""

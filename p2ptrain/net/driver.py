@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
 
-from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.errors import MisfitError, NetworkError, RemoteError, UnbegunError
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net.copies import Copies
 from p2ptrain.net.gathering import Gatherer
@@ -239,7 +239,7 @@ class Driver:
 
     async def _guard(self, session: Session, conversation: Awaitable[None]) -> None:
         """Turn what the network and the partner do wrong into an event; let our own bugs through."""
-        why, their_fault, unbegun = "", False, False
+        why, their_fault, unbegun, misfit = "", False, False, False
         try:
             await conversation
         except asyncio.CancelledError:
@@ -249,14 +249,15 @@ class Driver:
         except RemoteError as error:
             why, their_fault = str(error), True
         except (NetworkError, TimeoutError) as error:
-            why, unbegun = str(error) or "it said nothing", isinstance(error, UnbegunError)
+            why = str(error) or "it said nothing"
+            unbegun, misfit = isinstance(error, UnbegunError), isinstance(error, MisfitError)
         except BaseException as error:
             self._fail(error)
             raise
         finally:
             is_open = self._sessions.pop(session.link, None) is not None
             if why and is_open:
-                self.handle(LinkFailed(session.link, why, their_fault, unbegun))
+                self.handle(LinkFailed(session.link, why, their_fault, unbegun, misfit))
 
     def _fail(self, error: BaseException) -> None:
         """A bug of ours ends ``run``, also when it shows in a task that belongs to the transport."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import MisfitError, NetworkError, RemoteError
 from p2ptrain.ids import LinkId
 from p2ptrain.sim.sizes import message_bytes, payload_bytes
 from p2ptrain.sim.transfers import Transfer
@@ -84,12 +84,12 @@ class LinkEnd:
         if other is not None and other.is_open:
             other.owner.later(self.latency_s, other.fail, why, False, in_order and self.swap is None)
 
-    def fail(self, why: str, their_fault: bool = False, unbegun: bool = False) -> None:
+    def fail(self, why: str, their_fault: bool = False, unbegun: bool = False, misfit: bool = False) -> None:
         """It ended by itself, or by the other side; our core hears of it."""
         if self.is_open:
             self.owner.ends.pop(self.link, None)
             self._let_go()
-            self.owner.handle(LinkFailed(self.link, why, their_fault, unbegun))
+            self.owner.handle(LinkFailed(self.link, why, their_fault, unbegun, misfit))
 
     def _let_go(self) -> LinkEnd | None:
         """This end is over; what it knew of the other end. The two hold each other no more, and can be forgotten."""
@@ -173,7 +173,7 @@ class LinkEnd:
         try:
             self.difference = self.owner.learner.payloads.difference(self.encoded, self.arrived.parts)
         except (NetworkError, RemoteError) as error:
-            self.fail(str(error), their_fault=isinstance(error, RemoteError))
+            self.fail(str(error), isinstance(error, RemoteError), misfit=isinstance(error, MisfitError))
             return
         agreeing = sum(map(len, self.wishes))
         sent_bytes, received_bytes = agreeing + self.encoded.size_bytes, agreeing + self.arrived.size_bytes

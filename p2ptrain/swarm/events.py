@@ -143,6 +143,8 @@ class LinkFailed:
     """They broke the protocol (garbage, a wrong digest, NaN), as opposed to the network failing."""
     unbegun: bool = False
     """They ended it in good order, before a byte of their payload had come."""
+    misfit: bool = False
+    """Their payload came and did not fit the step widths agreed on, which we have learnt from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,7 +265,8 @@ class Exchanging:
             withdrawn = event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound
             standing.counters.offers_withdrawn += withdrawn
             standing.counters.exchanges_failed += not withdrawn
-            fault, meeting = Fault.WITHDRAWN if withdrawn else Fault.BROKEN, Meeting.FAILED
+            broken = Fault.MISFIT if event.misfit else Fault.BROKEN
+            fault, meeting = Fault.WITHDRAWN if withdrawn else broken, Meeting.FAILED
             if exchange.is_timed:
                 self._overtime.exchanged(exchange, now)
             if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts

@@ -30,7 +30,7 @@ from p2ptrain.codec import (
     wish_for,
     wish_size,
 )
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import MisfitError, RemoteError
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
 from p2ptrain.train.widths import Fit, Verdict, Widths
@@ -205,7 +205,7 @@ class Payloads:
         return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, told)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
-        """What to move towards. Raises RemoteError when their bytes are malformed or not finite, NetworkError when they
+        """What to move towards. Raises RemoteError when their bytes are malformed or not finite, MisfitError when they
         do not fit what was agreed."""
         pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
         compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
@@ -221,7 +221,7 @@ class Payloads:
         for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
             self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
         if verdict is not Verdict.FITS:
-            raise NetworkError(ELSEWHERE)
+            raise MisfitError(ELSEWHERE)
         own = max(mine.norm, torch.finfo(torch.float32).tiny)
         sketched = math.hypot(*(fit.told for fit in fits))
         return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)

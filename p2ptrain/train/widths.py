@@ -122,8 +122,11 @@ class Widths:
             own: length of our own weights in these fragments.
         """
         told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
-        if not left <= max(GAP * told, LEAST_GAP * own):  # NaN is no place either
+        equal = LEAST_GAP * own
+        if not left <= max(GAP * told, equal):  # NaN is no place either
             return Verdict.WIDE
+        if told <= equal:  # what wraps there is lost, and nothing is missed
+            return Verdict.FITS
         known = [fit for number, fit in zip(numbers, fits, strict=True) if self._fitted[number] >= FITTED]
         blocks = sum(fit.blocks for fit in known)
         if blocks >= MISFIT_BLOCKS and sum(fit.wrapped * fit.blocks for fit in known) > MISFIT_SHARE * blocks:

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from p2ptrain import codec
-from p2ptrain.errors import NetworkError
+from p2ptrain.errors import MisfitError, NetworkError
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.net.driver import FAREWELL_S, Driver, Shore, at_once
@@ -241,6 +241,26 @@ def test_a_payload_against_the_rules_is_an_offence(misdeed):
     assert amber.core.counters.exchanges_failed == 1
     assert amber.core.counters.exchanges_ok == 1  # the honest one
     assert torch.isfinite(amber.learner.task.theta).all()
+
+
+def test_a_payload_that_does_not_fit_is_no_reason_to_leave_its_peer_alone(monkeypatch):
+    """Its step widths are learnt from it, and the next may fit."""
+
+    def difference(*_):
+        raise MisfitError("it does not fit")
+
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(amber.learner.payloads, "difference", difference)
+            link = await opened(network)
+            await send_payload(link, [PAYLOAD])
+            await until_closed(link)
+        assert not amber.core._standing.members.is_distrusted(BIRCH, asyncio.get_running_loop().time())
+        await (await opened(network)).close()  # it is served at once
+
+    amber = play(scene)
+    assert amber.core.counters.exchanges_failed == 1
+    assert amber.core.counters.offences == 0
 
 
 def test_an_offer_that_is_taken_back_is_no_exchange_that_failed():

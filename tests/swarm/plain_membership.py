@@ -8,7 +8,7 @@ from random import Random
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.record import FAILURE_PAUSE_S, FAR_S, FORGIVEN, QUARANTINE_S, Fault
+from p2ptrain.swarm.record import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, Fault
 from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
 
 
@@ -82,8 +82,8 @@ class PlainMembership:
         if fault not in (Fault.OFFENCE, Fault.FAR):
             entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
             entry.times[fault] += 1
-            if fault is Fault.WITHDRAWN:
-                if entry.times[fault] <= FORGIVEN:
+            if fault in (Fault.WITHDRAWN, Fault.MISFIT):
+                if entry.times[fault] <= (FORGIVEN if fault is Fault.WITHDRAWN else MISFITS_FORGIVEN):
                     return
                 fault = Fault.BROKEN
                 entry.times[fault] += 1
@@ -95,7 +95,9 @@ class PlainMembership:
 
     def praise(self, peer: PeerId) -> None:
         if entry := self.known.get(peer):
-            entry.times = {**(entry.times or {}), Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
+            times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
+            forgotten = {Fault.UNANSWERED: 0, Fault.BROKEN: 0, Fault.WITHDRAWN: 0}
+            entry.times = {**times, **forgotten, Fault.MISFIT: times[Fault.MISFIT] // 2}
             entry.not_before, entry.distrusted_until = entry.paced_until, 0.0
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:

@@ -12,7 +12,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
-from p2ptrain.swarm.record import FAILURE_PAUSE_S, QUARANTINE_S, Fault
+from p2ptrain.swarm.record import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, Fault
 from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
 
 BIRCH = PeerId("birch")
@@ -55,6 +55,22 @@ def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> N
         members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
         assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
         members.praise(BIRCH)
+
+
+def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(members: Membership) -> None:
+    for _ in range(MISFITS_FORGIVEN):
+        members.blame(BIRCH, 0.0, Fault.MISFIT)
+        assert members.partners(0.0)
+    members.blame(BIRCH, 0.0, Fault.MISFIT)
+    assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
+    members.praise(BIRCH)
+    for _ in range(
+        MISFITS_FORGIVEN - (MISFITS_FORGIVEN + 1) // 2
+    ):  # who fits once now and then is soon left alone again
+        assert members.partners(0.0)
+        members.blame(BIRCH, 0.0, Fault.MISFIT)
+    members.blame(BIRCH, 0.0, Fault.MISFIT)
+    assert not members.partners(0.0)
 
 
 def test_strange_exchanges_are_forgotten_by_half_with_each_that_commits(members: Membership) -> None:

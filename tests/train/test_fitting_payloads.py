@@ -12,10 +12,10 @@ from torch import Tensor
 from bench.liars import BLOCK, BLOCKS, COMMON, LIES, coarse, peer, refusals, toll
 from p2ptrain.codec import FIRST_PACE, LARGEST_MAGNITUDE, PACE, get
 from p2ptrain.codec.steps import SKETCH_BYTES
-from p2ptrain.errors import NetworkError
+from p2ptrain.errors import MisfitError
 from p2ptrain.swarm.trust import are_strange
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
-from p2ptrain.train.widths import FITTED, MISFIT_BLOCKS
+from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, Verdict, Widths
 
 
 def lopsided(part: Tensor) -> Tensor:
@@ -41,10 +41,18 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
     one, other, random = peer(2), peer(3), Random(1)
     before = acquainted(one, other)
     widths = one.wishes([0])[0]
-    with pytest.raises(NetworkError, match="not where it said"):
+    with pytest.raises(MisfitError, match="not where it said"):
         met(one, other, random)
     assert all(0 <= after - known <= PACE for known, after in zip(widths, one.wishes([0])[0], strict=True))
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
+
+
+@pytest.mark.parametrize(("told", "verdict"), [(0.9 * LEAST_GAP, Verdict.FITS), (2.0 * LEAST_GAP, Verdict.NARROW)])
+def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdict: Verdict) -> None:
+    """Else peers that agree would leave each other alone for it at the run's end."""
+    widths = Widths()
+    widths._fitted[0] = FITTED
+    assert widths.judge([0], [Fit(told=told, left=told, blocks=MISFIT_BLOCKS, wrapped=1.0)], own=1.0) is verdict
 
 
 @pytest.mark.parametrize("factor", [3.0, -1.0, 0.0, 0.5, LARGEST_MAGNITUDE / 8])
@@ -54,7 +62,7 @@ def test_weights_other_than_the_sketch_told_of_are_refused(factor: float) -> Non
     wishes = one.wishes([0]), other.wishes([0])
     part = factor * other.published.parts[0]
     false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
-    with pytest.raises(NetworkError, match="not where it said"):
+    with pytest.raises(MisfitError, match="not where it said"):
         one.difference(one.encode([0], *wishes), false.parts)
 
 
@@ -65,7 +73,7 @@ def test_who_has_measured_nothing_yet_mixes_nothing_of_them(factor: float) -> No
     part = factor * other.published.parts[0]
     wishes = one.wishes([0]), other.wishes([0])
     false = other.encode([0], *reversed(wishes), Snapshot(1, (part,), (part,)))
-    with contextlib.suppress(NetworkError):
+    with contextlib.suppress(MisfitError):
         assert one.difference(one.encode([0], *wishes), false.parts).distance <= 0.05
 
 
@@ -89,7 +97,7 @@ def test_weights_that_moved_since_the_sketch_are_refused_however_near() -> None:
     wishes = one.wishes([0]), other.wishes([0])
     part = other.published.parts[0] + 0.1 * torch.randn(len(COMMON), generator=torch.Generator().manual_seed(4))
     moved = other.encode([0], *reversed(wishes), Snapshot(2, (part,), (part,)))
-    with pytest.raises(NetworkError, match="not where it said"):
+    with pytest.raises(MisfitError, match="not where it said"):
         one.difference(one.encode([0], *wishes), moved.parts)
 
 
@@ -162,7 +170,7 @@ def test_a_liar_that_has_drifted_far_away_is_refused_as_well(factor: float) -> N
     for _ in range(2):
         wishes = one.wishes([0]), other.wishes([0])
         false = other.encode([0], *reversed(wishes), Snapshot(9, (part,), (part,)))
-        with pytest.raises(NetworkError, match="not where it said"):
+        with pytest.raises(MisfitError, match="not where it said"):
             one.difference(one.encode([0], *wishes), false.parts)
 
 
