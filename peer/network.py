@@ -310,8 +310,7 @@ class Connection:
                 pause = min(2 * pause, 60.0)
                 try:
                     await self._revive()
-                # Ours; hivemind's, as it died again while it started; or of neither's making: none is the last try.
-                except Exception as error:
+                except Exception as error:  # ours; hivemind's, as it died again while it started: none is the last try
                     self._notebook.note("p2pd died", why=str(error) or type(error).__name__)
                     await self._drop()
             self._write_down()  # its port may be another, and places at relays are gone

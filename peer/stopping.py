@@ -71,7 +71,7 @@ class Stopping:
         """After an error in this block the first signal ends nothing any more: JoiningStopped would take its place."""
         try:
             yield
-        except Exception:
+        except Exception:  # whatever it is, it goes on to whoever minds it
             self._has_failed = True
             raise
 

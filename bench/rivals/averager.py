@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def _train(source: Path, home: Path, peers: int, late: bool, dht: hivemind.DHT, leaving: threading.Event) -> None:
-    manifest = parse_toml(source.read_text(encoding="utf-8-sig"))
+    manifest = parse_toml(source.read_text(encoding="utf-8"))
     home.mkdir(parents=True, exist_ok=True)
     log = EventLog(home / "events.jsonl")
     peer = Averaging(manifest, home.name, dht, peers, log, leaving)

@@ -123,7 +123,7 @@ def _previous_run(path: Path) -> RunId | None:
 def _read_manifest(directory: Path) -> str:
     path = directory / MANIFEST_FILE
     try:
-        return path.read_text(encoding="utf-8-sig")  # some editors begin with a mark
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ManifestError(
             f"{directory} holds no {MANIFEST_FILE}.", f"Make a run with `p2ptrain init {directory}`."

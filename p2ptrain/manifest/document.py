@@ -56,7 +56,7 @@ def parse_toml(text: str) -> Manifest:
             "Is this the right file? `p2ptrain init` writes one of about 8,000.",
         )
     try:
-        data = tomllib.loads(text)
+        data = tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin with a byte order mark
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise ManifestError(f"manifest.toml is no valid TOML: {error}.", "Mend that line.") from None
     return parse_data(data)

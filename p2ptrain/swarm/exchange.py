@@ -16,6 +16,7 @@
     OFFERED    failure or deadline     (none)        Close, blame, try another
     SWAPPING   failure or deadline     (none)        Close, blame, try another      (dx = 0 on both sides)
     SWAPPING   they ended it unbegun   (none)        the same; their withdrawn offer is forgiven once in a row
+    SWAPPING   it fits no step widths  (none)        the same; forgiven three times (``record.MISFITS_FORGIVEN``)
     CONFIRMING failure or deadline     (none)        Close, blame, count a possible half-commit
     COMMITTED  failure                 COMMITTED     nothing: the displacement is already ours
     any other message                  (none)        Close, blame: they broke the protocol

@@ -109,7 +109,7 @@ def _read(source: Path) -> Manifest:
             path = source / MANIFEST_FILE
             if not path.exists():
                 return load_run(source).manifest
-        return parse_toml(path.read_text(encoding="utf-8-sig"))  # some editors begin with a mark
+        return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ManifestError(f"Cannot read {path}: {error}.", "Name a manifest.toml or a run's directory.") from error
 
