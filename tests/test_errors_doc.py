@@ -11,7 +11,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from told import kinds_in, signatures_of, told_in
+from told import P2PDS, kinds_in, signatures_of, told_in
 
 from p2ptrain.admission import Refusal
 from p2ptrain.swarm import DeclineReason
@@ -254,9 +254,15 @@ def test_every_reason_to_decline_or_to_let_nobody_in_is_explained(reason: Declin
     assert reason.value in CELLS
 
 
+@pytest.mark.parametrize("words", sorted(P2PDS))
+def test_every_word_of_the_network_daemon_is_explained(words: str) -> None:
+    assert words in CELLS
+
+
 def test_nothing_is_explained_that_nobody_says() -> None:
     said = {
         *TOLD,
+        *P2PDS,
         *set().union(*SCRIPTS.values()),
         *KINDS,
         *lines._LINES,

@@ -15,6 +15,8 @@ A text is collected as a template: its fixed words, with ``…`` for whatever is
 - what is printed on standard error or in red, and warnings and errors that are logged;
 - what a dial is answered with, and the bootstrap's lines.
 
+What p2pd says is passed on as it is, and stands here by itself (``P2PDS``).
+
 A name is followed to what the same function assigns or appends to it, and both sides of a condition count. What is
 filled into a text is not looked into: a text that is made of several gives each of them a name like a reason's.
 
@@ -44,6 +46,16 @@ PARAMETERS = {"found"}
 RETURNS_WHY = re.compile(r"\b[Ww]hy\b|\bwhat (went|is|was) wrong\b|^What (went|is|was) wrong\b")
 TEXTS = re.compile(r"\bstr\b")
 """In the annotation of what a function returns, or of a parameter: texts are among it."""
+
+P2PDS = {
+    "connect: connection refused",
+    "dial backoff",
+    "peer id mismatch: expected …, but remote key matches …",
+    "error opening relay circuit: NO_RESERVATION (204)",
+    "failed to find any peer in table",
+    "failed to negotiate protocol: protocols not supported: […]",
+}
+"""What go-libp2p says and we pass on. ``tests/net/test_own_words.py`` hears each from a real p2pd."""
 
 CLICK_ERRORS = {"UsageError", "BadParameter", "ClickException"}
 OURS = {name for name, kind in vars(errors).items() if isinstance(kind, type)}

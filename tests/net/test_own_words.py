@@ -1,0 +1,69 @@
+"""Why a dial fails, in the words of a real p2pd: docs/ERRORS.md explains them as they are."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import uvloop
+from told import P2PDS
+
+from p2ptrain.errors import NetworkError
+from p2ptrain.ids import PeerId, RunId
+from p2ptrain.net import address
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.node import Node
+from p2ptrain.net.transport import P2PTransport
+
+pytestmark = pytest.mark.net
+
+RUN = RunId("ab" * 32)
+LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+
+
+def is_said_in(words: str, text: str) -> bool:
+    """Whether a template's fixed words stand in a text, in order."""
+    return re.search(".*".join(map(re.escape, words.split("…"))), text) is not None
+
+
+async def why(transport: P2PTransport, peer: PeerId, addresses: Sequence[str]) -> str:
+    with pytest.raises(NetworkError) as caught:
+        await transport.open(peer, addresses)
+    return str(caught.value)
+
+
+async def heard(folder: Path) -> list[str]:
+    """What a node is told when it dials nobody, a closed port twice, another than is there, and so on."""
+    ours, theirs, nobodys = (Identity.load_or_create(folder / f"{name}.key") for name in ("us", "them", "nobody"))
+    nobody = nobodys.peer_id
+    us = await Node.start(ours, RUN, listen=LOOPBACK, local=True)
+    try:
+        them = await Node.start(theirs, RUN, listen=LOOPBACK, local=True)
+        try:
+            there, dialing = f"/ip4/127.0.0.1/tcp/{them.port}", P2PTransport(us)
+            with socket.socket() as silent:  # it has a port and does not listen
+                silent.bind(("127.0.0.1", 0))
+                closed = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}"
+                return [
+                    await why(dialing, nobody, []),
+                    await why(dialing, nobody, [closed]),
+                    await why(dialing, nobody, [closed]),
+                    await why(dialing, nobody, [there]),
+                    await why(dialing, nobody, [address.through(them.peer_id, there)]),
+                    await why(dialing, them.peer_id, [there]),
+                ]
+        finally:
+            await them.close()
+    finally:
+        await us.close()
+
+
+def test_its_words_are_those_that_are_explained(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        texts = runner.run(heard(tmp_path))
+    assert [words for words in sorted(P2PDS) if not any(is_said_in(words, text) for text in texts)] == []
+    assert [text for text in texts if not any(is_said_in(words, text) for words in P2PDS)] == []
