@@ -11,15 +11,19 @@ from peer.owner.door import ask
 
 LOOKS_S = 0.05
 """Between two looks. A guess: far less than an exchange on a narrow line takes."""
+LOOKS = 8
+"""So many in a row find one: then its partner knows of it, too. Whoever accepts an offer is amid an exchange at once, and
+the answer takes its time on a narrow line; one that dies or sleeps meanwhile breaks off nothing for the other."""
 PATIENCE_S = 30.0
 """An exchange must come by then. A guess: many outer steps of a scenario."""
 
 
 async def amid_exchange(home: Path, patience_s: float = PATIENCE_S) -> bool:
-    """Wait until the peer in that home is amid an exchange. False: it was amid none for so long."""
-    until = time.monotonic() + patience_s
+    """Wait until the peer in that home has been amid exchanges for some looks. False: it was not, for so long."""
+    until, found = time.monotonic() + patience_s, 0
     while time.monotonic() < until:
-        if await asyncio.to_thread(_exchanges, home):
+        found = found + 1 if await asyncio.to_thread(_exchanges, home) else 0
+        if found == LOOKS:
             return True
         await asyncio.sleep(LOOKS_S)
     return False

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from peer.lab import amid
-from peer.lab.amid import amid_exchange
+from peer.lab.amid import LOOKS, amid_exchange
 from peer.owner.door import Door
 
 
@@ -47,7 +47,12 @@ def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:
-    assert waited(tmp_path, 0, 0, 2) == (True, 3)
+    assert waited(tmp_path, 0, 0, 2) == (True, 2 + LOOKS)
+
+
+def test_an_exchange_that_just_began_or_ends_meanwhile_is_none_yet(tmp_path: Path) -> None:
+    """Its partner may not know of it."""
+    assert waited(tmp_path, *[1] * (LOOKS - 1), 0, 1) == (True, 2 * LOOKS)
 
 
 def test_it_does_not_wait_for_ever(tmp_path: Path) -> None:
