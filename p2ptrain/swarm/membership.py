@@ -93,8 +93,8 @@ class Membership:
         if known is not None and (until := known.call(now)):
             self.pause(peer, until)
 
-    def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
-        """A conversation with this peer failed."""
+    def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
+        """A conversation with this peer failed, in which it had our fragments engaged for so long."""
         known = self._known.get(peer)
         if fault in (Fault.OFFENCE, Fault.FAR):  # remembered of strangers, too
             until = self._offences.add(peer, now, FAR_S if fault is Fault.FAR else QUARANTINE_S)
@@ -103,7 +103,7 @@ class Membership:
         elif known is None:
             return
         else:
-            until = known.blame(fault, now)
+            until = known.blame(fault, now, held_s)
         if fault is not Fault.UNANSWERED:
             known.distrusted_until = max(known.distrusted_until, until)
         self.pause(peer, until)

@@ -2,7 +2,9 @@
 
 A partner that is slow may be honest, so it is no offence. But what it holds, nobody else gets: fragments while they
 pass one byte at a time, the one place for a newcomer. Whoever has held us for too long waits ``REST`` times as long,
-whoever calls; so no partner has more than a fifth of our time beyond its due, and others come between.
+whoever calls; so no partner has more than a fifth of our time beyond its due, and others come between. The slowest of a
+swarm, ten times slower than the others, still spends most of its time with somebody: each of its partners rests from it
+alone.
 
 Where a trainer waits for partners, its recipe says that it waits for the slowest of them. There a partner may hold it
 beyond its due for as long as it trains in an outer step, and only what is more counts: so one whose line is ten times
@@ -14,12 +16,9 @@ from __future__ import annotations
 
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.exchange import Exchange
+from p2ptrain.swarm.record import REST
 from p2ptrain.swarm.rules import MAX_KNOWN
 from p2ptrain.swarm.standing import Standing
-
-REST = 4.0
-"""A guess. The slowest of a swarm, ten times slower than the others, still spends most of its time with somebody: each
-of its partners rests from it alone."""
 
 
 class Overtime:

@@ -16,6 +16,8 @@ FORGIVEN = 1
 """Offers in a row that a peer may take back with our Accept on its way. Who waits too long for an answer goes on with
 another, which no more tells of it than our being slow does; who offers only to take back would hold our fragments each
 time. A guess."""
+REST = 4.0
+"""Whoever held us in vain is left alone for so many times as long: a fifth of our time at the most. A guess."""
 MISFITS_FORGIVEN = 3
 """Payloads of a peer that may not fit the step widths agreed on before it is left alone for that: each one teaches half
 an octave (``codec.steps.PACE``). The half of them is forgotten with every exchange that fits. Our measurement: of three
@@ -84,13 +86,16 @@ class Known:
             return self.paced_until
         return 0.0
 
-    def blame(self, fault: Fault, now: float) -> float:
-        """The network failed between us, or it left us in the lurch. Until when to leave it alone; 0: forgiven."""
-        if fault is Fault.WITHDRAWN:
+    def blame(self, fault: Fault, now: float, held_s: float = 0.0) -> float:
+        """The network failed between us, or it left us in the lurch. Until when to leave it alone; 0: forgiven.
+
+        Args:
+            held_s: for how long it had our fragments engaged.
+        """
+        first, longest = FAILURE_PAUSE_S
+        if fault is Fault.WITHDRAWN:  # not longer each time: of a slow peer the fast take back again and again
             self.withdrawn += 1
-            if self.withdrawn <= FORGIVEN:
-                return 0.0
-            fault = Fault.BROKEN
+            return now + max(first, REST * held_s) if self.withdrawn > FORGIVEN else 0.0
         if fault is Fault.MISFIT:
             self.misfits += 1
             if self.misfits <= MISFITS_FORGIVEN:
@@ -99,7 +104,6 @@ class Known:
         self.unanswered += fault is Fault.UNANSWERED
         self.broken += fault is Fault.BROKEN
         times = self.broken if fault is Fault.BROKEN else self.unanswered
-        first, longest = FAILURE_PAUSE_S
         until: float = now + min(first * 2 ** min(times - 1, 16), longest)
         return until
 

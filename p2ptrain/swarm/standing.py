@@ -142,7 +142,7 @@ class Standing:
             seconds: for how long an exchange had been under way that both had agreed to.
         """
         self.counters.offences += int(event.their_fault)
-        self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault)
+        self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault, seconds)
         if fault is Fault.WITHDRAWN:
             self.note("skipped", event.link.peer, "it took back its offer, and we had accepted")
         else:

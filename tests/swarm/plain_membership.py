@@ -8,7 +8,7 @@ from random import Random
 from p2ptrain.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.record import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, Fault
+from p2ptrain.swarm.record import FAILURE_PAUSE_S, FAR_S, FORGIVEN, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
 from p2ptrain.swarm.rules import CALLS_PER_S, HEARD_LIFETIME_S, MOST_CALLS
 
 
@@ -73,7 +73,7 @@ class PlainMembership:
         if entry := self.known.get(peer):
             entry.not_before = max(entry.not_before, until)
 
-    def blame(self, peer: PeerId, now: float, fault: Fault) -> None:
+    def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
         until = 0.0
         if fault in (Fault.OFFENCE, Fault.FAR):
             until = self.offences.add(peer, now, QUARANTINE_S if fault is Fault.OFFENCE else FAR_S)
@@ -82,13 +82,17 @@ class PlainMembership:
         if fault not in (Fault.OFFENCE, Fault.FAR):
             entry.times = {**dict.fromkeys(Fault, 0), **(entry.times or {})}
             entry.times[fault] += 1
+            first, longest = FAILURE_PAUSE_S
             if fault in (Fault.WITHDRAWN, Fault.MISFIT):
                 if entry.times[fault] <= (FORGIVEN if fault is Fault.WITHDRAWN else MISFITS_FORGIVEN):
                     return
-                fault = Fault.BROKEN
-                entry.times[fault] += 1
-            first, longest = FAILURE_PAUSE_S
-            until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
+                if fault is Fault.MISFIT:
+                    fault = Fault.BROKEN
+                    entry.times[fault] += 1
+            if fault is Fault.WITHDRAWN:
+                until = now + max(first, REST * held_s)
+            else:
+                until = now + min(first * 2 ** min(entry.times[fault] - 1, 16), longest)
         entry.not_before = max(entry.not_before, until)
         if fault is not Fault.UNANSWERED:
             entry.distrusted_until = max(entry.distrusted_until, until)

@@ -12,7 +12,7 @@ from p2ptrain.ids import PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
-from p2ptrain.swarm.record import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, Fault
+from p2ptrain.swarm.record import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
 from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
 
 BIRCH = PeerId("birch")
@@ -55,6 +55,18 @@ def test_an_offer_taken_back_is_forgiven_once_in_a_row(members: Membership) -> N
         members.blame(BIRCH, 0.0, Fault.WITHDRAWN)
         assert members.is_distrusted(BIRCH, FAILURE_PAUSE_S[0] - 0.1)
         members.praise(BIRCH)
+
+
+def test_offers_taken_back_cost_by_how_long_they_held_us_and_not_longer_each_time(members: Membership) -> None:
+    """Where our line is slow, honest partners take theirs back again and again."""
+    members.blame(BIRCH, 0.0, Fault.WITHDRAWN, 0.1)
+    for now, held_s in [(0.0, 0.1), (10.0, 0.1), (20.0, 0.1), (30.0, 0.3), (40.0, 1.5)]:
+        members.blame(BIRCH, now, Fault.WITHDRAWN, held_s)
+        pause_s = max(FAILURE_PAUSE_S[0], REST * held_s)
+        assert members.is_distrusted(BIRCH, now + pause_s - 0.1)
+        assert not members.is_distrusted(BIRCH, now + pause_s)
+    members.blame(BIRCH, 100.0, Fault.BROKEN)
+    assert not members.is_distrusted(BIRCH, 100.0 + FAILURE_PAUSE_S[0])
 
 
 def test_payloads_that_do_not_fit_are_forgiven_while_step_widths_are_learnt(members: Membership) -> None:
@@ -164,9 +176,9 @@ def test_it_agrees_with_looking_at_everybody(seed: int) -> None:
                 members.pause(peer, now + 3.0)
                 plain.pause(peer, now + 3.0)
             case 5:
-                fault = random.choice(list(Fault))
-                members.blame(peer, now, fault)
-                plain.blame(peer, now, fault)
+                fault, held_s = random.choice(list(Fault)), random.choice([0.0, 0.3, 5.0])
+                members.blame(peer, now, fault, held_s)
+                plain.blame(peer, now, fault, held_s)
             case 6:
                 members.praise(peer)
                 plain.praise(peer)

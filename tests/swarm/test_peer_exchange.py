@@ -494,8 +494,9 @@ def test_an_offer_that_is_taken_back_while_our_accept_is_on_its_way_costs_no_tru
     ]
 
 
-def test_who_takes_its_offers_back_after_long_holds_nobody_for_most_of_the_time():
-    """It lets us wait nearly to the deadline, ends the link in good order, and exchanges once in between."""
+@pytest.mark.parametrize(("waits_s", "exchanges"), [(0.2, False), (4.9, False), (4.9, True)])
+def test_who_takes_its_offers_back_holds_nobody_for_most_of_the_time(waits_s, exchanges):
+    """It lets us wait, nearly to the deadline or not, ends the link in good order, and may exchange in between."""
     table = in_step("amber", "birch")
     core, held_s = table["amber"].core, 0.0
     terms = Terms(1, 10.0, 1.0, float("inf"), True, PeerState.TRAINING)
@@ -504,9 +505,9 @@ def test_who_takes_its_offers_back_after_long_holds_nobody_for_most_of_the_time(
         link = LinkId(PeerId("birch"), serial, outbound=False)
         effects = core.handle(Received(link, Offer(RULES.run, RULES.protocol, (0,), terms)), table.now)
         is_held = any(isinstance(effect, Swap) for effect in effects)
-        if is_held and serial % 2:
-            held_s += 4.9
-            table.now += 4.9
+        if is_held and (serial % 2 or not exchanges):
+            held_s += waits_s
+            table.now += waits_s
             core.handle(LinkFailed(link, "it ended", unbegun=True), table.now)
         elif is_held:
             core.handle(SwapDone(link, 1000, 1000, 0.01, 1.0), table.now)
