@@ -21,7 +21,7 @@ from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import PeerId, short
 from p2ptrain.net.allowance import Allowance
-from p2ptrain.net.payload import DirectLink, WideLink
+from p2ptrain.net.payload import DirectLink, WideLink, begun
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
 BADGE_DEADLINE_S = 15.0
@@ -115,6 +115,10 @@ class GatedLink:
     async def receive(self) -> tuple[int, bytes]:
         await self._greet()
         return await self._link.receive()
+
+    async def begun(self) -> None:
+        await self._greet()
+        await begun(self._link)
 
     async def close(self) -> None:
         await self._link.close()

@@ -199,6 +199,9 @@ class LaneLink:
     async def receive(self) -> tuple[int, bytes]:
         return await self._link.receive()
 
+    async def begun(self) -> None:
+        await self._link.begun()
+
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
         return await self._link.receive_into(buffer)
 

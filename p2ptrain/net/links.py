@@ -105,6 +105,7 @@ class StreamLink:
         self._is_hurried = False
         self._patience: asyncio.Timeout | None = None
         self._has_payload = self._has_heard_end = False
+        self._ahead: tuple[int, int] | None = None  # the header of a frame that begun waited for
         self.has_heard = False
         """A whole frame has come, and more may."""
 
@@ -143,6 +144,11 @@ class StreamLink:
             await self._receive_body(kind, memoryview(body), deadline)
             return kind, bytes(body)
 
+    async def begun(self) -> None:
+        """``payload.HeraldLink``: until the next frame begins."""
+        async with self._receiving() as deadline:
+            self._ahead = await self._receive_header(deadline)
+
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
         """``payload.DirectLink``: a frame's body received where it is wanted, without a copy."""
         async with self._receiving() as deadline:
@@ -153,6 +159,10 @@ class StreamLink:
             return kind, length
 
     async def _receive_header(self, deadline: asyncio.Timeout) -> tuple[int, int]:
+        if self._ahead is not None:
+            (kind, length), self._ahead = self._ahead, None
+            deadline.reschedule(asyncio.get_running_loop().time() + self._limits.frame_s(length))
+            return kind, length
         try:
             header = await self._stream.read_exactly(framing.HEADER_BYTES)
         except BaseException:

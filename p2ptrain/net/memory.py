@@ -73,15 +73,19 @@ class _Pipe:
         self._last_arrival = max(self._last_arrival, arrival)
         loop.call_at(self._last_arrival, callback)
 
-    async def get(self) -> _Frame:
-        """The next frame that arrived; one reader at a time. NetworkError at the end."""
+    async def begun(self) -> None:
+        """Until a frame has arrived; one reader at a time. NetworkError at the end."""
         while not self._arrived:
             self.check()
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
+        self._has_payload = self._has_payload or self._arrived[0].kind == framing.FrameKind.CHUNK
+
+    async def get(self) -> _Frame:
+        """The next frame that arrived; one reader at a time. NetworkError at the end."""
+        await self.begun()
         frame = self._arrived.popleft()
         self._size -= len(frame.body)
-        self._has_payload = self._has_payload or frame.kind == framing.FrameKind.CHUNK
         return frame
 
     def check(self) -> None:
@@ -131,6 +135,9 @@ class MemoryLink:
 
     async def receive(self) -> tuple[int, bytes]:
         return await self._incoming.get()
+
+    async def begun(self) -> None:
+        await self._incoming.begun()
 
     async def close(self) -> None:
         if self._closed:

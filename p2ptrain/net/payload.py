@@ -105,7 +105,15 @@ class Buffers:
 
 
 @runtime_checkable
-class DirectLink(Link, Protocol):
+class HeraldLink(Link, Protocol):
+    """A link that tells when a frame begins."""
+
+    async def begun(self) -> None:
+        """Until the next frame begins, which is then received as ever. Raises NetworkError and RemoteError."""
+
+
+@runtime_checkable
+class DirectLink(HeraldLink, Protocol):
     """A link that can receive a frame's body without a copy."""
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
@@ -131,6 +139,12 @@ class Road(Link, Protocol):
 
     def came(self, size_bytes: int, seconds: float) -> None:
         """The payload came."""
+
+
+async def begun(link: Link) -> None:
+    """``HeraldLink.begun``; at once where the link cannot tell, which one of several lanes need not."""
+    if isinstance(link, HeraldLink):
+        await link.begun()
 
 
 def lanes_of(link: Link) -> Sequence[Link]:

@@ -18,7 +18,7 @@ from p2ptrain.framing import FrameKind
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net.copies import Copies
 from p2ptrain.net.gathering import Gatherer
-from p2ptrain.net.payload import Buffers, receive_payload, send_payload, widened
+from p2ptrain.net.payload import Buffers, begun, receive_payload, send_payload, widened
 from p2ptrain.net.together import together
 from p2ptrain.ports import Link
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
@@ -126,6 +126,8 @@ class Session:
             raise _unsendable(error) from error
         mine, road = await together(self._encoded(swap, wishes, their_wishes, snapshot), widened(link, sum(lengths)))
         del snapshot  # a payload may be on its way for minutes, and this is a whole model
+        if not (self.link.outbound or sizes):  # its offer may be taken back: our Accept may have been long on its way
+            await begun(road)
         _, theirs = await together(send_payload(road, mine.parts), receive_payload(road, lengths, self.tools.buffers))
         difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)

@@ -45,6 +45,8 @@ class LinkEnd:
     their_wishes: Sequence[Any] = ()
     """What both sides tell before they encode, if the codec wants that; ``wished`` when ours are out."""
     wished: bool = False
+    stirs: bool = False
+    """Their payload has begun to come."""
     transfer: Transfer | None = None
     """Our payload or weights, while they are on their way."""
     sent: bool = False
@@ -112,6 +114,8 @@ class LinkEnd:
             self._start_transfer(payload_bytes(sizes), self._wishes_sent)
         else:
             self._send_payload()
+            if self.link.outbound:
+                self.other.owner.later(self.latency_s, self.other._stir)
 
     def _wishes_sent(self) -> None:
         assert self.other is not None
@@ -120,15 +124,21 @@ class LinkEnd:
         if self.their_wishes:
             self.owner.later(0.0, self._send_payload)
 
+    def _stir(self) -> None:
+        self.stirs = True
+        self._send_payload()
+
     def _take_wishes(self, wishes: Sequence[Any]) -> None:
         self.their_wishes = wishes
         self._send_payload()
 
     def _send_payload(self) -> None:
-        """As soon as both sides know what they agree on."""
+        """As soon as both sides know what they agree on, and that the opener has not taken back its offer."""
         if not self.is_open or self.swap is None or self.encoded is not None:
             return
         if self.wishes and not (self.wished and self.their_wishes):
+            return
+        if not (self.wishes or self.link.outbound or self.stirs):
             return
         assert self.other is not None
         payloads, liar = self.owner.learner.payloads, self.owner.liar

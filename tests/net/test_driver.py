@@ -276,6 +276,23 @@ def test_an_offer_that_is_taken_back_is_no_exchange_that_failed():
     assert amber.core.counters.offences == 0
 
 
+def test_whoever_answers_sends_no_payload_before_the_opener_does():
+    """Its answer may be long on its way, and the offer taken back by then."""
+
+    async def scene(network: MemoryNetwork, amber: Trainee) -> None:
+        link = await opened(network)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.5):
+                await link.receive()
+        await link.send(FrameKind.CHUNK, PAYLOAD)
+        async with asyncio.timeout(0.5):
+            kind, body = await link.receive()
+        assert (kind, len(body)) == (FrameKind.CHUNK, len(PAYLOAD))
+        await link.close()
+
+    assert play(scene).core.counters.offers_withdrawn == 0
+
+
 @pytest.mark.parametrize("after_bytes", [0, 1000])
 def test_a_partner_killed_while_it_sends_costs_the_exchange_only(after_bytes):
     async def scene(network: MemoryNetwork, amber: Trainee) -> None:

@@ -131,6 +131,48 @@ def test_an_end_says_whether_a_payload_had_begun(ends: Any, said: list[FrameKind
     enact(scene)
 
 
+def test_a_frame_that_begins_is_received_as_ever() -> None:
+    async def scene(house: House) -> None:
+        ours, theirs = map(house.link, wires())
+        waiting = asyncio.create_task(ours.begun())
+        await asyncio.sleep(LIMITS.idle_s / 2)
+        assert not waiting.done()
+        await theirs.send(FrameKind.MESSAGE, b"one")
+        await waiting
+        assert await ours.receive() == (FrameKind.MESSAGE, b"one")
+        await theirs.send(FrameKind.CHUNK, b"two")
+        await ours.begun()
+        buffer = bytearray(3)
+        assert await ours.receive_into(memoryview(buffer)) == (FrameKind.CHUNK, 3)
+        assert buffer == b"two"
+        await theirs.close()
+        with pytest.raises(NetworkError, match="ended"):
+            await ours.begun()
+
+    enact(scene)
+
+
+def test_an_end_in_place_of_a_frame_says_that_none_had_begun() -> None:
+    async def scene(house: House) -> None:
+        ours, theirs = map(house.link, wires())
+        await theirs.close()
+        with pytest.raises(UnbegunError):
+            await ours.begun()
+
+    enact(scene)
+
+
+def test_nobody_waits_for_ever_for_a_frame_to_begin() -> None:
+    async def scene(house: House) -> None:
+        ours, _ = map(house.link, wires())
+        began = clock()
+        with pytest.raises(NetworkError, match="sent nothing for too long"):
+            await ours.begun()
+        assert clock() - began == pytest.approx(LIMITS.idle_s)
+
+    enact(scene)
+
+
 def test_who_speaks_last_stays_until_the_other_has_heard() -> None:
     async def scene(house: House) -> None:
         near, far = wires()
