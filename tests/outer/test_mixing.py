@@ -58,11 +58,12 @@ def test_equal_weights_cancel_bitwise(seed: int, weight: float, radius: float) -
 @settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**31), weights, weights, radii)
 def test_unequal_weights_cancel_to_rounding(seed: int, w_i: float, w_j: float, radius: float) -> None:
+    """The factor and the product are rounded to fp32 on each side: four times 2**-24."""
     difference = random(999, seed)
     dx_i = displacement(difference, share(w_i, w_j), radius)
     dx_j = displacement(-difference, share(w_j, w_i), radius)
     residue = w_i * dx_i.double() + w_j * dx_j.double()
-    assert bool((residue.abs() <= 2e-7 * (w_i * dx_i.double()).abs() + 1e-30).all())
+    assert bool((residue.abs() <= 2.4e-7 * (w_i * dx_i.double()).abs() + 1e-30).all())
 
 
 def test_clip_shortens_without_turning() -> None:

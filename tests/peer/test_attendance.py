@@ -100,7 +100,7 @@ def test_alone_it_trains_and_exchanges_nothing() -> None:
         await until(lambda: amber.attendance.state == "away")
         step, done = amber.learner.step, amber.counted().exchanges_ok
         await asyncio.sleep(100)
-        assert amber.learner.step == step + 100 * 10 // H
+        assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # the time may end with an outer step
         assert amber.counted().exchanges_ok == done
         amber.attendance.wish(Wish.PRESENT)
         await more_exchanges(amber, 3)
