@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.framing import FrameKind
 from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net.copies import Copies
@@ -128,7 +128,11 @@ class Session:
         del snapshot  # a payload may be on its way for minutes, and this is a whole model
         if not (self.link.outbound or sizes):  # its offer may be taken back: our Accept may have been long on its way
             await begun(road)
-        _, theirs = await together(send_payload(road, mine.parts), receive_payload(road, lengths, self.tools.buffers))
+        receiving = receive_payload(road, lengths, self.tools.buffers)
+        try:
+            _, theirs = await together(send_payload(road, mine.parts), receiving)
+        except UnbegunError as error:  # one of several lanes had none yet: the payload had begun all the same
+            raise NetworkError(str(error)) from error
         difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)
         self.swapped = (swap, difference)

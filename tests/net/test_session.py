@@ -1,0 +1,108 @@
+"""How the payload of an exchange begins, and how it ends early. In virtual time, over streams in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from p2ptrain.errors import NetworkError, UnbegunError
+from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
+from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.net import virtual_time
+from p2ptrain.net.memory import MemoryLink, _Pipe
+from p2ptrain.net.payload import Buffers
+from p2ptrain.net.session import Session, Tools
+from p2ptrain.swarm.events import Swap
+from p2ptrain.train.payloads import Payloads
+
+OPENER, ANSWERER = PeerId("opener"), PeerId("answerer")
+CHUNK = bytes(MAX_CHUNK_BYTES)
+NOTHING = cast(Any, None)
+
+
+class Plain:
+    """Two chunks of a codec without wishes (``train.payloads.Payloads``)."""
+
+    published = None
+
+    def wish_sizes(self, fragments: object) -> list[int]:
+        return []
+
+    def encoded_sizes(self, fragments: object) -> list[int]:
+        return [2 * len(CHUNK)]
+
+    def encode(self, *question: object) -> Any:
+        return SimpleNamespace(parts=[CHUNK + CHUNK])
+
+
+class TwoLanes:
+    """A link, and what it was widened to (``payload.WideLink``, ``payload.Road``): a payload's first chunk comes by the
+    one stream, its second by the other."""
+
+    def __init__(self, first: MemoryLink, second: MemoryLink) -> None:
+        self.peer = first.peer
+        self.lanes = [first, second]
+        self.send, self.receive, self.begun, self.close = first.send, first.receive, first.begun, first.close
+
+    async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
+        raise AssertionError("a payload comes by its lanes")
+
+    async def widened(self, size_bytes: int) -> TwoLanes:
+        return self
+
+    def came(self, size_bytes: int, seconds: float) -> None:
+        raise AssertionError("no payload is whole here")
+
+
+def stream() -> tuple[MemoryLink, MemoryLink]:
+    """The opener's end, and the answerer's."""
+    forth, back = _Pipe(0.1, None), _Pipe(0.1, None)
+    return MemoryLink(ANSWERER, outgoing=forth, incoming=back), MemoryLink(OPENER, outgoing=back, incoming=forth)
+
+
+async def work(function: Any, *arguments: object) -> Any:
+    return function(*arguments)
+
+
+async def answer(road: TwoLanes) -> None:
+    """We have accepted an offer: exchange."""
+    payloads = cast(Payloads, Plain())
+    session = Session(
+        LinkId(OPENER, 1, outbound=False),
+        Tools(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
+    )
+    await session._swap(road, Swap(session.link, (0,), NOTHING, NOTHING))
+
+
+def test_an_offer_that_is_taken_back_costs_no_byte_of_payload() -> None:
+    async def main() -> None:
+        (first, ours), (_, ours_too) = stream(), stream()
+        answering = asyncio.create_task(answer(TwoLanes(ours, ours_too)))
+        await asyncio.sleep(1.0)
+        await first.close()
+        with pytest.raises(UnbegunError):
+            await answering
+        for end in ours, ours_too:
+            assert not end._outgoing._size
+
+    virtual_time.run(main())
+
+
+def test_an_offer_is_not_taken_back_amid_its_payload() -> None:
+    """Not by ending a stream that had none of it yet, either: who does that lets us down like any other."""
+
+    async def main() -> None:
+        (first, ours), (second, ours_too) = stream(), stream()
+        answering = asyncio.create_task(answer(TwoLanes(ours, ours_too)))
+        await first.send(FrameKind.CHUNK, CHUNK)
+        assert await first.receive() == (FrameKind.CHUNK, CHUNK)
+        assert await second.receive() == (FrameKind.CHUNK, CHUNK)
+        await second.close()
+        with pytest.raises(NetworkError) as caught:
+            await answering
+        assert not isinstance(caught.value, UnbegunError)
+
+    virtual_time.run(main())
