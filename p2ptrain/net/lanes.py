@@ -250,6 +250,9 @@ class _Road:
     async def receive(self) -> tuple[int, bytes]:
         return await self.lanes[0].receive()
 
+    async def begun(self) -> None:
+        await self.lanes[0].begun()  # it has the first chunk
+
     async def close(self) -> None:
         """That is the link's to do."""
 

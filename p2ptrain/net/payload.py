@@ -65,7 +65,7 @@ async def receive_payload(
     """
     buffers, pace = buffers or Buffers(), pace or Pace()
     lanes, loop = lanes_of(link), asyncio.get_running_loop()
-    layout, begun = _Layout(lengths, len(lanes)), loop.time()
+    layout, began = _Layout(lengths, len(lanes)), loop.time()
     try:
         async with asyncio.timeout(None) as deadline:
             arrivals = _Arrivals([buffers.take(length) for length in lengths], pace, deadline)
@@ -77,7 +77,7 @@ async def receive_payload(
     except TimeoutError:
         raise NetworkError(f"{short(link.peer)} sends slower than {pace.slowest_rate / 1000:.0f} kB/s") from None
     if isinstance(link, Road):
-        link.came(sum(lengths), loop.time() - begun)
+        link.came(sum(lengths), loop.time() - began)
     return arrivals.parts
 
 
@@ -142,7 +142,7 @@ class Road(Link, Protocol):
 
 
 async def begun(link: Link) -> None:
-    """``HeraldLink.begun``; at once where the link cannot tell, which one of several lanes need not."""
+    """``HeraldLink.begun``; at once where the link cannot tell."""
     if isinstance(link, HeraldLink):
         await link.begun()
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
 from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import lanes as lanes_module
@@ -20,7 +20,7 @@ from p2ptrain.net.identity import Identity
 from p2ptrain.net.lanes import LANE_PROTOCOL, LANES, WIDE_FROM_BYTES, WIDE_FROM_RATE, LaneLink, Lanes
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.payload import receive_payload, send_payload, widened
+from p2ptrain.net.payload import begun, receive_payload, send_payload, widened
 from p2ptrain.net.talk import hear, say
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.statements import packed
@@ -318,6 +318,39 @@ def test_lanes_are_claimed_once(two: Two) -> None:
             await each.close()
 
     two.runner.run(main())
+
+
+def test_who_waits_for_a_payload_to_begin_waits_for_its_first_chunk(two: Two) -> None:
+    two.lanes[1].came(two.peer, 1e9)
+
+    async def late(link: LaneLink) -> int:
+        road = await widened(link, SIZE)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await begun(road)  # of ours alone they wait
+        await send_payload(road, PARTS)
+        return 1 + len(link._opened)
+
+    async def patient(link: LaneLink) -> list[bytearray]:
+        road = await widened(link, SIZE)
+        await begun(road)
+        return await receive_payload(road, LENGTHS)
+
+    assert two.converse(late, patient) == (LANES, PARTS)
+
+
+def test_who_ends_before_its_payload_had_not_begun_it(two: Two) -> None:
+    two.lanes[1].came(two.peer, 1e9)
+
+    async def leaves(link: LaneLink) -> None:
+        await widened(link, SIZE)
+        await link.close()
+
+    async def waits(link: LaneLink) -> None:
+        await begun(await widened(link, SIZE))
+
+    _, outcome = two.converse(leaves, waits)
+    assert isinstance(outcome, UnbegunError)
 
 
 def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> None:
