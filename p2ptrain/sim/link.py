@@ -114,8 +114,6 @@ class LinkEnd:
             self._start_transfer(payload_bytes(sizes), self._wishes_sent)
         else:
             self._send_payload()
-            if self.link.outbound:
-                self.other.owner.later(self.latency_s, self.other._stir)
 
     def _wishes_sent(self) -> None:
         assert self.other is not None
@@ -155,6 +153,8 @@ class LinkEnd:
             self._start_transfer(size * self.breaks, self._break)
         else:
             self._start_transfer(size, self._payload_sent, payload)
+        if self.link.outbound and not self.wishes:
+            self.other.owner.later(self.latency_s, self.other._stir)
 
     def _break(self) -> None:
         self.owner.later(self.latency_s, self._lose)

@@ -1,8 +1,9 @@
-"""How a simulated link ends."""
+"""How a simulated link ends, and when its payloads begin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -11,6 +12,8 @@ from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.sim.link import LinkEnd
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.swarm.events import Event, LinkFailed, Swap
+
+ENCODED = SimpleNamespace(parts=[b"a payload"])
 
 
 class Owner:
@@ -41,3 +44,29 @@ def test_the_other_side_hears_whether_the_payload_had_begun(in_order: bool, has_
     ours.swap = cast(Swap, cast(Any, "begun")) if has_begun else None
     ours.close("it ends", in_order=in_order)
     assert owner.heard == [LinkFailed(theirs.link, "it ends", unbegun=unbegun)]
+
+
+@pytest.mark.parametrize("sends", [True, False])
+def test_whoever_answers_waits_for_the_openers_payload_to_begin(sends: bool) -> None:
+    """A codec without wishes. Of one who sends nothing it never begins."""
+    started: list[str] = []
+    payloads = SimpleNamespace(published=None, wish_sizes=lambda _: [], encode=lambda *_: ENCODED)
+
+    def owner(name: str, liar: object = None) -> SimulatedPeer:
+        network = SimpleNamespace(
+            conditions=SimpleNamespace(breaks_swap=lambda *_: None),
+            transfers=SimpleNamespace(start=lambda *_: started.append(name)),
+        )
+        learner = SimpleNamespace(payloads=payloads)
+        named = {"peer": PeerId(name), "liar": liar, "learner": learner, "network": network, "up": None, "down": None}
+        return cast(SimulatedPeer, SimpleNamespace(later=Owner().later, **named))
+
+    opener = owner("opener", None if sends else SimpleNamespace(sends=lambda *_: None))
+    theirs = LinkEnd(opener, LinkId(PeerId("answerer"), 1, outbound=True), latency_s=0.1)
+    ours = LinkEnd(owner("answerer"), LinkId(PeerId("opener"), 1, outbound=False), latency_s=0.1)
+    theirs.other, ours.other = ours, theirs
+    swap = cast(Swap, SimpleNamespace(fragments=(0,)))
+    ours.begin(swap)
+    assert started == []
+    theirs.begin(swap)
+    assert started == (["opener", "answerer"] if sends else [])
