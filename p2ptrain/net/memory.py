@@ -74,7 +74,7 @@ class _Pipe:
         loop.call_at(self._last_arrival, callback)
 
     async def begun(self) -> None:
-        """Until a frame has arrived; one reader at a time. NetworkError at the end."""
+        """Until a frame has arrived, all of it; one reader at a time. NetworkError at the end."""
         while not self._arrived:
             self.check()
             self._waiter = asyncio.get_running_loop().create_future()

@@ -2,7 +2,7 @@
 
 A conversation is one stream. Its first frame says what it is for::
 
-    exchange   Offer -> Accept | Decline ; then both ways, the opener first: payload, Acknowledge
+    exchange   Offer -> Accept | Decline ; then each way: payload, Acknowledge
     catch-up   WeightsRequest -> WeightsReply | Decline ; then donor to newcomer: payload
 
 ``docs/PROTOCOL.md`` has both as tables.

@@ -17,7 +17,8 @@ FORGIVEN = 1
 another, which no more tells of it than our being slow does; who offers only to take back would hold our fragments each
 time. A guess."""
 REST = 4.0
-"""Whoever held us in vain is left alone for so many times as long: a fifth of our time at the most. A guess."""
+"""Whoever held us in vain, or for too long (``overtime``), is left alone for so many times as long: a fifth of our time
+at the most. A guess."""
 MISFITS_FORGIVEN = 3
 """Payloads of a peer that may not fit the step widths agreed on before it is left alone for that: each one teaches half
 an octave (``codec.steps.PACE``). The half of them is forgotten with every exchange that fits. Our measurement: of three

@@ -12,8 +12,9 @@ from peer.owner.door import ask
 LOOKS_S = 0.05
 """Between two looks. A guess: far less than an exchange on a narrow line takes."""
 LOOKS = 8
-"""So many in a row find one: then its partner knows of it, too. Whoever accepts an offer is amid an exchange at once,
-and the answer takes its time on a narrow line; one that dies or sleeps meanwhile breaks off nothing for the other."""
+"""So many in a row find one: then its partner most likely knows of it. Whoever accepts an offer is amid an exchange
+at once, and the answer takes its time on a narrow line; one that dies or sleeps meanwhile breaks off nothing for the
+other."""
 PATIENCE_S = 30.0
 """An exchange must come by then. A guess: many outer steps of a scenario."""
 

@@ -1,4 +1,5 @@
-"""The flagship: with the same seed, the simulator and the asyncio driver end bitwise equal.
+"""The flagship: with the same seed, the simulator and the asyncio driver end bitwise equal, but for what falls on one
+instant, whose order is each one's own.
 
 Same cores, same learner, same latencies; a heap on one side, tasks, links and frames under a virtual-time loop on the
 other. If they differ, one shell decides something that belongs to the core.

@@ -152,6 +152,23 @@ def test_a_frame_that_begins_is_received_as_ever() -> None:
     enact(scene)
 
 
+def test_a_frame_begins_with_its_header_and_who_ends_then_ends_amid_it() -> None:
+    async def scene(house: House) -> None:
+        near, far = wires()
+        link = house.link(near)
+        await far.write(encode_header(FrameKind.CHUNK, 3))
+        await link.begun()
+        await far.write(b"two")
+        assert await link.receive() == (FrameKind.CHUNK, b"two")
+        await far.write(encode_header(FrameKind.CHUNK, 3))
+        await link.begun()
+        await link.close()
+        assert near.is_closing
+        assert far.came == b""
+
+    enact(scene)
+
+
 def test_an_end_in_place_of_a_frame_says_that_none_had_begun() -> None:
     async def scene(house: House) -> None:
         ours, theirs = map(house.link, wires())
