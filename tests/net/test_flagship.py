@@ -165,7 +165,9 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
     return ended
 
 
-CASES = [  # not of any seed: without computing time much falls on one instant, and ties may be broken otherwise
+# Not of any seed. Without computing time a peer may offer and accept at one instant, on two links: both arrive at one
+# instant, the simulator hears them as they were sent, the driver the offer last, for which it starts a handler first.
+CASES = [
     Case(),
     Case(codec="int8", fragments=3, seed=1),
     Case(codec="bf16", fragments=2, seed=2),
