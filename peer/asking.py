@@ -44,10 +44,9 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                     raise  # they did what they could: another p2ptrain has to be installed here
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
+                strangers.pop(each, None)
                 if why := stranger(str(error)):
                     strangers[each] = why
-                elif "dial backoff" not in str(error):  # that says nothing new
-                    strangers.pop(each, None)
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed

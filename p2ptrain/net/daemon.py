@@ -36,6 +36,7 @@ from p2ptrain.errors import DeviceError, NetworkError, UserError
 from p2ptrain.ids import PeerId
 from p2ptrain.launcher import launched
 from p2ptrain.net import address, control, unary
+from p2ptrain.net.backoff import Reasons
 from p2ptrain.net.dialing import Caution
 from p2ptrain.net.socket_folder import SocketFolder
 from p2ptrain.net.streams import Stream
@@ -80,6 +81,7 @@ class Daemon:
         self.caution = caution
         self._folder = folder
         self._serials = itertools.count()
+        self._reasons = Reasons()
         self._is_deaf = False
         for task in (p2p._client.control._read_task, p2p._client.control._write_task):
             task.add_done_callback(self._conversation_ended)
@@ -167,7 +169,10 @@ class Daemon:
             type=p2pd_pb2.Request.CONNECT,
             connect=p2pd_pb2.ConnectRequest(peer=control.raw(peer), addrs=dialable),
         )
-        (await self._ask(request))[1].close()
+        try:
+            (await self._ask(request))[1].close()
+        except NetworkError as error:
+            raise NetworkError(self._reasons.completed(peer, str(error))) from error
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer, with every stream on them. Raises NetworkError; no deadline."""

@@ -65,5 +65,7 @@ async def heard(folder: Path) -> list[str]:
 def test_its_words_are_those_that_are_explained(tmp_path: Path) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         texts = runner.run(heard(tmp_path))
+    assert "dial backoff after: dial tcp4" in texts[2]
+    assert texts[2].endswith("connect: connection refused")
     assert [words for words in sorted(P2PDS) if not any(is_said_in(words, text) for text in texts)] == []
     assert [text for text in texts if not any(is_said_in(words, text) for words in P2PDS)] == []

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from swarm import nowhere
+from swarm import Swarm, nowhere
+
+from p2ptrain.net.identity import Identity
 
 pytestmark = pytest.mark.net
 
@@ -15,6 +19,7 @@ def test_an_unreachable_bootstrap() -> None:
         assert tried["where"] in swarm.link.replace("/tcp/", ":")
         peer.wait_for("waiting")
         assert "[join] no manifest from " in peer.output
+        assert all("connection refused" in each["why"] for each in peer.events("no manifest"))
         assert "Is the bootstrap running, the address right" in peer.output
 
         assert peer.terminate() == 0, peer.output
@@ -22,3 +27,17 @@ def test_an_unreachable_bootstrap() -> None:
         assert "[stop]" in peer.output
         assert swarm.processes() == []
         assert swarm.socket_folders() == []
+
+
+def test_another_node_answers_where_the_link_leads(tmp_path: Path) -> None:
+    """As of a link that is old, or was edited. It is said, however often others of us dialed it before."""
+    with Swarm() as swarm:
+        swarm.bootstrap()
+        _, _, bootstrap = swarm.link.rpartition("/p2p/")
+        somebody = Identity.load_or_create(tmp_path / "somebody.key").peer_id
+        peer = swarm.peer("anna", link=swarm.link.replace(bootstrap, somebody))
+        waits = peer.wait_for("waiting", 1)
+        assert "another node than the link names answers there" in waits["why"], peer.output
+        assert all("peer id mismatch" in each["why"] for each in peer.events("no manifest"))
+        assert "Ask whoever gave you the link for a new one" in peer.output
+        assert peer.terminate() == 0, peer.output

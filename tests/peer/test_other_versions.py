@@ -107,7 +107,7 @@ def test_who_waits_says_whether_somebody_else_answers(error: str, why: str, monk
         asked += 1
         if asked == 3:
             return OURS.to_bytes()
-        raise NetworkError(error if asked == 1 else "failed to dial: dial backoff")
+        raise NetworkError(error)
 
     monkeypatch.setattr(asking, "fetch_manifest", fetch)
     log = MemoryLog()

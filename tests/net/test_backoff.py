@@ -1,0 +1,46 @@
+"""A failed dial's reason is told for as long as p2pd leaves the address alone."""
+
+from __future__ import annotations
+
+from p2ptrain.ids import PeerId
+from p2ptrain.net.backoff import MOST_LETTERS, MOST_REMEMBERED, Reasons
+
+ONE, OTHER = PeerId("one"), PeerId("other")
+HERE, THERE = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2/p2p/abc/p2p-circuit"
+
+
+def failed(**reasons: str) -> str:
+    places = {"here": HERE, "there": THERE}
+    return "failed to dial: all dials failed" + "".join(f" * [{places[at]}] {why}" for at, why in reasons.items())
+
+
+def test_what_came_before_a_backoff_is_told_behind_it() -> None:
+    reasons = Reasons()
+    first = failed(here="dial tcp4: connect: connection refused", there="peer id mismatch: expected a, but b")
+    assert reasons.completed(ONE, first) == first
+    both = reasons.completed(ONE, failed(here="dial backoff", there="dial backoff"))
+    assert both == failed(
+        here="dial backoff after: dial tcp4: connect: connection refused",
+        there="dial backoff after: peer id mismatch: expected a, but b",
+    )
+    newer = failed(here="i/o timeout", there="dial backoff after: peer id mismatch: expected a, but b")
+    assert reasons.completed(ONE, failed(here="i/o timeout", there="dial backoff")) == newer
+    assert reasons.completed(ONE, failed(here="dial backoff")) == failed(here="dial backoff after: i/o timeout")
+
+
+def test_what_was_not_heard_is_not_told() -> None:
+    reasons = Reasons()
+    reasons.completed(ONE, failed(here="i/o timeout"))
+    for words in failed(here="dial backoff"), "failed to find any peer in table", "":
+        assert reasons.completed(OTHER, words) == words
+    assert reasons.completed(ONE, failed(there="dial backoff")) == failed(there="dial backoff")
+
+
+def test_little_is_remembered() -> None:
+    reasons = Reasons()
+    reasons.completed(ONE, failed(here="x" * 10 * MOST_LETTERS))
+    assert reasons.completed(ONE, failed(here="dial backoff")).endswith(f": {'x' * MOST_LETTERS}")
+    for number in range(MOST_REMEMBERED):
+        reasons.completed(PeerId(str(number)), failed(here="i/o timeout"))
+    assert len(reasons._heard) == MOST_REMEMBERED
+    assert reasons.completed(ONE, failed(here="dial backoff")) == failed(here="dial backoff")
