@@ -81,12 +81,12 @@ def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progr
         with Stopping(signals, log) as stopping, hand, contextlib.ExitStack() as stack, stopping.minding_errors():
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
-            is_alone = signed is not None and not _exchanges(signed)
-            link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             state = State(identity.peer_id, options.nickname, hand.standing)
             showing = Showing(state, hand, options.page, options.share)
             log.listen(showing.state.hear)
-            showing.open(stack, log)
+            showing.open(stack, log)  # before others hear of this peer: the page's port may be taken
+            is_alone = signed is not None and not _exchanges(signed)
+            link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
                 assert link is not None  # a home without a manifest needs a link, and a link is a network
                 signed = _fetch_manifest(link, options, home)

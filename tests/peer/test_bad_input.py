@@ -476,6 +476,21 @@ def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str])
 # --- the network ------------------------------------------------------------------------------------------------------
 
 
+def test_a_pages_port_in_use_is_told_before_anybody_hears_of_the_peer(
+    home: Home, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> None:
+        raise AssertionError("it joined first")
+
+    monkeypatch.setattr("peer.app._connect", never)
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        link = JoinLink("a" * 64, (ADDRESS,))
+        said = refused(link, "--home", home.path, "--local", "--page", other.getsockname()[1])
+    assert "The page cannot be served at 127.0.0.1:" in said
+
+
 @pytest.mark.net
 def test_a_port_in_use(home: Home, refused: Callable[..., str]) -> None:
     with socket.socket() as other:
