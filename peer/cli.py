@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from p2ptrain.errors import HomeError, UserError
+from p2ptrain.errors import AdmissionError, HomeError, UserError
 from p2ptrain.manifest import JoinLink
 from p2ptrain.page.place import Place
 from peer.options import FiniteRange
@@ -93,14 +94,26 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     """
     from peer.home import is_a_run
 
+    has_terms = any(
+        click.get_current_context().get_parameter_source(name) is not ParameterSource.DEFAULT
+        for name in ("expires", "uses")
+    )
     try:
         run = is_a_run(place)
     except OSError as error:
         raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
     if run:
-        _invite_guests(place, expires, uses, link)
+        _invite_guests(place, expires, uses, link, has_terms)
+    elif has_terms:
+        raise _termless(f"{place} is a peer's home, and makes no invites")
     else:
         _print_link(place)
+
+
+def _termless(why: str) -> AdmissionError:
+    return AdmissionError(
+        f"{why}: its link lets in whoever the run takes, for as long as it lasts.", "Leave --expires and --uses out."
+    )
 
 
 def _print_link(home: Path) -> None:
@@ -126,7 +139,19 @@ def _print_link(home: Path) -> None:
         )
     if signed.manifest.admission.policy != "open":
         click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
+    _say_if_asleep(home)
     click.echo(str(JoinLink(signed.run_id, addresses)))
+
+
+def _say_if_asleep(home: Path) -> None:
+    from peer.owner.door import NotRunningError, ask
+
+    try:
+        ask(home, command="status")
+    except NotRunningError:
+        click.echo("No peer runs here just now: the link is good once it does, or while a bootstrap does.", err=True)
+    except HomeError:  # it runs, and is busy or another user's
+        pass
 
 
 def _say_if_local(addresses: Sequence[str]) -> bool:
@@ -155,7 +180,7 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
     return HomeError(f"{run} holds a run without its {KEY_FILE}.", remedy)
 
 
-def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None:
+def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_terms: bool) -> None:
     from p2ptrain.admission import office
     from p2ptrain.manifest import load_run
 
@@ -163,6 +188,8 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None) -> None
     to = JoinLink.parse(link) if link is not None else office.printed_link(run)
     if signed.manifest.admission.policy == "open":
         office.check_link(run, signed, to)
+        if has_terms:
+            raise _termless(f"The run in {run} is open, and needs no invites")
         click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
         _say_if_local(to.addresses)
         click.echo(str(to))

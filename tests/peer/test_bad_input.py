@@ -97,6 +97,7 @@ def test_neither_link_nor_home(refused: Callable[..., str]) -> None:
 def test_a_home_without_a_run_and_no_link(home: Home, refused: Callable[..., str]) -> None:
     assert "Give a join link" in refused("--home", home.path)
     assert "has lived in" in refused(home.path, command=invite)
+    assert "makes no invites" in refused(home.path, "--uses", "2", command=invite)
     assert "no checkpoint" in refused(home.path, home.path / "out", command=export)
     assert "no checkpoint" in refused(home.path, "Once", command=generate)
 
@@ -374,6 +375,8 @@ def test_an_open_runs_link_is_had_again(
     assert out == f"{link}\n"
     assert "This run is open" in err
     assert "works on this machine only" in err
+    for terms in (("--uses", "0"), ("--expires", "7d")):
+        assert "is open, and needs no invites" in refused(tmp_path / "run", *terms, command=invite)
     (tmp_path / "run" / "run.key").unlink()  # as on a rented server
     with pytest.raises(SystemExit) as caught:
         run_command(invite, [str(tmp_path / "run")], name="p2ptrain invite")
