@@ -55,6 +55,13 @@ def missing_newline(path: Path) -> str:
         return ""
 
 
+def cause(error: OSError | ValueError) -> str:
+    """Why a file could not be read or written, for people: without numbers and classes of Python's."""
+    if isinstance(error, UnicodeError):
+        return "it is no text in UTF-8"
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def printable(path: Path) -> str:
     """A path as it is, or escaped when it holds what a terminal would obey."""
     return str(path) if str(path).isprintable() else ascii(str(path))

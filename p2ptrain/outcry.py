@@ -35,10 +35,11 @@ def one_line(text: str, most: int = MOST_CHARS) -> str:
 
 
 class Modest(logging.Formatter):
-    """``[who] what`` in one line, and under it the traceback if there is one."""
+    """``[who] what`` in one line, and under it the traceback if there is one. Of ours, who is the module alone."""
 
     def format(self, record: logging.LogRecord) -> str:
-        lines = [one_line(f"[{record.name}] {record.getMessage()}")]
+        who = record.name.rpartition(".")[2] if record.name.startswith("p2ptrain.") else record.name
+        lines = [one_line(f"[{who}] {record.getMessage()}")]
         if record.exc_info:
             told = self.formatException(record.exc_info).split("\n")
             lines += map(one_line, told[-MOST_LINES:])

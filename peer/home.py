@@ -59,7 +59,7 @@ def check_no_other(path: Path) -> None:
     if run or is_a_bootstraps:
         what = "the directory of a run" if run else "the home of a bootstrap"
         raise HomeError(
-            f"{path} is {what}, and no peer's home.", "Name the home of a peer; one that does not exist yet is made."
+            f"{path} is {what}, and no peer's home.", "Name the home of a peer; p2ptrain peer --home makes a new one."
         )
 
 

@@ -85,16 +85,21 @@ def proved(home: Home, path: Path | None = None) -> Total:
     return result
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def table(result: Total) -> list[str]:
     """For people."""
     days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (result.first, result.last)]
     partners = sorted(result.partners.items(), key=lambda each: -each[1])
+    signers = _count(len(partners), "partner")
     return [
-        f"{result.receipts:,} receipts, signed by {len(partners)} partners, from {days[0]} to {days[1]}",
+        f"{_count(result.receipts, 'receipt')}, signed by {signers}, from {days[0]} to {days[1]}",
         f"exchanges: {result.exchanges:,}",
         f"sent in exchanges: {size(result.sent)}, received: {size(result.received)}",
         f"weights given to newcomers: {size(result.served)}",
         f"tokens: {result.tokens:,} (what it claimed to its partners; nobody can count them from outside)",
-        *(f"  {peer}: {exchanges:,} exchanges" for peer, exchanges in partners),
-        *(f"NOT counted, {count:,} receipts: {why}" for why, count in result.faulty.items()),
+        *(f"  {peer}: {_count(exchanges, 'exchange')}" for peer, exchanges in partners),
+        *(f"NOT counted, {_count(count, 'receipt')}: {why}" for why, count in result.faulty.items()),
     ]

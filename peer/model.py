@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
+from transformers.utils import logging as transformers_logging
 
 from p2ptrain import checkpoint
 from p2ptrain.data import Tokenizer, load_tokenizer
@@ -64,10 +65,23 @@ def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None
     model.module.config.use_cache = True  # off only for training
     try:
         with _whole(target) as folder:
-            model.module.save_pretrained(folder)
+            with _without_progress_bar():
+                model.module.save_pretrained(folder)
             tokenizer.save(folder)
     except (OSError, SafetensorError) as error:
         raise _unwritable(target, error) from error
+
+
+@contextlib.contextmanager
+def _without_progress_bar() -> Iterator[None]:
+    """transformers draws one on standard error, into logs too, for what takes a moment."""
+    was_on = transformers_logging.is_progress_bar_enabled()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if was_on:
+            transformers_logging.enable_progress_bar()
 
 
 @contextlib.contextmanager

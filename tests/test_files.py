@@ -49,3 +49,16 @@ def test_a_full_disk_leaves_no_part_of_a_new_file(tmp_path: Path, monkeypatch: p
             files.write_new(tmp_path / "key", b"mine")
     assert list(tmp_path.iterdir()) == []
     files.write_new(tmp_path / "key", b"mine")
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError(28, "No space left on device"), "No space left on device"),
+        (OSError("no number"), "no number"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is no text in UTF-8"),
+        (ValueError("too long"), "too long"),
+    ],
+)
+def test_causes_are_told_without_pythons_words(error: OSError | ValueError, said: str) -> None:
+    assert files.cause(error) == said

@@ -51,6 +51,11 @@ def test_strangers_words_are_one_short_printable_line(
     assert lines[1].endswith("not supported")
 
 
+def test_our_own_are_named_by_their_module(library: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
+    logging.getLogger("p2ptrain.net.directory").warning("the peer cache is unreadable")
+    assert capsys.readouterr().err == "[directory] the peer cache is unreadable\n"
+
+
 def test_a_traceback_keeps_its_end(library: logging.Logger, capsys: pytest.CaptureFixture[str]) -> None:
     def even(depth: int) -> None:
         odd(depth - 1)

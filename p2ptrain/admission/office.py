@@ -84,7 +84,7 @@ def printed_link(run: Path) -> JoinLink:
             f"Start it with p2ptrain bootstrap {run}, or give its link with --link.",
         ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise AdmissionError(f"{path} cannot be read: {error}.", "Give the link with --link.") from error
+        raise AdmissionError(f"{path} cannot be read: {files.cause(error)}.", "Give the link with --link.") from error
 
 
 def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:

@@ -149,11 +149,11 @@ def read_key(directory: Path) -> Ed25519PrivateKey:
     return key
 
 
-def _unreadable(path: Path, error: Exception) -> ManifestError:
-    return ManifestError(f"Cannot read {path}: {error}.", "Check that it is a readable file of your own.")
+def _unreadable(path: Path, error: OSError | ValueError) -> ManifestError:
+    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a readable file of your own.")
 
 
 def _unwritable(directory: Path, error: OSError) -> ManifestError:
     return ManifestError(
-        f"Cannot write into {directory}: {error}.", "Choose a directory you may write, with free space."
+        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a directory you may write, with free space."
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from p2ptrain.errors import ScenarioError
-from p2ptrain.files import printable
+from p2ptrain.files import cause, printable
 from p2ptrain.manifest.faults import shown, told
 from p2ptrain.sim.scenario import Scenario
 
@@ -44,8 +44,7 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
         with path.open(encoding="utf-8") as file:
             text = file.read(MAX_CHARACTERS + 1)
     except (OSError, UnicodeDecodeError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise ScenarioError(f"{name} cannot be read: {why}.", "Give the path of a scenario file.") from None
+        raise ScenarioError(f"{name} cannot be read: {cause(error)}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
         raise ScenarioError(f"{name} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
     if text.startswith("\ufeff"):
@@ -56,6 +55,8 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
         raise ScenarioError(f"{name} is no valid TOML: {error}.", "Mend that line.") from None
     except (ValueError, RecursionError):
         raise _beyond_reading(name) from None
+    if not data:
+        raise ScenarioError(f"{name} holds no settings.", "Give the path of a scenario file.")
     return changed(data, changes)
 
 

@@ -173,17 +173,17 @@ def _rows_of_the_disk(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ago = "" if status["saved_s_ago"] is None else f", {_ago(status['saved_s_ago'])}"
         rows.append(("saved", f"outer step {saved.get('step')}{ended}{ago}"))
     if (last := status["summary"]) is not None:
-        rows.append(
-            (
-                "last time",
-                f"held-out loss {last.get('val_loss_last')}, {last.get('exchanges_ok')} exchanges; {last.get('why')}",
-            )
-        )
+        loss = _loss(last.get("val_loss_last"))
+        rows.append(("last time", f"held-out loss {loss}, {last.get('exchanges_ok')} exchanges; {last.get('why')}"))
     return rows
 
 
 def _and(text: str, more: str | None) -> str:
     return f"{text}: {more}" if more else text
+
+
+def _loss(value: object) -> str:
+    return f"{value:.3f}" if isinstance(value, float) else "unknown"
 
 
 def _cap(mbit: float) -> str:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.files import cause
 from p2ptrain.ids import PeerId
 from p2ptrain.manifest import (
     MANIFEST_FILE,
@@ -111,7 +112,9 @@ def _read(source: Path) -> Manifest:
                 return load_run(source).manifest
         return parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise ManifestError(f"Cannot read {path}: {error}.", "Name a manifest.toml or a run's directory.") from error
+        raise ManifestError(
+            f"Cannot read {path}: {cause(error)}.", "Name a manifest.toml or a run's directory."
+        ) from error
 
 
 @contextlib.contextmanager

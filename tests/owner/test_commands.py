@@ -36,7 +36,7 @@ def test_a_peer_that_is_frozen_runs(
     try:
         screen = shown(tmp_path, capsys)
         assert "state     does not answer\n" in screen
-        assert "held-out loss 2.5, 3 exchanges; well" in screen
+        assert "held-out loss 2.500, 3 exchanges; well" in screen
         assert json.loads(shown(tmp_path, capsys, "--json"))["state"] == "does not answer"
     finally:
         door.close()

@@ -18,14 +18,14 @@ from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.receipt_service import ask_to_sign
 from p2ptrain.ports import Link
-from p2ptrain.receipts import Objection, Receipt, total
+from p2ptrain.receipts import Objection, Receipt, Total, total
 from p2ptrain.statements import packed
 from p2ptrain.telemetry import MemoryLog
 from peer import ledger as ledger_module
 from peer.cli import contributions
 from peer.contributions import PERIOD_S, Contributions, HearingNotebook, Standing
 from peer.home import Home
-from peer.ledger import Ledger
+from peer.ledger import Ledger, table
 
 AMBER, BIRCH = GUEST, WITNESS
 
@@ -177,6 +177,15 @@ def test_a_full_disk_is_told_once(tmp_path: Path) -> None:
     assert play(scene, tmp_path).log.kinds().count("not saved") == 1
 
 
+@pytest.mark.parametrize(
+    ("receipts", "said"), [(1, "1 receipt, signed by 1 partner, from"), (7, "7 receipts, signed by 1 partner, from")]
+)
+def test_what_is_told_of_one_is_of_one(receipts: int, said: str) -> None:
+    result = Total(receipts=receipts, exchanges=1, partners={BIRCH.peer: 1})
+    assert table(result)[0].startswith(said)
+    assert f"  {BIRCH.peer}: 1 exchange" in table(result)
+
+
 def test_the_ledger_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receipt = Receipt(AMBER.peer, BIRCH.peer, NOW, NOW, 1, 1, 1, 1, 2, 0).signed(RUN, AMBER.state)
     receipt = receipt.countersigned(RUN, BIRCH.state)
@@ -219,10 +228,10 @@ def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixt
         file.write(json.dumps(blown_up) + "\nnot json\n" + "x" * 10_000 + "\n")
     code, said = show(capfd, home.path)
     assert code == 0, said
-    assert "1 receipts, signed by 1 partners" in said
+    assert "1 receipt, signed by 1 partner, from" in said
     assert "exchanges: 7" in said
     assert "tokens: 12,345" in said
-    assert "NOT counted, 1 receipts: the peer's signature does not hold" in said
+    assert "NOT counted, 1 receipt: the peer's signature does not hold" in said
     assert "it is no receipt" in said
     code, said = show(capfd, home.path, "--json")
     assert json.loads(said)["partners"] == {BIRCH.peer: 7}

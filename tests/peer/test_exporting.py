@@ -50,7 +50,9 @@ def names_in(folder: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_an_export_is_whole(home: Home, tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_export_is_whole(
+    home: Home, tmp_path: Path, is_there: bool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "new" / "out"
     if is_there:
         out.mkdir(parents=True)
@@ -58,6 +60,7 @@ def test_an_export_is_whole(home: Home, tmp_path: Path, is_there: bool, monkeypa
     export(home, Path() if is_there else out)
     assert names_in(out) == WHOLE
     assert names_in(out.parent) == {"out"}
+    assert capfd.readouterr().err == ""  # no progress bar in somebody's log
     with pytest.raises(UserError, match="exists and is not empty"):
         export(home, out)
 

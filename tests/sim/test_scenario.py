@@ -154,7 +154,10 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="no valid TOML"):
         load(file)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(ScenarioError, match="cannot be read"):
+    with pytest.raises(ScenarioError, match="cannot be read: it is no text in UTF-8"):
+        load(file)
+    file.write_text("# nothing\n")
+    with pytest.raises(ScenarioError, match="holds no settings"):
         load(file)
 
 
