@@ -38,7 +38,7 @@ from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer
 from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
 from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train import LanguageModelTask, Reader, flat_model, place
+from p2ptrain.train import LanguageModelTask, Placement, Reader, flat_model, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
@@ -46,6 +46,7 @@ from peer.home import cache_directory
 from peer.network import Connection
 from peer.network_thread import NetworkThread
 
+CPU = torch.device("cpu")
 TOKENS = 1000
 """That a fake outer step says it trained on."""
 QUIET_S = 1.0
@@ -59,16 +60,18 @@ def manifest_of(preset_name: str, changes: Mapping[str, Any]) -> Manifest:
     return with_changes(preset(preset_name, _NO_AUTHOR), changes)
 
 
-def language_model_task(manifest: Manifest) -> LanguageModelTask:
-    """The run's model and data on the CPU."""
-    model = flat_model(manifest.model, manifest.run.seed, torch.device("cpu"))
+def language_model_task(
+    manifest: Manifest, device: torch.device = CPU, placement: Placement | None = None
+) -> LanguageModelTask:
+    """The run's model and data, the model on the device; placed as it would be, or as it is said."""
+    model = flat_model(manifest.model, manifest.run.seed, device)
     return LanguageModelTask(
         model,
         open_corpus(manifest, cache_directory()),
         manifest.training,
         manifest.run.tokens_per_peer,
         Reader(manifest.run.seed, _READER),
-        place(model, manifest.model, manifest.training),
+        placement or place(model, manifest.model, manifest.training),
     )
 
 
@@ -203,8 +206,8 @@ class Couple:
 
 
 @contextmanager
-def couple(preset_name: str, changes: Mapping[str, Any], folder: Path) -> Iterator[Couple]:
-    """Two peers that know each other. The block runs on the trainer's core; everything ends with it."""
+def couple(preset_name: str, changes: Mapping[str, Any], folder: Path, device: torch.device = CPU) -> Iterator[Couple]:
+    """Two peers that know each other; ours trains on the device. The block runs on the trainer's core."""
     manifest = manifest_of(preset_name, changes)
     with on_core(trainer=False):
         command = [sys.executable, "-m", "bench.couple", preset_name, json.dumps(changes), str(folder / "partner.key")]
@@ -213,7 +216,7 @@ def couple(preset_name: str, changes: Mapping[str, Any], folder: Path) -> Iterat
             assert partner.stdout is not None
             try:
                 address = json.loads(partner.stdout.readline())
-                task = language_model_task(manifest)
+                task = language_model_task(manifest, device)
                 with side(manifest, task, folder / "trainer.key", (address,)) as ours:
                     if not ours.begun.wait(BEGIN_DEADLINE_S):
                         raise RuntimeError("the protocol core never let the trainer begin")
@@ -246,7 +249,7 @@ class IdleTask:
 def be_partner(preset_name: str, changes: Mapping[str, Any], key: Path) -> None:
     """Exchange whenever a line of our input names an outer step, until it ends."""
     manifest = manifest_of(preset_name, changes)
-    task = IdleTask(flat_model(manifest.model, manifest.run.seed, torch.device("cpu")).theta)
+    task = IdleTask(flat_model(manifest.model, manifest.run.seed, CPU).theta)
     over = threading.Event()
     with side(manifest, task, key) as ours:
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -25,6 +26,12 @@ def environment() -> dict[str, str]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit_of(ROOT),
     }
+
+
+def where(measured: Mapping[str, str]) -> str:
+    """What ``environment`` found, in one line."""
+    on = f"{measured['machine']}; Python {measured['python']}, torch {measured['torch']}"
+    return f"{on}; {measured['date']}; commit {measured['commit']}."
 
 
 def commit_of(folder: Path) -> str:

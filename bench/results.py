@@ -1,7 +1,7 @@
 """Writes measured figures into ``docs/RESULTS.md``, between the marks that it carries for them.
 
     python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json …] [--lab out/lab/report.json …]
-        [--rivals out/rivals/rivals.json]
+        [--rivals out/rivals/rivals.json] [--card out/card.json]
 
 Each part is replaced as a whole; what no file is named for, or what does not exist, stays as it is.
 """
@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
+from bench import card as cards
 from bench import lab
-from bench.environment import commit_of
+from bench.environment import commit_of, where
 from bench.rivals.table import markdown as rivals_lines
 from bench.table import markdown, rows
 
@@ -29,7 +30,10 @@ FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 @click.option("--demo", "demos", multiple=True, type=FILE, help="A testnet's summary.json; one per seed.")
 @click.option("--lab", "labs", multiple=True, type=FILE, help="The laboratory's report.json; one per run.")
 @click.option("--rivals", type=FILE, help="What `python -m bench.rivals` wrote.")
-def main(bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...], rivals: Path | None) -> None:
+@click.option("--card", type=FILE, help="What `python -m bench.card` wrote.")
+def main(
+    bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...], rivals: Path | None, card: Path | None
+) -> None:
     """Write measured figures into docs/RESULTS.md."""
     text = DOCUMENT.read_text(encoding="utf-8")
     if bench is not None:
@@ -41,6 +45,8 @@ def main(bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...], ri
         text = replaced(text, "lab", lab.lines(runs))
     if rivals is not None:
         text = replaced(text, "rivals", rivals_lines(json.loads(rivals.read_bytes())["runs"]))
+    if card is not None:
+        text = replaced(text, "card", cards.lines(json.loads(card.read_bytes())))
     DOCUMENT.write_text(text, encoding="utf-8")
     click.echo(f"{DOCUMENT}: written")
 
@@ -57,11 +63,7 @@ def replaced(text: str, part: str, lines: Sequence[str]) -> str:
 
 def bench_lines(document: Mapping[str, Any]) -> list[str]:
     """The table of figures, and where it comes from."""
-    each = document["environment"]
-    where = (
-        f"{each['machine']}; Python {each['python']}, torch {each['torch']}; {each['date']}; commit {each['commit']}."
-    )
-    return [where, "", *markdown(rows(document["figures"]))]
+    return [where(document["environment"]), "", *markdown(rows(document["figures"]))]
 
 
 def demo_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:

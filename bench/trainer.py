@@ -33,7 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.couple import Couple, can_pin, couple, language_model_task, manifest_of, on_core
+import torch
+
+from bench.couple import CPU, Couple, can_pin, couple, language_model_task, manifest_of, on_core
 from p2ptrain.manifest import Manifest
 
 REQUIRED_SHARE = 0.02
@@ -77,17 +79,17 @@ def measure(windows: Mapping[str, Windows] = WINDOWS) -> dict[str, Any]:
     return {name: measure_preset(name, each) for name, each in windows.items()}
 
 
-def measure_preset(name: str, windows: Windows) -> dict[str, Any]:
+def measure_preset(name: str, windows: Windows, device: torch.device = CPU) -> dict[str, Any]:
     original = manifest_of(name, {})
     is_short = windows.sequences_per_step != original.training.sequences_per_step
-    full_step_s = _full_step_s(original) if is_short else None
+    full_step_s = _full_step_s(original, device) if is_short else None
     changes = {
         "training.sequences_per_step": windows.sequences_per_step,
         "outer.inner_steps": windows.inner_steps,
         "run.tokens_per_peer": ENDLESS_TOKENS,
     }
     has_a_core = can_pin()
-    with tempfile.TemporaryDirectory() as folder, couple(name, changes, Path(folder)) as pair:
+    with tempfile.TemporaryDirectory() as folder, couple(name, changes, Path(folder), device) as pair:
         for _ in range(WARM_UPS):
             _train(pair, windows, exchanging=True)
             if pair.taken_in:
@@ -127,9 +129,9 @@ def _train(pair: Couple, windows: Windows, exchanging: bool) -> Window:
     return window
 
 
-def _full_step_s(manifest: Manifest) -> float:
+def _full_step_s(manifest: Manifest, device: torch.device) -> float:
     """Seconds of one inner step as the preset has it: the shorter of two."""
-    task = language_model_task(manifest)
+    task = language_model_task(manifest, device)
     seconds = []
     with on_core(trainer=True):
         for _ in range(2):

@@ -12,7 +12,7 @@ from click import ClickException
 from click.testing import CliRunner
 
 from bench import __main__ as bench
-from bench import goodput_line
+from bench import card, goodput_line
 from bench.goodput_line import Case, figures, measure
 from bench.table import rows
 
@@ -85,3 +85,20 @@ def test_a_picture_of_the_gossip_has_some(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pictures, "LIT_S", 0.05)
     with pytest.raises(ClickException, match="no picture shows"):
         pictures.lit_picture(Browser([1]))
+
+
+def test_what_a_card_does_is_told_in_tables() -> None:
+    environment = {"machine": "some", "python": "3", "torch": "2", "date": "today", "commit": "abc"}
+    document = {
+        "card": {"name": "Some card"},
+        "environment": environment,
+        "speed": {"demo": {"as found": 12_345.6, "fp32": None}},
+        "learning": {"demo": {"steps": 9, "before": 5.5, "fp32": [2.0, 3.0], "bf16": [2.5, 3.5]}},
+        "codecs": {"topk": {"on_card_fault": "no", "on_host_gb_per_s": 1.0, "messages_equal": False}},
+    }
+    told = card.lines(document)
+    assert told[0].startswith("Some card; some; Python 3")
+    assert "| demo | 12,346 | out of memory |" in told
+    assert "| demo | 9 | 5.500 | 2.5000 ± 0.7071 | 3.0000 ± 0.7071 | 0.5000 ± 0.0000 |" in told
+    assert "| topk | not at all | 1.00 GB/s | no |" in told
+    assert not any("sequences at once" in line for line in told)  # what was not measured has no table

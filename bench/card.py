@@ -1,0 +1,274 @@
+"""What a CUDA card does: what fits on it, how fast it trains, what bf16 costs in loss, and what gossip costs in speed.
+
+    python -m bench.card [--json FILE]        some minutes, on a machine with a card
+
+placement  what ``train.autofit`` finds for each preset's model, how long it looks, and what a step then takes
+speed      tokens a second of an inner step: as found, in fp32, and one sequence at a time
+learning   held-out loss after the same inner steps from the same weights, in bf16 and in fp32
+gossip     ``bench.trainer`` on the card: windows of training with exchanges under way, and without any
+codecs     encoding a snapshot that lies on the card, beside copying it to the host and encoding it there, as peers do
+
+Not among the figures of ``python -m bench``: most machines have no card.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from bench.couple import language_model_task, manifest_of
+from bench.environment import environment, where
+from bench.trainer import Windows, measure_preset
+from p2ptrain import codec
+from p2ptrain.codec import Codec
+from p2ptrain.data import open_corpus
+from p2ptrain.errors import DeviceError
+from p2ptrain.manifest import Manifest
+from p2ptrain.train import Placement, choose_device, flat_model, place, validation_loss
+from peer.home import cache_directory
+
+PRESETS = ("demo", "llama-15m", "llama-135m")
+WARM_UPS = 3
+TIMED_STEPS = 10
+LEARNING_STEPS = {"demo": 600, "llama-15m": 200}
+SEEDS = (1, 2, 3)
+HELD_OUT_TOKENS = 50_000
+WINDOWS: Mapping[str, Windows] = {
+    "demo": Windows(sequences_per_step=2, inner_steps=20, phases=30, pairs=5),
+    "llama-15m": Windows(sequences_per_step=16, inner_steps=30, phases=8, pairs=5),
+}
+"""Steps and phases as the presets have them."""
+ELEMENTS = 16 << 20
+"""64 MiB of fp32."""
+REPETITIONS = 5
+
+
+def manifest(preset: str, seed: int = 1) -> Manifest:
+    """A preset's. The largest one reads the built-in corpus: its own has to be fetched."""
+    shipped = manifest_of("llama-15m", {})
+    text = {"corpus": shipped.corpus.model_dump(), "tokenizer": shipped.tokenizer.model_dump()}
+    return manifest_of(preset, {"run.seed": seed, **text})
+
+
+def placement(device: torch.device) -> dict[str, Any]:
+    """By preset: autocast type, sequences at once, seconds of the search, and what a real step takes at its peak."""
+    return {name: _placement(manifest(name), device) for name in PRESETS}
+
+
+def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
+    model = flat_model(described.model, described.run.seed, device)
+    begin = time.perf_counter()
+    found = place(model, described.model, described.training)
+    searched_s = time.perf_counter() - begin
+    del model
+    task = language_model_task(described, device, found)
+    torch.cuda.reset_peak_memory_stats(device)
+    task.inner_step(0.0)
+    return {
+        "parameters": len(task.theta),
+        "autocast": str(found.autocast),
+        "micro_batch": found.micro_batch,
+        "micro_batch_after_a_step": task.micro_batch,
+        "sequences_per_step": described.training.sequences_per_step,
+        "searched_s": searched_s,
+        "peak_gb": torch.cuda.max_memory_allocated(device) / 1e9,
+    }
+
+
+def speed(device: torch.device) -> dict[str, Any]:
+    """By preset and way of computing: tokens a second, the median of some steps; None: out of memory at once."""
+    return {name: _speeds(manifest(name), device) for name in PRESETS}
+
+
+def _speeds(described: Manifest, device: torch.device) -> dict[str, float | None]:
+    model = flat_model(described.model, described.run.seed, device)
+    found = place(model, described.model, described.training)
+    del model
+    ways = {
+        "as found": found,
+        "fp32": replace(found, autocast=None),  # what is too much is halved by the task itself, in the warm-up
+        "one sequence at a time": replace(found, micro_batch=1),
+    }
+    return {way: _tokens_per_s(described, device, each) for way, each in ways.items()}
+
+
+def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> float | None:
+    try:
+        task = language_model_task(described, device, how)
+        seconds = []
+        for _ in range(WARM_UPS + TIMED_STEPS):
+            begin = time.perf_counter()
+            task.inner_step(0.0)  # ends with a number on the host
+            torch.cuda.synchronize(device)
+            seconds.append(time.perf_counter() - begin)
+    except DeviceError:
+        return None
+    return described.training.tokens_per_step / statistics.median(seconds[WARM_UPS:])
+
+
+def learning(device: torch.device) -> dict[str, Any]:
+    """By preset: held-out losses in fp32 and in bf16, a pair for each seed."""
+    return {
+        name: {
+            "steps": steps,
+            "before": _loss_after(manifest(name), device, None, 0),
+            "fp32": [_loss_after(manifest(name, seed), device, None, steps) for seed in SEEDS],
+            "bf16": [_loss_after(manifest(name, seed), device, torch.bfloat16, steps) for seed in SEEDS],
+        }
+        for name, steps in LEARNING_STEPS.items()
+    }
+
+
+def _loss_after(described: Manifest, device: torch.device, autocast: torch.dtype | None, steps: int) -> float:
+    task = language_model_task(described, device, Placement(autocast, described.training.sequences_per_step))
+    for step in range(steps):
+        task.inner_step(float(step * described.training.tokens_per_step))
+    return validation_loss(task.model.module, open_corpus(described, cache_directory()), HELD_OUT_TOKENS)
+
+
+def gossip(device: torch.device) -> dict[str, Any]:
+    """By preset: ``bench.trainer``'s costs."""
+    return {name: measure_preset(name, windows, device) for name, windows in WINDOWS.items()}
+
+
+def codecs(device: torch.device) -> dict[str, Any]:
+    """GB of fp32 a second, from a snapshot on the card to a message on the host; the messages are compared."""
+    mine = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
+    names = dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)
+    return {name: _encoding(codec.get(name), mine, mine.to(device)) for name in names}
+
+
+def _encoding(each: Codec, mine: torch.Tensor, on_card: torch.Tensor) -> dict[str, Any]:
+    shape = codec.first_shape(each, 0.01 * mine)
+    wishes = codec.wish_for(each, shape, mine), codec.wish_for(each, shape, mine)
+    terms = codec.agree(each, len(mine), *wishes)
+    gigabytes = mine.nbytes / 1e9
+    ways: dict[str, Callable[[], bytes]] = {
+        "on_card": lambda: bytes(each.encode(on_card, terms)),
+        "on_host": lambda: bytes(each.encode(on_card.cpu(), terms)),
+    }
+    said: dict[str, Any] = {}
+    messages = []
+    for way, encode in ways.items():
+        try:
+            messages.append(encode())
+            said[f"{way}_gb_per_s"] = gigabytes / min(_seconds(encode) for _ in range(REPETITIONS))
+        except (RuntimeError, TypeError) as error:
+            said[f"{way}_fault"] = str(error).partition("\n")[0]
+    said["messages_equal"] = len(messages) == len(ways) and messages[0] == messages[1]
+    return said
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return time.perf_counter() - begin
+
+
+PARTS: Mapping[str, Callable[[torch.device], dict[str, Any]]] = {
+    "placement": placement,
+    "speed": speed,
+    "learning": learning,
+    "gossip": gossip,
+    "codecs": codecs,
+}
+
+
+# --- for people -------------------------------------------------------------------------------------------------------
+
+
+def lines(document: Mapping[str, Any]) -> list[str]:
+    """The tables of what was measured, for a document."""
+    tables = {"placement": _placement_rows, "speed": _speed_rows, "learning": _learning_rows}
+    tables |= {"gossip": _gossip_rows, "codecs": _codec_rows}
+    made = [f"{document['card']['name']}; {where(document['environment'])}"]
+    for part, rows_of in tables.items():
+        if part in document:
+            heads, *rows = rows_of(document[part])
+            made += ["", _row(heads), _row(["---"] * len(heads)), *map(_row, rows)]
+    return made
+
+
+def _row(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _placement_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    yield ["preset", "parameters", "computes in", "sequences at once", "looked for", "peak of a step"]
+    for name, each in found.items():
+        how = each["autocast"].removeprefix("torch.").replace("None", "fp32")
+        fits = f"{each['micro_batch']} of {each['sequences_per_step']}"
+        yield [name, f"{each['parameters']:,}", how, fits, f"{each['searched_s']:.1f} s", f"{each['peak_gb']:.1f} GB"]
+
+
+def _speed_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    ways = list(next(iter(found.values())))
+    yield ["preset, tokens/s", *ways]
+    for name, each in found.items():
+        yield [name, *(f"{each[way]:,.0f}" if each[way] else "out of memory" for way in ways)]
+
+
+def _learning_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    yield ["preset", "inner steps", "held-out loss before", "in fp32", "in bf16", "pairs' differences"]
+    for name, each in found.items():
+        gaps = [low - high for low, high in zip(each["bf16"], each["fp32"], strict=True)]
+        losses = (_spread(each["fp32"]), _spread(each["bf16"]), _spread(gaps))
+        yield [name, str(each["steps"]), f"{each['before']:.3f}", *losses]
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.mean(values):.4f} ± {statistics.stdev(values):.4f}"
+
+
+def _gossip_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    yield ["preset", "exchanges", "time with them", "each blocks for", "of a phase, blocked", "of a phase, lost in all"]
+    for name, each in found.items():
+        yield [
+            name,
+            str(each["exchanges"]),
+            f"{each['time_ratio']:.3f} of the time without",
+            f"{1000 * each['blocked_s_per_exchange']:.1f} ms",
+            f"{100 * each['preset_blocked_share']:.2f} %",
+            f"{100 * each['preset_lost_share']:.2f} %",
+        ]
+
+
+def _codec_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
+    yield ["codec", "encoded on the card", "copied and encoded on the host", "the same message"]
+    for name, each in found.items():
+        speeds = [each.get(f"{way}_gb_per_s") for way in ("on_card", "on_host")]
+        shown = [f"{speed:.2f} GB/s" if speed else "not at all" for speed in speeds]
+        yield [name, *shown, "yes" if each["messages_equal"] else "no"]
+
+
+@click.command()
+@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="Measure these alone; may be repeated.")
+@click.option("--json", "target", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/card.json"))
+def main(only: tuple[str, ...], target: Path) -> None:
+    """Measure what the first card does, print it as JSON and write it."""
+    device = choose_device("cuda")
+    properties = torch.cuda.get_device_properties(device)
+    card = {"name": properties.name, "memory_gb": properties.total_memory / 1e9, "cuda": torch.version.cuda}
+    document: dict[str, Any] = {"environment": environment(), "card": card, "windows": _windows()}
+    target.parent.mkdir(parents=True, exist_ok=True)
+    for name in only or PARTS:
+        document[name] = PARTS[name](device)
+        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # what is done is kept
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def _windows() -> dict[str, Any]:
+    return {name: asdict(each) for name, each in WINDOWS.items()}
+
+
+if __name__ == "__main__":
+    main()
