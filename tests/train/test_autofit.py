@@ -1,12 +1,15 @@
 """Devices that are there and that are not; how many sequences fit."""
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import preset
 from p2ptrain.train import Placement, autofit, choose_device, place
-from p2ptrain.train.autofit import cpu_micro_batch, search_micro_batch
+from p2ptrain.train.autofit import cpu_micro_batch, fastest, fitting, search_micro_batch
 
 
 @pytest.fixture
@@ -161,3 +164,66 @@ def test_the_trial_finds_gradients_that_are_there_already(tiny_run, monkeypatch)
     assert autofit._activation_bytes(model, 2, 16, None) == 12345
     assert before == [size]
     assert there(None) == 0
+
+
+BF16, FP32 = Placement(torch.bfloat16, 16), Placement(None, 8)
+
+
+@pytest.mark.parametrize(("bf16_s", "fp32_s", "found"), [(1.0, 2.0, BF16), (2.0, 1.0, FP32), (1.0, 1.0, BF16)])
+def test_the_faster_way_to_compute_is_taken(bf16_s, fp32_s, found):
+    """In bf16 a card launches more kernels, and a small model waits for launches alone."""
+    assert fastest([BF16, FP32], {BF16: bf16_s, FP32: fp32_s}.__getitem__) == found
+
+
+def test_a_way_that_runs_out_of_memory_is_not_taken():
+    def cost(how):
+        if how == BF16:
+            raise torch.OutOfMemoryError("simulated")
+        return 1.0
+
+    assert fastest([BF16, FP32], cost) == FP32
+
+
+def test_where_there_is_no_choice_nothing_is_tried():
+    assert fastest([FP32], pytest.fail) == FP32
+
+
+def test_a_way_by_which_the_model_does_not_fit_is_left_out():
+    def micro_batch(way):
+        if way is None:
+            raise DeviceError("the model does not fit this device", "")
+        return 16
+
+    assert fitting((torch.bfloat16, None), micro_batch) == [BF16]
+    with pytest.raises(DeviceError, match="does not fit"):
+        fitting((None,), micro_batch)
+
+
+def test_a_trial_leaves_no_gradients_and_does_not_go_on_for_long(tiny_run, monkeypatch):
+    tiny = tiny_run()
+    model = tiny.model()
+    passes = []
+    monkeypatch.setattr(torch.cuda, "synchronize", passes.append)
+    assert autofit._trial_s(model, Placement(None, 2), 16) > 0
+    assert len(passes) == 1 + autofit.TRIALS
+    assert all(parameter.grad is None for parameter in model.module.parameters())
+    monkeypatch.setattr(autofit, "TRIALS_S", 0.0)
+    assert autofit._trial_s(model, Placement(None, 2), 16) > 0
+    assert len(passes) == 1 + autofit.TRIALS + 2
+
+
+@pytest.mark.parametrize(("has_bf16", "bf16_s", "found"), [(True, 1.0, BF16), (True, 9.0, FP32), (False, 1.0, FP32)])
+def test_a_card_is_asked_for_both_ways(monkeypatch, has_bf16, bf16_s, found):
+    """The whole of it, but for the passes themselves: they need a card."""
+    described = preset("llama-15m", "ab" * 32)
+    model = SimpleNamespace(theta=SimpleNamespace(device=SimpleNamespace(type="cuda"), nbytes=100))
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_bf16)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (20_000, 40_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 100)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 100)
+    bytes_each = {torch.bfloat16: 950, None: 1900}
+    monkeypatch.setattr(autofit, "_activation_bytes", lambda _, sequences, length, way: sequences * bytes_each[way])
+    seconds_each = {torch.bfloat16: bf16_s, None: 2.0}
+    monkeypatch.setattr(autofit, "_trial_s", lambda _, how, length: how.micro_batch * seconds_each[how.autocast])
+    assert place(model, described.model, described.training) == found
