@@ -173,6 +173,7 @@ class Daemon:
             (await self._ask(request))[1].close()
         except NetworkError as error:
             raise NetworkError(self._reasons.completed(peer, str(error))) from error
+        self._reasons.forget(peer)
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close all connections to a peer, with every stream on them. Raises NetworkError; no deadline."""

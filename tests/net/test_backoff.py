@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from p2ptrain.ids import PeerId
-from p2ptrain.net.backoff import MOST_LETTERS, MOST_REMEMBERED, Reasons
+from p2ptrain.net.backoff import LONGEST_S, MOST_LETTERS, MOST_REMEMBERED, Reasons
 
 ONE, OTHER = PeerId("one"), PeerId("other")
 HERE, THERE = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2/p2p/abc/p2p-circuit"
@@ -34,6 +34,26 @@ def test_what_was_not_heard_is_not_told() -> None:
     for words in failed(here="dial backoff"), "failed to find any peer in table", "":
         assert reasons.completed(OTHER, words) == words
     assert reasons.completed(ONE, failed(there="dial backoff")) == failed(there="dial backoff")
+
+
+def test_who_was_reached_meanwhile_has_no_reason() -> None:
+    reasons = Reasons()
+    for peer in ONE, OTHER:
+        reasons.completed(peer, failed(here="connection refused", there="i/o timeout"))
+    reasons.forget(ONE)
+    bare = failed(here="dial backoff", there="dial backoff")
+    assert reasons.completed(ONE, bare) == bare
+    assert "after: connection refused" in reasons.completed(OTHER, bare)
+
+
+def test_what_was_heard_longer_ago_than_a_backoff_lasts_is_not_why() -> None:
+    now = 0.0
+    reasons = Reasons(lambda: now)
+    reasons.completed(ONE, failed(here="connection refused"))
+    now = LONGEST_S
+    assert "after: connection refused" in reasons.completed(ONE, failed(here="dial backoff"))
+    now = LONGEST_S + 1
+    assert "after" not in reasons.completed(ONE, failed(here="dial backoff"))
 
 
 def test_little_is_remembered() -> None:
