@@ -123,6 +123,7 @@ class Record:
             device=str(self.task.theta.device),
             parameters=self.task.model.layout.parameter_count,
             micro_batch=self.task.micro_batch,
+            computes_in="fp32" if self.task.autocast is None else str(self.task.autocast).removeprefix("torch."),
             loss=self.last_loss,
             progress=self.learner.progress,
         )

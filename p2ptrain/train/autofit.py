@@ -9,8 +9,8 @@ import logging
 import math
 import re
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -37,9 +37,11 @@ LOGIT_COPIES = 3
 """Logits, their log-softmax, their gradient."""
 
 TRIALS = 3
-"""Passes timed of each way to compute, the shortest counts; one before them warms up. A guess."""
+"""Of each way to compute, in turn; the shortest counts. A guess."""
 TRIALS_S = 2.0
-"""After so long no further pass is timed: of a large model on a slow card one tells enough. A guess."""
+"""After so much time in passes that counted no way is tried again: of a large model on a slow card one tells enough. A
+guess."""
+_CLOSE_OTHERS = "Close other programs that use the device, or take another one with --device."
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def place(model: FlatModel, description: Decoder, training: Training) -> Placeme
         ways = (torch.bfloat16, None) if bf16 else (None,)
         found = fastest(
             fitting(ways, lambda way: _micro_batch(model, training, budget, way)),
-            lambda way: _trial_s(model, way, training.sequence_length) / way.micro_batch,
+            lambda how: _trial_s(model, how, training.sequence_length),
         )
         torch.cuda.empty_cache()
     return found
@@ -114,31 +116,42 @@ def place(model: FlatModel, description: Decoder, training: Training) -> Placeme
 
 def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dtype | None], int]) -> list[Placement]:
     """One for each autocast type by which the model fits. Raises DeviceError: by none."""
-    found, faults = [], []
+    found, fault = [], ""
     for way in ways:
         try:
             found.append(Placement(way, micro_batch(way)))
         except DeviceError as error:
-            faults.append(error)
+            fault = error.problem
     if not found:
-        raise faults[0]
+        raise DeviceError(fault, _CLOSE_OTHERS)
     return found
 
 
 def fastest(
-    placements: list[Placement],  # at least one
-    cost: Callable[[Placement], float],  # seconds a sequence; may raise OutOfMemoryError
+    placements: Sequence[Placement],  # at least one
+    trial: Callable[[Placement], float],  # seconds of one micro-batch; may raise OutOfMemoryError
 ) -> Placement:
-    """The one that costs least, the first of equals; nothing is tried where there is no choice."""
+    """The one by which a sequence takes least, the first of equals; nothing is tried where there is no choice.
+
+    They are tried in turn, since another program may begin or end on the card meanwhile. One that runs out of memory,
+    because the other took it, goes on with half its micro-batch.
+    """
     if len(placements) == 1:
         return placements[0]
-    costs = []
-    for each in placements:
-        try:
-            costs.append(cost(each))
-        except torch.OutOfMemoryError:  # another program took the room since
-            costs.append(math.inf)
-    return placements[costs.index(min(costs))]
+    ways, costs = list(placements), [math.inf] * len(placements)
+    spent_s = 0.0
+    for _ in range(TRIALS):
+        for place, way in enumerate(ways):
+            try:
+                seconds = trial(way)
+            except torch.OutOfMemoryError:
+                ways[place], costs[place] = replace(way, micro_batch=max(1, way.micro_batch // 2)), math.inf
+                continue
+            spent_s += seconds
+            costs[place] = min(costs[place], seconds / way.micro_batch)
+        if spent_s > TRIALS_S and math.inf not in costs:
+            break
+    return ways[costs.index(min(costs))]
 
 
 def search_micro_batch(
@@ -170,7 +183,7 @@ def search_micro_batch(
     if fits == 0:
         raise DeviceError(
             "the model does not fit this device: one sequence takes more memory than is free",
-            "Close other programs that use the device, or take another one with --device.",
+            _CLOSE_OTHERS,
         )
     return fits
 
@@ -193,6 +206,7 @@ def cpu_sequence_bytes(description: Decoder, training: Training) -> int:
 
 
 def _micro_batch(model: FlatModel, training: Training, budget_bytes: int, autocast: torch.dtype | None) -> int:
+    torch.cuda.empty_cache()
     return search_micro_batch(
         training.sequences_per_step,
         budget_bytes,
@@ -201,20 +215,16 @@ def _micro_batch(model: FlatModel, training: Training, budget_bytes: int, autoca
 
 
 def _trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
-    """Seconds of a forward and backward pass, the shortest of a few. Leaves no gradients."""
+    """Seconds of a forward and backward pass, after one to warm up. Leaves no gradients."""
     device = model.theta.device
     batch = torch.zeros(how.micro_batch, sequence_length + 1, dtype=torch.int64)
-    seconds: list[float] = []
+    torch.cuda.empty_cache()  # the other way's: both together are more than was said to fit
     try:
-        for trial in range(1 + TRIALS):
+        for _ in range(2):
             began = time.perf_counter()
             torch.autograd.backward(summed_loss(model.module, batch, how.autocast))
             torch.cuda.synchronize(device)
-            if trial:  # the first warms up
-                seconds.append(time.perf_counter() - began)
-            if sum(seconds) > TRIALS_S:
-                break
-        return min(seconds)
+        return time.perf_counter() - began
     finally:
         model.module.zero_grad(set_to_none=True)
 

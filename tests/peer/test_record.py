@@ -109,6 +109,7 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, m
         theta=SimpleNamespace(device="cpu"),
         model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
         micro_batch=1,
+        autocast=None,
     )
     state = State(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.take(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
