@@ -38,7 +38,7 @@ class Modest(logging.Formatter):
     """``[who] what`` in one line, and under it the traceback if there is one. Of ours, who is the module alone."""
 
     def format(self, record: logging.LogRecord) -> str:
-        who = record.name.rpartition(".")[2] if record.name.startswith("p2ptrain.") else record.name
+        who = record.name.rpartition(".")[2] if record.name.startswith(("p2ptrain.", "peer.")) else record.name
         lines = [one_line(f"[{who}] {record.getMessage()}")]
         if record.exc_info:
             told = self.formatException(record.exc_info).split("\n")

@@ -104,10 +104,8 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
         raise HomeError(f"{place} cannot be read: {error.strerror}.", "Check its permissions.") from None
     if run:
         _invite_guests(place, expires, uses, link, has_terms)
-    elif has_terms:
-        raise _termless(f"{place} is a peer's home, and makes no invites")
     else:
-        _print_link(place)
+        _print_link(place, has_terms)
 
 
 def _termless(why: str) -> AdmissionError:
@@ -116,7 +114,7 @@ def _termless(why: str) -> AdmissionError:
     )
 
 
-def _print_link(home: Path) -> None:
+def _print_link(home: Path, has_terms: bool) -> None:
     from p2ptrain.net.address import is_public, relay_of
     from peer.home import Home
 
@@ -132,6 +130,8 @@ def _print_link(home: Path) -> None:
         raise _run_without_key(home, signed)
     if not addresses:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
+    if has_terms:
+        raise _termless(f"{home} is a peer's home, and makes no invites")
     if not _say_if_local(addresses) and not any(is_public(each) or relay_of(each) for each in known.own):
         click.echo(
             "Nobody outside of your network can dial this peer: the link is good while a bootstrap that it names runs.",
@@ -139,19 +139,9 @@ def _print_link(home: Path) -> None:
         )
     if signed.manifest.admission.policy != "open":
         click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
-    _say_if_asleep(home)
+    if not where.is_inhabited():
+        click.echo(f"No peer runs in {home} just now.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
-
-
-def _say_if_asleep(home: Path) -> None:
-    from peer.owner.door import NotRunningError, ask
-
-    try:
-        ask(home, command="status")
-    except NotRunningError:
-        click.echo("No peer runs here just now: the link is good once it does, or while a bootstrap does.", err=True)
-    except HomeError:  # it runs, and is busy or another user's
-        pass
 
 
 def _say_if_local(addresses: Sequence[str]) -> bool:
@@ -185,11 +175,12 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_ter
     from p2ptrain.manifest import load_run
 
     signed = load_run(run)
+    is_open = signed.manifest.admission.policy == "open"
+    if is_open and has_terms:
+        raise _termless(f"The run in {run} is open, and needs no invites")
     to = JoinLink.parse(link) if link is not None else office.printed_link(run)
-    if signed.manifest.admission.policy == "open":
+    if is_open:
         office.check_link(run, signed, to)
-        if has_terms:
-            raise _termless(f"The run in {run} is open, and needs no invites")
         click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
         _say_if_local(to.addresses)
         click.echo(str(to))

@@ -60,7 +60,7 @@ class JoinLink:
             raise JoinLinkError(
                 f"The link has {len(link):,} characters, and at most {MAX_LINK_CHARACTERS:,} are read.", _COPY_AGAIN
             )
-        if "…" in link:
+        if "…" in link or "..." in link:
             raise JoinLinkError("The link is shortened: … stands for what was left out.", _COPY_AGAIN)
         if not link.startswith(SCHEME):
             raise JoinLinkError(f"A join link begins with {SCHEME}, and this is {shown(link)}.", _COPY_AGAIN)

@@ -67,6 +67,7 @@ def test_a_link_cut_anywhere_is_refused(length: int) -> None:
     [
         (LINK[: len("p2ptrain://") + 20], "seems cut off: its run has 20 of 64 digits"),
         (f"p2ptrain://5f0c…@{ADDRESS}", "is shortened"),
+        (f"{LINK[:40]}...", "is shortened"),
         (LINK[: LINK.index("@")], "seems cut off: no address follows"),
         (LINK[: LINK.index("@") + 1], "seems cut off: no address follows"),
         (LINK[: LINK.index("/p2p/")], "seems cut off"),

@@ -97,7 +97,7 @@ def test_neither_link_nor_home(refused: Callable[..., str]) -> None:
 def test_a_home_without_a_run_and_no_link(home: Home, refused: Callable[..., str]) -> None:
     assert "Give a join link" in refused("--home", home.path)
     assert "has lived in" in refused(home.path, command=invite)
-    assert "makes no invites" in refused(home.path, "--uses", "2", command=invite)
+    assert "has lived in" in refused(home.path, "--uses", "2", command=invite)
     assert "no checkpoint" in refused(home.path, home.path / "out", command=export)
     assert "no checkpoint" in refused(home.path, "Once", command=generate)
 
