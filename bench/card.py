@@ -95,6 +95,7 @@ def _speeds(described: Manifest, device: torch.device) -> dict[str, float | None
     del model
     ways = {
         "as found": found,
+        "bf16": replace(found, autocast=torch.bfloat16),
         "fp32": replace(found, autocast=None),  # what is too much is halved by the task itself, in the warm-up
         "one sequence at a time": replace(found, micro_batch=1),
     }
@@ -107,8 +108,8 @@ def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> 
         seconds = []
         for _ in range(WARM_UPS + TIMED_STEPS):
             begin = time.perf_counter()
-            task.inner_step(0.0)  # ends with a number on the host
-            torch.cuda.synchronize(device)
+            task.inner_step(0.0)
+            torch.cuda.synchronize(device)  # the optimizer may be at work yet
             seconds.append(time.perf_counter() - begin)
     except DeviceError:
         return None

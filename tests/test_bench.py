@@ -92,13 +92,35 @@ def test_what_a_card_does_is_told_in_tables() -> None:
     document = {
         "card": {"name": "Some card"},
         "environment": environment,
+        "placement": {
+            "demo": {
+                "parameters": 1000,
+                "autocast": "torch.bfloat16",
+                "micro_batch": 2,
+                "sequences_per_step": 4,
+                "searched_s": 1.5,
+                "peak_gb": 0.25,
+            }
+        },
+        "gossip": {
+            "demo": {
+                "exchanges": 7,
+                "time_ratio": 1.01,
+                "blocked_s_per_exchange": 0.002,
+                "preset_blocked_share": 0.003,
+                "preset_lost_share": 0.01,
+            }
+        },
         "speed": {"demo": {"as found": 12_345.6, "fp32": None}},
         "learning": {"demo": {"steps": 9, "before": 5.5, "fp32": [2.0, 3.0], "bf16": [2.5, 3.5]}},
         "codecs": {"topk": {"on_card_fault": "no", "on_host_gb_per_s": 1.0, "messages_equal": False}},
     }
     told = card.lines(document)
     assert told[0].startswith("Some card; some; Python 3")
+    assert "| demo | 1,000 | bfloat16 | 2 of 4 | 1.5 s | 0.2 GB |" in told
+    assert "| demo | 7 | 1.010 of the time without | 2.0 ms | 0.30 % | 1.00 % |" in told
     assert "| demo | 12,346 | out of memory |" in told
     assert "| demo | 9 | 5.500 | 2.5000 ± 0.7071 | 3.0000 ± 0.7071 | 0.5000 ± 0.0000 |" in told
     assert "| topk | not at all | 1.00 GB/s | no |" in told
-    assert not any("sequences at once" in line for line in told)  # what was not measured has no table
+    del document["placement"]
+    assert not any("at once" in line for line in card.lines(document))  # what was not measured has no table
