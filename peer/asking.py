@@ -8,6 +8,7 @@ from collections.abc import Callable
 from p2ptrain.errors import NetworkError, RemoteError, UserError
 from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
 from p2ptrain.net import address
+from p2ptrain.net.backoff import BACKOFF
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
 from p2ptrain.ports import Notebook
@@ -44,9 +45,10 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                     raise  # they did what they could: another p2ptrain has to be installed here
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
-                strangers.pop(each, None)
                 if why := stranger(str(error)):
                     strangers[each] = why
+                elif not str(error).endswith(BACKOFF):  # that alone says nothing new
+                    strangers.pop(each, None)
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed
