@@ -198,6 +198,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             theta=SimpleNamespace(device="cpu"),
             model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
             micro_batch=1,
+            autocast=None,
             coverage=0.0,
         ),
         "home": SimpleNamespace(trained=tmp_path),
