@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from p2ptrain.importing import importing
 from p2ptrain.manifest import JoinLink
 from p2ptrain.net.rates import LOWEST_RATE
 from p2ptrain.page.place import Place as PagePlace
@@ -64,7 +65,8 @@ def bootstrap(
     names both bootstraps, and one of them is enough to join.
     """
     other = None if beside is None else JoinLink.parse(beside)
-    from bootstrap import app
+    with importing():
+        from bootstrap import app
 
     default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN
     shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")

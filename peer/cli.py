@@ -13,6 +13,7 @@ import click
 from click.core import ParameterSource
 
 from p2ptrain.errors import AdmissionError, HomeError, UserError
+from p2ptrain.importing import importing
 from p2ptrain.manifest import JoinLink
 from p2ptrain.page.place import Place
 from peer.options import FiniteRange
@@ -66,9 +67,10 @@ def peer(
     Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
-    from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
-    from peer.app import run_peer
-    from peer.building import Options
+    with importing():
+        from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
+        from peer.app import run_peer
+        from peer.building import Options
 
     if not is_nickname(nickname):
         raise UserError(

@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 LAYERS = (
-    {"p2ptrain", "ids", "errors", "files", "launcher", "clock", "outcry"},
+    {"p2ptrain", "ids", "errors", "files", "launcher", "clock", "outcry", "importing"},
     {"outer", "codec", "swarm"},
     {"manifest", "recipes", "framing", "wire", "ports", "telemetry", "statements", "admission", "receipts"},
     {"train", "data", "checkpoint", "page"},

@@ -1,0 +1,48 @@
+"""An interrupt while a command loads what it needs ends it as any program; later Python hears of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from p2ptrain.importing import importing
+
+LOADING = """
+import os, signal
+from p2ptrain.importing import importing
+with importing():
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        print("a library swallowed it")
+"""
+
+
+def test_an_interrupt_amid_imports_ends_the_process() -> None:
+    done = subprocess.run([sys.executable, "-c", LOADING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (-signal.SIGINT, "", "")
+
+
+def test_afterwards_python_hears_of_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with importing():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_who_ignores_interrupts_goes_on_to() -> None:
+    """A job in the background of a shell does."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with importing():
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
