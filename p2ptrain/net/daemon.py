@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import itertools
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from importlib.resources import as_file, files
@@ -285,10 +287,26 @@ def _check_binary() -> None:
             raise DeviceError(f"The libp2p daemon {path} is not executable.", f"Run: chmod +x {path}")
 
 
+def _is_taken(place: str) -> bool:
+    """Whether another program listens at this multiaddress's host and port."""
+    host, _, port = address.host_port(place).rpartition(":")
+    host = host.strip("[]")
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, int(port)))
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    except ValueError:  # no port is in it
+        return False
+    return False
+
+
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
     """What p2pd's last words mean to the owner."""
     places = ", ".join(map(address.host_port, listen))
-    if "address already in use" in reason:
+    silent = not reason.strip()  # p2pd was faster to end than its words to be read
+    if "address already in use" in reason or (silent and any(map(_is_taken, listen))):
         return UserError(f"{places} is in use by another program.", "Stop it, or choose another port with --listen.")
     if "cannot assign requested address" in reason:
         return UserError(f"{places} is not an address of this machine.", "Choose one of its own with --listen.")
