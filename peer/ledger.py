@@ -74,10 +74,15 @@ def proved(home: Home, path: Path | None = None) -> Total:
         )
     entries = list(Ledger(path or home.contributions).read())
     receipts = [entry for entry in entries if entry is not None]
+    if entries and not receipts:
+        raise HomeError(
+            f"No line of {path or home.contributions} is a receipt.",
+            "The file is damaged, or another program's. Bring back a copy, or move it away.",
+        )
     if not receipts:
         raise HomeError(
             f"There is no receipt in {path or home.contributions} yet.",
-            "Partners sign the first within a minute of the first exchange.",
+            "Partners sign the first within a minute of the first exchange, if they are there for so long.",
         )
     result = total(receipts, signed.run_id, receipts[0].peer)
     for _ in range(len(entries) - len(receipts)):

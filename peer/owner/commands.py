@@ -10,7 +10,7 @@ import click
 
 from p2ptrain.errors import HomeError
 from p2ptrain.outcry import printable
-from peer.home import Home
+from peer.home import Home, check_no_other
 from peer.owner import status as reports
 from peer.owner.door import NotRunningError, ask
 
@@ -26,6 +26,7 @@ def status(home: Path, as_json: bool) -> None:
     Exits with 2 when none runs there, or answers; what it left on the disk is shown all the same.
     """
     _check(home)
+    check_no_other(home)
     fault: HomeError | None = None
     try:
         found = ask(home, command="status")["status"]

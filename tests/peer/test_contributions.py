@@ -256,3 +256,6 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capfd: pytest.CaptureF
     home, _ = home_of(tmp_path)
     code, said = show(capfd, home.path)
     assert (code, "There is no receipt in" in said) == (2, True)
+    home.contributions.write_bytes(b"\xff\xfe{}\n[1, 2]\n")
+    code, said = show(capfd, home.path)
+    assert (code, "No line of" in said) == (2, True)
