@@ -75,7 +75,7 @@ def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
     task.inner_step(0.0)
     return {
         "parameters": len(task.theta),
-        "autocast": str(found.autocast),
+        "computes_in": found.computes_in,
         "micro_batch": found.micro_batch,
         "micro_batch_after_a_step": task.micro_batch,
         "sequences_per_step": described.training.sequences_per_step,
@@ -206,9 +206,15 @@ def _row(cells: Sequence[str]) -> str:
 def _placement_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
     yield ["preset", "parameters", "computes in", "sequences at once", "looked for", "peak of a step"]
     for name, each in found.items():
-        how = each["autocast"].removeprefix("torch.").replace("None", "fp32")
         fits = f"{each['micro_batch']} of {each['sequences_per_step']}"
-        yield [name, f"{each['parameters']:,}", how, fits, f"{each['searched_s']:.1f} s", f"{each['peak_gb']:.1f} GB"]
+        yield [
+            name,
+            f"{each['parameters']:,}",
+            each["computes_in"],
+            fits,
+            f"{each['searched_s']:.1f} s",
+            f"{each['peak_gb']:.1f} GB",
+        ]
 
 
 def _speed_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:

@@ -243,8 +243,9 @@ def _say_rulings(run: Path, rulings: Rulings) -> None:
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT; AutoModelForCausalLM.from_pretrained(OUT) loads it."""
-    from peer import model
-    from peer.home import Home
+    with importing():
+        from peer import model
+        from peer.home import Home
 
     model.export(Home(home), out, tokenizer)
     click.echo(f"{out}: load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
@@ -259,9 +260,10 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 @TOKENIZER
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
     """Let the newest checkpoint in HOME continue TEXT."""
-    from p2ptrain.train import Sampling
-    from peer import model
-    from peer.home import Home
+    with importing():
+        from p2ptrain.train import Sampling
+        from peer import model
+        from peer.home import Home
 
     sampling = Sampling(temperature=temperature, seed=seed)
     click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))

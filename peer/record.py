@@ -123,7 +123,7 @@ class Record:
             device=str(self.task.theta.device),
             parameters=self.task.model.layout.parameter_count,
             micro_batch=self.task.micro_batch,
-            computes_in="fp32" if self.task.autocast is None else str(self.task.autocast).removeprefix("torch."),
+            computes_in=self.placement.computes_in,
             loss=self.last_loss,
             progress=self.learner.progress,
         )
@@ -343,8 +343,7 @@ class Record:
         }
 
     def _held_out_loss(self, tokens: int = HELD_OUT_TOKENS, patience_s: float = LOSS_PATIENCE_S) -> float:
-        module, autocast = self.task.model.module, self.placement.autocast
-        return validation_loss(module, self.corpus, tokens, autocast, patience_s=patience_s)
+        return validation_loss(self.task.model.module, self.corpus, tokens, self.placement.autocast, patience_s)
 
 
 def _why(error: Exception) -> str:

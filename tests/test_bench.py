@@ -95,7 +95,7 @@ def test_what_a_card_does_is_told_in_tables() -> None:
         "placement": {
             "demo": {
                 "parameters": 1000,
-                "autocast": "torch.bfloat16",
+                "computes_in": "bfloat16",
                 "micro_batch": 2,
                 "sequences_per_step": 4,
                 "searched_s": 1.5,

@@ -18,6 +18,7 @@ import click
 from p2ptrain import files
 from p2ptrain.errors import OutputError, ScenarioError
 from p2ptrain.files import printable
+from p2ptrain.importing import importing
 from p2ptrain.telemetry import Enduring
 
 if TYPE_CHECKING:
@@ -71,17 +72,18 @@ def simulate(
     scenarios and reports. With --report, Ctrl+C keeps what was done, and the same command goes on from there; what is
     watched (--serve) begins anew.
     """
-    import torch
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn
+    with importing():
+        import torch
+        from rich.console import Console
+        from rich.progress import Progress, TextColumn
 
-    from p2ptrain.page import words
-    from p2ptrain.page.place import Place
-    from p2ptrain.sim import drawing, reality
-    from p2ptrain.sim.serving import simulate_and_show
-    from p2ptrain.sim.simulate import StoppedError
-    from p2ptrain.sim.simulate import simulate as run
-    from p2ptrain.train.autofit import choose_device
+        from p2ptrain.page import words
+        from p2ptrain.page.place import Place
+        from p2ptrain.sim import drawing, reality
+        from p2ptrain.sim.serving import simulate_and_show
+        from p2ptrain.sim.simulate import StoppedError
+        from p2ptrain.sim.simulate import simulate as run
+        from p2ptrain.train.autofit import choose_device
 
     read = reality.load(scenario, changes)
     told = read.simulated()

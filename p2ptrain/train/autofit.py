@@ -51,6 +51,11 @@ class Placement:
     autocast: torch.dtype | None  # None: fp32 throughout
     micro_batch: int  # sequences at once
 
+    @property
+    def computes_in(self) -> str:
+        """The type of matrix products, for people."""
+        return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
+
 
 def choose_device(wish: str) -> torch.device:
     """``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` as a device that is there and computes.

@@ -92,8 +92,7 @@ class LanguageModelTask:
         self._training = training
         self._tokens_per_peer = tokens_per_peer
         self._reader = reader
-        self.autocast = placement.autocast
-        """Compute type of matrix products; None: fp32."""
+        self._autocast = placement.autocast
         self._parameters = list(model.module.parameters())
         self._rewarm_steps = 0  # length of the present re-warming
         self._rewarmed = 0  # steps of it that are done
@@ -192,7 +191,7 @@ class LanguageModelTask:
         tokens = self._training.tokens_per_step
         total = torch.zeros((), device=self.theta.device)
         for part in torch.split(batch, self.micro_batch):
-            loss = summed_loss(self.model.module, part, self.autocast) / tokens
+            loss = summed_loss(self.model.module, part, self._autocast) / tokens
             torch.autograd.backward(loss)
             total += loss.detach()
         return total.item()

@@ -11,6 +11,7 @@ import pytest
 from p2ptrain.errors import HomeError
 from p2ptrain.ids import PeerId
 from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train import Placement
 from p2ptrain.train.loop import Signals
 from peer.lines import line
 from peer.pace import Pace
@@ -109,8 +110,8 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, m
         theta=SimpleNamespace(device="cpu"),
         model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
         micro_batch=1,
-        autocast=None,
     )
+    record.placement = Placement(None, 1)
     state = State(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.take(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
     record.sampler = iter(("", "To be")).__next__

@@ -15,6 +15,7 @@ from p2ptrain.page.place import Place
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.telemetry import MemoryLog
+from p2ptrain.train import Placement
 from peer.lines import line, without_places
 from peer.record import Record
 from peer.showing import Showing
@@ -198,9 +199,9 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
             theta=SimpleNamespace(device="cpu"),
             model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
             micro_batch=1,
-            autocast=None,
             coverage=0.0,
         ),
+        "placement": Placement(None, 1),
         "home": SimpleNamespace(trained=tmp_path),
         "notebook": log,
         "me": ME,
