@@ -1,6 +1,6 @@
 """The documents stay true: links lead somewhere, and what they tell of files, formats and fields is so.
 
-What docs/ERRORS.md has to list is ``test_errors_doc``'s.
+``test_errors_doc`` checks docs/ERRORS.md.
 """
 
 from __future__ import annotations

@@ -1,279 +1,229 @@
-"""docs/ERRORS.md lists what the code can say when something is not as it should be, and nothing that it does not say.
+"""Errors carry remedies, and docs/ERRORS.md explains what the program cannot say itself.
 
-A text is compared as a template: its fixed words, with ``…`` for whatever is filled in (``told`` says where texts are
-looked for). The tables of ERRORS.md have the template, in backquotes, in their first column.
+The page quotes few messages. Where it does, the first column of a table holds them in backquotes, with ``…`` for
+values that are filled in.
 """
 
 from __future__ import annotations
 
+import ast
 import re
 import textwrap
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from told import P2PDS, kinds_in, signatures_of, told_in
 
-from p2ptrain.admission import Refusal
+from p2ptrain import errors
 from p2ptrain.swarm import DeclineReason
-from peer import lines
 
 ROOT = Path(__file__).parent.parent
 ERRORS = (ROOT / "docs/ERRORS.md").read_text(encoding="utf-8")
-
-FAKES = {ROOT / "p2ptrain/net/memory.py", ROOT / "p2ptrain/sim/network.py"}
-"""What only tests and simulations see."""
-
-SOURCES = {
-    path: path.read_text(encoding="utf-8")
+TREES = {
+    path: ast.parse(path.read_text(encoding="utf-8"))
     for package in ("p2ptrain", "peer", "bootstrap")
     for path in sorted((ROOT / package).rglob("*.py"))
-    if path not in FAKES
 }
-SIGNATURES = signatures_of(SOURCES.values())
+SCRIPTS = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docker").glob("*.sh"))]
+TAG = re.compile(r"\[([a-z]+)\] ")
 
 
-def first_cells(text: str) -> list[str]:
-    """What stands in backquotes in the first column of the document's tables."""
-    return re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE)
+def name_of(node: ast.expr) -> str:
+    """Return the last part of a name, of an attribute, or of what is called."""
+    match node:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+        case ast.Call(func=inner):
+            return name_of(inner)
+        case _:
+            return ""
 
 
-CELLS = first_cells(ERRORS)
-PAGE = ROOT / "p2ptrain" / "page" / "static"
-
-
-def told_by_the_page(source: str) -> set[str]:
-    """The sentences that a script of the page has a name for."""
-    return set(re.findall(r'^ *const [A-Z]+ = "([A-Z][^"]* [^"]*)";', source, flags=re.MULTILINE))
-
-
-def told_by_a_container(source: str) -> set[str]:
-    """What a script complains of, with … for what is filled in."""
-    complaints = re.findall(r'\becho((?:\s+(?:\\\n\s*)?"[^"]*")+)\s*>&2', source)
-    joined = {" ".join(re.findall(r'"([^"]*)"', each)) for each in complaints}
-    return {re.sub(r"\$\w+", "…", re.sub(r"\$\{\w+:\+([^}]*)\}", r"…\1", each)) for each in joined}
-
-
-SCRIPTS: dict[Path, set[str]] = {
-    **{
-        path: told_by_the_page(path.read_text("utf-8"))
-        for path in sorted(PAGE.glob("*.js"))
-        if ".min." not in path.name
-    },
-    **{path: told_by_a_container(path.read_text("utf-8")) for path in sorted((ROOT / "docker").glob("*.sh"))},
-}
-TOLD = {text: path for path, source in SOURCES.items() for text in told_in(source, SIGNATURES)}
-KINDS = {kind: path for path, source in SOURCES.items() for kind in kinds_in(source)}
-
-
-def collected(source: str) -> set[str]:
-    """From a made source, beside the real ones."""
-    return told_in(textwrap.dedent(source), SIGNATURES)
-
-
-@pytest.mark.parametrize(
-    ("source", "texts"),
-    [
-        ('raise HomeError(f"{path} is {a}{b} " "gone.", "a remedy")', {"… is … gone."}),
-        ('raise ManifestError("\\n".join([f"{file} was edited:", *rows]), "x")', {"… was edited:"}),
-        ("raise NetworkError(str(error))", set()),
-        ('return NetworkError(why or f"no {x}")', {"no …"}),
-        ('fail(LinkFailed(link, why or f"no {x}", their_fault=True))', {"no …"}),
-        ('found = [Unfit(link, f"worth {x}")]', {"worth …"}),
-        ('self._violation(link, "out of turn", now)', {"out of turn"}),
-        ('self._standing.note("slept", peer, f"for {seconds} s long")', {"for … s long"}),
-        ('self._notebook.note("slept", why=f"{x} is tired")', {"… is tired"}),
-        ('self._leave(now, "asked to")', {"asked to"}),
-        ('verdict = Verdict(Wish.ALONE, f"{used} is used")', {"… is used"}),
-        ('say("peers", f"{n} here")', {"… here"}),
-        ('say(link, ["look", port])', set()),
-        ('return [bad("disk", f"{free} GB are few", "Buy one.")]', {"… GB are few", "Buy one."}),
-        ('return note("clock", "late", fix="Set it.")', {"late", "Set it."}),
-        ('return skipped("reach", "nobody asked")', {"nobody asked"}),
-        ('return ok("disk", "there is room")', set()),
-        ('raise click.UsageError(f"{name} needs another.")', {"… needs another."}),
-        ('raise click.BadParameter("too large.")', {"too large."}),
-        ('self.fail(f"{value!r} is odd.", param, ctx)', {"… is odd."}),
-        ('click.echo("Works here only.", err=True)', {"Works here only."}),
-        ('click.echo("Next: go on")', set()),
-        ('print("not kept", file=sys.stderr)', {"not kept"}),
-        ('console.print("it did not come", style="bold red")', {"it did not come"}),
-        ('logger.warning("%s is torn", path)', {"… is torn"}),
-        ('logger.info("%s came", path)', set()),
-        ('self.troubles.append(f"{name} hangs")', {"… hangs"}),
-        ('self.missed += [f"{who} at {at} s: over"]', {"… at … s: over"}),
-        ('faults.append("codec.block_size: 3 does not divide 4")', set()),
-        ('why = next((each.why for each in sights), "it sleeps")', {"it sleeps"}),
-        ('if why_not := known.pop(who, "it had gone"): pass', {"it had gone"}),
-        ('self.why_unended[host] = "had gone"', {"had gone"}),
-        ('view.state, view.why = "joining", "it looks around"', {"it looks around"}),
-        ('_REFUSALS: dict[int, str] = {1: "places are taken"}', {"places are taken"}),
-        ('answer = {"error": "no such thing", "told": "well"}', {"no such thing"}),
-        ('assert place, "a bug"', set()),
-        ('raise ValueError("a bug")', set()),
-        ('raise RuntimeError("a bug")', set()),
-    ],
-)
-def test_a_text_is_found_where_it_stands(source: str, texts: set[str]) -> None:
-    assert collected(source) == texts
-
-
-@pytest.mark.parametrize(
-    ("source", "texts"),
-    [
-        (
-            """
-            def why_over(self) -> str | None:
-                return "one" if a else f"two {b}" if c else ""
-            def other(self) -> str:
-                return "unseen"
-            """,
-            {"one", "two …"},
-        ),
-        (
-            """
-            def load(self) -> str:
-                '''Read it. Why that failed; empty when it did not.'''
-                return "it is damaged"
-            """,
-            {"it is damaged"},
-        ),
-        (
-            """
-            async def begin(self) -> tuple[list[str], bool]:
-                '''Start; returns what went wrong.'''
-                found = [f"{a} ended" for a in everybody]
-                if b:
-                    found.append("silence")
-                found += ["dust"]
-                return found, True
-            """,
-            {"… ended", "silence", "dust"},
-        ),
-        (
-            """
-            def check(port):
-                words = f"{port} is taken"
-                fix = "Take another." if port else "Name one."
-                return note("port", words, fix)
-            """,
-            {"… is taken", "Take another.", "Name one."},
-        ),
-        ('FIX = "Call them."\n\ndef check():\n    return bad("x", "gone away", FIX)', {"gone away", "Call them."}),
-        (
-            """
-            async def dial(peer):
-                return (Dialed.YES, "") if found == peer else (Dialed.NO, f"somebody else: {found}")
-            """,
-            {"somebody else: …"},
-        ),
-        (
-            """
-            class Objection(StrEnum):
-                '''Why it is not signed.'''
-                TIMES = "its times do not fit"
-            class Color(StrEnum):
-                '''Of a line.'''
-                RED = "red as a rose"
-            """,
-            {"its times do not fit"},
-        ),
-        (
-            """
-            def parse(text):
-                '''Raises ValueError, whose text names the option.'''
-                raise ValueError("it holds lists")
-            def internal():
-                raise ValueError("a bug")
-            def changed():
-                try:
-                    parse(text)
-                except ValueError as error:
-                    return str(error)
-            """,
-            {"it holds lists"},
-        ),
-        (
-            """
-            def parse(text):
-                '''Raises ValueError for what it cannot read.'''
-                raise ValueError("nobody hears it")
-            def look():
-                try:
-                    parse(text)
-                except ValueError as error:
-                    logger.info("came to nothing: %s", error)
-                    raise RemoteError("what it sent is no text") from error
-            """,
-            {"what it sent is no text"},
-        ),
-    ],
-)
-def test_a_text_is_followed_through_its_function(source: str, texts: set[str]) -> None:
-    assert collected(source) == texts
-
-
-def test_a_new_parameter_for_a_reason_is_noticed_where_it_is_passed() -> None:
-    source = "class Gone:\n    link: int\n    why: str\n\nend = Gone(3, 'it rains')"
-    assert told_in(source, signatures_of([source])) == {"it rains"}
-
-
-def test_kinds_of_notes_are_found() -> None:
-    source = """
-    self._standing.note("bad" if fault else "sad", peer)
-    self._notebook.note("slept", why="x")
-    emit(Note(kind="good", peer=link.peer))
-    """
-    assert kinds_in(textwrap.dedent(source)) == {"bad", "sad", "slept", "good"}
-
-
-def test_the_sources_are_read() -> None:
-    assert len(TOLD) > 500
-    assert len(SCRIPTS[PAGE / "live.js"]) >= 5
-    assert len(SCRIPTS[ROOT / "docker" / "line.sh"]) >= 3
-    assert len(KINDS) > 50
-
-
-@pytest.mark.parametrize("text", sorted(TOLD))
-def test_every_text_is_explained(text: str) -> None:
-    path = TOLD[text].relative_to(ROOT)
-    assert text in CELLS, f"docs/ERRORS.md lacks a row that begins | `{text}` | ({path} says it)"
-
-
-@pytest.mark.parametrize("text", sorted(set().union(*SCRIPTS.values())))
-def test_every_text_of_the_page_and_of_containers_is_explained(text: str) -> None:
-    assert text in CELLS, f"docs/ERRORS.md lacks a row that begins | `{text}` |"
-
-
-@pytest.mark.parametrize("kind", sorted(KINDS | lines._LINES))
-def test_every_note_is_explained(kind: str) -> None:
-    assert kind in CELLS, f"docs/ERRORS.md lacks a row that begins | `{kind}` |"
-
-
-@pytest.mark.parametrize("reason", [*DeclineReason, *Refusal])
-def test_every_reason_to_decline_or_to_let_nobody_in_is_explained(reason: DeclineReason | Refusal) -> None:
-    assert reason.value in CELLS
-
-
-@pytest.mark.parametrize("words", sorted(P2PDS))
-def test_every_word_of_the_network_daemon_is_explained(words: str) -> None:
-    assert words in CELLS
-
-
-def test_nothing_is_explained_that_nobody_says() -> None:
-    said = {
-        *TOLD,
-        *P2PDS,
-        *set().union(*SCRIPTS.values()),
-        *KINDS,
-        *lines._LINES,
-        *(reason.value for reason in (*DeclineReason, *Refusal)),
+def user_errors(trees: Iterable[ast.Module]) -> set[str]:
+    """Return the names of UserError and of all classes that derive from it."""
+    found = {
+        name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.UserError)
     }
-    assert [cell for cell in CELLS if cell not in said] == []
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    while more := {each.name for each in classes if not found.isdisjoint(map(name_of, each.bases))} - found:
+        found |= more
+    return found
 
 
-def test_nothing_is_explained_twice() -> None:
-    assert sorted({cell for cell in CELLS if CELLS.count(cell) > 1}) == []
+def without_remedy(tree: ast.Module, names: set[str]) -> Iterator[str]:
+    """Yield each construction of an error in ``names`` whose problem or remedy is missing or can be empty."""
+    given = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            given.update({name_of(target): node.value for target in node.targets if name_of(target)})
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and name_of(node.func) in names:
+            if any(isinstance(each, ast.Starred) for each in node.args):
+                continue  # the texts of another error, passed on
+            texts = dict(zip(("problem", "remedy"), node.args, strict=False))
+            texts |= {each.arg: each.value for each in node.keywords if each.arg}
+            if any(name not in texts or can_be_empty(texts[name], given) for name in ("problem", "remedy")):
+                yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
-def test_every_line_is_for_a_note_that_exists() -> None:
-    assert set(lines._LINES) <= set(KINDS)
+def can_be_empty(node: ast.expr, given: dict[str, ast.expr]) -> bool:
+    """Return whether a text is known to be empty in some case; ``given`` holds the module's assignments by name."""
+    match node:
+        case ast.Constant(value=value):
+            return not isinstance(value, str) or not value.strip()
+        case ast.JoinedStr(values=parts):
+            return all(isinstance(part, ast.Constant) and can_be_empty(part, given) for part in parts)
+        case ast.IfExp(body=one, orelse=other):
+            return can_be_empty(one, given) or can_be_empty(other, given)
+        case ast.BoolOp(op=ast.Or(), values=[*_, last]):
+            return can_be_empty(last, given)
+        case ast.Name(id=name) if name in given:
+            return can_be_empty(given[name], {})
+        case _:
+            return False
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    """Yield all texts in a tree but its docstrings, with ``…`` for what is filled in."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in (node for node in ast.walk(tree) if id(node) not in docstrings):
+        match node:
+            case ast.Constant(value=str(text)):
+                yield text
+            case ast.JoinedStr(values=parts):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "…" for part in parts)
+
+
+def rows(heading: str) -> list[list[str]]:
+    """Return the cells of all table rows in the section of the page that begins with ``heading``."""
+    section = re.split(r"^#+ ", ERRORS.split(f"\n{heading}\n", 1)[1], maxsplit=1, flags=re.MULTILINE)[0]
+    table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip() for cell in row] for row in table]
+
+
+def quoted(cell: str) -> list[str]:
+    """Return what stands in backquotes."""
+    return re.findall(r"`([^`]+)`", cell)
+
+
+NAMES = user_errors(TREES.values())
+LINES = rows("## Terminal lines and the event log")
+BY_TAG = {tag.strip("[]"): quoted(row[2]) for row in LINES if len(row) == 3 for tag in quoted(row[0])}
+IN_LOG_ONLY = [kind for row in LINES if len(row) == 2 for kind in quoted(row[0])]
+
+
+@pytest.mark.parametrize(
+    ("source", "count"),
+    [
+        ('raise HomeError(f"{path} is gone.", "Make it again.")', 0),
+        ('raise HomeError("It is gone.", remedy=f"Make {path} again.")', 0),
+        ("raise errors.HomeError(*error.args)", 0),
+        ('raise HomeError("It is gone.")', 1),
+        ('raise errors.HomeError("It is gone.", " ")', 1),
+        ('raise HomeError("It is gone.", "Wait." if late else "")', 1),
+        ('raise HomeError("", "Wait.")', 1),
+        ('fix = ""\nraise HomeError("It is gone.", fix)', 1),
+        ('class GoneError(HomeError):\n    "Gone."\nfail(GoneError("It is gone.", None))', 1),
+        ('raise ValueError("a bug")', 0),
+    ],
+)
+def test_a_missing_remedy_is_found(source: str, count: int) -> None:
+    tree = ast.parse(textwrap.dedent(source))
+    assert len([*without_remedy(tree, user_errors([tree]))]) == count
+
+
+@pytest.mark.parametrize("path", TREES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_error_for_users_carries_a_remedy(path: Path) -> None:
+    assert [*without_remedy(TREES[path], NAMES)] == []
+
+
+def test_the_errors_for_users_are_found() -> None:
+    calls = [each for tree in TREES.values() for each in ast.walk(tree) if isinstance(each, ast.Call)]
+    assert len([each for each in calls if name_of(each.func) in NAMES]) > 100
+
+
+def test_every_tag_of_a_line_is_explained() -> None:
+    texts = [text for tree in TREES.values() for text in strings(tree)]
+    tags = {found[1] for text in texts if (found := TAG.match(text))}
+    for tree in (tree for path, tree in TREES.items() if path.is_relative_to(ROOT / "bootstrap")):
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=func, args=[ast.Constant(value=str(tag)), _]) if name_of(func) in ("say", "_say"):
+                    tags.add(tag)
+    tags |= {tag for script in SCRIPTS for tag in re.findall(r'echo "' + TAG.pattern, script)}
+    assert set(BY_TAG) == tags
+
+
+def test_every_kind_in_the_event_log_is_listed() -> None:
+    kinds = set()
+    for node in (node for tree in TREES.values() for node in ast.walk(tree)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="note"), args=[ast.Constant(value=str(kind)), *_]):
+                kinds.add(kind)
+            case ast.Call(func=ast.Attribute(attr="note"), args=[ast.IfExp(body=one, orelse=other), *_]):
+                kinds |= {each.value for each in (one, other) if isinstance(each, ast.Constant)}
+            case ast.Call(func=ast.Name(id="Note"), keywords=keywords):
+                values = [each.value for each in keywords if each.arg == "kind"]
+                kinds |= {each.value for each in values if isinstance(each, ast.Constant)}
+    listed = [*IN_LOG_ONLY, *(kind for several in BY_TAG.values() for kind in several)]
+    assert sorted(listed) == sorted(kinds)
+
+
+def test_every_kind_is_listed_beside_the_tag_of_its_line() -> None:
+    tree = TREES[ROOT / "peer/lines.py"]
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    found = 0
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):
+        for key, value in zip(node.keys, node.values, strict=True):
+            texts = strings(functions.get(name_of(value), value))
+            tags = {tag[1] for text in texts if (tag := TAG.match(text))}
+            if tags:
+                assert isinstance(key, ast.Constant)
+                assert [tag for tag, kinds in BY_TAG.items() if key.value in kinds] == [*tags]
+                found += 1
+    assert found == len([kind for kinds in BY_TAG.values() for kind in kinds])
+
+
+def test_lines_that_are_explained_exist() -> None:
+    explained = [kind for row in rows("## Lines that need explanation") for kind in quoted(row[0])]
+    known = {kind for kinds in BY_TAG.values() for kind in kinds}
+    assert explained
+    assert [kind for kind in explained if kind not in known or explained.count(kind) > 1] == []
+
+
+def test_every_reason_to_decline_is_explained() -> None:
+    explained = [reason for row in rows("## Why an exchange was skipped") for reason in quoted(row[0])]
+    assert sorted(explained) == sorted(reason.value for reason in DeclineReason)
+
+
+def test_messages_that_are_quoted_exist() -> None:
+    texts = [" ".join(text.split()) for tree in TREES.values() for text in strings(tree)]
+    messages = [message for row in rows("## Symptoms") for message in re.findall(r'"([^"]+)"', row[0])]
+    assert messages
+    for message in messages:
+        pattern = re.compile(".*".join(map(re.escape, message.split("…"))))
+        assert any(map(pattern.search, texts)), f"nothing in the code says {message}"
+
+
+def test_every_check_of_the_doctor_is_explained() -> None:
+    checks = set()
+    for tree in (tree for path, tree in TREES.items() if path.is_relative_to(ROOT / "peer/doctor")):
+        for node in ast.walk(tree):
+            match node:
+                case ast.Call(func=ast.Name(id="ok" | "note" | "bad" | "skipped"), args=[ast.Constant(value=name), *_]):
+                    checks.add(name)
+    explained = [check for row in rows("## What the doctor checks") for check in quoted(row[0])]
+    assert sorted(explained) == sorted(checks)
+
+
+def test_every_exit_status_is_explained() -> None:
+    statuses = {
+        str(node.value.value)
+        for tree in TREES.values()
+        for node in tree.body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        if any(name_of(target).startswith("EXIT_") for target in node.targets)
+    }
+    explained = [status for row in rows("## Exit statuses") for status in row[0].split(", ")]
+    assert statuses
+    assert statuses <= set(explained)

@@ -1,4 +1,4 @@
-"""Why a dial fails, in the words of a real p2pd: docs/ERRORS.md explains them as they are."""
+"""Why a dial fails, in the words of a real p2pd, and that docs/ERRORS.md quotes them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from told import P2PDS
 
 from p2ptrain.errors import NetworkError
 from p2ptrain.ids import PeerId, RunId
@@ -23,6 +22,9 @@ pytestmark = pytest.mark.net
 
 RUN = RunId("ab" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
+PAGE = (Path(__file__).parents[2] / "docs/ERRORS.md").read_text(encoding="utf-8")
+P2PDS = re.findall(r"^\| `([^`]+)`", PAGE.split("### In the network daemon's words")[1].split("\n## ")[0], re.MULTILINE)
+"""What go-libp2p says and p2ptrain passes on, as the page quotes it; ``…`` stands for what is filled in."""
 
 
 def is_said_in(words: str, text: str) -> bool:
@@ -67,5 +69,6 @@ def test_its_words_are_those_that_are_explained(tmp_path: Path) -> None:
         texts = runner.run(heard(tmp_path))
     assert "dial backoff after: dial tcp4" in texts[2]
     assert texts[2].endswith("connect: connection refused")
+    assert len(P2PDS) == 6
     assert [words for words in sorted(P2PDS) if not any(is_said_in(words, text) for text in texts)] == []
     assert [text for text in texts if not any(is_said_in(words, text) for words in P2PDS)] == []
