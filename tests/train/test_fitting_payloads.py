@@ -225,7 +225,7 @@ def test_widths_that_are_far_too_wide_narrow_with_each_honest_exchange(share: fl
 
 @pytest.mark.parametrize("lie", LIES)
 def test_liars_that_make_two_fifths_of_the_exchanges_lock_nobody_out(lie: str) -> None:
-    """docs/SECURITY.md, clipping, has the figures, and those of half."""
+    """docs/LOG.md has the figures, and those for half of the exchanges."""
     refused = toll(LIES[lie], 0.4, 80, seed=1).refused
     assert sum(refused) <= (0.35 if lie == "sends our own message back" else 0.1) * len(refused)
     assert len(refused) > 40
