@@ -1,6 +1,6 @@
-"""The documents stay true: links lead somewhere, and what they tell of files, formats and fields is so.
+"""The documents stay true and short: links, files, formats and fields in them exist, and budgets hold.
 
-``test_errors_doc`` checks docs/ERRORS.md.
+``test_errors_doc`` checks what docs/ERRORS.md lists, ``test_readme`` the commands of README.md and the how-to pages.
 """
 
 from __future__ import annotations
@@ -22,15 +22,78 @@ from p2ptrain.wire import _MESSAGES, MAX_FRAGMENTS, MAX_KNOWN, MAX_PRESENCE_BYTE
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
+SOURCES = ("docs", "p2ptrain", "peer", "bootstrap", "bench", "docker", "tests")
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
 
+MARKDOWN = sorted({*ROOT.glob("*.md"), *(path for folder in SOURCES for path in (ROOT / folder).rglob("*.md"))})
+"""Every Markdown file of the repository; ``.venv`` and ``out`` are no part of it."""
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_between_documents_lead_somewhere(document: Path) -> None:
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", document.read_text(encoding="utf-8"))
-    missing = [each for each in targets if "://" not in each and not (document.parent / each).exists()]
-    assert missing == []
+README_LINES = 150
+"""Most lines of README.md: a first visitor reads it to the end."""
+
+WORDS = 40_000
+"""Most words of README.md and docs/*.md together; generated tables belong into docs/results."""
+
+LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+(?:\([^()\s]*\))?)(?:\s+\"[^\"]*\")?\)")
+"""An inline link or image; the group is its target."""
+
+
+def prose(document: Path) -> str:
+    """The text of a document without its code blocks and inline code."""
+    text = re.sub(r"^(```|~~~).*?^\1\s*$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    return re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", text)
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives a document's headings, and those that it sets itself."""
+    text = re.sub(r"^(```|~~~).*?^\1\s*$", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    found: set[str] = set(re.findall(r"<a (?:id|name)=\"([^\"]+)\"", text))
+    seen: dict[str, int] = {}
+    for heading in re.findall(r"^#{1,6}\s+(.+?)\s*#*$", text, flags=re.MULTILINE):
+        bare = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        slug = re.sub(r"[^\w\- ]", "", bare.lower()).replace(" ", "-")
+        found.add(f"{slug}-{seen[slug]}" if slug in seen else slug)
+        seen[slug] = seen.get(slug, 0) + 1
+    return found
+
+
+def dead_links(document: Path) -> list[str]:
+    """The targets inside the repository that a document links to, or shows as an image, and that do not exist."""
+    dead = []
+    for target in [*LINK.findall(prose(document)), *re.findall(r"<img [^>]*src=\"([^\"]+)\"", prose(document))]:
+        if re.match(r"\w+:", target):
+            continue  # elsewhere
+        name, _, anchor = target.partition("#")
+        file = (document.parent / name) if name else document
+        if not file.exists() or (anchor and (file.suffix != ".md" or anchor not in anchors(file))):
+            dead.append(target)
+    return dead
+
+
+@pytest.mark.parametrize("document", MARKDOWN, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_anchors_and_images_exist(document: Path) -> None:
+    assert dead_links(document) == []
+
+
+def test_a_dead_link_is_found(tmp_path: Path) -> None:
+    (tmp_path / "other.md").write_text("# What is `it`, really?\n## Twice\n## Twice\n```\n# no heading\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[a](other.md#what-is-it-really) [b](other.md#twice-1) [c](https://example.org/x) ![d [e]](gone.png)\n"
+        "[f](other.md#no-heading) [g](#nowhere) [h](gone.md) `[i](code.md)`\n"
+        "```\n[j](block.md)\n```\n# Here\n[k](#here)\n"
+    )
+    assert dead_links(page) == ["gone.png", "other.md#no-heading", "#nowhere", "gone.md"]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= README_LINES
+
+
+def test_the_documents_are_short() -> None:
+    words = {document.name: len(document.read_text(encoding="utf-8").split()) for document in DOCUMENTS}
+    assert sum(words.values()) <= WORDS, words
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
@@ -61,17 +124,22 @@ def test_the_wire_format_is_told_as_it_is() -> None:
     assert f"| `{EXCHANGE_PROTOCOL}` |" in protocol
 
 
-def tables(document: str) -> list[dict[str, dict[str, object]]]:
-    """The manifest's tables that a document shows."""
-    text = (ROOT / document).read_text(encoding="utf-8")
-    return [tomllib.loads(each) for each in re.findall(r"^```toml\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)]
+def tables(document: Path) -> list[dict[str, dict[str, object]]]:
+    """The tables of a manifest's corpus or tokenizer that a document shows."""
+    blocks = re.findall(r"^```toml\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    return [shown for each in blocks if {*(shown := tomllib.loads(each))} <= {"corpus", "tokenizer"}]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/DATA.md"])
-def test_tables_of_a_manifest_that_are_shown_are_taken(document: str) -> None:
-    shown = tables(document)
-    assert {section for each in shown for section in each} == {"corpus", "tokenizer"}
-    for each in shown:
+SHOWN = {document.name: found for document in DOCUMENTS if (found := tables(document))}
+
+
+def test_corpora_and_tokenizers_are_shown() -> None:
+    assert {section for each in SHOWN["DATA.md"] for section in each} == {"corpus", "tokenizer"}
+
+
+@pytest.mark.parametrize("document", SHOWN)
+def test_tables_of_a_manifest_that_are_shown_are_accepted(document: str) -> None:
+    for each in SHOWN[document]:
         manifest = preset("llama-135m", "0" * 64).model_dump() | each
         parsed = parse_data(manifest).model_dump()
         assert all(parsed[section] | table == parsed[section] for section, table in each.items())

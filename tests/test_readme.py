@@ -1,12 +1,15 @@
-"""README's commands run. Blocks fenced as ``sh tested`` are executed in order of need, with four changes:
+"""The commands of README.md and of the how-to pages work.
+
+Blocks fenced as ``sh tested`` are executed in order of need, with four changes:
 
 - the swarm is on this machine alone (``--local``), and HOME is a temporary directory;
-- the link and the home that stand there as examples are replaced by the real ones;
-- the manifest, which is there to be edited before it is signed, gets a tiny model and a run without an end;
+- the example link and the example home are replaced by real ones;
+- the manifest, which readers edit before they sign it, gets a tiny model and a run without an end;
 - a testnet has two peers, trains for a few seconds, and its page has a port of its own.
 
-Commands of Docker are run where an engine answers, by ``.ci/docker``; here it is seen that they are those of
-docs/DOCKER.md, which tests/lab/test_docker_docs.py holds against the files of docker/.
+The arguments of all other ``p2ptrain`` commands, in every document, are parsed. ``.ci/docker`` runs the Docker commands
+if an engine answers; this module checks that docs/DOCKER.md has them too, which tests/lab/test_docker_docs.py compares
+with the files of docker/.
 """
 
 from __future__ import annotations
@@ -35,8 +38,16 @@ from p2ptrain.cli import cli
 from p2ptrain.manifest import JoinLink, parse_toml, render_toml, with_changes
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```sh([^\n]*)\n(.*?)^```$", README, flags=re.MULTILINE | re.DOTALL)
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("JOIN", "START", "TRY"))]
+"""The pages for users, whose blocks marked as tested are executed."""
+
+
+def blocks_of(page: Path) -> list[tuple[str, str]]:
+    """What follows ``sh`` on the fence, and the content, of each shell block of a page."""
+    return re.findall(r"^```sh([^\n]*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 SMALL = {
     "run.tokens_per_peer": 10**9,
@@ -54,16 +65,22 @@ DEADLINE_S = 120.0
 """For each thing that is waited for. Generous: it bounds a hanging test, it measures nothing."""
 
 
+def lines_of(block: str) -> list[list[str]]:
+    """The words of each command line of a block, without comments."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
 def commands(tested: bool) -> list[list[str]]:
-    """Every command line of the blocks that are marked so, or of those that are not, without comments."""
+    """Every command line of the pages' blocks that are marked as tested, or of all others."""
     chosen = [block for info, block in BLOCKS if (info.strip() == "tested") is tested]
-    return [words for block in chosen for line in block.splitlines() if (words := shlex.split(line, comments=True))]
+    return [words for block in chosen for words in lines_of(block)]
 
 
 def command(*begins: str) -> list[str]:
-    """README's one tested command that begins so."""
+    """The pages' only tested command whose words after ``p2ptrain`` begin like this."""
     found = [words for words in commands(tested=True) if words[1 : 1 + len(begins)] == list(begins)]
-    assert len(found) == 1, f"README has {len(found)} tested commands that begin with {begins}"
+    assert len(found) == 1, f"the pages have {len(found)} tested commands that begin with {begins}"
     return found[0]
 
 
@@ -74,15 +91,32 @@ def test_every_command_of_ours_is_tested() -> None:
     private = ["invite", "revoke", "contributions"]
     starting = ["bootstrap", "doctor", "export", "generate", "init", "peer", "peer", "sign", "simulate", "testnet"]
     assert names == sorted([*running, *private, *starting])
-    others = [words for words in commands(tested=False) if words[0] not in ("make", ".")]
+    others = [words for words in commands(tested=False) if words[0] not in ("make", ".", "p2ptrain")]
     document = (ROOT / "docs" / "DOCKER.md").read_text(encoding="utf-8")
     known = [shlex.split(line, comments=True) for line in document.splitlines() if line.startswith("docker compose ")]
     assert len(others) == 2
     assert all(words[:2] == ["docker", "compose"] and words in known for words in others)
 
 
-def test_what_make_demo_runs_is_the_testnet_that_runs_below() -> None:
-    """With the preset that a testnet has where none is named, and an end of its own."""
+def shown(page: Path) -> list[list[str]]:
+    """Every command of ours in a page's shell blocks, also behind sudo; its words after the program's name."""
+    lines = [words for _, block in blocks_of(page) for words in lines_of(block)]
+    bare = [words[1:] if words[0] == "sudo" else words for words in lines]
+    return [words[1:] for words in bare if words[0] in ("p2ptrain", "$(command -v p2ptrain)")]
+
+
+@pytest.mark.parametrize(
+    "page", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda page: page.stem
+)
+def test_arguments_that_a_document_shows_are_accepted(page: Path) -> None:
+    for name, *arguments in shown(page):
+        found = cli.get_command(click.Context(cli), name)
+        assert found is not None, f"{page.name}: p2ptrain has no command {name}"
+        found.make_parser(click.Context(found)).parse_args(list(arguments))
+
+
+def test_make_demo_runs_the_testnet_that_runs_below() -> None:
+    """Its preset and number of peers are the defaults; it ends at the run's end."""
     told = subprocess.run(
         ["make", "-n", "--no-print-directory", "demo"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout
@@ -240,7 +274,7 @@ def test_the_commands_run(shell: Shell) -> None:
     assert f"others can dial us at 127.0.0.1:{free}" in doctor.end()
 
     def at_home(words: list[str]) -> list[str]:
-        """README's example of a home, made real."""
+        """The words with the real home in place of the pages' example."""
         real = [str(home) if word.startswith("~/.p2ptrain/") else word for word in words]
         assert real != words
         return real

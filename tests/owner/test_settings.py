@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from p2ptrain.errors import HomeError
 from peer.owner.settings import MAX_BYTES, OPTIONS, Settings, SettingsFile, parse, template
 
-README = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+JOIN = (Path(__file__).parent.parent.parent / "docs" / "JOIN.md").read_text(encoding="utf-8")
 
 
 def test_the_template_is_the_defaults_and_explains_every_option() -> None:
@@ -27,12 +27,12 @@ def test_the_template_is_the_defaults_and_explains_every_option() -> None:
     assert max(map(len, template().splitlines())) <= 120
 
 
-def test_the_readme_has_every_option_and_what_it_may_be() -> None:
+def test_the_page_on_joining_has_every_option_and_what_it_may_be() -> None:
     for option in OPTIONS:
         assert any(
             line.startswith(f"| `{option.name}` |") and line.endswith(f"| {option.allowed} |")
-            for line in README.splitlines()
-        ), f"README lacks {option.name}: {option.allowed}"
+            for line in JOIN.splitlines()
+        ), f"docs/JOIN.md lacks {option.name}: {option.allowed}"
 
 
 def test_what_is_left_out_is_the_default() -> None:
