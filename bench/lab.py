@@ -10,14 +10,14 @@ from peer.lab.report import ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class LabRun:
     """A ``report.json`` of a folder of scenarios."""
 
     commit: str
     reports: Sequence[Mapping[str, Any]]
 
 
-def lines(runs: Sequence[Run]) -> list[str]:
+def lines(runs: Sequence[LabRun]) -> list[str]:
     """Where each run comes from, and a row for each limit of each scenario, in the order of the first run."""
     described = [_described(number, run) for number, run in enumerate(runs, 1)]
     heads = " | ".join(f"run {number}" for number in range(1, len(runs) + 1))
@@ -25,7 +25,7 @@ def lines(runs: Sequence[Run]) -> list[str]:
     return [*described, "", *table, *_rows(runs)]
 
 
-def _described(number: int, run: Run) -> str:
+def _described(number: int, run: LabRun) -> str:
     passed = sum(each["passed"] for each in run.reports)
     first, last = run.reports[0], run.reports[-1]
     return (
@@ -34,7 +34,7 @@ def _described(number: int, run: Run) -> str:
     )
 
 
-def _rows(runs: Sequence[Run]) -> Iterator[str]:
+def _rows(runs: Sequence[LabRun]) -> Iterator[str]:
     by_name = [{each["scenario"]: each for each in run.reports} for run in runs]
     for scenario in dict.fromkeys(name for run in by_name for name in run):
         acted = [run.get(scenario, {}) for run in by_name]
