@@ -16,7 +16,7 @@ import click
 from bench.environment import ROOT, environment
 from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.pages import RESULTS, write_pages
-from bench.evidence.run import compute, pending, read, run, simulated
+from bench.evidence.run import PendingCell, compute, pending, read, run, simulated
 
 QUICK = ROOT / "out" / "results-quick"
 QUICK_SHARE = 8
@@ -47,16 +47,9 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")  # read by the workers when they import torch
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
-            try:
-                for cells in parts:  # the tuning decides the numbers of all others
-                    jobs = pending(cells, folder, _tuning(folder))
-                    failed += run(jobs, folder, pool, here, click.echo, simulated)
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for worker in multiprocessing.active_children():
-                    worker.kill()
-                raise
+        for cells in parts:  # the tuning decides the numbers of all others
+            if jobs := pending(cells, folder, _tuning(folder)):
+                failed += _run(jobs, folder, workers, here)
     except KeyboardInterrupt:
         click.echo("Interrupted. Finished cells are kept; the next call continues.")
         raise SystemExit(130) from None
@@ -70,6 +63,18 @@ def main(only: str, is_quick: bool, workers: int, out: Path | None, list_only: b
         raise click.ClickException(
             f"{failed} cells failed; {folder} names the reasons. The next call tries them again."
         )
+
+
+def _run(jobs: Sequence[PendingCell], folder: Path, workers: int, here: Mapping[str, str]) -> int:
+    """Run cells in worker processes, which do not outlive an interrupt; return the number of cells that failed."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn")) as pool:
+        try:
+            return run(jobs, folder, pool, here, click.echo, simulated)
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
 
 
 def _names(only: str) -> list[str]:
