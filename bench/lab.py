@@ -1,4 +1,4 @@
-"""The laboratory's reports as a table: each limit, and what each run found. Pure."""
+"""Table of laboratory reports: each limit, and what each run found. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from peer.lab.report import ALWAYS
 
 @dataclass(frozen=True, slots=True)
 class LabRun:
-    """A ``report.json`` of a folder of scenarios."""
+    """``report.json`` of a folder of scenarios."""
 
     commit: str
     reports: Sequence[Mapping[str, Any]]
 
 
 def lines(runs: Sequence[LabRun]) -> list[str]:
-    """Where each run comes from, and a row for each limit of each scenario, in the order of the first run."""
+    """Return the origin of each run, and a table with one row for each limit of each scenario."""
     described = [_described(number, run) for number, run in enumerate(runs, 1)]
     heads = " | ".join(f"run {number}" for number in range(1, len(runs) + 1))
     table = [f"| scenario | figure | asked for | {heads} |", f"|{'---|' * (3 + len(runs))}"]

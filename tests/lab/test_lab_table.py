@@ -64,7 +64,9 @@ def test_limits_that_always_hold_are_told_only_where_they_did_not():
 
 
 def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
-    shown = lines([LabRun("aaa", [report("x", a=limit(1, at_most=3))]), LabRun("bbb", [report("y", b=limit(2, at_most=3))])])
+    shown = lines(
+        [LabRun("aaa", [report("x", a=limit(1, at_most=3))]), LabRun("bbb", [report("y", b=limit(2, at_most=3))])]
+    )
     assert shown[-4:] == [
         "| x | passed |  | yes |  |",
         "|  | a | <= 3 | 1 |  |",
