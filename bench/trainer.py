@@ -70,7 +70,7 @@ class Window:
     seconds: float
     blocked_s: float
     exchanges: int
-    """Exchanges applied before the window ended. Those in progress are not counted, which overstates the cost of each."""
+    """Exchanges applied before the window ended. Those in progress are not counted, which overstates each cost."""
 
 
 def measure(windows: Mapping[str, Windows] = WINDOWS) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from p2ptrain.sim.scenario import Lie
 
 LIES: tuple[Lie, ...] = ("scaled", "flipped", "stale", "random", "nan")
 HONEST, LIARS = 6, 2
-SETTINGS = {
+SETTINGS: dict[str, CellSetting] = {
     "clean": CellSetting(peers=HONEST),
-    **{lie: CellSetting(peers=HONEST + LIARS, liars=LIARS, lie=lie) for lie in LIES},
+    **{str(lie): CellSetting(peers=HONEST + LIARS, liars=LIARS, lie=lie) for lie in LIES},
 }
 
 R10 = Experiment(
