@@ -17,9 +17,9 @@ help:
 	@echo "make test    run all tests"
 	@echo "make check   lint, format and types"
 	@echo "make fuzz    search for inputs that break a decoder of what strangers send (ten minutes or more; Linux)"
-	@echo "make bench   the figures of docs/RESULTS.md on this machine"
-	@echo "make results        the evidence of docs/RESULTS.md: R1 to R11, resumable (hours; RESULTS='--only R1,R5' for a part)"
-	@echo "make results-quick  a small part of it, under out/ (minutes; not the evidence)"
+	@echo "make bench   the figures of docs/results/FIGURES.md on this machine"
+	@echo "make results        the experiments R1 to R11 of docs/results, resumable (hours; RESULTS='--only R1,R5' for a part)"
+	@echo "make results-quick  a small part of them under out/ (minutes; not the evidence)"
 	@echo "make clean   remove .venv, out and caches"
 
 demo: $(STAMP)

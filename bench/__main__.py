@@ -25,36 +25,36 @@ with open(sys.argv[2], "w", encoding="utf-8") as file:
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(FIGURES), help="Measure these alone; may be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(FIGURES), help="Measure only this; may be repeated.")
 @click.option(
     "--json", "target", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/bench.json"),
-    show_default=True, help="Where the figures go.",
+    show_default=True, help="Output file.",
 )  # fmt: skip
 def main(only: tuple[str, ...], target: Path) -> None:
-    """Measure the project's figures. Takes minutes; leave the machine alone meanwhile."""
+    """Measure the project's figures in some minutes, on an otherwise idle machine."""
     console = Console(highlight=False)
     target.parent.mkdir(parents=True, exist_ok=True)
     document: dict[str, Any] = {"environment": environment(), "figures": {}}
     for name in only or FIGURES:
         if (why := why_not(name)) is not None:
-            console.print(f"[bench] {name} is left out: {why}", markup=False, soft_wrap=True)
+            console.print(f"[bench] {name} is skipped: {why}", markup=False, soft_wrap=True)
             continue
         console.print(f"[bench] measuring {name}", markup=False)
         document["figures"][name] = measured(name, target.with_suffix(f".{name}.tmp"))
-        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # what is done is kept
+        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # keeps finished figures
     console.print(table(rows(document["figures"])))
     console.print(f"[bench] {document['environment']['machine']}; written to {target}", markup=False, soft_wrap=True)
 
 
 def why_not(name: str) -> str | None:
-    """Why this machine cannot measure a module's figures; None: it can."""
-    module = importlib.import_module(f"bench.{name}")  # a fault of ours shows here, with its own traceback
+    """Return why this machine cannot measure the figures of a module, or None if it can."""
+    module = importlib.import_module(f"bench.{name}")  # an import error must show its traceback
     check = getattr(module, "why_not", None)
     return None if check is None else check()
 
 
 def measured(name: str, scratch: Path) -> dict[str, Any]:
-    """The figures of one module's ``measure()``, from a process of its own with one thread of torch."""
+    """Return the result of a module's ``measure()``, run in its own process with one thread of torch."""
     command = [sys.executable, "-c", _CHILD, f"bench.{name}", str(scratch.absolute())]
     one_thread = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     try:

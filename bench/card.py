@@ -1,12 +1,12 @@
-"""What a CUDA card does: what fits on it, how fast it trains, what bf16 costs in loss, and what gossip costs in speed.
+"""Figures of a CUDA card: what fits, speed of training, cost of bf16 in loss, cost of gossip in speed.
 
     python -m bench.card [--json FILE]        some minutes, on a machine with a card
 
-placement  what ``train.autofit`` finds for each preset's model, how long it looks, and what a step then takes
+placement  result and duration of ``train.autofit`` for each preset, and peak memory of a step
 speed      tokens a second of an inner step: as found, in fp32, and one sequence at a time
-learning   held-out loss after the same inner steps from the same weights, in bf16 and in fp32
-gossip     ``bench.trainer`` on the card: windows of training with exchanges under way, and without any
-codecs     encoding a snapshot that lies on the card, beside copying it to the host and encoding it there, as peers do
+learning   held-out loss after equal inner steps from equal weights, in bf16 and in fp32
+gossip     ``bench.trainer`` on the card: windows of training with and without exchanges
+codecs     encoding a snapshot on the card, beside copying it to the host and encoding it there, as peers do
 
 Not among the figures of ``python -m bench``: most machines have no card.
 """
@@ -46,21 +46,21 @@ WINDOWS: Mapping[str, Windows] = {
     "demo": Windows(sequences_per_step=2, inner_steps=20, phases=30, pairs=5),
     "llama-15m": Windows(sequences_per_step=16, inner_steps=30, phases=8, pairs=5),
 }
-"""Steps and phases as the presets have them."""
+"""Steps and phases of the presets."""
 ELEMENTS = 16 << 20
 """64 MiB of fp32."""
 REPETITIONS = 5
 
 
 def manifest(preset: str, seed: int = 1) -> Manifest:
-    """A preset's. The largest one reads the built-in corpus: its own has to be fetched."""
+    """Return the manifest of a preset with the built-in corpus, which needs no download."""
     shipped = manifest_of("llama-15m", {})
     text = {"corpus": shipped.corpus.model_dump(), "tokenizer": shipped.tokenizer.model_dump()}
     return manifest_of(preset, {"run.seed": seed, **text})
 
 
 def placement(device: torch.device) -> dict[str, Any]:
-    """By preset: autocast type, sequences at once, seconds of the search, and what a real step takes at its peak."""
+    """Return by preset: dtype, sequences at once, seconds of the search, and peak memory of a step."""
     return {name: _placement(manifest(name), device) for name in PRESETS}
 
 
@@ -85,7 +85,7 @@ def _placement(described: Manifest, device: torch.device) -> dict[str, Any]:
 
 
 def speed(device: torch.device) -> dict[str, Any]:
-    """By preset and way of computing: tokens a second, the median of some steps; None: out of memory at once."""
+    """Return tokens per second by preset and way of computing: median of some steps, None if out of memory."""
     return {name: _speeds(manifest(name), device) for name in PRESETS}
 
 
@@ -96,7 +96,7 @@ def _speeds(described: Manifest, device: torch.device) -> dict[str, float | None
     ways = {
         "as found": found,
         "bf16": replace(found, autocast=torch.bfloat16),
-        "fp32": replace(found, autocast=None),  # what is too much is halved by the task itself, in the warm-up
+        "fp32": replace(found, autocast=None),  # the task halves what does not fit, in the warm-up
         "one sequence at a time": replace(found, micro_batch=1),
     }
     return {way: _tokens_per_s(described, device, each) for way, each in ways.items()}
@@ -109,7 +109,7 @@ def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> 
         for _ in range(WARM_UPS + TIMED_STEPS):
             begin = time.perf_counter()
             task.inner_step(0.0)
-            torch.cuda.synchronize(device)  # the optimizer may be at work yet
+            torch.cuda.synchronize(device)  # the optimizer may still be running
             seconds.append(time.perf_counter() - begin)
     except DeviceError:
         return None
@@ -117,7 +117,7 @@ def _tokens_per_s(described: Manifest, device: torch.device, how: Placement) -> 
 
 
 def learning(device: torch.device) -> dict[str, Any]:
-    """By preset: held-out losses in fp32 and in bf16, a pair for each seed."""
+    """Return by preset: held-out losses in fp32 and in bf16, a pair for each seed."""
     return {
         name: {
             "steps": steps,
@@ -137,12 +137,12 @@ def _loss_after(described: Manifest, device: torch.device, autocast: torch.dtype
 
 
 def gossip(device: torch.device) -> dict[str, Any]:
-    """By preset: ``bench.trainer``'s costs."""
+    """Return the costs of ``bench.trainer`` by preset."""
     return {name: measure_preset(name, windows, device) for name, windows in WINDOWS.items()}
 
 
 def codecs(device: torch.device) -> dict[str, Any]:
-    """GB of fp32 a second, from a snapshot on the card to a message on the host; the messages are compared."""
+    """Return GB of fp32 per second from a snapshot on the card to a message on the host, and whether messages agree."""
     mine = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
     names = dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)
     return {name: _encoding(codec.get(name), mine, mine.to(device)) for name in names}
@@ -184,11 +184,11 @@ PARTS: Mapping[str, Callable[[torch.device], dict[str, Any]]] = {
 }
 
 
-# --- for people -------------------------------------------------------------------------------------------------------
+# --- tables -----------------------------------------------------------------------------------------------------------
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
-    """The tables of what was measured, for a document."""
+    """Return the measured tables in Markdown."""
     tables = {"placement": _placement_rows, "speed": _speed_rows, "learning": _learning_rows}
     tables |= {"gossip": _gossip_rows, "codecs": _codec_rows}
     made = [f"{document['card']['name']}; {where(document['environment'])}"]
@@ -258,10 +258,10 @@ def _codec_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 @click.command()
-@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="Measure these alone; may be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(list(PARTS)), help="Measure only this; may be repeated.")
 @click.option("--json", "target", type=click.Path(dir_okay=False, path_type=Path), default=Path("out/card.json"))
 def main(only: tuple[str, ...], target: Path) -> None:
-    """Measure what the first card does, print it as JSON and write it."""
+    """Measure the first card, print the figures as JSON and write them."""
     device = choose_device("cuda")
     properties = torch.cuda.get_device_properties(device)
     card = {"name": properties.name, "memory_gb": properties.total_memory / 1e9, "cuda": torch.version.cuda}
@@ -269,7 +269,7 @@ def main(only: tuple[str, ...], target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     for name in only or PARTS:
         document[name] = PARTS[name](device)
-        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # what is done is kept
+        target.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")  # keeps finished figures
     sys.stdout.write(json.dumps(document) + "\n")
 
 

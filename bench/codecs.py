@@ -1,8 +1,8 @@
-"""How fast the codecs are, on one core and beside a plain memory copy of the same snapshot.
+"""Speed of the codecs on one core, beside a plain memory copy of the same snapshot.
 
-``python bench/codecs.py`` prints a table, then the same figures as JSON; ``measure()`` returns them. All speeds are in
-GB of fp32 snapshot a second, the best of a few repetitions, buffers allocated anew each time as in real use. The two
-snapshots differ by a hundredth of their size. Of topk and lowrank the error is what error feedback carries on.
+``python bench/codecs.py`` prints a table and the same figures as JSON. Speeds are in GB of fp32 snapshot per second,
+the best of a few repetitions, with new buffers each time as in real use. The two snapshots differ by a hundredth of
+their size. For topk and lowrank the error is what error feedback carries on.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ ELEMENTS = 16 << 20
 REPETITIONS = 5
 
 REQUIRED_GB_PER_S = 0.7
-"""What a codec must reach both ways on one core: gossip then costs a small part of a core on any home line."""
+"""Required speed in both directions on one core: gossip then costs a small part of a core on any home line."""
 
 REQUIRED_OF = ("int8", "modular4")
-"""Those that presets name or are meant to."""
+"""Codecs with a requirement: those of the presets."""
 
 CANDIDATES: dict[str, Codec] = {
     **{name: codec.get(name) for name in dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)},
@@ -38,11 +38,11 @@ CANDIDATES: dict[str, Codec] = {
 
 
 _SETTLING_EXCHANGES = 2
-"""After which the modular codecs' steps fit the disagreement."""
+"""Exchanges until the step widths of the modular codecs fit the disagreement."""
 
 
 def measure(elements: int = ELEMENTS, repetitions: int = REPETITIONS) -> dict[str, Any]:
-    """Speeds, ratios to memcpy, sizes and relative errors of all codecs on normally distributed weights."""
+    """Return speeds, ratios to memcpy, sizes and relative errors of all codecs on normally distributed weights."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -93,7 +93,7 @@ def _measure_codec(
 
 
 def _best_seconds(call: Callable[[], object], repetitions: int) -> float:
-    """The shortest of some calls after one to warm up: what the machine can do when others leave it alone."""
+    """Return the shortest time of some calls after a warm-up: the least disturbed one."""
     call()
     seconds = []
     for _ in range(repetitions):

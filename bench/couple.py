@@ -1,10 +1,9 @@
-"""A swarm of two for measurements: we train, the partner, a process of its own, only exchanges, and only when told.
+"""Swarm of two peers for measurements: ours trains; the partner, in its own process, only exchanges on command.
 
-Everything but the partner's training is real: protocol core, driver, p2pd, DHT, codec threads, as ``peer.app`` builds
-them. An outer step is announced to both cores when a measurement wants exchanges, and to none when it wants quiet.
+Everything except the partner's training is real: protocol core, driver, p2pd, DHT and codec threads, as ``peer.app``
+builds them. A measurement announces an outer step to both cores to get exchanges, and to none to get quiet.
 
-Where the system can bind threads to cores (Linux, two cores or more), the trainer has one core to itself and everything
-else shares another.
+On Linux with at least two cores, the trainer has a core to itself and everything else shares another one.
 """
 
 from __future__ import annotations
@@ -48,9 +47,9 @@ from peer.network_thread import NetworkThread
 
 CPU = torch.device("cpu")
 TOKENS = 1000
-"""That a fake outer step says it trained on."""
+"""Tokens of a fake outer step."""
 QUIET_S = 1.0
-"""Exchanges are over when nothing was counted for so long."""
+"""Time without any counted event after which exchanges are over."""
 BEGIN_DEADLINE_S = 60.0
 _NO_AUTHOR = "00" * 32
 _READER = PeerId("bench")
@@ -63,7 +62,7 @@ def manifest_of(preset_name: str, changes: Mapping[str, Any]) -> Manifest:
 def language_model_task(
     manifest: Manifest, device: torch.device = CPU, placement: Placement | None = None
 ) -> LanguageModelTask:
-    """The run's model and data, the model on the device; placed as it would be, or as it is said."""
+    """Return the inner task of the run with the model on the device, placed by ``place`` if no placement is given."""
     model = flat_model(manifest.model, manifest.run.seed, device)
     return LanguageModelTask(
         model,
@@ -75,17 +74,17 @@ def language_model_task(
     )
 
 
-# --- cores of the machine ---------------------------------------------------------------------------------------------
+# --- processor cores --------------------------------------------------------------------------------------------------
 
 
 def can_pin() -> bool:
-    """Whether the trainer can have a core to itself."""
+    """Return whether the trainer can have a core to itself."""
     return hasattr(os, "sched_setaffinity") and len(os.sched_getaffinity(0)) > 1
 
 
 @contextmanager
 def on_core(trainer: bool) -> Iterator[None]:
-    """Bind this thread, and the threads and processes it starts, to the trainer's core or to the others'."""
+    """Bind this thread, and the threads and processes it starts, to the trainer's core or to the other one."""
     if not can_pin():
         yield
         return
@@ -103,19 +102,19 @@ def on_core(trainer: bool) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A peer without a training loop."""
+    """Peer without a training loop."""
 
     learner: Learner
     core: Peer
     driver: Driver
     begun: threading.Event
-    """The core lets the trainer run."""
+    """Set when the core lets the trainer run."""
     address: str
     due: int
-    """Exchanges that fall due within an inner phase; 0: they do at the outer step."""
+    """Exchanges that are due within an inner phase; 0 if they are due at the outer step."""
 
     def make_due(self, step: int, progress: float) -> None:
-        """The core hears of an outer step, and of every place in the phase after it where an exchange falls due."""
+        """Tell the core about an outer step and about every exchange that is due in the next phase."""
         self.driver.post(OuterStepDone(step, progress, TOKENS))
         for _ in range(self.due):
             self.driver.post(ExchangeDue())
@@ -123,14 +122,14 @@ class Side:
 
 @contextmanager
 def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, ...] = ()) -> Iterator[Side]:
-    """A learner for this task and a network that exchanges its weights; the network ends with the block."""
+    """Yield a learner for this task with a network that exchanges its weights until the block ends."""
     fragments = slices(len(task.theta), manifest.outer.fragments)
     chosen, _ = codecs_of(manifest.codec)
     tokens = manifest.run.tokens_per_peer
     learned = learner_rules(manifest.outer, tokens)
     learner = Learner(task, learned, fragments, chosen, MemoryLog())
     identity = Identity.load_or_create(key)
-    signed = SignedManifest(manifest, "")  # nobody is shown it
+    signed = SignedManifest(manifest, "")  # never shown to anyone
     rules = swarm_rules(
         signed.run_id, manifest.outer, manifest.swarm, learner.payloads, tokens, manifest.tokens_per_outer_step
     )
@@ -168,19 +167,19 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
 
 @dataclass(slots=True)
 class Couple:
-    """Our side, and the pipe through which the partner hears of outer steps."""
+    """Our side, and the pipe that announces outer steps to the partner."""
 
     ours: Side
     partner: subprocess.Popen[str]
     taken_in: int = 0
-    """Displacements that our trainer applied so far."""
+    """Displacements that our trainer has applied."""
 
     def advance(self) -> None:
-        """One inner step of ours, after what is ready was taken in."""
+        """Apply what is ready, then make one inner step."""
         self._tell(self.ours.learner.advance())
 
     def exchange(self) -> None:
-        """Let the exchanges of one outer step be due on both sides."""
+        """Make the exchanges of one outer step due on both sides."""
         learner = self.ours.learner
         self.ours.make_due(learner.step, learner.progress)
         assert self.partner.stdin is not None
@@ -188,7 +187,7 @@ class Couple:
         self.partner.stdin.flush()
 
     def settle(self) -> None:
-        """Wait until no exchange is under way."""
+        """Wait until no exchange is in progress."""
         counted, since = -1, time.monotonic()
         while time.monotonic() - since < QUIET_S:
             self._tell(self.ours.learner.settle(wait_s=0.1))
@@ -198,7 +197,7 @@ class Couple:
                 counted, since = now, time.monotonic()
 
     def _tell(self, events: list[Event]) -> None:
-        """The core hears of displacements at once, of what makes exchanges due in ``exchange`` alone."""
+        """Tell the core about displacements; only ``exchange`` makes exchanges due."""
         for event in events:
             self.taken_in += isinstance(event, Applied)
             if not isinstance(event, OuterStepDone | ExchangeDue):
@@ -207,7 +206,7 @@ class Couple:
 
 @contextmanager
 def couple(preset_name: str, changes: Mapping[str, Any], folder: Path, device: torch.device = CPU) -> Iterator[Couple]:
-    """Two peers that know each other; ours trains on the device. The block runs on the trainer's core."""
+    """Yield two connected peers, of which ours trains on the device. The block runs on the trainer's core."""
     manifest = manifest_of(preset_name, changes)
     with on_core(trainer=False):
         command = [sys.executable, "-m", "bench.couple", preset_name, json.dumps(changes), str(folder / "partner.key")]
@@ -228,7 +227,7 @@ def couple(preset_name: str, changes: Mapping[str, Any], folder: Path, device: t
 
 
 class IdleTask:
-    """The partner's inner task: weights that nobody trains (``ports.InnerTask``)."""
+    """Inner task of the partner: weights without training (``ports.InnerTask``)."""
 
     def __init__(self, theta: Tensor) -> None:
         self.theta = theta
@@ -237,17 +236,17 @@ class IdleTask:
         raise RuntimeError("the partner does not train")
 
     def reset(self, warmup_steps: int) -> None:
-        """It has no optimizer."""
+        """Do nothing: there is no optimizer."""
 
     def state_dict(self) -> dict[str, Tensor]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """It has no state."""
+        """Do nothing: there is no state."""
 
 
 def be_partner(preset_name: str, changes: Mapping[str, Any], key: Path) -> None:
-    """Exchange whenever a line of our input names an outer step, until it ends."""
+    """Exchange for each outer step that a line of standard input names, until it ends."""
     manifest = manifest_of(preset_name, changes)
     task = IdleTask(flat_model(manifest.model, manifest.run.seed, CPU).theta)
     over = threading.Event()

@@ -1,10 +1,9 @@
-"""What finding each other costs from 8 to 10,000 peers: ``p2ptrain.swarm.buckets`` over a DHT in memory. Seconds.
+"""Cost of the directory from 8 to 10,000 peers: ``p2ptrain.swarm.buckets`` over a DHT in memory. Takes seconds.
 
     python -m bench.directory
 
-Peers announce and look up every 20 s and stay for an hour on average; whoever goes leaves its records behind for their
-75 s; newcomers' gets count with the others'. Bytes are those of records with two addresses as the DHT sends them; the
-DHT's own routing is left out.
+Peers announce and look up every 20 s and stay for an hour on average. Records outlive their peers by up to 75 s, and
+lookups of newcomers are counted. Bytes are those of records with two addresses; DHT routing is left out.
 """
 
 from __future__ import annotations
@@ -28,23 +27,23 @@ from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S
 
 SIZES = (8, 32, 100, 320, 1000, 3200, 10_000)
 SESSION_S = 3600.0
-"""A peer's mean stay. A guess; newcomers are who asks the root."""
+"""Mean stay of a peer (a guess). Only newcomers query the root."""
 SETTLING_ROUNDS = 6
 ROUNDS = 9
-"""Measured, of 20 s each."""
+"""Measured rounds of 20 s each."""
 REPLICAS = 5
-"""Nodes that store each key: hivemind's default."""
+"""Nodes that store each key: the default of hivemind."""
 RUN = RunId("ab" * 32)
 PER_MINUTE = 60.0 / ANNOUNCE_PERIOD_S
 
 
 def measure(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
-    """The figures of each size of swarm, by size."""
+    """Return the figures by size of swarm."""
     return {str(size): settled(size) for size in sizes}
 
 
 def settled(size: int, seed: int = 1) -> dict[str, float]:
-    """One swarm with steady coming and going."""
+    """Return the figures of one swarm with steady churn."""
     random = Random(seed)
     shelves: Shelves[None] = Shelves(RUN)
     peers: dict[PeerId, Buckets] = {}
@@ -105,7 +104,7 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
 
 
 def record_bytes() -> int:
-    """A record as it lies in a DHT's answer: subkey, expiration, and the signed presence with two addresses."""
+    """Return the size of a record in a DHT answer: subkey, expiration and signed presence with two addresses."""
     places = ("/ip4/203.0.113.7/tcp/31337", "/ip6/2001:db8:1234:5678:9abc:def0:1234:5678/tcp/31337")
     peer = PeerId("12D3KooWPKW6a218aXBfTyERGQHu5bituwTmktMG1Wjqemw5Z91h")
     state, lifetime_s = PeerState.TRAINING, PRESENCE_LIFETIME_S

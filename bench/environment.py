@@ -1,4 +1,4 @@
-"""On what, when, and on which code something was measured."""
+"""Machine, versions, date and commit of a measurement."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from peer.testnet.report import machine
 ROOT = Path(__file__).parent.parent
 
 WRITTEN = ("docs/results", "docs/RESULTS.md")
-"""What measuring itself changes."""
+"""Paths that measuring itself changes."""
 
 
 def environment() -> dict[str, str]:
-    """On what, when, and on which code."""
+    """Return machine, versions of Python and torch, date and commit."""
     return {
         "machine": machine(),
         "python": platform.python_version(),
@@ -29,13 +29,13 @@ def environment() -> dict[str, str]:
 
 
 def where(measured: Mapping[str, str]) -> str:
-    """What ``environment`` found, in one line."""
+    """Return the environment in one line."""
     on = f"{measured['machine']}; Python {measured['python']}, torch {measured['torch']}"
     return f"{on}; {measured['date']}; commit {measured['commit']}."
 
 
 def commit_of(folder: Path) -> str:
-    """The commit of the checkout that a folder lies in, marked where its files differ in more than results."""
+    """Return the commit of the checkout around a folder, marked "-dirty" if files other than results differ."""
     try:
         commit = _git(folder, "rev-parse", "--short=12", "HEAD")
         changed = _git(

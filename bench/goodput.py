@@ -1,10 +1,9 @@
-"""Figure 1: goodput of an exchange's payload over p2pd, digests included, against a bare binary stream.
+"""Goodput of an exchange's payload over p2pd, digests included, against a bare binary stream.
 
-Two operating-system processes on loopback, each with its own p2pd and event loop, swap 64 MiB both ways at once. One
-way is ours: ``send_payload`` and ``receive_payload`` over a ``P2PTransport``, all parts kept. The other is hivemind's
-binary stream as it comes: the same bytes in writes of the same size, no frames, no digests, thrown away as they arrive.
-The two alternate over the same pair of daemons, so that what else the machine does hits both; the ratio is the median
-over the pairs.
+Two processes on loopback, each with its own p2pd and event loop, swap 64 MiB in both directions at once. Ours uses
+``send_payload`` and ``receive_payload`` over a ``P2PTransport`` and keeps all parts. The bare stream is hivemind's: the
+same bytes in writes of the same size, without frames and digests, discarded on arrival. The two alternate over the same
+daemons, so that other load hits both; the ratio is the median over pairs.
 
     python bench/goodput.py [--mebibytes 64] [--pairs 15]
 """
@@ -37,11 +36,11 @@ RUN = RunId("be" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
 BARE, OURS = "/bench/bare", "/bench/ours"
 PARTS = 4
-"""A payload has several parts, as an exchange of several fragments has."""
+"""Parts of a payload, as in an exchange of several fragments."""
 
 
 async def swap_payload(link: Link, parts: list[bytes], buffers: Buffers) -> None:
-    """Both directions at once over our door, then a word from each that all has arrived."""
+    """Swap a payload over our transport, then confirm its arrival on both sides."""
     lengths = [len(part) for part in parts]
     road = await widened(link, sum(lengths))
     async with asyncio.TaskGroup() as both:
@@ -53,7 +52,7 @@ async def swap_payload(link: Link, parts: list[bytes], buffers: Buffers) -> None
 
 
 async def swap_bare(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, parts: list[bytes]) -> None:
-    """The same pattern on a bare stream."""
+    """Swap as many bytes on a bare stream, then confirm their arrival."""
     async with asyncio.TaskGroup() as both:
         both.create_task(send_bare(writer, parts))
         both.create_task(receive_bare(reader, parts))
@@ -70,7 +69,7 @@ async def send_bare(writer: asyncio.StreamWriter, parts: list[bytes]) -> None:
 
 
 async def receive_bare(reader: asyncio.StreamReader, parts: list[bytes]) -> None:
-    """As many bytes as these parts have; thrown away."""
+    """Receive and discard as many bytes as these parts have."""
     for part in parts:
         for start in range(0, len(part), MAX_CHUNK_BYTES):
             await reader.readexactly(min(MAX_CHUNK_BYTES, len(part) - start))
@@ -81,7 +80,7 @@ def parts_of(size_bytes: int) -> list[bytes]:
 
 
 async def serve(home: Path, size_bytes: int) -> None:
-    """The partner: swap with whoever opens a stream, until our input ends."""
+    """Serve as the partner: swap on every incoming stream until standard input ends."""
     node = await Node.start(Identity.load_or_create(home / "partner.key"), RUN, listen=LOOPBACK, local=True)
     parts, buffers = parts_of(size_bytes), Buffers()
 
@@ -128,7 +127,7 @@ async def measure_pairs(
 
     await time_bare(), await time_ours()  # warm up both
     timings = []
-    for number in range(pairs):  # who goes first alternates too
+    for number in range(pairs):  # which one goes first alternates
         if number % 2:
             ours = await time_ours()
             bare = await time_bare()
@@ -149,7 +148,7 @@ async def measure_pairs(
 
 
 def measure(mebibytes: int = 64, pairs: int = 15) -> dict[str, float]:
-    """Both directions summed, in MB/s, and the median of bare time / our time: 1 means that our door costs nothing."""
+    """Return MB/s of both directions together, and the median ratio of bare time to our time."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, __file__, "--serve", folder, "--mebibytes", str(mebibytes)]
         with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as partner:

@@ -1,12 +1,11 @@
-"""Goodput of one exchange's payload on a line of 100 Mbit/s each way, near and far, beside bare TCP on the same line.
+"""Goodput of an exchange's payload on a line of 100 Mbit/s with and without delay, beside bare TCP.
 
 Two hosts of the laboratory (``peer.lab.hosts``), a process and a p2pd on each. A payload goes both ways at once over
-``P2PTransport`` and, from the second on, its ``Lanes``; their opening, digests and the last word of each side included
-(``bench.goodput``). Beside it,
-in turn and between the same hosts, a TCP connection carries as many bytes both ways, and another one way: what
-the line itself lets through. Its rate (tbf) counts the headers of IP and TCP and the answers to the other direction.
-All three connections stay open and lie idle while the others have their turn, as peers' connections do between
-exchanges.
+``P2PTransport`` and, from the second on, parallel streams; their opening, digests and confirmations are included
+(``bench.goodput``). In turn,
+TCP connections between the same hosts carry as many bytes both ways and one way. The rate of the line (tbf) counts IP
+and TCP headers and acknowledgements. All three connections stay open and are idle between their turns, as connections
+of peers are between exchanges.
 
     python -m bench.goodput_line [--mebibytes 32] [--pairs 5] [--mbit-s 100] [--delay-ms 0 50 100]
 
@@ -46,15 +45,15 @@ from peer.lab.hosts import Access, Host, Network, rehearse
 from peer.lab.namespaces import check_means
 
 STOP_S = 10.0
-"""For the hosts' processes to end when we are interrupted. A guess."""
+"""Time for the hosts' processes to end after an interrupt (a guess)."""
 ONE_WAY, BOTH_WAYS = b"1", b"2"
 """The byte before each turn of a bare connection."""
 KINDS = ("exchange", "tcp", "tcp_one_way")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """What is measured. 32 MiB is an exchange of 70 million parameters in modular4: 2.7 s of this line."""
+class LineCase:
+    """Parameters of the measurement. 32 MiB is an exchange of 70 million parameters in modular4: 2.7 s of this line."""
 
     mebibytes: int = 32
     pairs: int = 5
@@ -62,14 +61,14 @@ class Case:
     delays_ms: tuple[float, ...] = (0.0, 50.0, 100.0)
 
     def words(self) -> list[str]:
-        """As arguments."""
+        """Return the case as command-line arguments."""
         delays = map(str, self.delays_ms)
         numbers = ["--mebibytes", str(self.mebibytes), "--pairs", str(self.pairs), "--mbit-s", str(self.mbit_s)]
         return [*numbers, "--delay-ms", *delays]
 
 
 def why_not() -> str | None:
-    """Why this machine cannot measure it; None: it can."""
+    """Return why this machine cannot measure it, or None if it can."""
     try:
         check_means()
         rehearse()
@@ -78,14 +77,14 @@ def why_not() -> str | None:
     return None
 
 
-def measure(case: Case | None = None) -> dict[str, Any]:
-    """Shares of the line by its delay (``figures``). DeviceError where ``why_not`` says why."""
-    case = case or Case()
+def measure(case: LineCase | None = None) -> dict[str, Any]:
+    """Return ``figures`` by delay. Raises DeviceError if ``why_not`` gives a reason."""
+    case = case or LineCase()
     check_means()
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", __spec__.name, *case.words(), "--inside", folder]
         if status := run_in_a_cell(command, STOP_S, PYTHONPATH=str(ROOT)):
-            raise RuntimeError(f"the inside ended with status {status}; its words are above")
+            raise RuntimeError(f"the inside ended with status {status}; see its output above")
         seconds = json.loads((Path(folder) / "seconds.json").read_bytes())
     return {
         "mbit_s": case.mbit_s,
@@ -95,8 +94,8 @@ def measure(case: Case | None = None) -> dict[str, Any]:
     }
 
 
-def figures(seconds: Mapping[str, Sequence[float]], case: Case) -> dict[str, float]:
-    """Medians over the turns: payload bytes each way over what the line carries in that time, and over bare TCP's.
+def figures(seconds: Mapping[str, Sequence[float]], case: LineCase) -> dict[str, float]:
+    """Return medians over the turns of payload bytes over the capacity of the line, and over bare TCP.
 
     Args:
         seconds: of each turn, for each of ``KINDS``.
@@ -114,7 +113,7 @@ def figures(seconds: Mapping[str, Sequence[float]], case: Case) -> dict[str, flo
 # --- inside the cell ----------------------------------------------------------------------------------------------
 
 
-def inside(folder: Path, case: Case) -> None:
+def inside(folder: Path, case: LineCase) -> None:
     """Make each line in turn, measure on it, and write ``seconds.json``. The whole delay is on one of the two access
     lines: each that has any costs the processor a pass over all packets (``lab.line``)."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
@@ -128,8 +127,8 @@ def inside(folder: Path, case: Case) -> None:
     files.replace(folder / "seconds.json", json.dumps(seconds).encode())
 
 
-def between(near: Host, far: Host, folder: Path, case: Case) -> dict[str, list[float]]:
-    """Seconds of every turn, by kind."""
+def between(near: Host, far: Host, folder: Path, case: LineCase) -> dict[str, list[float]]:
+    """Return the seconds of every turn by kind."""
     ours = [sys.executable, "-m", __spec__.name, *case.words()]
     serving = far.inside(*ours, "--far", str(folder), far.address)
     with subprocess.Popen(serving, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as partner:
@@ -149,8 +148,8 @@ def between(near: Host, far: Host, folder: Path, case: Case) -> dict[str, list[f
 # --- on a host ----------------------------------------------------------------------------------------------------
 
 
-async def serve(folder: Path, address: str, case: Case) -> None:
-    """The partner: swap with whoever opens a stream or a connection, until our input ends."""
+async def serve(folder: Path, address: str, case: LineCase) -> None:
+    """Serve as the partner: swap on every incoming stream or connection until standard input ends."""
     node = await Node.start(Identity.load_or_create(folder / "far.key"), RUN)
     parts, buffers = parts_of(case.mebibytes << 20), Buffers()
 
@@ -184,8 +183,8 @@ async def serve(folder: Path, address: str, case: Case) -> None:
     await node.close()
 
 
-async def ask(folder: Path, where: Mapping[str, Any], case: Case) -> dict[str, list[float]]:
-    """Seconds of each turn, by kind; each kind has its turn once without being counted."""
+async def ask(folder: Path, where: Mapping[str, Any], case: LineCase) -> dict[str, list[float]]:
+    """Return the seconds of each turn by kind, after one uncounted turn of each."""
     node = await Node.start(Identity.load_or_create(folder / "near.key"), RUN)
     await node.daemon.connect(where["peer"], where["addresses"])
     transport, lanes = P2PTransport(node, OURS), Lanes(node)
@@ -212,7 +211,7 @@ async def ask(folder: Path, where: Mapping[str, Any], case: Case) -> dict[str, l
     turns = {"exchange": exchange, "tcp": tcp, "tcp_one_way": lambda: timed(send_one_way)}
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
     for number in range(case.pairs + 1):
-        for kind in KINDS if number % 2 else reversed(KINDS):  # who goes first alternates
+        for kind in KINDS if number % 2 else reversed(KINDS):  # which kind goes first alternates
             took_s = await turns[kind]()
             if number:
                 seconds[kind].append(took_s)
@@ -229,7 +228,7 @@ async def timed(swap: Callable[[], Awaitable[None]]) -> float:
 
 
 def main() -> None:
-    case = Case()
+    case = LineCase()
     parser = argparse.ArgumentParser(description="Goodput of an exchange on a line with a rate and a delay (root)")
     parser.add_argument("--mebibytes", type=int, default=case.mebibytes, help="each way; default %(default)s")
     parser.add_argument("--pairs", type=int, default=case.pairs, help="turns of each kind; default %(default)s")
@@ -239,7 +238,7 @@ def main() -> None:
     parser.add_argument("--far", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--near", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    case = Case(given.mebibytes, given.pairs, given.mbit_s, tuple(given.delay_ms))
+    case = LineCase(given.mebibytes, given.pairs, given.mbit_s, tuple(given.delay_ms))
     if given.inside:
         inside(given.inside, case)
     elif given.far or given.near:

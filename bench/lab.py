@@ -1,4 +1,4 @@
-"""The laboratory's reports as a table: each limit, and what each run found. Pure."""
+"""Table of laboratory reports: each limit, and what each run found. Pure."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from peer.lab.report import ALWAYS
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
-    """A ``report.json`` of a folder of scenarios."""
+class LabRun:
+    """``report.json`` of a folder of scenarios."""
 
     commit: str
     reports: Sequence[Mapping[str, Any]]
 
 
-def lines(runs: Sequence[Run]) -> list[str]:
-    """Where each run comes from, and a row for each limit of each scenario, in the order of the first run."""
+def lines(runs: Sequence[LabRun]) -> list[str]:
+    """Return the origin of each run, and a table with one row for each limit of each scenario."""
     described = [_described(number, run) for number, run in enumerate(runs, 1)]
     heads = " | ".join(f"run {number}" for number in range(1, len(runs) + 1))
     table = [f"| scenario | figure | asked for | {heads} |", f"|{'---|' * (3 + len(runs))}"]
     return [*described, "", *table, *_rows(runs)]
 
 
-def _described(number: int, run: Run) -> str:
+def _described(number: int, run: LabRun) -> str:
     passed = sum(each["passed"] for each in run.reports)
     first, last = run.reports[0], run.reports[-1]
     return (
@@ -34,7 +34,7 @@ def _described(number: int, run: Run) -> str:
     )
 
 
-def _rows(runs: Sequence[Run]) -> Iterator[str]:
+def _rows(runs: Sequence[LabRun]) -> Iterator[str]:
     by_name = [{each["scenario"]: each for each in run.reports} for run in runs]
     for scenario in dict.fromkeys(name for run in by_name for name in run):
         acted = [run.get(scenario, {}) for run in by_name]

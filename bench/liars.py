@@ -1,10 +1,10 @@
-"""What liars that teach wrong step widths cost two honest peers, in the modular codec of four bits.
+"""Cost of adversarial peers that teach wrong step widths to two honest peers, with codec modular4.
 
-``python -m bench.liars`` prints a table: the share of the honest peers' exchanges that were refused, and the codec's
-error in the others, relative to the difference. Takes a minute.
+``python -m bench.liars`` prints the share of the honest peers' exchanges that were refused, and the error of the codec
+in the others, relative to the difference. Takes a minute.
 
-Two honest peers of sixteen blocks, each .03 of its length off what is common, stand still. In every round each of them
-meets a liar with the given chance, and with the chance that is left they exchange with each other, and mix nothing.
+Two honest peers with sixteen blocks of fixed weights each differ from common weights by .03 of their norm. In every
+round each of them meets a liar with a given probability; otherwise they exchange with each other, without mixing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from p2ptrain.train.payloads import Payloads, Snapshot
 BLOCK = 64
 BLOCKS = 16
 APART = 0.03
-"""Of the weights' length, how far each is off what is common."""
+"""Relative distance of each peer from the common weights."""
 
 COMMON = torch.randn(BLOCKS * BLOCK, generator=torch.Generator().manual_seed(1))
 
@@ -37,16 +37,16 @@ SEEDS = (0, 1, 2)
 
 @dataclass(slots=True)
 class Toll:
-    """What the honest exchanges came to."""
+    """Outcome of the exchanges between honest peers."""
 
     refused: list[bool]
-    """Of each, in order."""
+    """Whether each exchange was refused, in order."""
     errors: list[float]
-    """||d - true|| / ||true|| of each that one of both took."""
+    """||d - true|| / ||true|| of each exchange that one of both accepted."""
 
 
 def peer(seed: int, blocks: int = BLOCKS) -> Payloads:
-    """About a thirtieth off the others, and knowing how far that is."""
+    """Return a peer about a thirtieth off the others that knows this distance."""
     payloads = Payloads([blocks * BLOCK], get("modular4", BLOCK), None)
     noise = APART * torch.randn(blocks * BLOCK, generator=torch.Generator().manual_seed(seed))
     part = COMMON[: blocks * BLOCK] + noise
@@ -56,12 +56,12 @@ def peer(seed: int, blocks: int = BLOCKS) -> Payloads:
 
 
 def refusals(one: Payloads, other: Payloads, exchanges: int, number: int = 0) -> list[bool]:
-    """Of exchanges that both judge, which were refused by either."""
+    """Return which of some exchanges were refused by either side."""
     return [any(found is None for found in exchanged(one, other, number)) for _ in range(exchanges)]
 
 
 def exchanged(one: Payloads, other: Payloads, number: int = 0) -> list[Tensor | None]:
-    """What each of two finds; None: it refused."""
+    """Return the difference that each side finds; None if it refused."""
     wish, answer = one.wishes([number]), other.wishes([number])
     mine, theirs = one.encode([number], wish, answer), other.encode([number], answer, wish)
     found: list[Tensor | None] = []
@@ -74,14 +74,14 @@ def exchanged(one: Payloads, other: Payloads, number: int = 0) -> list[Tensor | 
 
 
 Lie = Callable[[Payloads, Payloads, Random], None]
-"""What an honest peer, a liar and its dice do in one exchange that only the honest one judges."""
+"""One exchange of an honest peer and a liar with its random generator, judged only by the honest one."""
 
 
 # --- lies -------------------------------------------------------------------------------------------------------------
 
 
 def garbled(one: Payloads, liar: Payloads, random: Random) -> None:
-    """Bytes that stand for no weights."""
+    """Send random bytes."""
     wish, answer = one.wishes([0]), liar.wishes([0])
     theirs = [random.randbytes(len(part)) for part in liar.encode([0], answer, wish).parts]
     with contextlib.suppress(NetworkError):
@@ -89,7 +89,7 @@ def garbled(one: Payloads, liar: Payloads, random: Random) -> None:
 
 
 def scaled(factor: float) -> Lie:
-    """Its weights times a factor, beside the true sketch."""
+    """Return a lie that sends weights times a factor, with the true sketch."""
 
     def lie(one: Payloads, liar: Payloads, random: Random) -> None:
         wish, answer = one.wishes([0]), liar.wishes([0])
@@ -102,7 +102,7 @@ def scaled(factor: float) -> Lie:
 
 
 def coarse(share: float) -> Lie:
-    """A wish for the widest steps there are in the first blocks, and hashes there that say that all wraps."""
+    """Return a lie that proposes the widest steps for the first blocks, with hashes that claim that all wraps."""
 
     def lie(one: Payloads, liar: Payloads, random: Random) -> None:
         wide = round(share * BLOCKS)
@@ -117,7 +117,7 @@ def coarse(share: float) -> Lie:
 
 
 def echoed(one: Payloads, liar: Payloads, random: Random) -> None:
-    """It wishes for the narrowest steps, waits for our message, and sends it back: nothing differs."""
+    """Propose the narrowest steps and send our own message back, so that nothing differs."""
     sketch = liar.wishes([0])[0][-SKETCH_BYTES:]
     mine = one.encode([0], one.wishes([0]), [bytes(BLOCKS) + sketch])
     one.difference(mine, mine.parts)
@@ -136,7 +136,7 @@ LIES: dict[str, Lie] = {
 
 
 def toll(lie: Lie, share: float, rounds: int, seed: int) -> Toll:
-    """Two honest peers and one liar, from their first exchange on."""
+    """Return the outcome for two honest peers and one liar, from their first exchange on."""
     random, one, other, liar = Random(seed), peer(2), peer(3), peer(4)
     true = other.published.parts[0] - one.published.parts[0]
     found = Toll([], [])

@@ -1,11 +1,11 @@
-"""What the page costs whoever looks, and whoever serves it, from 8 to 256 peers: ``python -m bench.page``. A minute.
+"""Cost of the page for the browser and for the server, from 8 to 256 peers: ``python -m bench.page``. A minute.
 
-A made-up swarm, of which every number changes with each document and which makes 25 exchanges a second (a simulation
-tells of no more), is looked at in a headless Chromium. Needs chromium, chromedriver, and selenium (the extra ``dev``).
+A headless Chromium shows a fake swarm, in which every number changes with each document and 25 exchanges happen per
+second (the most that a simulation reports). Needs chromium, chromedriver, and selenium (extra ``dev``).
 
-``busy`` is the share of time in which the browser's main thread had something to do, drawing included, and ``longest``
-the longest time for which it did nothing else: whoever clicks then waits so long. ``made`` is what one document costs
-the process that serves it, at most twice a second however many look.
+``busy`` is the share of time in which the main thread of the browser is busy, drawing included, and ``longest`` its
+longest task: a click waits that long. ``made`` is the time to make one document, at most twice per second for any
+number of viewers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ SIZES = (8, 64, 200, 256)
 WATCHED_S = 6.0
 EXCHANGES_PER_S = 25
 FULL = 256
-"""Points of every curve: as many as there ever are."""
+"""Points of every curve: the maximum."""
 LONG_TASKS = """
 window.longest = 0;
 new PerformanceObserver((list) => list.getEntries().forEach((each) => {
@@ -43,8 +43,8 @@ new PerformanceObserver((list) => list.getEntries().forEach((each) => {
 """
 
 
-class Swarm:
-    """A view that changes: ``document`` from the server's thread, ``gossip`` from one of its own."""
+class FakeSwarm:
+    """Swarm that changes: the server's thread calls ``document``, another thread ``exchanged``."""
 
     def __init__(self, peers: int) -> None:
         self._random, self._lock = Random(1), threading.Lock()
@@ -93,8 +93,8 @@ class Swarm:
 
 
 @contextmanager
-def gossip(swarm: Swarm, server: PageServer) -> Iterator[None]:
-    """Exchanges, until the block ends."""
+def gossip(swarm: FakeSwarm, server: PageServer) -> Iterator[None]:
+    """Make exchanges until the block ends."""
     over = threading.Event()
 
     def go_on() -> None:
@@ -111,14 +111,14 @@ def gossip(swarm: Swarm, server: PageServer) -> Iterator[None]:
 
 
 def watched(browser: webdriver.Chrome, peers: int) -> dict[str, float]:
-    """The figures of one size."""
-    swarm = Swarm(peers)
+    """Return the figures of one size of swarm."""
+    swarm = FakeSwarm(peers)
     began = time.perf_counter()
     size = len(json.dumps(swarm.document(), separators=(",", ":")))
     made_s = time.perf_counter() - began
     with PageServer(Place(), swarm.document) as server, gossip(swarm, server):
         browser.get(server.url)
-        time.sleep(2.0)  # its scripts are read, everything is drawn once
+        time.sleep(2.0)  # for loading and the first drawing
         browser.execute_script(LONG_TASKS)
         before, began = task_s(browser), time.perf_counter()
         time.sleep(WATCHED_S)
@@ -128,7 +128,7 @@ def watched(browser: webdriver.Chrome, peers: int) -> dict[str, float]:
 
 
 def task_s(browser: webdriver.Chrome) -> float:
-    """Seconds for which the page's main thread has had something to do so far."""
+    """Return the seconds for which the main thread of the page has been busy."""
     metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
     return float(next(each["value"] for each in metrics if each["name"] == "TaskDuration"))
 

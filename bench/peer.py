@@ -1,11 +1,11 @@
-"""Figure 4: a demo peer as its owner meets it: memory, seconds to its first step and first exchange, bytes.
+"""Memory, seconds to the first step and first exchange, and bytes of a demo peer.
 
-A bootstrap and two peers of preset ``demo`` run as processes on this machine. The first peer comes to an empty swarm
-with an empty token cache; the second joins a swarm under way, which means taking the first one's weights when that is
-far enough ahead. Seconds count from the start of the process: imports of Python packages are most of them.
+A bootstrap and two peers of preset ``demo`` run as processes on this machine. The first peer starts in an empty swarm
+with an empty token cache; the second joins it and downloads weights if the first is far enough ahead. Seconds count
+from the start of the process; most of them are imports.
 
 Memory is the high-water mark of resident memory (VmHWM), of the peer's own process and of its p2pd, read until they
-end, so that start, training, exchanges, held-out loss and saving are all in it.
+end, so that it covers start, training, exchanges, evaluation and saving.
 
     python -m bench.peer        as JSON
 """
@@ -30,16 +30,16 @@ from peer.testnet import processes
 from peer.testnet.processes import Child
 
 TRAINING_S = 30.0
-"""From the second peer's first exchange on: long enough for dozens of exchanges."""
+"""Time after the second peer's first exchange: enough for dozens of exchanges."""
 DEADLINE_S = 180.0
-"""For each thing that is waited for."""
+"""Timeout of each wait."""
 TICK_S = 0.1
 STOP_GRACE_S = 60.0
 
 
 @dataclass(slots=True)
 class Watched:
-    """A peer's process, its home and the memory that it and its children were seen to take."""
+    """Process of a peer, its home, and the peak memory of the process and its children."""
 
     child: Child
     home: Path
@@ -49,7 +49,7 @@ class Watched:
     """Name of a process -> its high-water mark."""
 
     def look(self) -> None:
-        """Read the high-water marks of those that still live."""
+        """Read the high-water marks of live processes."""
         try:
             own = psutil.Process(self.child.process.pid)
             family = [("peer", own), *((each.name(), each) for each in own.children(recursive=True))]
@@ -61,7 +61,7 @@ class Watched:
             return
 
     def notes(self, kind: str) -> list[Mapping[str, Any]]:
-        """What its event log says of this kind, as far as it is written."""
+        """Return the notes of this kind in the event log."""
         try:
             lines = (self.home / "events.jsonl").read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
@@ -73,7 +73,7 @@ class Watched:
 
 
 def measure(training_s: float = TRAINING_S) -> dict[str, Any]:
-    """See the module."""
+    """Return the figures of the module."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")  # the first peer builds its own token stream
         return asyncio.run(_measure(Path(folder), training_s))
@@ -138,7 +138,7 @@ async def _peer(name: str, link: str, folder: Path, children: list[Child]) -> Wa
 
 
 async def _until(is_so: Callable[[], bool], needed: list[Child], *watched: Watched) -> None:
-    """Look at the processes until something is so. RuntimeError when it never is, or one that it needs has ended."""
+    """Watch the processes until a condition holds. Raises RuntimeError on timeout or if a needed process ended."""
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         for each in watched:
@@ -153,7 +153,7 @@ async def _until(is_so: Callable[[], bool], needed: list[Child], *watched: Watch
 
 
 def _high_water(process: psutil.Process) -> int:
-    """Bytes; where the system keeps no mark (no Linux), what is resident now."""
+    """Return the high-water mark in bytes; without one (not Linux), the current resident memory."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -1,8 +1,7 @@
-"""The pictures of the page in ``docs/images``, taken anew: ``python -m bench.pictures``.
+"""Screenshots of the page for ``docs/images``: ``python -m bench.pictures``.
 
-Four peers of the demo train on this machine, and a headless Chromium looks at their bootstrap's page after four
-minutes, each time as exchanges are lit. It needs chromium, chromedriver, and selenium (the extra ``dev``); nothing is
-fetched.
+Four demo peers train on this machine; after four minutes a headless Chromium takes screenshots of their bootstrap's
+page while exchanges are lit. Needs chromium, chromedriver, and selenium (extra ``dev``), and no network.
 """
 
 from __future__ import annotations
@@ -28,13 +27,13 @@ from bench.environment import ROOT
 
 PEERS = 4
 AFTER_S = 240.0
-"""Of everybody's training: curves have a shape by then, and exchanges have been made."""
+"""Training time before the first screenshot: curves have a shape by then."""
 DEADLINE_S = 300.0
 STOP_S = 60.0
 DRAWN_S = 3.0
-"""For charts to be drawn."""
+"""Time for drawing charts."""
 LIT = 2
-"""Exchanges that are to be seen in a picture."""
+"""Exchanges that a screenshot must show."""
 LIT_S = 60.0
 PLACES = {"chromium": "/usr/bin/chromium", "chromedriver": "/usr/bin/chromedriver"}
 HEIGHT = "return Math.ceil(document.body.getBoundingClientRect().bottom)"
@@ -63,7 +62,7 @@ def main(out: Path) -> None:
 
 @contextmanager
 def swarm() -> Iterator[str]:
-    """The page's address, once all peers train."""
+    """Yield the address of the page once all peers train."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     url = f"http://127.0.0.1:{port}/"
@@ -92,7 +91,7 @@ def wait_for_all(url: str) -> None:
 
 
 def lit_picture(browser: webdriver.Chrome) -> bytes:
-    """The page while exchanges are lit, before and after it is taken. Raises ClickException where none are for long."""
+    """Return a screenshot with lit exchanges. Raises ClickException if there are none for ``LIT_S``."""
     deadline = time.monotonic() + LIT_S
     while time.monotonic() < deadline:
         if lit(browser) >= LIT:
@@ -101,7 +100,7 @@ def lit_picture(browser: webdriver.Chrome) -> bytes:
                 return picture
         time.sleep(0.05)
     raise click.ClickException(
-        f"No {LIT} exchanges were lit at once within {LIT_S:.0f} s: no picture shows the gossip."
+        f"No {LIT} exchanges were lit at once within {LIT_S:.0f} s, so no picture shows the gossip. Run it again."
     )
 
 
@@ -123,7 +122,7 @@ def chromium() -> Iterator[webdriver.Chrome]:
 
 
 def look(browser: webdriver.Chrome, scheme: str, width: int, height: int) -> None:
-    """As somebody with such a screen, who likes it light or dark."""
+    """Set the size of the screen and its color scheme."""
     size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     wish = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}

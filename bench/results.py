@@ -1,9 +1,9 @@
-"""Writes measured figures into ``docs/RESULTS.md``, between the marks that it carries for them.
+"""Writes measured figures into the pages of ``docs/results``, between the marks that each page has for them.
 
-    python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json …] [--lab out/lab/report.json …]
+    python -m bench.results [--bench out/bench.json] [--demo out/demo/summary.json ...] [--lab out/lab/report.json ...]
         [--rivals out/rivals/rivals.json] [--card out/card.json]
 
-Each part is replaced as a whole; what no file is named for, or what does not exist, stays as it is.
+Parts without a file stay as they are.
 """
 
 from __future__ import annotations
@@ -21,53 +21,57 @@ from bench.environment import commit_of, where
 from bench.rivals.table import markdown as rivals_lines
 from bench.table import markdown, rows
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "RESULTS.md"
+FOLDER = Path(__file__).parent.parent / "docs" / "results"
+PAGES = {"bench": "FIGURES.md", "demo": "FIGURES.md", "lab": "LAB.md", "rivals": "RIVALS.md", "card": "CARD.md"}
+"""Page of each part."""
 FILE = click.Path(dir_okay=False, exists=True, path_type=Path)
 
 
 @click.command()
-@click.option("--bench", type=FILE, help="What `python -m bench` wrote.")
-@click.option("--demo", "demos", multiple=True, type=FILE, help="A testnet's summary.json; one per seed.")
-@click.option("--lab", "labs", multiple=True, type=FILE, help="The laboratory's report.json; one per run.")
-@click.option("--rivals", type=FILE, help="What `python -m bench.rivals` wrote.")
-@click.option("--card", type=FILE, help="What `python -m bench.card` wrote.")
+@click.option("--bench", type=FILE, help="Written by `python -m bench`.")
+@click.option("--demo", "demos", multiple=True, type=FILE, help="summary.json of a testnet; one per seed.")
+@click.option("--lab", "labs", multiple=True, type=FILE, help="report.json of the laboratory; one per run.")
+@click.option("--rivals", type=FILE, help="Written by `python -m bench.rivals`.")
+@click.option("--card", type=FILE, help="Written by `python -m bench.card`.")
 def main(
     bench: Path | None, demos: tuple[Path, ...], labs: tuple[Path, ...], rivals: Path | None, card: Path | None
 ) -> None:
-    """Write measured figures into docs/RESULTS.md."""
-    text = DOCUMENT.read_text(encoding="utf-8")
+    """Write measured figures into docs/results."""
+    parts: dict[str, Sequence[str]] = {}
     if bench is not None:
-        text = replaced(text, "bench", bench_lines(json.loads(bench.read_bytes())))
+        parts["bench"] = bench_lines(json.loads(bench.read_bytes()))
     if demos:
-        text = replaced(text, "demo", demo_lines([json.loads(each.read_bytes()) for each in demos]))
+        parts["demo"] = demo_lines([json.loads(each.read_bytes()) for each in demos])
     if labs:
-        runs = [lab.Run(commit_of(each.parent), json.loads(each.read_bytes())) for each in labs]
-        text = replaced(text, "lab", lab.lines(runs))
+        runs = [lab.LabRun(commit_of(each.parent), json.loads(each.read_bytes())) for each in labs]
+        parts["lab"] = lab.lines(runs)
     if rivals is not None:
-        text = replaced(text, "rivals", rivals_lines(json.loads(rivals.read_bytes())["runs"]))
+        parts["rivals"] = rivals_lines(json.loads(rivals.read_bytes())["runs"])
     if card is not None:
-        text = replaced(text, "card", cards.lines(json.loads(card.read_bytes())))
-    DOCUMENT.write_text(text, encoding="utf-8")
-    click.echo(f"{DOCUMENT}: written")
+        parts["card"] = cards.lines(json.loads(card.read_bytes()))
+    for part, lines in parts.items():
+        page = FOLDER / PAGES[part]
+        page.write_text(replaced(page.read_text(encoding="utf-8"), part, lines), encoding="utf-8")
+        click.echo(f"{page}: written")
 
 
 def replaced(text: str, part: str, lines: Sequence[str]) -> str:
-    """The document with what stands between a part's two marks replaced. ValueError when it lacks them."""
+    """Return a page with the text between a part's two marks replaced. Raises ValueError if it has no such marks."""
     begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
     head, opened, rest = text.partition(begin)
     _, closed, tail = rest.partition(end)
     if not opened or not closed:
-        raise ValueError(f"the document has no marks {begin} … {end}")
+        raise ValueError(f"the page has no marks {begin} and {end}")
     return "\n".join([f"{head}{begin}", "", *lines, "", f"{end}{tail}"])
 
 
 def bench_lines(document: Mapping[str, Any]) -> list[str]:
-    """The table of figures, and where it comes from."""
+    """Return the environment and the table of figures."""
     return [where(document["environment"]), "", *markdown(rows(document["figures"]))]
 
 
 def demo_lines(summaries: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A line for each demo run."""
+    """Return the environment and a table with one row for each demo run."""
     lines = [
         f"{summaries[0]['machine']}; {summaries[0]['date']}.",
         "",

@@ -1,7 +1,7 @@
-"""Figure 2: what gossip costs the trainer on a core of its own.
+"""Cost of gossip for a trainer with a core of its own.
 
 A real learner trains a real language model while a real network exchanges its weights (``bench.couple``). Windows of
-training with exchanges under way alternate with windows without any, so that what else the machine does hits both.
+training with exchanges alternate with windows without any, so that other load hits both.
 Two costs come out, in seconds of the trainer for each exchange:
 
 - ``blocked``: what the trainer itself does for an exchange, taking the displacement in (``Learner.blocked_s``, less
@@ -40,14 +40,14 @@ from p2ptrain.manifest import Manifest
 
 REQUIRED_SHARE = 0.02
 ENDLESS_TOKENS = 10**9
-"""The windows must not reach a run's end."""
+"""More tokens than the windows use, so that the run does not end."""
 WARM_UPS = 5
 """Windows before the measurement, at most: until the two have exchanged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """How much of a preset is trained per window, and how often."""
+    """Size and number of the windows of a preset."""
 
     sequences_per_step: int
     inner_steps: int
@@ -65,17 +65,16 @@ WINDOWS: Mapping[str, Windows] = {
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one window of training took."""
+    """Duration and cost of one window of training."""
 
     seconds: float
     blocked_s: float
     exchanges: int
-    """That the trainer took in before it ended. What was still under way is not counted, which overstates each one's
-    cost."""
+    """Exchanges applied before the window ended. Those in progress are not counted, which overstates each cost."""
 
 
 def measure(windows: Mapping[str, Windows] = WINDOWS) -> dict[str, Any]:
-    """Each preset's costs."""
+    """Return the costs of each preset."""
     return {name: measure_preset(name, each) for name, each in windows.items()}
 
 
@@ -106,7 +105,7 @@ def measure_preset(name: str, windows: Windows, device: torch.device = CPU) -> d
 
 
 def _alternate(pair: Couple, windows: Windows, number: int) -> tuple[Window, Window]:
-    """One window with exchanges and one without; which comes first alternates."""
+    """Return one window with exchanges and one without; which comes first alternates."""
     if number % 2:
         quiet = _train(pair, windows, exchanging=False)
         return _train(pair, windows, exchanging=True), quiet
@@ -115,7 +114,7 @@ def _alternate(pair: Couple, windows: Windows, number: int) -> tuple[Window, Win
 
 
 def _train(pair: Couple, windows: Windows, exchanging: bool) -> Window:
-    """One window. Exchanges still under way at its end are waited for, outside of its time."""
+    """Train one window, then wait for exchanges in progress outside of its time."""
     blocked_s, taken_in = pair.ours.learner.blocked_s, pair.taken_in
     begin = time.perf_counter()
     for _ in range(windows.phases):
@@ -130,7 +129,7 @@ def _train(pair: Couple, windows: Windows, exchanging: bool) -> Window:
 
 
 def _full_step_s(manifest: Manifest, device: torch.device) -> float:
-    """Seconds of one inner step as the preset has it: the shorter of two."""
+    """Return the seconds of one inner step of the preset: the shorter of two."""
     task = language_model_task(manifest, device)
     seconds = []
     with on_core(trainer=True):
@@ -147,7 +146,7 @@ def _costs(
     both: list[tuple[Window, Window]],  # with exchanges, without
     full_step_s: float | None,  # None: the windows' steps are the preset's
 ) -> dict[str, Any]:
-    """Costs per exchange, and what they mean for an inner phase of the preset as it is."""
+    """Return the costs per exchange, and their shares of an inner phase of the preset."""
     exchanges = sum(busy.exchanges for busy, _ in both)
     if not exchanges:
         raise RuntimeError("no exchange came through: there is nothing to measure")
@@ -155,7 +154,9 @@ def _costs(
     quiet_s = statistics.median(quiet.seconds for _, quiet in both)
     step_s = quiet_s / (windows.inner_steps * windows.phases)
     ratios = [busy.seconds / quiet.seconds for busy, quiet in both]
-    shown_s = statistics.median(quiet.blocked_s for _, quiet in both) / windows.phases  # nothing else is done there
+    shown_s = (
+        statistics.median(quiet.blocked_s for _, quiet in both) / windows.phases
+    )  # windows without exchanges only publish
     blocked_s = sum(busy.blocked_s - quiet.blocked_s for busy, quiet in both) / exchanges
     lost_s = (statistics.median(ratios) - 1) * quiet_s / per_window
     preset_step_s = step_s if full_step_s is None else full_step_s

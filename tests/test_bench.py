@@ -1,4 +1,4 @@
-"""The benchmarks' table, and what is left out where a machine cannot measure it."""
+"""The table of benchmarks, and benchmarks that a machine cannot run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from bench import __main__ as bench
 from bench import card, goodput_line
-from bench.goodput_line import Case, figures, measure
+from bench.goodput_line import LineCase, figures, measure
 from bench.table import rows
 
 
@@ -32,7 +32,7 @@ def test_nine_tenths_of_a_line_are_asked_for(share: float, reached: bool) -> Non
 def test_a_share_is_what_passed_over_what_the_line_carries_in_that_time() -> None:
     # 25 MiB are 209.7 Mbit: 2.097 s of a line of 100 Mbit/s.
     seconds = {"exchange": [2.33, 4.0, 2.2], "tcp": [2.2, 2.0, 2.2], "tcp_one_way": [2.15, 2.15, 9.0]}
-    found = figures(seconds, Case(mebibytes=25, pairs=3, mbit_s=100.0))
+    found = figures(seconds, LineCase(mebibytes=25, pairs=3, mbit_s=100.0))
     assert found == {
         "exchange_share": 0.9,
         "exchange_share_min": 0.524,
@@ -48,14 +48,14 @@ def test_what_a_machine_cannot_measure_is_left_out_with_a_word(tmp_path: Path, m
     target = tmp_path / "bench.json"
     done = CliRunner().invoke(bench.main, ["--only", "goodput_line", "--json", str(target)])
     assert done.exit_code == 0, done.output
-    assert "goodput_line is left out: Making network namespaces is root's to do." in done.output
+    assert "goodput_line is skipped: Making network namespaces is root's to do." in done.output
     assert not target.exists() or json.loads(target.read_bytes())["figures"] == {}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
 @pytest.mark.net
 def test_an_exchange_and_bare_tcp_have_their_turns_on_lines_near_and_far() -> None:
-    found = measure(Case(mebibytes=1, pairs=1, delays_ms=(0.0, 10.0)))
+    found = measure(LineCase(mebibytes=1, pairs=1, delays_ms=(0.0, 10.0)))
     assert list(found["by_delay_ms"]) == ["0", "10"]
     for each in found["by_delay_ms"].values():
         assert all(0 < share < 1.2 for share in each.values() if share != each["of_tcp"])

@@ -1,4 +1,4 @@
-"""The methods that compete, as data. Recipes are explained in docs/ALGORITHMS.md."""
+"""Competing methods, as data. docs/ALGORITHMS.md explains the recipes."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ AD_PSGD = Contender(name="ad_psgd", forms=("ad_psgd",), outer=ONE_EXCHANGE)
 DILOCO = Contender(name="diloco", forms=("diloco",), tuned_as="diloco")
 NOLOCO = Contender(name="noloco", forms=("noloco",), outer=PAIRS, tuned_as="noloco")
 GASLOC = Contender(name="gasloc", forms=("gasloc_y", "gasloc_z"), outer=PAIRS, tuned_as="gasloc")
-"""Its two accelerated forms; their points with mu = 0 are the paper's plain form."""
+"""Two readings of the accelerated form; mu = 0 is the plain form of the paper."""
 FACTORED = Contender(name="factored_gossip", forms=("factored_gossip",), outer=PAIRS, tuned_as="factored_gossip")
-"""Both mixes local, as strangers can run it; R8 has the others."""
+"""Both mixes in pairs, as peers on the internet can run it; R8 has the global mixes."""
 SWARM = Contender(name="swarm", forms=("swarm",), outer=ONE_EXCHANGE, tuned_as="swarm")
 CONFIRMED = (DILOCO, NOLOCO, GASLOC, FACTORED, SWARM)
-"""Run in all of R1's settings."""
+"""Methods in the decisive settings of R1."""
 
 SWARM_SLOW = Contender(name="swarm, slow", forms=("swarm_slow",), outer=ONE_EXCHANGE, tuned_as="swarm, slow")
-"""The slow weights in place of the fast ones: against swarm it shows what mixing in mid-phase is worth."""
+"""Mixes slow weights instead of fast ones: shows what mixing in mid-phase is worth."""
 SWARM_BLOCKING = Contender(name="swarm, blocking", forms=("gasloc",), outer=PAIRS, tuned_as="swarm, blocking")
-"""A local Nesterov step, then one planned pair, and the trainer waits for it: nobody's published method. Against
-"swarm, slow" it shows what asynchrony costs."""
+"""Local Nesterov step, then one planned pair that the trainer waits for. Not a published method; shows what asynchrony
+costs."""
 SWARM_GRADIENTS = Contender(name="swarm g", forms=("swarm_gradients",), outer=ONE_EXCHANGE, tuned_as="swarm g")
 SWARM_BOTH = Contender(name="swarm x and g", forms=("swarm_both",), outer=ONE_EXCHANGE, tuned_as="swarm x and g")
 
@@ -52,21 +52,21 @@ STREAMING = Contender(
 )
 EAGER = Contender(name="eager_diloco", forms=("eager_diloco",), tuned_as="eager_diloco")
 DILOCOX = Contender(name="dilocox", forms=("dilocox",), codec=LOW_RANK, pace=BY_RANK, tuned_as="dilocox")
-"""With adaptive compression: CODEC's rank and the setting's H are what it begins with, and never exceeds."""
+"""With adaptive compression; the rank of ``scenario.CODEC`` and H are initial values and upper bounds."""
 SPARSELOCO = Contender(name="sparseloco", forms=("sparseloco",), codec=TOP_K, tuned_as="sparseloco")
-"""Its "momentum" is the decay of error feedback, which has three decays of its own on the grid."""
+"""The momentum is the decay of error feedback, so the grid has other values for it."""
 
 ONE_CELL = (STREAMING, EAGER, DILOCOX, SPARSELOCO)
-"""Tuned like the others, and then run at one cell."""
+"""Methods that are tuned like the others and run in one setting."""
 
 TUNED = (*CONFIRMED, SWARM_SLOW, SWARM_BLOCKING, SWARM_GRADIENTS, SWARM_BOTH, *ONE_CELL)
-"""Every contender with an outer learning rate and momentum of its own."""
+"""Contenders that are tuned themselves."""
 
 GASLOC_2 = replace(GASLOC, name="gasloc-2", outer=TWO)
 SWARM_2 = replace(SWARM, name="swarm-2", outer=TWO_EXCHANGES)
 SWARM_HALF = replace(SWARM, name="swarm half", outer={**ONE_EXCHANGE, "fragments": 2, "fragments_per_exchange": 1})
-"""Half the parameters in each exchange: swarm makes about 2 exchanges an outer step, so it sends as many bytes as
-methods that make one."""
+"""Half of the parameters in each exchange. Swarm makes about two exchanges per outer step, so this sends as many bytes
+as a method that makes one."""
 SWARM_INT8 = replace(SWARM, name="swarm int8", codec=INT8)
 SWARM_MODULAR4 = replace(SWARM, name="swarm modular4", codec=MODULAR4)
 SWARM_2_MODULAR4 = replace(SWARM_2, name="swarm-2 modular4", codec=MODULAR4)
@@ -76,12 +76,14 @@ SWARM_2_HALF_MODULAR4 = replace(
     outer={**TWO_EXCHANGES, "fragments": 2, "fragments_per_exchange": 1},
     codec=MODULAR4,
 )
-"""The bits of "swarm modular4", in twice as many exchanges of half the parameters."""
+"""As many bits as "swarm modular4", in twice as many exchanges of half of the parameters."""
 
 
 def on(contender: Contender, topology: str, partners: int | None = None) -> Contender:
-    """The contender on another topology, with its tuned numbers. A method that looks for partners by itself makes as
-    many exchanges an outer step as it is to have partners."""
+    """Return the contender on another topology, with the same tuning.
+
+    For recipes that choose partners themselves, ``partners`` is the number of exchanges per outer step.
+    """
     outer = {**contender.outer, "topology": topology}
     if partners is not None:
         draws = RECIPES[contender.forms[0]].is_random

@@ -1,7 +1,6 @@
-"""The drawings: one SVG for each experiment that has panels, from the same summaries as the tables.
+"""Figures: one SVG for each experiment with panels, from the same summaries as the tables.
 
-``lines`` is pure: what is drawn. ``draw`` needs matplotlib, which the extra ``dev`` brings. The same numbers yield the
-same bytes: no date, no random ids, letters as letters.
+``svg`` needs matplotlib (extra ``dev``). Equal numbers yield equal bytes: no date, no random ids.
 """
 
 from __future__ import annotations
@@ -10,23 +9,21 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from bench.evidence.layout import Experiment, Panel, Point
-from bench.evidence.summary import Summary, key
-from p2ptrain.files import replace
+from bench.evidence.layout import PlotPanel, PlotPoint
+from bench.evidence.summary import CellSummary, Estimate, by_place, key
 
 WIDTH, HEIGHT = 4.2, 3.2
-"""Inches of one panel."""
+"""Size of one panel in inches."""
 
 COLUMNS = 3
 MARKERS = "osv^D<>PX"
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
-    """What is drawn of one line: its points in the order of x, and the standard errors of y."""
+class PlottedLine:
+    """Line of a panel: points in the order of x, and the standard errors of y."""
 
     label: str
     xs: tuple[float, ...]
@@ -34,62 +31,44 @@ class Line:
     errors: tuple[float, ...]
 
 
-def lines(panel: Panel, found: Sequence[Summary]) -> list[Line]:
-    """A panel's lines; points whose figures are missing are left out, and so are lines without points."""
-    by_place = {(each.contender, key(each.setting)): each for each in found}
-    made = []
+def lines(panel: PlotPanel, found: Sequence[CellSummary]) -> list[PlottedLine]:
+    """Return the lines of a panel, without points whose figures are missing and without empty lines."""
+    places, made = by_place(found), []
     for label, points in panel.lines.items():
-        there = sorted(spot for point in points if (spot := _spot(point, by_place)) is not None)
+        there = sorted(spot for point in points if (spot := _spot(point, places)) is not None)
         if there:
-            xs, ys, errors = zip(*there, strict=True)
-            made.append(Line(label, xs, ys, errors))
+            made.append(PlottedLine(label, *zip(*there, strict=True)))
     return made
 
 
-def _spot(point: Point, by_place: Mapping[tuple[str, str], Summary]) -> tuple[float, float, float] | None:
-    place = by_place.get((point.contender, key(point.setting.key())))
-    if place is None:
+def _spot(point: PlotPoint, places: Mapping[tuple[str, str], CellSummary]) -> tuple[float, float, float] | None:
+    """Return x, y and the standard error of y; None if a figure is missing."""
+    place = places.get((point.contender, key(point.setting.key())))
+    figures = place.figures if place is not None else {}
+    x = figures.get(point.x) if isinstance(point.x, str) else Estimate(point.x, 0.0)
+    y = figures.get(point.y) if isinstance(point.y, str) else Estimate(point.y, 0.0)
+    if place is None or x is None or y is None:
         return None
-    numbers, error = [], 0.0
-    for value in (point.x, point.y):
-        if isinstance(value, str):
-            figure = place.figures.get(value)
-            if figure is None:
-                return None
-            numbers.append(figure.mean)
-            error = figure.standard_error or 0.0
-        else:
-            numbers.append(float(value))
-    return numbers[0], numbers[1], error if isinstance(point.y, str) else 0.0
+    return x.mean, y.mean, y.standard_error or 0.0
 
 
-def draw(experiment: Experiment, found: Sequence[Summary], path: Path) -> bool:
-    """Write the experiment's drawing; False when it has nothing to draw. Raises ImportError without matplotlib."""
-    panels = [(panel, lines(panel, found)) for panel in experiment.panels]
-    panels = [(panel, each) for panel, each in panels if each]
-    if not panels:
-        return False
-    data = svg(panels)
-    if not path.exists() or path.read_bytes() != data:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        replace(path, data)
-    return True
-
-
-def svg(panels: Sequence[tuple[Panel, Sequence[Line]]]) -> bytes:
-    """The panels side by side, with one legend, the first panel's."""
-    # Here, so that tables are written where matplotlib is not installed.
+def svg(panels: Sequence[PlotPanel], found: Sequence[CellSummary]) -> bytes | None:
+    """Draw the panels in a grid with the legend of the first one; None if there is nothing to draw."""
+    # Imported here, so that tables can be drawn without matplotlib.
     import matplotlib
     from matplotlib.figure import Figure
 
+    drawn = [(panel, each) for panel in panels if (each := lines(panel, found))]
+    if not drawn:
+        return None
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "evidence", "font.size": 9}):
-        columns = min(COLUMNS, len(panels))
-        rows = math.ceil(len(panels) / columns)
+        columns = min(COLUMNS, len(drawn))
+        rows = math.ceil(len(drawn) / columns)
         figure = Figure(figsize=(WIDTH * columns, HEIGHT * rows), layout="constrained")
         grid = figure.subplots(rows, columns, squeeze=False)
         for index, axes in enumerate(grid.flat):
-            if index < len(panels):
-                _panel(axes, *panels[index])
+            if index < len(drawn):
+                _draw(axes, *drawn[index])
             else:
                 axes.set_axis_off()
         handles, labels = grid[0][0].get_legend_handles_labels()
@@ -99,15 +78,14 @@ def svg(panels: Sequence[tuple[Panel, Sequence[Line]]]) -> bytes:
     return buffer.getvalue()
 
 
-def _panel(axes: Any, panel: Panel, drawn: Sequence[Line]) -> None:
+def _draw(axes: Any, panel: PlotPanel, drawn: Sequence[PlottedLine]) -> None:
     for index, line in enumerate(drawn):
         errors = line.errors if any(line.errors) else None
-        axes.errorbar(
-            line.xs, line.ys, yerr=errors, label=line.label, marker=MARKERS[index % len(MARKERS)], markersize=4
-        )
+        marker = MARKERS[index % len(MARKERS)]
+        axes.errorbar(line.xs, line.ys, yerr=errors, label=line.label, marker=marker, markersize=4)
     if panel.logarithmic:
         axes.set_xscale("log")
-        axes.minorticks_off()  # hundreds of strokes that nobody reads
+        axes.minorticks_off()
     axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)

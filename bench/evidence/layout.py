@@ -1,20 +1,22 @@
-"""How an experiment is shown: tables and drawings as data, and what an experiment is."""
+"""Data types of an experiment: its cells, tables and figures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from bench.evidence.cells import CENTRAL, Cell, Contender
 
 Entry = Mapping[str, Any]
-"""A cell and its headline, as ``docs/results/R*.json`` has it."""
+"""Cell and its headline, as ``docs/results/R*.json`` holds it."""
+
+Best = Literal["low", "high"]
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """A published figure beside ours."""
+class PublishedFigure:
+    """Published figure beside ours."""
 
     what: str
     published: str
@@ -23,58 +25,53 @@ class Check:
     """How the published figure is known, and what had to be assumed."""
 
 
-class Circumstances(Protocol):
-    """Whatever names a column: ``cells.Setting``, or that of the cost model."""
-
-    def key(self) -> dict[str, Any]: ...
-
-
 @dataclass(frozen=True, slots=True)
-class Row:
-    """A line of a table."""
+class TableRow:
+    """Row of a table: one contender."""
 
     contender: str
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the setting that are this row's own: H = 1 for a method that knows no other."""
+    """Fields of the setting that are specific to this row, such as H = 1 for a method that has no other."""
     label: str = ""
-    """Empty: the contender's name."""
-
-    @property
-    def heading(self) -> str:
-        return self.label or self.contender
+    """Heading; the contender's name if empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: one figure in one setting."""
+    """Column of a table: one figure in one setting."""
 
     heading: str
     figure: str
     setting: Any = CENTRAL
+    """``CellSetting`` or ``published.CostSetting``."""
     digits: int = 3
     scale: float = 1.0
-    """What the figure is multiplied by before it is shown: 100 for percent."""
-    best: Literal["low", "high"] | None = None
-    """Which end wins; None: nothing to win here."""
+    """Factor applied before display: 100 for percent."""
+    best: Best | None = None
+    """Which end is better; None if neither."""
 
-    def circumstances(self, row: Row) -> dict[str, Any]:
-        """The key of the setting in which this row's figure was taken."""
+    def circumstances(self, row: TableRow) -> dict[str, Any]:
+        """Return the key of the setting for this row."""
         setting = replace(self.setting, **row.changes) if row.changes else self.setting
         key: dict[str, Any] = setting.key()
         return key
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ResultTable:
+    """Table of a page."""
+
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     columns: tuple[Column, ...]
     row_heading: str = "method"
+    over: str = ""
+    """Contender by whose figures all figures are divided, seed by seed; empty: figures as they are."""
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
-    """A point of a drawing. A word is the name of a figure, a number stands for itself."""
+class PlotPoint:
+    """Point of a figure. A string names a figure of the contender; a number is a coordinate."""
 
     contender: str
     setting: Any
@@ -83,50 +80,47 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Panel:
+class PlotPanel:
     """One pair of axes."""
 
     title: str
     x_label: str
     y_label: str
-    lines: Mapping[str, tuple[Point, ...]]
+    lines: Mapping[str, tuple[PlotPoint, ...]]
     logarithmic: bool = False
-    """Of x."""
+    """Logarithmic x axis."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """R1 to R11."""
+    """Tuning, or one of R1 to R11."""
 
     id: str
     question: str
     notes: tuple[str, ...]
-    """How to read it, and what it does not show."""
+    """How to read the tables, and what they do not show."""
     cells: tuple[Cell, ...] = ()
     computed: Callable[[], list[Entry]] | None = None
-    """In place of cells: entries that need no simulation."""
-    checks: Callable[[], list[Check]] = list
-    """Published figures, and what we get for them."""
+    """Entries that need no simulation, in place of cells."""
+    checks: Callable[[], list[PublishedFigure]] = list
     derive: Callable[[Sequence[Entry]], list[Entry]] = list
-    """Adds figures that need several cells at once."""
-    figures: tuple[str, ...] = ()
-    """What summary.json has of each row."""
-    keeps: tuple[str, ...] = ()
-    """Beginnings of the names of further figures that are kept for ``derive`` and for drawings."""
-    tables: tuple[Table, ...] = ()
-    panels: tuple[Panel, ...] = ()
-    competition: bool = True
-    """Whether its tables say who wins; False where rows are no rivals."""
-
-    def kept(self, figure: str) -> bool:
-        """Whether this figure of a headline goes into ``docs/results``."""
-        shown = {column.figure for table in self.tables for column in table.columns}
-        drawn = {
-            name for panel in self.panels for line in panel.lines.values() for each in line for name in (each.x, each.y)
-        }
-        return figure in {"diverged", *self.figures, *shown, *drawn} or figure.startswith(self.keeps)
+    """Adds figures that depend on several cells."""
+    tables: tuple[ResultTable, ...] = ()
+    panels: tuple[PlotPanel, ...] = ()
 
 
-def rows(*contenders: Contender, **changes: Any) -> tuple[Row, ...]:
-    """One row for each contender, with the same changes of setting."""
-    return tuple(Row(each.name, changes) for each in contenders)
+def rows(*contenders: Contender, **changes: Any) -> tuple[TableRow, ...]:
+    """Return one row for each contender, with the same changes of setting."""
+    return tuple(TableRow(each.name, changes) for each in contenders)
+
+
+def columns(figure: str, settings: Mapping[str, Any], **how: Any) -> tuple[Column, ...]:
+    """Return one column of the same figure for each setting, by heading."""
+    return tuple(Column(heading, figure, setting, **how) for heading, setting in settings.items())
+
+
+LOSS = Column("loss", "loss", best="low")
+AVERAGED = Column("averaged model", "averaged_loss", best="low")
+DISAGREEMENT = Column("disagreement, %", "disagreement", scale=100, digits=2)
+EXCHANGES = Column("exchanges per outer step", "exchanges_per_outer_step", digits=2)
+BITS = Column("bits per parameter and outer step", "bits_per_parameter", digits=2)

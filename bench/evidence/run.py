@@ -1,204 +1,186 @@
-"""From the plan to the documents: start cells while there is room and time, keep each result at once, publish.
+"""Runs missing cells in worker processes and keeps every result at once, in one JSON file an experiment.
 
-A run that is stopped, in whatever way, loses the cells under way and nothing else.
+A cell is done if its experiment's file has an entry with the same scenario. An interrupted run loses only the cells in
+progress. Cells with equal scenarios run once.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, as_completed
+from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from bench.evidence import documents, figures
-from bench.evidence.cells import Cell, Choice
-from bench.evidence.grid import document as tuning_document
+from bench.evidence.cells import Cell
+from bench.evidence.experiments import EXPERIMENTS
 from bench.evidence.headline import headline
 from bench.evidence.layout import Experiment
-from bench.evidence.plan import Job, Results, State, core_seconds, hours, jobs, pace, tuned
-from bench.evidence.pool import Outcome
 from bench.evidence.scenario import scenario
-from bench.evidence.store import Record, Store
-from bench.evidence.summary import document as summary_document
-from bench.evidence.summary import summaries
+from bench.evidence.tuning import choice_of
+from p2ptrain.files import replace
+
+LONGEST_FAILURE = 500
+"""Characters kept of an error message."""
+
+Document = dict[str, Any]
+"""JSON file of an experiment: ``builds`` (date and machine by commit) and ``cells``."""
 
 
-class Workers(Protocol):
-    """``pool.Pool``, or ``fake.InlinePool``."""
+@dataclass(frozen=True, slots=True)
+class PendingCell:
+    """Cell without a result."""
 
-    @property
-    def has_room(self) -> bool: ...
-
-    @property
-    def is_busy(self) -> bool: ...
-
-    def start(self, key: int, scenario: Mapping[str, Any]) -> None: ...
-
-    def next(self) -> Outcome: ...
+    cell: Cell
+    scenario: Mapping[str, Any]
+    entry: Mapping[str, Any]
+    """Entry without its results."""
 
 
-@dataclass(slots=True)
-class Campaign:
-    """One call of ``python -m bench.evidence``.
+def digest(wanted: Mapping[str, Any]) -> str:
+    """Return 16 hexadecimal digits that identify a scenario, whatever the order of its fields."""
+    text = json.dumps(wanted, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def read(folder: Path, name: str) -> Document:
+    """Return the document of an experiment; an empty one if there is no file."""
+    path = folder / f"{name}.json"
+    if not path.exists():
+        return {"experiment": name, "builds": {}, "cells": []}
+    document: Document = json.loads(path.read_bytes())
+    return document
+
+
+def write(folder: Path, document: Document) -> None:
+    """Write a document atomically. Raises OSError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    replace(folder / f"{document['experiment']}.json", text(document).encode())
+
+
+def text(document: Document) -> str:
+    """Return JSON with one line for each entry, so that a changed cell is a changed line."""
+
+    def value(each: Any) -> str:
+        if isinstance(each, list) and each:
+            return "[\n" + ",\n".join(f"  {json.dumps(item, allow_nan=False)}" for item in each) + "\n ]"
+        if isinstance(each, dict) and each:
+            return "{\n" + ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in each.items()) + "\n }"
+        return json.dumps(each)
+
+    return "{\n" + ",\n".join(f" {json.dumps(name)}: {value(each)}" for name, each in document.items()) + "\n}\n"
+
+
+def pending(cells: Iterable[Cell], folder: Path, tuning: Sequence[Mapping[str, Any]]) -> list[PendingCell]:
+    """Return the cells without a result whose numbers are known, the first seed of everything first."""
+    done: dict[str, set[tuple[str, str]]] = {}
+    found = []
+    for cell in sorted(cells, key=lambda each: each.seed):
+        if cell.experiment not in done:
+            entries = read(folder, cell.experiment)["cells"]
+            done[cell.experiment] = {(e["contender"], e["scenario"]) for e in entries if "failure" not in e}
+        if (choice := choice_of(cell, tuning)) is None:
+            continue
+        wanted = scenario(cell, choice)
+        entry = {
+            "contender": cell.contender.name,
+            "setting": cell.setting.key(),
+            "seed": cell.seed,
+            "recipe": choice.recipe,
+            "eta": choice.learning_rate,
+            "mu": choice.momentum,
+            "scenario": digest(wanted),
+        }
+        if (entry["contender"], entry["scenario"]) not in done[cell.experiment]:
+            found.append(PendingCell(cell, wanted, entry))
+    return found
+
+
+def run(
+    jobs: Sequence[PendingCell],
+    folder: Path,
+    pool: Executor,
+    environment: Mapping[str, str],
+    say: Callable[[str], None],
+    simulate: Callable[[Mapping[str, Any]], Mapping[str, Any]],
+) -> int:
+    """Run cells and keep their results; return the number of cells that failed.
 
     Args:
-        cells: everything that is wanted.
-        store: where results lie and go.
-        published: tuning that was published before; used for methods whose tuning is not among the cells.
-        code: digest of the sources that decide the numbers.
-        environment: machine, commit and date, for the records.
-        refresh_stale: whether results of older code are made again.
-        say: takes one line for people.
+        environment: ``commit``, ``date`` and ``machine``, kept with the results.
+        say: takes a line of progress.
+        simulate: scenario -> report; called in the pool.
     """
-
-    cells: Sequence[Cell]
-    store: Store
-    published: Results
-    code: str
-    environment: Mapping[str, str]
-    say: Callable[[str], None]
-    refresh_stale: bool = False
-    clock: Callable[[], float] = time.monotonic
-    given_up: set[str] = field(default_factory=set)
-    """Names of cells that failed, or whose worker died: not tried again in this call."""
-
-    def results(self) -> Results:
-        """What the tuning found; published results only for methods that are not being tuned here."""
-        own = {cell.contender.name for cell in self.cells if cell.experiment == "tuning"}
-        before = {name: grid for name, grid in self.published.items() if name not in own}
-        return {**before, **tuned(self.cells, self.store)}
-
-    def jobs(self) -> list[Job]:
-        """The state of everything."""
-        return jobs(self.cells, self.store, self.results(), self.code)
-
-    def wanted(self, job: Job) -> bool:
-        """Whether it is to be run."""
-        stale = self.refresh_stale and job.state is State.STALE
-        return (stale or job.state in (State.TO_DO, State.FAILED)) and job.cell.name not in self.given_up
-
-    def run(self, pool: Workers, workers: int, budget_s: float) -> None:
-        """Run what is wanted until nothing is left or no cell may be started any more."""
-        began = self.clock()
-        under_way: dict[int, Job] = {}
-        names: set[str] = set()
-        serial = 0
-        while True:
-            if self.clock() - began < budget_s:
-                for job in self._ready(names):
-                    if not pool.has_room:
-                        break
-                    assert job.scenario is not None
-                    serial += 1
-                    under_way[serial] = job
-                    names.add(job.cell.name)
-                    pool.start(serial, job.scenario)
-            if not pool.is_busy:
-                return
-            outcome = pool.next()
-            job = under_way.pop(outcome.key)
-            names.discard(job.cell.name)
-            self._take(job, outcome, workers)
-
-    def _ready(self, under_way: set[str]) -> Iterator[Job]:
-        return (job for job in self.jobs() if self.wanted(job) and job.cell.name not in under_way)
-
-    def _take(self, job: Job, outcome: Outcome, workers: int) -> None:
-        if outcome.lost:
-            self.given_up.add(job.cell.name)
-            self.say(f"{job.cell.name}: {outcome.failure}; left out of this run")
-            return
-        assert job.scenario is not None
-        record = Record(
-            name=job.cell.name,
-            scenario=job.scenario,
-            headline={} if outcome.report is None else headline(outcome.report),
-            failure=outcome.failure,
-            code=self.code,
-            commit=self.environment["commit"],
-            machine=self.environment["machine"],
-            date=self.environment["date"],
-            seconds=outcome.seconds,
-        )
-        self.store.keep(record)
-        if record.failure is not None:
-            self.given_up.add(job.cell.name)
-        self.say(self._line(job, record, workers))
-
-    def _line(self, job: Job, record: Record, workers: int) -> str:
-        all_jobs = self.jobs()
-        left = [each.cell for each in all_jobs if self.wanted(each) or each.state is State.WAITING]
-        done = len(all_jobs) - len(left)
-        loss = "" if record.loss is None else f"loss {record.loss:.4f}, "
-        result = f"FAILED: {record.failure}" if record.failure else f"{loss}{record.seconds:.0f} s"
-        ahead = hours(left, workers, measured_pace(all_jobs))
-        return f"{done}/{len(all_jobs)} {job.cell.name}: {result}; about {ahead:.1f} h left"
+    by_scenario: dict[str, list[PendingCell]] = {}
+    for job in jobs:
+        by_scenario.setdefault(job.entry["scenario"], []).append(job)
+    futures = {pool.submit(measured, simulate, alike[0].scenario): alike for alike in by_scenario.values()}
+    failed = done = 0
+    for future in as_completed(futures):
+        result = future.result()
+        for job in futures[future]:
+            keep(folder, job, result, environment)
+            done, failed = done + 1, failed + ("failure" in result)
+            outcome = f"FAILED: {result['failure']}" if "failure" in result else f"{result['seconds']:.0f} s"
+            say(f"{done}/{len(jobs)} {job.cell.name}: {outcome}")
+    return failed
 
 
-def measured_pace(all_jobs: Iterable[Job]) -> float:
-    """How real seconds compare with expected ones, over everything that is done."""
-    records = ((job.cell, job.record) for job in all_jobs)
-    return pace((cell, each.seconds) for cell, each in records if each and each.seconds and not each.failure)
-
-
-def publish(
-    experiments: Mapping[str, Experiment],
-    campaign: Campaign,
-    folder: Path,
-    names: Iterable[str],
-) -> None:
-    """Write the documents of these experiments, the tuning's, the summary and the drawings into the folder."""
-    results = campaign.results()
-    if own := tuned(campaign.cells, campaign.store):
-        before = documents.read(folder / "tuning.json") or {"contenders": {}}
-        made = tuning_document(own, *_origins(campaign))
-        made["builds"] = {**before.get("builds", {}), **made["builds"]}
-        made["contenders"] = {**before["contenders"], **made["contenders"]}
-        documents.write(folder / "tuning.json", made)
-    for name in names:
-        path = folder / f"{name}.json"
-        fresh = documents.document(
-            experiments[name], campaign.store, results, documents.read(path), campaign.environment
-        )
-        if fresh["cells"] and not _same_numbers(fresh, documents.read(path)):
-            documents.write(path, fresh)
-    there = {name: each for name in experiments if (each := documents.read(folder / f"{name}.json")) is not None}
-    found = {name: summaries(experiments[name], each["cells"]) for name, each in there.items()}
-    tuning = documents.read(folder / "tuning.json")
-    documents.write(folder / "summary.json", summary_document(found, experiments, tuning))
+def measured(simulate: Callable[[Mapping[str, Any]], Mapping[str, Any]], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the headline of a scenario and the seconds that it took, or ``failure`` with the reason."""
+    began = time.perf_counter()
+    found: dict[str, Any] = {"headline": {}}
     try:
-        for name, rows in found.items():
-            figures.draw(experiments[name], rows, folder / "figures" / f"{name}.svg")
-    except ImportError:
-        campaign.say("matplotlib is not installed: drawings stay as they are; pip install matplotlib makes them")
+        found = {"headline": headline(simulate(wanted))}
+    except Exception as error:  # a scenario that fails must not stop the others
+        found["failure"] = " ".join(f"{type(error).__name__}: {error}".split())[:LONGEST_FAILURE]
+    return {**found, "seconds": round(time.perf_counter() - began, 1)}
 
 
-def _origins(campaign: Campaign) -> tuple[dict[tuple[str, Choice], documents.Origin], documents.Builds]:
-    """Where the numbers of the tuning come from: of each choice of each contender, and the builds behind them."""
-    origins: dict[tuple[str, Choice], documents.Origin] = {}
-    builds: documents.Builds = {}
-    for cell in campaign.cells:
-        if cell.experiment != "tuning" or cell.choice is None:
-            continue
-        if (record := campaign.store.find(scenario(cell, cell.choice))) is not None:
-            origins[cell.contender.name, cell.choice] = documents.origin(record)
-            builds[record.code] = documents.later(builds.get(record.code), record)
-    return origins, builds
+def keep(folder: Path, job: PendingCell, result: Mapping[str, Any], environment: Mapping[str, str]) -> None:
+    """Write a result into the document of its experiment, in place of an older one of the same cell."""
+    document = read(folder, job.cell.experiment)
+    commit, name = environment["commit"], job.cell.experiment
+    document["builds"][commit] = {"date": environment["date"], "machine": environment["machine"]}
+    entries = {_place(each, name): each for each in document["cells"]}
+    entries[_place(job.entry, name)] = {**job.entry, **result, "commit": commit}
+    order = {_place_of(each): number for number, each in enumerate(EXPERIMENTS[name].cells)}
+    document["cells"] = [entries[place] for place in sorted(entries, key=lambda each: order.get(each, len(order)))]
+    write(folder, document)
 
 
-def _same_numbers(made: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
-    """Whether only the date or commit of a computed document would change."""
-    if before is None or made.get("planned"):
-        return False
-    bare = ("builds",)
-    return {k: v for k, v in made.items() if k not in bare} == {k: v for k, v in before.items() if k not in bare}
+def _place(entry: Mapping[str, Any], experiment: str) -> str:
+    """Return what tells two entries of a document apart. In the tuning, a contender runs with many numbers."""
+    numbers = (entry["recipe"], entry["eta"], entry["mu"]) if experiment == "tuning" else ()
+    return json.dumps([entry["contender"], entry["setting"], entry["seed"], *numbers])
 
 
-def expected(cells: Iterable[Cell]) -> dict[str, tuple[int, float]]:
-    """Cells and core hours of each experiment, each scenario counted where it comes first."""
-    found: dict[str, tuple[int, float]] = {}
-    for cell in cells:
-        count, before = found.get(cell.experiment, (0, 0.0))
-        found[cell.experiment] = (count + 1, before + core_seconds(cell) / 3_600)
-    return found
+def _place_of(cell: Cell) -> str:
+    numbers = astuple(cell.choice) if cell.experiment == "tuning" and cell.choice is not None else ()
+    return json.dumps([cell.contender.name, cell.setting.key(), cell.seed, *numbers])
+
+
+def compute(experiment: Experiment, folder: Path, environment: Mapping[str, str]) -> None:
+    """Write the document of an experiment that needs no simulation, unless its numbers are there already."""
+    assert experiment.computed is not None
+    before, cells = read(folder, experiment.id), experiment.computed()
+    checks = [asdict(each) for each in experiment.checks()]
+    if before["cells"] != cells or before.get("checks") != checks:
+        builds = {environment["commit"]: {"date": environment["date"]}}
+        write(folder, {"experiment": experiment.id, "builds": builds, "cells": cells, "checks": checks})
+
+
+def simulated(wanted: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the report of one scenario in JSON types, using one thread of torch. Raises what the simulator raises."""
+    # Imported here, so that a command that simulates nothing does not load torch.
+    import torch
+
+    from p2ptrain.sim.scenario import Scenario
+    from p2ptrain.sim.simulate import simulate
+
+    torch.set_num_threads(1)
+    report: Mapping[str, Any] = simulate(Scenario.model_validate(wanted), device="cpu").model_dump(mode="json")
+    return report

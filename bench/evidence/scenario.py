@@ -1,43 +1,39 @@
-"""From a cell to the scenario that the simulator takes. The one place that knows the scenario's layout.
-
-What a cell leaves open is the same in all cells and stands here: the small transformer's batch, the seconds of a step,
-the latency of a line.
-"""
+"""Conversion of a cell to a scenario of the simulator, with the constants that are the same in all cells."""
 
 from __future__ import annotations
 
 import math
 from typing import Any
 
-from bench.evidence.cells import Cell, Choice, Setting
+from bench.evidence.cells import Cell, CellSetting, Choice
 from p2ptrain.recipes import RECIPES
 
 PARAMETERS = {"lm": 123_000, "quadratic": 16_384, "bytes": 135_000_000}
-"""To turn ``exchange_steps`` into Mbit/s. Rounded for the transformer: it sets a pace, it counts no byte."""
+"""Model sizes for converting ``exchange_steps`` to Mbit/s; the transformer's is rounded."""
 
 HOME_MBIT_S = (20.0, 100.0)
-"""Up and down, where only bytes are counted: the line of the project's goals."""
+"""Upload and download of peers whose learner counts bytes only."""
 
 SEQUENCE_LENGTH = 64
 SEQUENCES_PER_STEP = 2
 TOKENS_PER_STEP = SEQUENCE_LENGTH * SEQUENCES_PER_STEP
-"""128 tokens of one peer's inner step: 8 peers and 3,200 steps see 3.3M tokens, which is a minute on one core."""
+"""Tokens of one peer's inner step: 8 peers train on 3.3M tokens in 3,200 steps."""
 
 STEP_S = 1.0
-"""Simulated seconds of an inner step; only ratios to it matter."""
+"""Simulated seconds of an inner step. Only ratios to it matter."""
 
 EVERY_STEP_S = 10.0
-"""The same at H = 1, where quality is judged and not time. A handshake takes .3 s however long a step is: in steps of
-1 s, methods that exchange beside their steps would be mixed less for it than at any other H."""
+"""Seconds of a step at H = 1, where time is not judged. With steps of 1 s, a handshake of .3 s would reduce the mixing
+of asynchronous methods more than at any other H."""
 
 STEP_JITTER = 0.1
-"""Share by which a step is longer or shorter. A guess; without any, all peers would call each other at one instant."""
+"""Relative variation of step times (a guess). Without it, all peers would send their offers at the same instant."""
 
 LATENCY_S = 0.025
-"""One way to the middle of the network. A guess at homes on one continent."""
+"""One-way latency to the middle of the network: a guess for homes on one continent."""
 
 ODD, OTHERS, LIARS = "odd", "others", "liars"
-"""Names of groups: the peer with the slow line or the fast computer, all that are alike, and those that lie."""
+"""Group names: the peer with the slow line or fast computer, the equal peers, and the adversarial peers."""
 
 OUTER = {
     "nesterov": True,
@@ -48,15 +44,14 @@ OUTER = {
     "fragments": 1,
     "fragments_per_exchange": 1,
 }
-"""What a contender does not say of the manifest's section ``outer``."""
+"""Defaults of manifest section ``outer``."""
 
 CODEC = {"name": "fp32", "block_size": 1_024, "gradients": "fp32", "rank": 16}
-"""What a contender does not say of ``codec``. Rank 16: a quarter of the small transformer's width, as in the cost model
-for DiLoCoX."""
+"""Defaults of manifest section ``codec``. Rank 16 is a quarter of the model width, as in the cost model for DiLoCoX."""
 
 
 def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
-    """The scenario of a cell, with the numbers that the tuning chose for it."""
+    """Return the scenario of a cell with these outer numbers."""
     setting = cell.setting
     made = {
         "run": {
@@ -69,7 +64,7 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
         "learner": _learner(setting),
         "outer": _outer(cell, choice),
         "codec": {**CODEC, **cell.contender.codec},
-        # Figures are taken when training ends: what gossip does afterwards would hide how far apart the peers are.
+        # No gossip after training: it would hide how far apart the peers are.
         "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 0.0},
         "peers": _peers(setting, cell.steps * step_s(setting)),
     }
@@ -80,24 +75,21 @@ def scenario(cell: Cell, choice: Choice) -> dict[str, Any]:
     return made
 
 
-def tokens_per_step(setting: Setting) -> int:
-    """Tokens of one peer's inner step; the other learners count steps."""
+def tokens_per_step(setting: CellSetting) -> int:
+    """Return the tokens of one peer's inner step; learners other than lm count steps."""
     return TOKENS_PER_STEP if setting.learner == "lm" else 1
 
 
-def total_tokens(cell: Cell) -> int:
-    """Tokens that all peers see together."""
-    return cell.setting.peers * cell.steps * tokens_per_step(cell.setting)
+def step_s(setting: CellSetting) -> float:
+    """Return the simulated seconds of an inner step.
 
-
-def step_s(setting: Setting) -> float:
-    """Simulated seconds of an inner step. A curve is drawn over time, so settings with one keep the common second: data
-    parallel in R3 is compared in seconds with methods of H = 30."""
+    Settings with a curve keep the common second, since R3 compares data parallel (H = 1) in seconds with H = 30.
+    """
     return EVERY_STEP_S if setting.inner_steps == 1 and setting.points == 1 else STEP_S
 
 
-def megabit_per_s(setting: Setting) -> float:
-    """The line on which all parameters in fp32 take ``exchange_steps`` inner steps of time."""
+def megabit_per_s(setting: CellSetting) -> float:
+    """Return the bandwidth at which sending all parameters in fp32 takes ``exchange_steps`` inner steps."""
     return PARAMETERS[setting.learner] * 32 / (setting.exchange_steps * step_s(setting)) / 1e6
 
 
@@ -110,12 +102,12 @@ def _outer(cell: Cell, choice: Choice) -> dict[str, Any]:
         **OUTER,
         **cell.contender.outer,
     }
-    if not RECIPES[choice.recipe].is_random:  # it plans its exchanges, or has none
+    if not RECIPES[choice.recipe].is_random:  # its exchanges are planned, or it has none
         outer["exchanges_per_step"] = 0
     return outer
 
 
-def _learner(setting: Setting) -> dict[str, Any]:
+def _learner(setting: CellSetting) -> dict[str, Any]:
     if setting.learner != "lm":
         return {"kind": setting.learner, "parameters": PARAMETERS[setting.learner]}
     return {
@@ -126,8 +118,8 @@ def _learner(setting: Setting) -> dict[str, Any]:
     }
 
 
-def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
-    """Groups of like peers; the odd one out comes first."""
+def _peers(setting: CellSetting, whole_s: float) -> list[dict[str, Any]]:
+    """Return groups of equal peers; the odd peer comes first."""
     up, down = (megabit_per_s(setting),) * 2 if setting.learner != "bytes" else HOME_MBIT_S
     usual: dict[str, Any] = {
         "name": OTHERS,
@@ -150,8 +142,8 @@ def _peers(setting: Setting, whole_s: float) -> list[dict[str, Any]]:
     return _moving(groups, setting, whole_s) if setting.comings_and_goings else groups
 
 
-def _moving(groups: list[dict[str, Any]], setting: Setting, whole_s: float) -> list[dict[str, Any]]:
-    """A quarter of the peers leaves at half time; as many others come when a third has passed."""
+def _moving(groups: list[dict[str, Any]], setting: CellSetting, whole_s: float) -> list[dict[str, Any]]:
+    """Let a quarter of the peers leave at half time, and as many arrive after a third of it."""
     quarter = math.ceil(setting.peers / 4)
     *first, last = groups
     leaving = {**last, "name": "leaving", "count": quarter, "leaves_at_s": whole_s / 2}

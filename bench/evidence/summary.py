@@ -1,8 +1,4 @@
-"""Means, standard errors, and when one figure is better than another. Pure.
-
-"Better" is by more than two standard errors of the difference, the two figures taken as independent. A figure of one
-seed has no standard error, and so is neither better nor worse than any.
-"""
+"""Means, standard errors, and when one figure is better than another. Pure."""
 
 from __future__ import annotations
 
@@ -11,132 +7,105 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from bench.evidence.layout import Entry, Experiment
+from bench.evidence.layout import Best, Entry, Experiment
 
 CLEAR = 2.0
 """Standard errors of the difference that make one figure better than another."""
 
 EXACT = 1e-9
-"""Relative difference below which two computed figures are the same."""
-
+"""Relative difference below which two computed figures are equal."""
 
 LOSSES = ("loss", "averaged_loss", "disagreement")
-"""What says nothing of a model that diverged."""
+"""Figures that mean nothing for a model that diverged."""
 
 GUESSING = math.log(256)
-"""Nats a byte for whoever holds all bytes for equally likely. A model that ends above that has diverged."""
+"""Nats per byte of a uniform prediction. A model that ends above it has diverged."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One number with how well it is known."""
+class Estimate:
+    """Mean over seeds with its standard error."""
 
     mean: float
     standard_error: float | None
-    """None for a single run; 0 for what is computed and not measured."""
-    seeds: tuple[int, ...] = ()
-    """Empty for what is computed."""
-    values: tuple[float, ...] = field(default=(), compare=False)
-    """One for each seed."""
-
-    def as_json(self) -> dict[str, Any]:
-        error = None if self.standard_error is None else float(f"{self.standard_error:.3g}")
-        return {"mean": float(f"{self.mean:.6g}"), "standard_error": error, "seeds": list(self.seeds)}
-
-    @classmethod
-    def of_json(cls, document: Mapping[str, Any]) -> Figure:
-        values = tuple(document.get("values", ()))
-        return cls(document["mean"], document["standard_error"], tuple(document["seeds"]), values)
+    """None for a single run; 0 for computed figures."""
+    by_seed: Mapping[int, float] = field(default_factory=dict, compare=False)
+    """Empty for computed figures."""
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """One contender in one setting."""
+class CellSummary:
+    """All runs of one contender in one setting."""
 
     contender: str
-    setting: Mapping[str, Any]
-    figures: Mapping[str, Figure]
+    setting: str
+    """As ``key`` returns it."""
+    figures: Mapping[str, Estimate]
+    """Without ``LOSSES`` if any run failed or diverged: a mean of the other runs would be biased."""
     failed: int = 0
-    """Runs that ended in an error, or that diverged. Where there are any, there are no ``LOSSES``: a mean of those
-    that survived would speak for the others."""
-    broken: int = 0
-    """Of these, the runs that ended in an error."""
+    diverged: int = 0
     runs: int = 0
 
 
-def figure_of(values: Mapping[int | None, float]) -> Figure:
-    """From the values by seed; the seed None stands for a figure that was computed."""
+def estimate(values: Mapping[int | None, float]) -> Estimate:
+    """Return the mean of values by seed; the seed None marks a computed figure."""
     if None in values:
-        return Figure(values[None], 0.0)
+        return Estimate(values[None], 0.0)
     numbers = list(values.values())
     error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-    seeds = tuple(sorted(seed for seed in values if seed is not None))
-    return Figure(statistics.fmean(numbers), error, seeds, tuple(values[seed] for seed in seeds))
+    return Estimate(statistics.fmean(numbers), error, {seed: each for seed, each in values.items() if seed is not None})
 
 
-def paired(one: Figure, other: Figure) -> Figure | None:
-    """The ratio of two figures seed by seed: where both have a seed in common, most of its luck cancels."""
-    mine, theirs = (dict(zip(each.seeds, each.values, strict=False)) for each in (one, other))
-    ratios: dict[int | None, float] = {seed: mine[seed] / theirs[seed] for seed in mine if seed in theirs}
-    return figure_of(ratios) if len(ratios) > 1 else None
+def paired(one: Estimate, other: Estimate) -> Estimate | None:
+    """Return the mean ratio over common seeds, which share most of their noise; None with fewer than two."""
+    common = [seed for seed in one.by_seed if seed in other.by_seed]
+    return estimate({seed: one.by_seed[seed] / other.by_seed[seed] for seed in common}) if len(common) > 1 else None
 
 
-def better(one: Figure, other: Figure, best: Literal["low", "high"]) -> bool:
-    """Whether ``one`` is better than ``other`` by more than two standard errors of their difference."""
+def better(one: Estimate, other: Estimate, best: Best) -> bool:
+    """Return whether ``one`` is better by more than two standard errors of the difference.
+
+    The two are treated as independent. A single run is neither better nor worse than anything.
+    """
     if one.standard_error is None or other.standard_error is None:
         return False
     gain = other.mean - one.mean if best == "low" else one.mean - other.mean
-    limit = CLEAR * math.hypot(one.standard_error, other.standard_error)
-    return gain > max(limit, EXACT * abs(other.mean))
+    return gain > max(CLEAR * math.hypot(one.standard_error, other.standard_error), EXACT * abs(other.mean))
 
 
-def summaries(experiment: Experiment, entries: Sequence[Entry]) -> list[Summary]:
-    """Each contender in each setting, with all figures, in the order of the entries."""
-    whole = [entry for entry in entries if "failure" not in entry]
+def key(setting: Mapping[str, Any]) -> str:
+    """Return a setting as a string that can be compared."""
+    return json.dumps(setting, sort_keys=True)
+
+
+def summaries(experiment: Experiment, entries: Sequence[Entry]) -> list[CellSummary]:
+    """Return one summary for each contender in each setting."""
     groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in experiment.derive(whole):
+    failures: dict[tuple[str, str], int] = {}
+    for entry in experiment.derive([each for each in entries if "failure" not in each]):
         groups.setdefault((entry["contender"], key(entry["setting"])), []).append(entry)
-    broken = [(entry["contender"], key(entry["setting"])) for entry in entries if "failure" in entry]
-    return [_summary(place, groups.get(place, []), broken.count(place)) for place in dict.fromkeys([*groups, *broken])]
+    for entry in (each for each in entries if "failure" in each):
+        place = (entry["contender"], key(entry["setting"]))
+        failures[place] = failures.get(place, 0) + 1
+    return [_summary(place, groups.get(place, []), failures.get(place, 0)) for place in {**groups, **failures}]
 
 
-def _summary(place: tuple[str, str], group: Sequence[Entry], broken: int) -> Summary:
+def _summary(place: tuple[str, str], group: Sequence[Entry], failed: int) -> CellSummary:
     values: dict[str, dict[int | None, float]] = {}
     diverged = 0
     for entry in group:
         headline = entry["headline"]
-        speaks = entry["setting"].get("learner", "lm") == "lm"  # other learners' losses are no nats
-        if "diverged" in headline or (speaks and headline.get("loss", 0.0) > GUESSING):
-            diverged += 1
-            headline = {name: number for name, number in headline.items() if name not in ("diverged", *LOSSES)}
+        is_text = entry["setting"].get("learner", "lm") == "lm"  # losses of other learners are not in nats
+        diverged += "diverged" in headline or (is_text and headline.get("loss", 0.0) > GUESSING)
         for name, number in headline.items():
             values.setdefault(name, {})[entry.get("seed")] = number
-    failed = broken + diverged
-    figures = {name: figure_of(each) for name, each in values.items() if not (failed and name in LOSSES)}
-    return Summary(place[0], json.loads(place[1]), figures, failed, broken, broken + len(group))
+    unusable = (*LOSSES, "diverged") if failed or diverged else ()
+    figures = {name: estimate(each) for name, each in values.items() if name not in unusable}
+    return CellSummary(*place, figures, failed, diverged, failed + len(group))
 
 
-def key(setting: Mapping[str, Any]) -> str:
-    """A setting as a word that can be compared."""
-    return json.dumps(setting, sort_keys=True)
-
-
-def document(
-    found: Mapping[str, Sequence[Summary]], experiments: Mapping[str, Experiment], tuning: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """``docs/results/summary.json``: for each experiment its rows with the figures that the experiment names."""
-    made: dict[str, Any] = {"version": 1}
-    made["tuning"] = {name: each["chosen"] for name, each in (tuning or {}).get("contenders", {}).items()}
-    for name, experiment in experiments.items():
-        made[name] = [_row(each, experiment) for each in found.get(name, ())]
-    return made
-
-
-def _row(summary: Summary, experiment: Experiment) -> dict[str, Any]:
-    figures = {name: summary.figures[name].as_json() for name in experiment.figures if name in summary.figures}
-    if (loss := summary.figures.get("loss")) is not None and "loss" in figures and len(loss.seeds) > 1:
-        figures["loss"]["values"] = [float(f"{each:.6g}") for each in loss.values]
-    row = {"contender": summary.contender, "setting": dict(summary.setting), "figures": figures}
-    return {**row, "failed": summary.failed} if summary.failed else row
+def by_place(found: Sequence[CellSummary]) -> dict[tuple[str, str], CellSummary]:
+    """Return the summaries by contender and setting."""
+    return {(each.contender, each.setting): each for each in found}

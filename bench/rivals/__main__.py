@@ -1,4 +1,4 @@
-"""``python -m bench.rivals``: every run that has no result yet, then the table. Root, Linux. Leave it alone."""
+"""``python -m bench.rivals``: make missing runs, then print the table. Root, Linux, an otherwise idle machine."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.environment import ROOT, environment
-from bench.rivals.course import RECIPES, RIVALS, SIZES, Case, Course
-from bench.rivals.reading import figures, notes_of
+from bench.rivals.cases import RECIPES, RIVALS, SIZES, RivalCase, RivalRecord
+from bench.rivals.readings import figures, notes_of
 from bench.rivals.table import HEADINGS, lines, merged
 from p2ptrain import files
 from p2ptrain.errors import UserError
@@ -29,25 +29,23 @@ from peer.lab.namespaces import check_means
 
 KNOWN = ROOT / "docs" / "results" / "rivals.json"
 STOP_S = 240.0
-"""For a run that is asked to end."""
+"""Time for a run to end after it is asked to."""
 HIVEMINDS, SOCKETS = Path("/tmp"), "hivemind-p2p*.sock"  # whatever TMPDIR says
-"""Where hivemind's own processes, the averagers', have their sockets, and leave those of who was killed."""
+"""Socket files of hivemind's processes, which a killed process leaves behind."""
 
 
 @click.command()
-@click.option("--rival", "rivals", multiple=True, type=click.Choice(RIVALS), help="These alone; may be repeated.")
-@click.option("--size", "sizes", multiple=True, type=click.Choice(sorted(SIZES)), help="These alone.")
+@click.option("--rival", "rivals", multiple=True, type=click.Choice(RIVALS), help="Run only this; may be repeated.")
+@click.option("--size", "sizes", multiple=True, type=click.Choice(sorted(SIZES)), help="Run only this size.")
 @click.option("--peers", "counts", multiple=True, type=click.IntRange(2, 16), default=(4, 8), show_default=True)
 @click.option("--seed", "seeds", multiple=True, type=click.IntRange(1), default=(1, 2, 3), show_default=True)
-@click.option(
-    "--hurry", type=click.FloatRange(1.0), default=1.0, help="Divide all times by this, to see that it works."
-)
+@click.option("--hurry", type=click.FloatRange(1.0), default=1.0, help="Divide all times by this, for a trial.")
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("out/rivals"), show_default=True)
 @click.option(
     "--known",
     type=click.Path(dir_okay=False, path_type=Path),
     default=KNOWN,
-    help="A rivals.json of earlier runs: what stands there is not run again.  [default: docs/results/rivals.json]",
+    help="rivals.json of earlier runs, which are not repeated.  [default: docs/results/rivals.json]",
 )
 def main(
     rivals: tuple[str, ...],
@@ -58,7 +56,7 @@ def main(
     out: Path,
     known: Path,
 ) -> None:
-    """Side by side on home lines: swarm, diloco and hivemind's averager. Four to nine minutes a run."""
+    """Compare swarm, diloco and hivemind's averager on home lines. Four to nine minutes a run."""
     console = Console(highlight=False)
     try:
         check_means()
@@ -66,7 +64,7 @@ def main(
     except UserError as error:
         raise click.ClickException(str(error)) from None
     cases = [
-        Case(rival, size, peers, seed, hurry)
+        RivalCase(rival, size, peers, seed, hurry)
         for seed in seeds
         for size in sizes or tuple(SIZES)
         for peers in counts
@@ -91,7 +89,7 @@ def main(
 
 
 def sweep(sockets: Iterable[Path]) -> None:
-    """Remove those at which nobody listens any more."""
+    """Remove socket files without a listener."""
     for path in filter(Path.is_socket, sockets):
         with socket.socket(socket.AF_UNIX) as asking:
             try:
@@ -102,8 +100,8 @@ def sweep(sockets: Iterable[Path]) -> None:
                 continue
 
 
-def run(case: Case, folder: Path) -> None:
-    """One run in a fresh folder; ``figures.json`` is there when it went through, ``course.json`` tells of it anyway."""
+def run(case: RivalCase, folder: Path) -> None:
+    """Make one run in a fresh folder: always writes ``record.json``, and ``figures.json`` if the run succeeded."""
     shutil.rmtree(folder, ignore_errors=True)
     changes: Mapping[str, Any] = {
         **SIZES[case.size].changes,
@@ -114,23 +112,23 @@ def run(case: Case, folder: Path) -> None:
     }
     create_run(folder / "run", SIZES[case.size].preset, changes=changes)
     sign_run(folder / "run")
-    command = [sys.executable, "-m", "bench.rivals.play", str(folder), json.dumps(asdict(case))]
+    command = [sys.executable, "-m", "bench.rivals.runner", str(folder), json.dumps(asdict(case))]
     before = set(HIVEMINDS.glob(SOCKETS))
     status = run_in_a_cell(command, STOP_S, PYTHONPATH=os.pathsep.join(sys.path[:1]))
     sweep(set(HIVEMINDS.glob(SOCKETS)) - before)
     if status:
-        raise click.ClickException(f"{case.name} ended with status {status}; its words are above.")
-    course = Course.of(json.loads((folder / "course.json").read_bytes()))
-    if course.troubles:
-        click.echo(f"[rivals] {case.name}: {'; '.join(course.troubles)}", err=True)
+        raise click.ClickException(f"{case.name} ended with status {status}; see its output above.")
+    record = RivalRecord.of(json.loads((folder / "record.json").read_bytes()))
+    if record.troubles:
+        click.echo(f"[rivals] {case.name}: {'; '.join(record.troubles)}", err=True)
         return
-    homes = {who: folder / who for who in course.traffic}
+    homes = {who: folder / who for who in record.traffic}
     summaries = {
         who: json.loads((home / "summary.json").read_bytes())
         for who, home in homes.items()
         if (home / "summary.json").exists()
     }
-    found = figures(course, {who: notes_of(home) for who, home in homes.items()}, summaries)
+    found = figures(record, {who: notes_of(home) for who, home in homes.items()}, summaries)
     files.replace(
         folder / "figures.json",
         json.dumps({"case": asdict(case), "environment": environment(), **found}, indent=1).encode(),

@@ -1,11 +1,11 @@
-"""A peer that trains as ours do and averages with hivemind's own averager; and the DHT node that it starts from.
+"""Peer that trains like ours and averages with hivemind's own averager; and the DHT node that it starts from.
 
     python -m bench.rivals.averager --meet FILE ADDRESS                  a DHT node; FILE gets its addresses
     python -m bench.rivals.averager --manifest FILE --home DIR --peers N --link FILE ADDRESS
 
-H inner steps, then one blocking ``DecentralizedAverager.step`` over weights and progress. Nothing is set that hivemind
-sets by itself, but for the group, which is everybody, and fp16 on the wire. A newcomer takes the state of whoever
-offers it (``load_state_from_peers``). SIGTERM ends it; it writes the same notes and the same summary as a peer of ours.
+H inner steps, then one blocking ``DecentralizedAverager.step`` over weights and progress. All settings are hivemind's
+defaults, except for one group of all peers and fp16 on the wire. A newcomer calls ``load_state_from_peers``. SIGTERM
+ends the process; it writes the same notes and summary as a peer of ours.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from peer.home import cache_directory
 from peer.record import HELD_OUT_TOKENS, PROGRESS_PERIOD_S
 
 ROUND_S = 120.0
-"""For one average, retries included; OpenDiLoCo's own order of magnitude. A guess."""
+"""Timeout of one average with retries: a guess, the order of magnitude of OpenDiLoCo."""
 STATE_S = 60.0
-"""For the state of others when it comes."""
+"""Timeout of a newcomer's download."""
 TICK_S = 0.05
 PROGRESS_UNIT = float(1 << 20)
-"""Tokens; fp16 ends at 65,504."""
+"""Unit of progress in tokens, since fp16 ends at 65,504."""
 
 
 def main() -> None:
@@ -84,7 +84,7 @@ def _train(source: Path, home: Path, peers: int, late: bool, dht: hivemind.DHT, 
 
 
 class Averaging:
-    """One such peer."""
+    """Peer of the averager."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class Averaging:
         )
 
     def catch_up(self) -> None:
-        """Weights and progress of those who are there; again and again, since each try may fail."""
+        """Download weights and progress, with retries until ``STATE_S`` is over."""
         ends_at = time.monotonic() + STATE_S
         while (left_s := ends_at - time.monotonic()) > 0 and not self._leaving.is_set():
             found = self.averager.load_state_from_peers(timeout=left_s)
@@ -126,7 +126,7 @@ class Averaging:
                 return
 
     def run(self) -> None:
-        """Until it is asked to leave."""
+        """Train until asked to leave."""
         self._log.note("started", parameters=self._task.model.layout.parameter_count)
         self._began_at = time.monotonic()
         while not self._leaving.is_set():
@@ -170,7 +170,7 @@ class Averaging:
         self._progress = float(progress) * PROGRESS_UNIT
 
     def _note(self) -> None:
-        """As ``peer.record`` does."""
+        """Note progress, as ``peer.record`` does."""
         now = time.monotonic()
         if now < self._next_note:
             return

@@ -1,4 +1,4 @@
-"""The runs as a table: mean and spread over seeds. Pure."""
+"""Table of runs: mean and spread over seeds. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.rivals.course import RIVALS
-from bench.rivals.reading import LADDER
+from bench.rivals.cases import RIVALS
+from bench.rivals.readings import LADDER
 
 HEADINGS = (
     "model, peers",
@@ -27,13 +27,13 @@ Run = Mapping[str, Any]
 
 
 def merged(earlier: Sequence[Run], fresh: Sequence[Run]) -> list[Run]:
-    """All runs, those of a case that was run again once: as it was run last."""
+    """Return all runs; a repeated case counts once, with its last run."""
     again = [run["case"] for run in fresh]
     return [run for run in earlier if run["case"] not in again] + list(fresh)
 
 
 def markdown(runs: Sequence[Run]) -> list[str]:
-    """For a document: on which machines and which code, and the table."""
+    """Return machines and commits, and the table, in Markdown."""
     builds = dict.fromkeys(
         f"- seed {run['case']['seed']}: {env['machine']}; {env['date'][:10]}; commit {env['commit']}"
         for run in sorted(runs, key=lambda run: run["case"]["seed"])
@@ -44,7 +44,7 @@ def markdown(runs: Sequence[Run]) -> list[str]:
 
 
 def lines(runs: Sequence[Run]) -> Iterator[list[str]]:
-    """One line for each rival at each size and number of peers."""
+    """Yield one line for each rival at each size and number of peers."""
     places = sorted({(run["case"]["size"], run["case"]["peers"]) for run in runs})
     for size, peers in places:
         here = [run for run in runs if (run["case"]["size"], run["case"]["peers"]) == (size, peers)]
@@ -67,13 +67,13 @@ def lines(runs: Sequence[Run]) -> Iterator[list[str]]:
 
 
 def common(runs: Sequence[Run]) -> float | None:
-    """The lowest rung that every run has reached."""
+    """Return the lowest rung that every run has reached."""
     reached = [rung for rung in LADDER if all(f"seconds_to:{rung:g}" in run for run in runs)]
     return min(reached, default=None)
 
 
 def _cell(runs: Sequence[Run], name: str, scale: float, digits: int) -> str:
-    """Mean ± standard deviation; how many runs have none, if some do."""
+    """Return mean ± standard deviation, and how many runs have a value if not all do."""
     values = [scale * run[name] for run in runs if run.get(name) is not None]
     if not values:
         return NOTHING

@@ -8,11 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.evidence.cells import Cell, Choice, Contender
-from bench.evidence.cells import Setting as CellSetting
+from bench.evidence.cells import Cell, CellSetting, Choice, Contender
 from bench.evidence.contenders import DILOCO, GASLOC, NOLOCO, SWARM, SWARM_INT8, SWARM_MODULAR4
+from bench.evidence.run import simulated
 from bench.evidence.scenario import scenario
-from bench.evidence.simulation import simulate
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.cost import (
     METHODS,
@@ -197,7 +196,7 @@ def test_settings_out_of_range_are_refused(change: dict[str, float]) -> None:
 def test_a_simulated_run_sends_the_bits_of_the_formula(name: str, contender: Contender, recipe: str) -> None:
     """Swarm a little less: at both ends of a run a peer finds no partner."""
     cell = Cell(experiment="", contender=contender, setting=CellSetting(learner="quadratic", steps=300), seed=1)
-    sent = simulate(scenario(cell, Choice(recipe, 0.7, 0.5)), "cpu")["overall"]["payload_bits_per_parameter"]
+    sent = simulated(scenario(cell, Choice(recipe, 0.7, 0.5)))["overall"]["payload_bits_per_parameter"]
     assert sent == pytest.approx(sent_bits(METHODS[name], peers=8), rel=0.05)
 
 

@@ -1,33 +1,23 @@
-"""The plan: what is run, in which order, when it is run again, and with which numbers."""
+"""Cells of the experiments: what is planned, with which numbers, and as which scenario."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, Choice, Setting
-from bench.evidence.contenders import (
-    CONFIRMED,
-    DDP,
-    DILOCOX,
-    DPSGD,
-    GASLOC,
-    SWARM,
-    SWARM_BLOCKING,
-    SWARM_SLOW,
-    TUNED,
-    on,
-)
-from bench.evidence.experiments import EXPERIMENTS, all_cells
-from bench.evidence.experiments.r1_quality import EQUAL_TRAFFIC, RIVALS
+from bench.evidence.__main__ import QUICK_SHARE
+from bench.evidence.cells import CENTRAL, FINAL_SEEDS, TUNING_SEED, Cell, CellSetting, Choice
+from bench.evidence.contenders import DDP, DILOCOX, DPSGD, SWARM, TUNED, on
+from bench.evidence.experiments import EXPERIMENTS
+from bench.evidence.experiments.r1_quality import RIVALS
 from bench.evidence.experiments.r11_doubts import JUDGED
-from bench.evidence.grid import DECAYS, LEARNING_RATES, MOMENTA, best, chosen, document, points, tuning_cells
-from bench.evidence.plan import State, choice_for, core_seconds, hours, jobs, ordered, pace, quick, tuned
+from bench.evidence.pages import RESULTS
+from bench.evidence.run import digest, read
 from bench.evidence.scenario import TOKENS_PER_STEP, scenario
-from bench.evidence.store import Record, Store
+from bench.evidence.tuning import DECAYS, LEARNING_RATES, MOMENTA, best, choice_of, points, tuning_cells
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.scenario import Scenario
 
@@ -38,27 +28,15 @@ def cell(**changes: object) -> Cell:
     return replace(Cell(experiment="R1", contender=SWARM, setting=CENTRAL, seed=1), **changes)  # type: ignore[arg-type]
 
 
-def record(
-    wanted: Cell, choice: Choice = CHOICE, loss: float | None = 1.5, code: str = "now", **more: object
-) -> Record:
-    fields: dict[str, object] = {
-        "name": wanted.name,
-        "scenario": scenario(wanted, choice),
-        "headline": {} if loss is None else {"loss": loss},
-        "code": code,
-        "commit": "c",
-        "machine": "m",
-        "date": "2026-01-01",
-        "seconds": 2.0,
-    }
-    return Record(**{**fields, **more})  # type: ignore[arg-type]
+def all_cells() -> list[Cell]:
+    return [cell for each in EXPERIMENTS.values() for cell in each.cells]
 
 
 # --- the experiments as they are ------------------------------------------------------------------
 
 
 def test_the_issue_is_covered() -> None:
-    assert list(EXPERIMENTS) == [f"R{number}" for number in range(1, 12)]
+    assert list(EXPERIMENTS) == ["tuning", *(f"R{number}" for number in range(1, 12))]
     settings = {(each.setting.peers, each.setting.inner_steps) for each in EXPERIMENTS["R1"].cells}
     assert {(peers, inner_steps) for peers in (4, 8, 16) for inner_steps in (1, 10, 30, 100)} <= settings
     for contender in RIVALS:
@@ -103,7 +81,7 @@ def test_final_numbers_are_of_the_test_split_and_of_other_seeds() -> None:
 
 
 def test_every_table_and_panel_names_cells_that_are_planned() -> None:
-    for experiment in EXPERIMENTS.values():
+    for experiment in (each for each in EXPERIMENTS.values() if each.id != "tuning"):
         if experiment.computed is not None:
             planned = {(each["contender"], repr(sorted(each["setting"].items()))) for each in experiment.computed()}
         else:
@@ -147,67 +125,16 @@ def test_the_simulator_takes_every_scenario() -> None:
             Scenario.model_validate(scenario(each, each.choice or Choice(form, 0.7, 0.9)))
 
 
-def test_the_whole_fits_the_budget() -> None:
-    """About 12 hours of two cores, by what is assumed of a core, without what time allows (from tier 6 on); and ten
-    minutes for the quick part."""
-    needed = [each for each in all_cells() if each.tier < 6]
-    assert 6 < hours([job.cell for job in jobs(needed, Store(Path("nowhere")), {}, "now")], workers=2) < 12
-    assert hours(quick(all_cells()), workers=2) * 60 < 10
-
-
-# --- order ----------------------------------------------------------------------------------------
-
-
-def test_breadth_first() -> None:
-    cells = ordered(all_cells())
-    tiers = [each.tier for each in cells]
-    assert tiers == sorted(tiers)
-    after_tuning = [each for each in cells if each.tier == 1]
-    decisive = {each.name for each in (*CONFIRMED, *EQUAL_TRAFFIC)}
-    first = after_tuning[: 2 * len(decisive)]
-    assert {each.seed for each in first} == {FINAL_SEEDS[0]}
-    assert {each.contender.name for each in first} == decisive
-    assert {each.setting.inner_steps for each in after_tuning} == {10, 30}
-    tuned_first = {each.contender.name for each in cells if each.tier == 0 and each.experiment == "tuning"}
-    assert tuned_first == {each.name for each in (*CONFIRMED, SWARM_BLOCKING, SWARM_SLOW)}
-    assert {each.tuned_as for each in (*CONFIRMED, *EQUAL_TRAFFIC)} == tuned_first, "nobody in tier 1 waits for tier 2"
-
-
-def test_a_run_that_two_experiments_want_is_planned_once(tmp_path: Path) -> None:
-    twice = [cell(choice=CHOICE), cell(experiment="R8", choice=CHOICE, tier=6)]
-    assert [job.cell.experiment for job in jobs(twice, Store(tmp_path), {}, "now")] == ["R1"]
-
-
-# --- states ---------------------------------------------------------------------------------------
-
-
-def test_states(tmp_path: Path) -> None:
-    store, wanted = Store(tmp_path), cell(choice=CHOICE)
-
-    def state(code: str = "now") -> State:
-        return jobs([wanted], store, {}, code)[0].state
-
-    assert state() is State.TO_DO
-    store.keep(record(wanted))
-    assert state() is State.DONE
-    assert state("later") is State.STALE
-    store.keep(record(wanted, loss=None, failure="it broke"))
-    assert state() is State.FAILED
-    assert state("later") is State.FAILED
-
-
-def test_a_cell_waits_for_its_methods_whole_grid(tmp_path: Path) -> None:
-    store, cells = Store(tmp_path), [*tuning_cells([GASLOC]), cell(contender=GASLOC)]
-    grid = [each for each in cells if each.choice is not None]
-    assert len(grid) == 18
-    for count, each in enumerate(grid):
-        assert choice_for(cells[-1], tuned(cells, store)) is None, f"{count} of 18 are done"
-        assert each.choice is not None
-        store.keep(record(each, loss=None, failure="out of memory"))
-        assert choice_for(cells[-1], tuned(cells, store)) is None, "a failure tells nothing of a choice"
-        loss = 1.4 if each.choice == Choice("gasloc_y", 0.4, 0.5) else 1.5
-        store.keep(record(each, each.choice, loss))
-    assert choice_for(cells[-1], tuned(cells, store)) == Choice("gasloc_y", 0.4, 0.5)
+def test_published_results_are_of_planned_cells() -> None:
+    tuning = read(RESULTS, "tuning")["cells"]
+    for name, experiment in EXPERIMENTS.items():
+        wanted = {
+            (each.contender.name, each.seed, digest(scenario(each, choice)))
+            for each in experiment.cells
+            if (choice := choice_of(each, tuning)) is not None
+        }
+        entries = read(RESULTS, name)["cells"] if experiment.computed is None else []
+        assert {(each["contender"], each["seed"], each["scenario"]) for each in entries} <= wanted
 
 
 # --- numbers --------------------------------------------------------------------------------------
@@ -225,40 +152,32 @@ def test_the_same_nine_cells_for_every_form() -> None:
     assert names == {each.name for each in TUNED}
 
 
-def test_the_lowest_loss_wins_and_what_diverged_never_does() -> None:
+def entry(choice: Choice, loss: float | None, contender: str = "swarm") -> dict[str, Any]:
+    headline = {"diverged": 1.0} if loss is None else {"loss": loss}
+    numbers = {"recipe": choice.recipe, "eta": choice.learning_rate, "mu": choice.momentum}
+    return {"contender": contender, **numbers, "headline": headline}
+
+
+def test_the_lowest_loss_wins_and_diverged_runs_never_do() -> None:
     one, two, three = points("swarm")[:3]
-    assert best([(one, 1.6), (two, 1.5), (three, 1.5)]) == two
-    assert best([(one, None), (two, 2.0)]) == two
-    with pytest.raises(ValueError, match="diverged"):
-        best([(one, None)])
+    assert best([entry(one, 1.6), entry(two, 1.5), entry(three, 1.5)]) == two
+    assert best([entry(one, None), entry(two, 2.0)]) == two
 
 
-def test_a_form_that_was_not_tuned_takes_its_methods_numbers() -> None:
-    grid: Mapping[str, list[tuple[Choice, float | None]]] = {
-        "swarm": [(Choice("swarm", 0.4, 0.5), 1.6), (Choice("swarm_both", 1.0, 0.9), 1.5)]
-    }
-    either = cell(contender=replace(SWARM, forms=("swarm", "swarm_both")))
-    assert choice_for(either, grid) == Choice("swarm_both", 1.0, 0.9)
-    only_weights = cell(contender=replace(SWARM, forms=("swarm",)))
-    assert choice_for(only_weights, grid) == Choice("swarm", 0.4, 0.5)
-    only_gradients = cell(contender=replace(SWARM, forms=("swarm_gradients",)))
-    assert choice_for(only_gradients, grid) == Choice("swarm_gradients", 1.0, 0.9)
-    assert choice_for(cell(contender=DDP), {}) == Choice("ddp", 1.0, 0.0)
-    assert choice_for(cell(), {}) is None
-
-
-def test_the_tuning_document_gives_back_what_was_chosen() -> None:
-    grid = {"swarm": [(choice, 1.5 + index / 100) for index, choice in enumerate(points("swarm"))]}
-    made = document(grid)
-    assert chosen(made) == {"swarm": Choice("swarm", 0.4, 0.0)}
-    assert len(made["contenders"]["swarm"]["grid"]) == 9
+def test_a_form_that_was_not_tuned_takes_the_numbers_of_its_method() -> None:
+    grid = [entry(choice, 1.5 + index / 100) for index, choice in enumerate(points("swarm"))]
+    assert choice_of(cell(), grid) == Choice("swarm", 0.4, 0.0)
+    assert choice_of(cell(contender=replace(SWARM, forms=("swarm_half",))), grid) == Choice("swarm_half", 0.4, 0.0)
+    assert choice_of(cell(contender=DDP), []) == Choice("ddp", 1.0, 0.0)
+    assert choice_of(cell(), grid[1:]) is None, "the grid is incomplete"
+    assert choice_of(cell(), [*grid[1:], {**grid[0], "failure": "out of memory"}]) is None
 
 
 # --- the scenario ---------------------------------------------------------------------------------
 
 
 def test_a_scenario_by_hand() -> None:
-    made = scenario(cell(setting=Setting(peers=4, exchange_steps=2.0, failures=0.1)), CHOICE)
+    made = scenario(cell(setting=CellSetting(peers=4, exchange_steps=2.0, failures=0.1)), CHOICE)
     assert made["run"]["tokens_per_peer"] == 3_200 * TOKENS_PER_STEP
     assert made["run"]["failed_exchanges"] == 0.1
     assert made["peers"] == [
@@ -277,11 +196,11 @@ def test_a_scenario_by_hand() -> None:
 
 
 def test_a_step_is_long_where_every_step_is_an_exchange_and_time_is_not_judged() -> None:
-    def group(setting: Setting) -> Mapping[str, object]:
+    def group(setting: CellSetting) -> Mapping[str, object]:
         peers: list[Mapping[str, object]] = scenario(cell(setting=setting), CHOICE)["peers"]
         return peers[-1]
 
-    fast, slow = group(Setting()), group(Setting(inner_steps=1))
+    fast, slow = group(CellSetting()), group(CellSetting(inner_steps=1))
     assert (fast["step_s"], slow["step_s"]) == (1.0, 10.0)
     assert slow["up_mbit_s"] == pytest.approx(0.1 * float(str(fast["up_mbit_s"]))), "the same line in steps"
     straggler = {each.setting for each in EXPERIMENTS["R3"].cells if each.setting.inner_steps == 1}
@@ -296,18 +215,20 @@ def test_graphs_are_of_one_kind_for_those_who_plan_and_those_who_draw() -> None:
 
 
 def test_the_odd_peer_is_a_group_of_one() -> None:
-    slow = scenario(cell(setting=Setting(straggler=0.1)), CHOICE)["peers"]
+    slow = scenario(cell(setting=CellSetting(straggler=0.1)), CHOICE)["peers"]
     assert [group["count"] for group in slow] == [1, 7]
     assert slow[0]["up_mbit_s"] == pytest.approx(0.1 * slow[1]["up_mbit_s"])
-    fast = scenario(cell(setting=Setting(speed_ratio=4.0)), CHOICE)["peers"]
+    fast = scenario(cell(setting=CellSetting(speed_ratio=4.0)), CHOICE)["peers"]
     assert (fast[0]["step_s"], fast[1]["step_s"]) == (0.25, 1.0)
-    assert "pace" not in scenario(cell(setting=Setting(straggler=0.1)), CHOICE)
-    assert scenario(cell(setting=Setting(straggler=0.1)), Choice("gasloc_y", 1, 0))["pace"] == {"policy": "straggler"}
+    assert "pace" not in scenario(cell(setting=CellSetting(straggler=0.1)), CHOICE)
+    assert scenario(cell(setting=CellSetting(straggler=0.1)), Choice("gasloc_y", 1, 0))["pace"] == {
+        "policy": "straggler"
+    }
     assert scenario(cell(contender=DILOCOX), Choice("dilocox", 0.7, 0.5))["pace"] == {"policy": "rank"}
 
 
 def test_who_comes_and_goes_keeps_the_number_of_peers() -> None:
-    groups = scenario(cell(setting=Setting(comings_and_goings=True)), CHOICE)["peers"]
+    groups = scenario(cell(setting=CellSetting(comings_and_goings=True)), CHOICE)["peers"]
     assert [(group["name"], group["count"]) for group in groups] == [("others", 6), ("leaving", 2), ("coming", 2)]
     assert groups[1]["leaves_at_s"] == 1_600
     assert groups[2]["arrives_at_s"] == pytest.approx(3_200 / 3)
@@ -315,19 +236,8 @@ def test_who_comes_and_goes_keeps_the_number_of_peers() -> None:
 
 def test_quick_cells_are_shorter_and_keep_their_columns() -> None:
     full = next(each for each in all_cells() if each.quick and each.setting.learner == "lm")
-    short = quick([full])[0]
-    assert short.setting == full.setting
+    short = replace(full, shorter=QUICK_SHARE)
     assert 10 * short.setting.inner_steps <= short.steps < full.steps / 4
-
-
-# --- time -----------------------------------------------------------------------------------------
-
-
-def test_the_pace_is_what_was_measured() -> None:
-    some = cell()
-    assert pace([]) == 1
-    assert pace([(some, 2 * core_seconds(some)), (some, 4 * core_seconds(some))]) == pytest.approx(3)
-    assert hours([some], workers=2, pace=3) == pytest.approx(3 * core_seconds(some) / 2 / 3_600)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)

@@ -1,134 +1,121 @@
-"""docs/RESULTS.md says what docs/results/*.json say, and the tables say it plainly."""
+"""The pages of docs/results equal what the JSON files give, and tables mark what they should."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-from bench.evidence import documents, figures
+import pytest
+
+from bench.evidence import figures
 from bench.evidence.experiments import EXPERIMENTS
-from bench.evidence.layout import Column, Panel, Point, Row, Table
-from bench.evidence.run import expected
-from bench.evidence.summary import Figure, Summary, key, summaries
-from bench.evidence.tables import DOCUMENT, RESULTS, drawings, evidence_lines, load, summary_of, table_lines
+from bench.evidence.layout import Column, PlotPanel, PlotPoint, ResultTable, TableRow
+from bench.evidence.pages import RESULTS, page, pages, table_lines
+from bench.evidence.run import read, text
+from bench.evidence.summary import CellSummary, Estimate, key, summaries
 from bench.results import replaced
+from bench.rivals.table import markdown
 
-TABLE = Table("T", (Row("swarm"), Row("diloco", label="DiLoCo")), (Column("loss", "loss", best="low"),))
-
-
-def found(**losses: Figure) -> dict[tuple[str, str], Summary]:
-    return {(name, key({})): Summary(name, {}, {"loss": loss}) for name, loss in losses.items()}
+TABLE = ResultTable("T", (TableRow("swarm"), TableRow("diloco", label="DiLoCo")), (Column("loss", "loss", best="low"),))
 
 
-def lines(**losses: Figure) -> list[str]:
-    return list(table_lines(TABLE, found(**losses)))[2:]
+def estimate(mean: float, error: float | None, *seeds: int) -> Estimate:
+    return Estimate(mean, error, dict.fromkeys(seeds, mean))
 
 
-# --- the committed documents ----------------------------------------------------------------------
+def lines(table: ResultTable = TABLE, **losses: Estimate) -> list[str]:
+    places = {(name, key({})): CellSummary(name, key({}), {"loss": loss}) for name, loss in losses.items()}
+    return list(table_lines(table, places))[2:]
 
 
-def test_the_document_is_what_the_files_give() -> None:
-    """After new results: python -m bench.evidence.tables."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    assert text == replaced(text, "evidence", evidence_lines(load(), drawings()))
+# --- committed pages ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_pages_equal_what_the_files_give(name: str) -> None:
+    """After new results: python -m bench.evidence.pages."""
+    assert (RESULTS / f"{name}.md").read_text(encoding="utf-8") == pages(RESULTS)[f"{name}.md"]
+
+
+def test_the_page_of_rivals_equals_its_file() -> None:
+    """After new results: python -m bench.results --rivals docs/results/rivals.json."""
+    shown = (RESULTS / "RIVALS.md").read_text(encoding="utf-8")
+    runs = json.loads((RESULTS / "rivals.json").read_bytes())["runs"]
+    assert shown == replaced(shown, "rivals", markdown(runs))
 
 
 def test_every_figure_is_shown() -> None:
-    text = DOCUMENT.read_text(encoding="utf-8")
     for figure in (RESULTS / "figures").iterdir():
-        assert f"(results/figures/{figure.name})" in text
-
-
-def test_the_summary_is_what_the_files_give() -> None:
-    assert (RESULTS / "summary.json").read_text(encoding="utf-8") == documents.text(summary_of(load()))
+        assert f"(figures/{figure.name})" in (RESULTS / f"{figure.stem}.md").read_text(encoding="utf-8")
 
 
 def test_the_computed_experiment_is_up_to_date() -> None:
     """After a change of the cost model: python -m bench.evidence --only R4."""
-    published, computed = documents.read(RESULTS / "R4.json"), EXPERIMENTS["R4"].computed
-    assert published is not None
+    computed = EXPERIMENTS["R4"].computed
     assert computed is not None
-    assert published["cells"] == computed()
+    assert read(RESULTS, "R4")["cells"] == computed()
 
 
-def test_published_files_are_as_they_are_written() -> None:
-    for name, made in load().items():
-        assert (RESULTS / f"{name}.json").read_text(encoding="utf-8") == documents.text(made)
+def test_published_files_have_the_form_in_which_they_are_written() -> None:
+    for name in EXPERIMENTS:
+        if (RESULTS / f"{name}.json").exists():
+            assert (RESULTS / f"{name}.json").read_text(encoding="utf-8") == text(read(RESULTS, name))
 
 
-# --- tables ---------------------------------------------------------------------------------------
+def test_an_experiment_without_results_has_a_page() -> None:
+    shown = page(EXPERIMENTS["R1"], {"experiment": "R1", "builds": {}, "cells": []}, RESULTS)
+    assert "- Not run: 300 runs are planned." in shown
+    assert "| diloco | - |" in shown
+
+
+# --- tables -------------------------------------------------------------------------------------------------------
 
 
 def test_the_best_and_what_is_not_clearly_worse_are_bold() -> None:
-    assert lines(swarm=Figure(1.6, 0.01, (1, 2)), diloco=Figure(1.5, 0.01, (1, 2))) == [
+    assert lines(swarm=estimate(1.6, 0.01, 1, 2), diloco=estimate(1.5, 0.01, 1, 2)) == [
         "| swarm | 1.600 ± 0.010 |",
         "| DiLoCo | **1.500 ± 0.010** |",
     ]
-    assert lines(swarm=Figure(1.51, 0.01, (1, 2)), diloco=Figure(1.5, 0.01, (1, 2))) == [
+    assert lines(swarm=estimate(1.51, 0.01, 1, 2), diloco=estimate(1.5, 0.01, 1, 2)) == [
         "| swarm | **1.510 ± 0.010** |",
         "| DiLoCo | **1.500 ± 0.010** |",
     ]
 
 
-def test_what_was_not_run_is_a_dash_and_what_failed_says_so() -> None:
-    assert lines(swarm=Figure(1.6, None, (1,))) == ["| swarm | 1.600 |", "| DiLoCo | - |"]
-    broken = {("swarm", key({})): Summary("swarm", {}, {}, failed=2, runs=3)}
-    assert list(table_lines(TABLE, broken))[2] == "| swarm | 2 of 3 diverged |"
-    broken = {("swarm", key({})): Summary("swarm", {}, {}, failed=2, broken=1, runs=3)}
+def test_missing_and_failed_runs_are_marked() -> None:
+    assert lines(swarm=estimate(1.6, None, 1)) == ["| swarm | 1.600 |", "| DiLoCo | - |"]
+    broken = {("swarm", key({})): CellSummary("swarm", key({}), {}, failed=1, diverged=1, runs=3)}
     assert list(table_lines(TABLE, broken))[2] == "| swarm | 1 of 3 diverged, 1 of 3 failed |"
-    some = {("swarm", key({})): Summary("swarm", {}, {"loss": Figure(1.6, 0.1, (1, 2))}, runs=3)}
+    some = {("swarm", key({})): CellSummary("swarm", key({}), {"loss": estimate(1.6, 0.1, 1, 2)}, runs=3)}
     assert list(table_lines(TABLE, some))[2] == "| swarm | 1.600 ± 0.100 (2 of 3 runs) |"
+
+
+def test_ratios_are_taken_seed_by_seed() -> None:
+    table = ResultTable("T", (TableRow("swarm"),), (Column("ratio", "loss"),), over="diloco")
+    swarm, diloco = Estimate(3.0, 1.0, {1: 2.0, 2: 4.0}), Estimate(6.0, 2.0, {1: 4.0, 2: 8.0})
+    assert lines(table, swarm=swarm, diloco=diloco) == ["| swarm | 0.500 |"]
+
+
+# --- files and figures --------------------------------------------------------------------------------------------
+
+
+def test_a_document_has_a_line_for_each_cell_and_is_json() -> None:
+    made = {"experiment": "R1", "builds": {"a": {"b": 1}}, "cells": [{"x": 1}, {"x": 2}]}
+    assert json.loads(text(made)) == made
+    assert text(made).splitlines()[5:9] == [' "cells": [', '  {"x": 1},', '  {"x": 2}', " ]"]
 
 
 def entries(contender: str, loss: float) -> list[dict[str, Any]]:
     return [
-        {"contender": contender, "setting": {}, "seed": seed, "headline": {"loss": loss + seed / 1_000}, "code": "1"}
+        {"contender": contender, "setting": {}, "seed": seed, "headline": {"loss": loss + seed / 1_000}}
         for seed in (1, 2, 3)
     ]
 
 
-def test_where_others_win_is_said() -> None:
-    document = {
-        "experiment": "R1",
-        "builds": {},
-        "planned": 9,
-        "cells": [*entries("swarm", 1.6), *entries("diloco", 1.5)],
-    }
-    text = " ".join("\n".join(evidence_lines({"R1": document})).split())
-    assert "diloco 1.502 ± 0.001 against swarm's 1.602 ± 0.001" in text
-    document["cells"] = [*entries("swarm", 1.5), *entries("diloco", 1.6)]
-    assert "Nowhere yet by more than two standard errors." in "\n".join(evidence_lines({"R1": document}))
-
-
-def test_an_empty_house_says_that_nothing_has_run() -> None:
-    text = "\n".join(evidence_lines({}))
-    assert text.count("Not run yet.") == 11
-    assert "Nothing yet: the rule needs R1, R4 and R5." in text
-
-
-# --- documents ------------------------------------------------------------------------------------
-
-
-def test_a_document_has_a_line_for_each_cell_and_is_json() -> None:
-    made = {"version": 1, "builds": {"a": {"b": 1}}, "cells": [{"x": 1}, {"x": 2}], "none": [], "list": [1, 2]}
-    text = documents.text(made)
-    assert json.loads(text) == made
-    assert text.splitlines()[5:9] == [' "cells": [', '  {"x": 1},', '  {"x": 2}', " ],"]
-
-
-# --- drawings -------------------------------------------------------------------------------------
-
-
-def test_a_drawing_shows_the_tables_figures() -> None:
+def test_a_plotted_line_shows_the_figures_of_the_tables() -> None:
     at = EXPERIMENTS["R1"].cells[0].setting
-    panel = Panel("p", "x", "y", {"a": (Point("swarm", at, 2.0, "loss"), Point("diloco", at, 1.0, "loss"))})
+    panel = PlotPanel("p", "x", "y", {"a": (PlotPoint("swarm", at, 2.0, "loss"), PlotPoint("diloco", at, 1.0, "loss"))})
     drawn = figures.lines(panel, summaries(EXPERIMENTS["R1"], [*entries("swarm", 1.6), *entries("diloco", 1.5)]))
     assert [(line.label, line.xs) for line in drawn] == [("a", (1.0, 2.0))]
     assert [round(y, 3) for y in drawn[0].ys] == [1.502, 1.602]
     assert figures.lines(panel, []) == []
-
-
-def test_hours_are_counted_by_experiment() -> None:
-    count, core_hours = expected(EXPERIMENTS["R2"].cells[:3])["R2"]
-    assert count == 3
-    assert 0 < core_hours < 1

@@ -2,7 +2,7 @@
 
 import json
 
-from bench.lab import Run, lines
+from bench.lab import LabRun, lines
 
 
 def report(scenario, *, passed=True, **limits):
@@ -20,8 +20,8 @@ def limit(found, kept=True, **bounds):
 
 
 def test_each_limit_is_a_row_with_what_each_run_found():
-    first = Run("aaa", [report("kill", stayed=limit(3.0, at_least=3.0), stall=limit(0.31234, at_most=1.0))])
-    second = Run("bbb", [report("kill", stayed=limit(4.0, at_least=3.0), stall=limit(0.5, at_most=1.0))])
+    first = LabRun("aaa", [report("kill", stayed=limit(3.0, at_least=3.0), stall=limit(0.31234, at_most=1.0))])
+    second = LabRun("bbb", [report("kill", stayed=limit(4.0, at_least=3.0), stall=limit(0.5, at_most=1.0))])
 
     assert lines([first, second]) == [
         "- run 1: 1 of 1 scenarios passed; an abacus; noon to noon; commit aaa",
@@ -38,7 +38,7 @@ def test_each_limit_is_a_row_with_what_each_run_found():
 def test_what_was_missed_stands_out_and_what_was_not_measured_is_said():
     shown = lines(
         [
-            Run(
+            LabRun(
                 "aaa",
                 [report("late", passed=False, donors=limit(1.0, kept=False, at_least=2.0), loss=limit(None, False))],
             )
@@ -51,20 +51,22 @@ def test_what_was_missed_stands_out_and_what_was_not_measured_is_said():
 
 
 def test_both_bounds_are_told_and_one_number_where_they_meet():
-    shown = lines([Run("aaa", [report("x", a=limit(2, at_least=1, at_most=3), b=limit(1, at_least=1, at_most=1))])])
+    shown = lines([LabRun("aaa", [report("x", a=limit(2, at_least=1, at_most=3), b=limit(1, at_least=1, at_most=1))])])
     assert "|  | a | >= 1, <= 3 | 2 |" in shown
     assert "|  | b | 1 | 1 |" in shown
 
 
 def test_limits_that_always_hold_are_told_only_where_they_did_not():
     kept, left = limit(0.0, at_most=0.0), limit(2.0, kept=False, at_most=0.0)
-    shown = lines([Run("aaa", [report("x", passed=False, left_sockets=kept, left_processes=left)])])
+    shown = lines([LabRun("aaa", [report("x", passed=False, left_sockets=kept, left_processes=left)])])
     assert "|  | left_processes | <= 0 | **2, MISSED** |" in shown
     assert not any("left_sockets" in line for line in shown)
 
 
 def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
-    shown = lines([Run("aaa", [report("x", a=limit(1, at_most=3))]), Run("bbb", [report("y", b=limit(2, at_most=3))])])
+    shown = lines(
+        [LabRun("aaa", [report("x", a=limit(1, at_most=3))]), LabRun("bbb", [report("y", b=limit(2, at_most=3))])]
+    )
     assert shown[-4:] == [
         "| x | passed |  | yes |  |",
         "|  | a | <= 3 | 1 |  |",

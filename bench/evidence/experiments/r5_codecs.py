@@ -1,4 +1,4 @@
-"""R5: what do bits cost? Codecs, in one piece and in several, for weights, pseudo-gradients and both."""
+"""R5: what fewer bits cost, for weights, pseudo-gradients and both."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from bench.evidence.blocks import block
-from bench.evidence.cells import CENTRAL, Contender
+from bench.evidence.cells import CENTRAL, Contender, block
 from bench.evidence.contenders import (
     FP32,
     INT4,
@@ -20,20 +19,27 @@ from bench.evidence.contenders import (
     SWARM_GRADIENTS,
     TOP_K,
 )
-from bench.evidence.layout import Column, Experiment, Panel, Point, Table, rows
-
-FP16: Mapping[str, Any] = {"name": "fp16"}
+from bench.evidence.layout import (
+    AVERAGED,
+    BITS,
+    DISAGREEMENT,
+    LOSS,
+    Column,
+    Experiment,
+    PlotPanel,
+    PlotPoint,
+    ResultTable,
+    rows,
+)
 
 WEIGHT_CODECS = {
     "fp32": FP32,
-    "fp16": FP16,
+    "fp16": {"name": "fp16"},
     "int8": INT8,
     "int4": INT4,
     "modular8": MODULAR8,
     "modular4": MODULAR4,
 }
-PIECES = {"int8": (2,), "modular4": (2, 4, 8, 16)}
-"""Into how many fragments the weights are cut, one of which is in each exchange."""
 GRADIENT_CODECS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {"gradients": "fp32"},
     "int4": {"gradients": "int4", "block_size": 64},
@@ -50,68 +56,60 @@ def _contender(
     return replace(like, name=f"{stream} {label}{pieces}", outer=outer, codec=codec)
 
 
+def _in_pieces(name: str, fragments: int, sent: int = 1) -> Contender:
+    return _contender(SWARM_2, "x", name, WEIGHT_CODECS[name], fragments, sent)
+
+
 WEIGHTS = tuple(_contender(SWARM_2, "x", name, codec) for name, codec in WEIGHT_CODECS.items())
-IN_PIECES = tuple(
-    _contender(SWARM_2, "x", name, WEIGHT_CODECS[name], count) for name, counts in PIECES.items() for count in counts
+PIECEMEAL = (
+    _in_pieces("int8", 2),
+    _in_pieces("modular4", 2),
+    _in_pieces("modular4", 16, 7),
+    *(_in_pieces("modular4", fragments) for fragments in (4, 8, 16)),
 )
-BELOW_8_BITS = _contender(SWARM_2, "x", "modular4", MODULAR4, 16, 7)
 GRADIENTS = tuple(_contender(SWARM_GRADIENTS, "g", name, GRADIENT_CODECS[name]) for name in ("fp32", "topk", "lowrank"))
 BOTH = tuple(
     _contender(SWARM_BOTH, "x, g", f"{x}, {g}", {**GRADIENT_CODECS[g], **WEIGHT_CODECS[x]})
     for x, g in (("fp32", "fp32"), ("modular4", "int4"), ("modular4", "topk"), ("modular4", "lowrank"))
 )
-FIRST = tuple(each for each in WEIGHTS if each.name in ("x fp32", "x int8", "x modular4"))
-PIECEMEAL = (*IN_PIECES[:2], BELOW_8_BITS, *IN_PIECES[2:])
 ALL = (*WEIGHTS, *PIECEMEAL, *GRADIENTS, *BOTH)
 
 R5 = Experiment(
     id="R5",
-    question="Bits per parameter against loss and disagreement; ours, N = 8, H = 10",
+    question="Bits per parameter against loss and disagreement; swarm, N = 8, H = 10",
     notes=(
-        'x: weights, the fast ones, two exchanges asked for (swarm-2); g: pseudo-gradients, and "x, g": both, with '
-        'the slow weights; one exchange asked for. "/4": four fragments, one of them in each exchange. Each stream has '
-        "its own tuning, in fp32; its codecs are not tuned.",
-        "Bits are all that a peer sends in an outer step, offers and frames included, per parameter of the model; "
-        "beside them the payload's alone. The difference is traffic of the protocol, some kB an outer step whatever "
-        "the model: much for 123,000 parameters, nothing for 135M.",
-        f"{BELOW_8_BITS.name} was added when all other rows were known, to have one below 8 bits.",
-        "Not run: bf16; int8 in more than two fragments, int4 and modular8 in any; pseudo-gradients alone in int4, and "
-        "in fragments. The pseudo-gradients alone do not train even in fp32, so no more of their codecs were tried.",
+        'x: fast weights, two exchanges asked for (swarm-2). g: pseudo-gradients; "x, g": both, with slow weights; '
+        'one exchange asked for. "/4": four fragments, one of them in each exchange.',
+        "Each stream is tuned in fp32; its codecs are not tuned.",
+        "Bits include offers and frames, some kB per outer step whatever the model: much for 123,000 parameters, "
+        "negligible for 135M. The payload alone stands beside them.",
+        "x modular4 7/16 was added after all other rows were known, to have one below 8 bits.",
+        "Not run: bf16; int8 in more than two fragments; int4 and modular8 in fragments; more codecs for g, which "
+        "does not train even in fp32.",
     ),
-    cells=(
-        *block("R5", FIRST, (CENTRAL,), tier=2, quick=FIRST),
-        *block("R5", [each for each in ALL if each not in FIRST], (CENTRAL,), tier=3),
-    ),
-    figures=(
-        "loss",
-        "averaged_loss",
-        "disagreement",
-        "bits_per_parameter",
-        "payload_bits_per_parameter",
-        "exchanges_per_outer_step",
-        "solo_share",
-    ),
+    cells=block("R5", ALL, (CENTRAL,), quick=tuple(each for each in WEIGHTS if each.name in ("x fp32", "x modular4"))),
     tables=(
-        Table(
+        ResultTable(
             "Codecs",
             rows(*ALL),
-            (
-                Column("bits per parameter and outer step", "bits_per_parameter", digits=2),
-                Column("payload alone", "payload_bits_per_parameter", digits=2),
-                Column("loss", "loss", best="low"),
-                Column("averaged model", "averaged_loss", best="low"),
-                Column("disagreement, %", "disagreement", scale=100, digits=2),
-            ),
+            (BITS, Column("payload alone", "payload_bits_per_parameter", digits=2), LOSS, AVERAGED, DISAGREEMENT),
             row_heading="stream, codec",
+        ),
+        ResultTable(
+            "Loss over that of x fp32, seed by seed",
+            rows(*WEIGHTS[1:], *PIECEMEAL, *BOTH),
+            (Column("ratio", "loss", digits=4),),
+            row_heading="stream, codec",
+            over="x fp32",
         ),
     ),
     panels=(
-        Panel(
+        PlotPanel(
             "N = 8, H = 10",
             "bits per parameter and outer step",
             "loss",
             {
-                label: tuple(Point(each.name, CENTRAL, "bits_per_parameter", "loss") for each in contenders)
+                label: tuple(PlotPoint(each.name, CENTRAL, "bits_per_parameter", "loss") for each in contenders)
                 for label, contenders in (
                     ("x", WEIGHTS),
                     ("x, in pieces", PIECEMEAL),
@@ -122,5 +120,4 @@ R5 = Experiment(
             logarithmic=True,
         ),
     ),
-    competition=False,
 )

@@ -5,89 +5,76 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.evidence.blocks import block
-from bench.evidence.cells import Setting
+from bench.evidence.cells import CellSetting, block
 from bench.evidence.contenders import LOCAL, SWARM_2
-from bench.evidence.layout import Column, Entry, Experiment, Table, rows
+from bench.evidence.layout import Entry, Experiment, ResultTable, columns, rows
+from bench.evidence.summary import key
 
 SHOWN = (3.0, 2.5, 2.2, 2.0, 1.9, 1.8)
-"""Losses at which the delay is shown by itself."""
-RATIOS = (1.0, 4.0, 20.0)
-POINTS = 80
-SETTINGS = tuple(Setting(speed_ratio=ratio, points=POINTS) for ratio in RATIOS)
+SETTINGS = {f"1:{ratio:g}": CellSetting(speed_ratio=ratio, points=80) for ratio in (1.0, 4.0, 20.0)}
 WEIGHTED = replace(SWARM_2, name="swarm-2 by work", outer={**SWARM_2.outer, "weights": "work"})
 METHODS = (LOCAL, SWARM_2, WEIGHTED)
+PREFIX = "fast_seconds_to:"
 
 
 def _against_alone(entries: Sequence[Entry]) -> list[Entry]:
-    """Adds ``fast_delay``: the worst ratio, over the losses that the fast peer reaches alone, of its time in the swarm
-    to its time alone; same seed, same setting. Above 1, training together made it later at some loss. A loss that it
-    reaches alone and never in the swarm is no ratio; ``fast_never`` counts those."""
-    alone = {_place(each): each["headline"] for each in entries if each["contender"] == "local"}
+    """Add ratios of the fast peer's times in the swarm to its times alone, for the same seed and setting.
+
+    ``fast_ratio:L`` is the ratio at one loss, ``fast_delay`` the largest ratio, and ``fast_never`` the number of losses
+    that the peer reaches alone and never in the swarm.
+    """
+    alone = {_place(each): each["headline"] for each in entries if each["contender"] == LOCAL.name}
     made: list[Entry] = []
-    for each in entries:
-        reference = alone.get(_place(each), {})
-        pairs = [
-            (each["headline"].get(name), seconds)
-            for name, seconds in reference.items()
-            if name.startswith("fast_seconds_to:")
-        ]
-        ratios = [mine / seconds for mine, seconds in pairs if mine is not None and seconds > 0]
-        more = {"fast_delay": max(ratios)} if ratios else {}
-        for rung in SHOWN:
-            mine, seconds = (run.get(f"fast_seconds_to:{rung}") for run in (each["headline"], reference))
-            if mine is not None and seconds:
-                more[f"fast_ratio:{rung}"] = mine / seconds
-        if pairs:
-            more["fast_never"] = sum(mine is None for mine, _ in pairs)
-        made.append({**each, "headline": {**each["headline"], **more}})
+    for entry in entries:
+        mine = entry["headline"]
+        times = {name: at for name, at in alone.get(_place(entry), {}).items() if name.startswith(PREFIX) and at > 0}
+        ratios = {name: mine[name] / at for name, at in times.items() if name in mine}
+        more = {f"fast_ratio:{rung}": ratios[f"{PREFIX}{rung}"] for rung in SHOWN if f"{PREFIX}{rung}" in ratios}
+        if times:
+            more["fast_never"] = len(times) - len(ratios)
+        if ratios:
+            more["fast_delay"] = max(ratios.values())
+        made.append({**entry, "headline": {**mine, **more}})
     return made
 
 
 def _place(entry: Entry) -> tuple[str, int]:
-    return str(sorted(entry["setting"].items())), entry["seed"]
+    return key(entry["setting"]), entry["seed"]
 
 
 R9 = Experiment(
     id="R9",
     question="Uneven computers: one of eight is 1, 4 or 20 times as fast",
     notes=(
-        "Delay: the fast peer's time to a loss, over its time to that loss alone; the worst over a ladder of losses."
-        " At most 1 means never later; the worst of many ratios, each with its luck, is above 1 more easily than any"
-        " of them. Schedules run over averaged progress, so the fast peer's is longer in a swarm than alone. The "
-        "last point of a curve, measured on another part of the text, is left out.",
-        "By work: averages weighted by how much each side has trained; equal: half and half.",
+        "Delay: the fast peer's time to a loss in the swarm over its time alone, at the loss where this ratio is "
+        "largest. At most 1 means that it is never later; the largest of many noisy ratios easily exceeds 1.",
+        "Learning rate schedules follow averaged progress, so the fast peer's is longer in a swarm than alone.",
+        "By work: averages are weighted by how much each side has trained. Otherwise both sides weigh the same.",
     ),
-    cells=(
-        *block("R9", METHODS, (SETTINGS[1],), tier=2, quick=(LOCAL, SWARM_2)),
-        *block("R9", METHODS, (SETTINGS[0], SETTINGS[2]), tier=4),
-    ),
+    cells=block("R9", METHODS, SETTINGS.values(), quick=(LOCAL, SWARM_2)),
     derive=_against_alone,
-    figures=("fast_delay", "fast_never", *(f"fast_ratio:{rung}" for rung in SHOWN), "loss", "disagreement"),
-    keeps=("fast_seconds_to:",),
     tables=(
-        Table(
+        ResultTable(
             "Delay of the fast peer against training alone",
             rows(*METHODS),
-            tuple(Column(f"1:{each.speed_ratio:g}", "fast_delay", each, best="low") for each in SETTINGS),
+            columns("fast_delay", SETTINGS, best="low"),
         ),
         *(
-            Table(
-                f"The fast peer's time to a loss over its time alone, 1:{each.speed_ratio:g}",
+            ResultTable(
+                f"The fast peer's time to a loss over its time alone, {heading}",
                 rows(*METHODS[1:]),
-                tuple(Column(f"{rung:g}", f"fast_ratio:{rung}", each, digits=2) for rung in SHOWN),
+                tuple(
+                    each for rung in SHOWN for each in columns(f"fast_ratio:{rung}", {f"{rung:g}": setting}, digits=2)
+                ),
             )
-            for each in SETTINGS[1:]
+            for heading, setting in SETTINGS.items()
+            if setting.speed_ratio > 1
         ),
-        Table(
+        ResultTable(
             "Losses that it reaches alone and never in the swarm",
             rows(*METHODS),
-            tuple(Column(f"1:{each.speed_ratio:g}", "fast_never", each, digits=1) for each in SETTINGS),
+            columns("fast_never", SETTINGS, digits=1),
         ),
-        Table(
-            "Loss, mean over all peers",
-            rows(*METHODS),
-            tuple(Column(f"1:{each.speed_ratio:g}", "loss", each, best="low") for each in SETTINGS),
-        ),
+        ResultTable("Loss, mean over all peers", rows(*METHODS), columns("loss", SETTINGS, best="low")),
     ),
 )

@@ -1,4 +1,4 @@
-"""What is run, and what is written of a run. Data only."""
+"""Cases that are run, and the record of a run. Data only."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ RivalName = Literal["swarm", "diloco", "averager"]
 RIVALS: tuple[RivalName, ...] = ("swarm", "diloco", "averager")
 
 ENDLESS_TOKENS = 10**9
-"""Nobody may reach the run's end: the time is what ends it."""
+"""More tokens than any run uses, since time ends a run."""
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """A model, and how long it is watched."""
+class RivalSize:
+    """Model, and the times of a run."""
 
     preset: str
     changes: Mapping[str, Any]
-    """Of its manifest."""
+    """Changes of the preset's manifest."""
     calm_s: float
-    """From second 0, when all train, to the kill."""
+    """Time from second 0, when all train, to the kill."""
     wounded_s: float
-    """From there to the newcomer."""
+    """Time from the kill to the newcomer."""
     healing_s: float
-    """From there to the end."""
+    """Time from the newcomer to the end."""
 
 
 _TIMED = {"run.tokens_per_peer": ENDLESS_TOKENS, "training.schedule": "constant"}
-SIZES: Mapping[str, Size] = {
-    "demo": Size("demo", _TIMED, 90.0, 45.0, 60.0),
+SIZES: Mapping[str, RivalSize] = {
+    "demo": RivalSize("demo", _TIMED, 90.0, 45.0, 60.0),
     # One sequence an inner step and eight steps an outer step: what two cores can do for eight peers.
-    "llama-15m": Size(
+    "llama-15m": RivalSize(
         "llama-15m",
         {
             **_TIMED,
@@ -49,7 +49,7 @@ SIZES: Mapping[str, Size] = {
 }
 RECIPES: Mapping[RivalName, Mapping[str, Any]] = {
     "swarm": {},
-    # Its pseudo-gradients in int8; learning rate and momentum as docs/RESULTS.md tuned them.
+    # Pseudo-gradients in int8; learning rate and momentum from docs/results/tuning.md.
     "diloco": {
         "outer.recipe": "diloco",
         "outer.topology": "complete",
@@ -64,7 +64,7 @@ RECIPES: Mapping[RivalName, Mapping[str, Any]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RivalCase:
     """One run."""
 
     rival: RivalName
@@ -72,7 +72,7 @@ class Case:
     peers: int
     seed: int
     hurry: float = 1.0
-    """By what all times are divided: to see that it works."""
+    """Divisor of all times, for a trial."""
 
     @property
     def name(self) -> str:
@@ -80,25 +80,25 @@ class Case:
 
 
 @dataclass(slots=True)
-class Course:
-    """How it went; times in seconds since 1970, as event logs count."""
+class RivalRecord:
+    """Record of a run; times in seconds since the epoch."""
 
-    case: Case
+    case: RivalCase
     zero: float = 0.0
-    """Everybody trained."""
+    """Time when all peers trained."""
     victim: str = ""
     killed: float = 0.0
     newcomer: str = ""
     came: float = 0.0
     ended: float = 0.0
     traffic: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    """By peer: when, and the bytes that its line had carried upward by then."""
+    """Time and bytes sent so far, by peer."""
     troubles: list[str] = field(default_factory=list)
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> Course:
+    def of(cls, document: Mapping[str, Any]) -> RivalRecord:
         traffic = {who: [(at, sent) for at, sent in seen] for who, seen in document["traffic"].items()}
-        return cls(**{**document, "case": Case(**document["case"]), "traffic": traffic})
+        return cls(**{**document, "case": RivalCase(**document["case"]), "traffic": traffic})

@@ -5,17 +5,17 @@ from typing import Any
 
 import pytest
 
-from bench.rivals.course import Case, Course
-from bench.rivals.reading import figures, notes_of
+from bench.rivals.cases import RivalCase, RivalRecord
+from bench.rivals.readings import figures, notes_of
 from bench.rivals.table import common, lines, markdown, merged
 
-CASE = Case("swarm", "demo", 3, 1)
+CASE = RivalCase("swarm", "demo", 3, 1)
 ZERO, KILLED, CAME, ENDED = 1000.0, 1090.0, 1135.0, 1195.0
 
 
-def course() -> Course:
+def record() -> RivalRecord:
     traffic = {f"peer-{number}": [(ZERO + at, 1000 * at) for at in range(0, 200, 10)] for number in (1, 2, 3)}
-    return Course(CASE, ZERO, "peer-3", KILLED, "newcomer", CAME, ENDED, traffic)
+    return RivalRecord(CASE, ZERO, "peer-3", KILLED, "newcomer", CAME, ENDED, traffic)
 
 
 def notes(until: float, silent: tuple[float, float] = (0.0, 0.0)) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def read(survivors_silence: tuple[float, float] = (0.0, 0.0), newcomer: list[dic
     seen = {"peer-1": notes(ENDED), "peer-2": notes(ENDED, survivors_silence), "peer-3": notes(KILLED + 2)}
     stayed = {"val_loss_last": 2.0, "blocked_fraction": 0.01}
     summaries = {"peer-1": stayed, "peer-2": {"val_loss_last": 3.0, "blocked_fraction": 0.25}}
-    return figures(course(), {**seen, "newcomer": newcomer or []}, summaries)
+    return figures(record(), {**seen, "newcomer": newcomer or []}, summaries)
 
 
 def test_what_was_sent_and_done_while_all_was_calm() -> None:

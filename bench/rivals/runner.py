@@ -1,4 +1,4 @@
-"""One run, inside a cell (``peer.lab.cell``): ``python -m bench.rivals.play FOLDER CASE``. It writes course.json."""
+"""Run of one case in a cell (``peer.lab.cell``): ``python -m bench.rivals.runner FOLDER CASE``. Writes record.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.rivals.course import SIZES, Case, Course
+from bench.rivals.cases import SIZES, RivalCase, RivalRecord
 from p2ptrain import files
 from peer.lab.cell import hear_sigterm
 from peer.lab.hosts import Access, Host, Network
@@ -22,20 +22,20 @@ from peer.testnet.watch import Tail
 
 HOME_LINE = Access(up_mbit_s=20.0, down_mbit_s=100.0, delay_s=0.02)
 STARTING_S = 240.0
-"""For everybody's first progress note. A guess: 8 peers start on two cores in a minute."""
+"""Timeout of the first progress note of all peers. A guess: 8 peers start on two cores in a minute."""
 LEAVING_S = 90.0
 TICK_S = 0.5
 MEETING_POINT = "meeting-point"
 
 
 @dataclass(slots=True)
-class Stand:
-    """Everybody who was started."""
+class RivalSession:
+    """Processes and hosts of a run."""
 
     folder: Path
-    case: Case
+    case: RivalCase
     network: Network
-    course: Course
+    record: RivalRecord
     hosts: dict[str, Host] = field(default_factory=dict)
     children: dict[str, Child] = field(default_factory=dict)
     tails: dict[str, Tail] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Stand:
         return self.home(MEETING_POINT) / "join-link.txt"
 
     async def open(self) -> None:
-        """Where all find each other; on a line without limits."""
+        """Start the meeting point, on a line without limits."""
         host = self.hosts[MEETING_POINT] = self.network.add(MEETING_POINT)
         home = self.home(MEETING_POINT)
         home.mkdir(parents=True)
@@ -62,7 +62,7 @@ class Stand:
         await self.until(lambda: self.link_file.exists() and bool(self.link_file.read_text().strip()), STARTING_S)
 
     async def enter(self, who: str, late: bool = False) -> None:
-        """A peer on a host of its own."""
+        """Start a peer on its own host."""
         host = self.hosts[who] = self.network.add(who, HOME_LINE, self.case.seed)
         home = self.home(who)
         if self.case.rival == "averager":
@@ -80,15 +80,15 @@ class Stand:
         return self.folder / f"{who}.log"
 
     def look(self) -> None:
-        """Who trains by now, and what every line has carried."""
+        """Update which peers train, and the bytes of every line."""
         for who, tail in self.tails.items():
             if any(note.get("kind") == "progress" for note in tail.read()):
                 self.trains.add(who)
             if (sent := _sent_bytes(self.children[who])) is not None:
-                self.course.traffic.setdefault(who, []).append((time.time(), sent))
+                self.record.traffic.setdefault(who, []).append((time.time(), sent))
 
     async def until(self, is_so: Callable[[], bool], deadline_s: float) -> None:
-        """Raises RuntimeError when it does not become so, or somebody ends whom we did not end."""
+        """Wait for a condition. Raises RuntimeError on timeout or if a peer ends unexpectedly."""
         deadline = time.monotonic() + deadline_s
         while not is_so():
             await self.wait(TICK_S)
@@ -100,7 +100,7 @@ class Stand:
         while True:
             self.look()
             for who, child in self.children.items():
-                if child.status is not None and who != self.course.victim:
+                if child.status is not None and who != self.record.victim:
                     raise RuntimeError(f"{who} ended with status {child.status}; {processes.last_words(child.log)}")
             if (left := ends_at - time.monotonic()) <= 0:
                 return
@@ -108,7 +108,7 @@ class Stand:
 
 
 def _sent_bytes(child: Child) -> int | None:
-    """What left through the host's line since it was made; None when nobody is there to ask."""
+    """Return the bytes sent through the host's line; None if the process is gone."""
     try:
         lines = Path(f"/proc/{child.process.pid}/net/dev").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -120,41 +120,41 @@ def _sent_bytes(child: Child) -> int | None:
     return None
 
 
-async def play(folder: Path, case: Case) -> Course:
-    """The whole run; who was started has ended when it returns."""
+async def run_rival(folder: Path, case: RivalCase) -> RivalRecord:
+    """Make the whole run; all processes have ended when it returns."""
     size = SIZES[case.size]
-    course = Course(case)
+    record = RivalRecord(case)
     with Network() as network:
-        stand = Stand(folder, case, network, course)
+        session = RivalSession(folder, case, network, record)
         names = [f"peer-{number}" for number in range(1, case.peers + 1)]
         try:
-            await stand.open()
+            await session.open()
             for who in names:
-                await stand.enter(who)
-            await stand.until(lambda: stand.trains.issuperset(names), STARTING_S)
-            course.zero = time.time()
-            await stand.wait(size.calm_s / case.hurry)
-            course.victim, course.killed = names[-1], time.time()
-            OwnProcesses().kill(course.victim, stand.children[course.victim].process.pid)
-            await stand.wait(size.wounded_s / case.hurry)
-            course.newcomer, course.came = "newcomer", time.time()
-            await stand.enter(course.newcomer, late=True)
-            await stand.wait(size.healing_s / case.hurry)
-            course.ended = time.time()
+                await session.enter(who)
+            await session.until(lambda: session.trains.issuperset(names), STARTING_S)
+            record.zero = time.time()
+            await session.wait(size.calm_s / case.hurry)
+            record.victim, record.killed = names[-1], time.time()
+            OwnProcesses().kill(record.victim, session.children[record.victim].process.pid)
+            await session.wait(size.wounded_s / case.hurry)
+            record.newcomer, record.came = "newcomer", time.time()
+            await session.enter(record.newcomer, late=True)
+            await session.wait(size.healing_s / case.hurry)
+            record.ended = time.time()
         except RuntimeError as error:
-            course.troubles.append(str(error))
+            record.troubles.append(str(error))
         finally:
-            meeting_point = stand.children.pop(MEETING_POINT, None)
-            await processes.stop(list(stand.children.values()), LEAVING_S)
+            meeting_point = session.children.pop(MEETING_POINT, None)
+            await processes.stop(list(session.children.values()), LEAVING_S)
             await processes.stop([meeting_point] if meeting_point else [], LEAVING_S)
-    return course
+    return record
 
 
 def main() -> None:
-    folder, case = Path(sys.argv[1]), Case(**json.loads(sys.argv[2]))
+    folder, case = Path(sys.argv[1]), RivalCase(**json.loads(sys.argv[2]))
     hear_sigterm()
-    course = asyncio.run(play(folder, case))
-    files.replace(folder / "course.json", json.dumps(dataclasses.asdict(course)).encode())
+    record = asyncio.run(run_rival(folder, case))
+    files.replace(folder / "record.json", json.dumps(dataclasses.asdict(record)).encode())
 
 
 if __name__ == "__main__":

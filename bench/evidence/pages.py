@@ -1,0 +1,179 @@
+"""Pages of docs/results from the JSON files: ``python -m bench.evidence.pages``.
+
+In a column with a better end, the best figure and all that are not clearly worse are bold. A figure without ± is a
+single run, computed, or equal for all seeds. If any run of a cell diverged, the cell has no loss.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bench.environment import ROOT
+from bench.evidence.experiments import EXPERIMENTS
+from bench.evidence.figures import svg
+from bench.evidence.layout import Best, Column, Experiment, ResultTable, TableRow
+from bench.evidence.run import read
+from bench.evidence.summary import GUESSING, CellSummary, Estimate, better, by_place, key, paired, summaries
+from bench.evidence.tuning import best
+from p2ptrain.files import replace
+
+RESULTS = ROOT / "docs" / "results"
+NOT_RUN = "-"
+WIDTH = 120
+NOISY = 10.0
+"""A figure whose standard error is this many times that of the best one is never bold."""
+
+Places = Mapping[tuple[str, str], CellSummary]
+
+
+def pages(folder: Path) -> dict[str, str]:
+    """Return the text of every page by file name."""
+    return {f"{name}.md": page(each, read(folder, name), folder) for name, each in EXPERIMENTS.items()}
+
+
+def page(experiment: Experiment, document: Mapping[str, Any], folder: Path) -> str:
+    """Return the page of an experiment."""
+    title = experiment.question if experiment.id == "tuning" else f"{experiment.id}. {experiment.question}"
+    drawn_from = f"<!-- Drawn from {experiment.id}.json by `python -m bench.evidence.pages`; do not edit. -->"
+    lines = [f"# {title}", "", drawn_from, "", *_bullet(_runs(experiment, document))]
+    lines += [line for note in experiment.notes for line in _bullet(note)]
+    if document.get("checks"):
+        lines += ["", "| published | there | here | how it is known |", "|---|---|---|---|"]
+        lines += [
+            _row(str(each[name]) for name in ("what", "published", "ours", "standing")) for each in document["checks"]
+        ]
+    if (folder / "figures" / f"{experiment.id}.svg").exists():
+        lines += ["", f"![{experiment.question}](figures/{experiment.id}.svg)"]
+    if experiment.id == "tuning":
+        lines += ["", *_tuning_lines(document["cells"])]
+    places = by_place(summaries(experiment, document["cells"]))
+    for table in experiment.tables:
+        lines += ["", f"## {table.title}", "", *table_lines(table, places)]
+    return "\n".join([*lines, ""])
+
+
+def _runs(experiment: Experiment, document: Mapping[str, Any]) -> str:
+    """Return which runs there are, and where they come from."""
+    cells, builds = document["cells"], document["builds"]
+    if not cells:
+        return f"Not run: {len(experiment.cells)} runs are planned."
+    commits, last = ", ".join(builds), max(each["date"] for each in builds.values())[:10]
+    if experiment.computed is not None:
+        return f"{len(cells)} figures, computed on {last} at commit {commits}."
+    machines = "; ".join(sorted({each["machine"] for each in builds.values()}))
+    failures = sum("failure" in each for each in cells)
+    failed = f", {failures} failed" if failures else ""
+    hours = sum(each["seconds"] for each in cells) / 3_600
+    return (
+        f"{len(cells)} of {len(experiment.cells)} runs{failed}; {hours:.1f} core hours; "
+        f"{machines}; commits {commits}; last run {last}."
+    )
+
+
+def _tuning_lines(entries: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "| method | chosen | eta | mu | loss | worst of the grid | diverged |"
+    yield "|---|---|---|---|---|---|---|"
+    for name in dict.fromkeys(each["contender"] for each in entries):
+        grid = [each for each in entries if each["contender"] == name]
+        chosen = best(grid)
+        found = [each["headline"]["loss"] for each in grid if "loss" in each["headline"]]
+        usable = [loss for loss in found if loss <= GUESSING]
+        numbers = (f"{chosen.learning_rate:g}", f"{chosen.momentum:g}", f"{min(found):.3f}" if found else "")
+        worst = f"{max(usable):.3f}" if usable else ""
+        yield _row((name, f"`{chosen.recipe}`", *numbers, worst, str(len(grid) - len(usable) or "")))
+
+
+def table_lines(table: ResultTable, places: Places) -> Iterator[str]:
+    """Return one table in Markdown."""
+    yield _row((table.row_heading, *(column.heading for column in table.columns)))
+    yield f"|---|{'---|' * len(table.columns)}"
+    leaders = [
+        _leader([_estimate(table, places, row, column) for row in table.rows], column) for column in table.columns
+    ]
+    for row in table.rows:
+        cells = (_cell(table, places, row, *each) for each in zip(table.columns, leaders, strict=True))
+        yield _row((row.label or row.contender, *cells))
+
+
+def _cell(table: ResultTable, places: Places, row: TableRow, column: Column, leader: Estimate | None) -> str:
+    found = _estimate(table, places, row, column)
+    place = places.get((row.contender, key(column.circumstances(row))))
+    if place is None:
+        return NOT_RUN
+    if found is None:
+        counts = ((place.diverged, "diverged"), (place.failed, "failed"))
+        return ", ".join(f"{count} of {place.runs} {how}" for count, how in counts if count)
+    text = _shown(found, column)
+    if leader is not None and column.best is not None and _is_among_the_best(found, leader, column.best):
+        text = f"**{text}**"
+    reached = len(found.by_seed)
+    return f"{text} ({reached} of {place.runs} runs)" if 0 < reached < place.runs else text
+
+
+def _estimate(table: ResultTable, places: Places, row: TableRow, column: Column) -> Estimate | None:
+    setting = key(column.circumstances(row))
+    place, other = places.get((row.contender, setting)), places.get((table.over, setting))
+    found = place.figures.get(column.figure) if place is not None else None
+    if not table.over or found is None:
+        return found
+    reference = other.figures.get(column.figure) if other is not None else None
+    return paired(found, reference) if reference is not None else None
+
+
+def _leader(figures: Iterable[Estimate | None], column: Column) -> Estimate | None:
+    there = [each for each in figures if each is not None]
+    if column.best is None or len(there) < 2:
+        return None
+    return (min if column.best == "low" else max)(there, key=lambda each: each.mean)
+
+
+def _is_among_the_best(found: Estimate, leader: Estimate, end: Best) -> bool:
+    if found.standard_error is None:
+        return found is leader
+    noisy = bool(leader.standard_error) and found.standard_error > NOISY * (leader.standard_error or 0.0)
+    return not noisy and not better(leader, found, end)
+
+
+def _shown(figure: Estimate, column: Column) -> str:
+    mean = f"{column.scale * figure.mean:,.{column.digits}f}"
+    if not figure.standard_error:
+        return mean
+    return f"{mean} ± {column.scale * figure.standard_error:,.{column.digits}f}"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _bullet(text: str) -> list[str]:
+    return textwrap.wrap(f"- {text}", WIDTH, subsequent_indent="  ", break_on_hyphens=False, break_long_words=False)
+
+
+def write_pages(folder: Path) -> None:
+    """Write all figures and pages of a folder; figures stay as they are without matplotlib."""
+    (folder / "figures").mkdir(parents=True, exist_ok=True)
+    for name, experiment in EXPERIMENTS.items():
+        try:
+            drawn = svg(experiment.panels, summaries(experiment, read(folder, name)["cells"]))
+        except ImportError:
+            click.echo("Figures were not drawn: matplotlib is not installed. Install it with pip install matplotlib.")
+            break
+        if drawn is not None:
+            replace(folder / "figures" / f"{name}.svg", drawn)
+    for name, text in pages(folder).items():
+        replace(folder / name, text.encode())
+
+
+@click.command()
+def main() -> None:
+    """Draw docs/results/*.md and docs/results/figures from docs/results/*.json."""
+    write_pages(RESULTS)
+
+
+if __name__ == "__main__":
+    main()
