@@ -38,9 +38,6 @@ HEAD_BYTES = 1 << 16
 REPORT = re.compile(rb'\s*\{\s*"version"\s*:[^,"{[]*,\s*"title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"scenario"\s*:\s*\{')
 """How a report of any version begins: ``report.save`` writes its fields in this order."""
 
-KEPT = re.compile(rb'\{"scenario": "[0-9a-f]{64}", "build": "[0-9a-f]{64}", "device": "[^"]*"\}\n')
-"""How a simulation that was kept begins: ``resume.Keeper``."""
-
 SPARING = "Give another path, or remove it first."
 
 FILE = click.Path(path_type=Path, readable=False)
@@ -69,8 +66,7 @@ def simulate(
     """Simulate the swarm of SCENARIO, a TOML file, and print what became of it.
 
     The same protocol and arithmetic as in real peers, on simulated computers and lines. docs/SIMULATOR.md explains
-    scenarios and reports. With --report, Ctrl+C keeps what was done, and the same command goes on from there; what is
-    watched (--serve) begins anew.
+    scenarios and reports.
     """
     with importing():
         import torch
@@ -96,11 +92,7 @@ def simulate(
     if plot is not None:
         _spare("--plot", plot, drawing.BEGINNINGS[form], f"{form} picture")
     place = None if serve is None else Place.parse(serve)
-    kept = report.with_name(f"{report.name}.part") if report is not None and place is None else None
-    if kept is not None:
-        _regular("--report", Path(os.path.realpath(kept)), kept)
-        _spare("--report", kept, KEPT, "interrupted simulation")
-    for option, path in (("--report", report), ("--report", kept), ("--plot", plot)):
+    for option, path in (("--report", report), ("--plot", plot)):
         if path is not None:
             _prove(option, path)
     chosen = str(choose_device(device))
@@ -133,18 +125,14 @@ def simulate(
                     title=scenario.stem,
                     device=chosen,
                     progress=lambda share: bar.update(task, completed=share),
-                    resume=kept,
                     is_stopped=lambda: bool(asked),
-                    say=lambda line: print(line, file=Enduring(sys.stderr), flush=True),
                 )
     except StoppedError:
-        if kept is not None:
-            console.print(f"stopped; the same command goes on from {printable(kept)}", soft_wrap=True)
         raise KeyboardInterrupt from None
     written = []
     try:  # files before words: a standard output that takes no more costs neither
         if report is not None:
-            _save(done, report, kept)
+            _save(done, report)
             written.append(f"report: {printable(report)}")
         if plot is not None:
             _draw(drawing.picture(done, other, form), plot)
@@ -237,11 +225,13 @@ def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
     return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give another path to {option}.")
 
 
-def _save(report: Report, path: Path, kept: Path | None) -> None:
-    """Write it there, or else where temporary files go: it may have taken days. What was kept of the simulation stays
-    until it is written. Raises ScenarioError."""
+def _save(report: Report, path: Path) -> None:
+    """Write a report to ``path``, or else to the temporary directory, since it may have taken days.
+
+    Raises:
+        ScenarioError: ``path`` cannot be written.
+    """
     from p2ptrain.sim import report as reports
-    from p2ptrain.sim.resume import discard
 
     try:
         reports.save(report, path)
@@ -250,19 +240,10 @@ def _save(report: Report, path: Path, kept: Path | None) -> None:
         try:
             reports.save(report, refuge)
         except ScenarioError:
-            if kept is not None and kept.exists():
-                raise ScenarioError(
-                    f"{error.problem} The simulation is done, and {printable(kept)} has it but for its end.",
-                    "Free some space; the same command goes on from there.",
-                ) from None
             raise ScenarioError(
                 f"{error.problem} The simulation is done, and its report is lost.", "Free some space; simulate again."
             ) from None
-        if kept is not None:
-            discard(kept)
         raise ScenarioError(f"{error.problem} The report is in {refuge}.", "Move it where it belongs.") from None
-    if kept is not None:
-        discard(kept)
 
 
 def _draw(picture: bytes, path: Path) -> None:
@@ -294,8 +275,10 @@ def _tell(console: Console, done: Report, other: Report | None, written: list[st
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """A list that fills at the first Ctrl+C or SIGTERM, or when the terminal goes. A second one stops at once, and
-    keeps nothing new."""
+    """Yield a list that holds the signal's number after the first Ctrl+C, SIGTERM or SIGHUP.
+
+    The second signal raises KeyboardInterrupt. SIGHUP is left alone where it is ignored (nohup).
+    """
     asked: list[int] = []
 
     def ask(number: int, frame: FrameType | None) -> None:

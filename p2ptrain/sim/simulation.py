@@ -39,7 +39,7 @@ Progress = Callable[[float], None]
 """Told which share of the simulation is done, now and then."""
 
 Stopped = Callable[[], bool]
-"""Asked now and then whether to stop for the while."""
+"""Called now and then; True stops the simulation."""
 
 
 def never() -> bool:

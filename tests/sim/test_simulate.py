@@ -164,7 +164,7 @@ def test_time_may_run_out(make):
     assert report.overall.endings == {"still there": 6}
 
 
-def test_who_stops_it_without_a_file_has_nothing(make):
+def test_a_stopped_simulation_has_no_report(make):
     with pytest.raises(StoppedError):
         simulate(make(), is_stopped=lambda: True)
 

@@ -13,9 +13,7 @@ import pytest
 from commanding import SCENARIO, run
 
 from p2ptrain import cli, files
-from p2ptrain.sim import reality
 from p2ptrain.sim import simulate as door
-from p2ptrain.sim.simulate import StoppedError
 
 
 @pytest.fixture
@@ -81,7 +79,6 @@ FOREIGN = (
     b"[1]",
     b'{"version": 1, "title": "a dashboard", "panels": []}',
     b'{"name": "a package", "version": 1, "title": "x", "scenario": {}}',
-    b'{"scenario": "' + 64 * b"0" + b'", "build": "' + 64 * b"0" + b'", "device": "cpu"}\n',
     100_000 * b"[",
 )
 
@@ -94,32 +91,6 @@ def test_what_is_no_report_is_not_replaced(path: Path, refused: Any, data: bytes
     refused("README.md is there and is no report of p2ptrain simulate; --report would replace", path, "--report", file)
     refused("README.md is there and is no report of p2ptrain simulate; --report would replace", path, "--report", link)
     assert file.read_bytes() == data
-
-
-@pytest.mark.parametrize("data", [*FOREIGN[:-2], FOREIGN[-1], b'{"version": 1,'])
-def test_what_lies_where_a_simulation_is_kept_is_not_replaced(path: Path, refused: Any, data: bytes) -> None:
-    file = path.with_name("r.json.part")
-    file.write_bytes(data)
-    refused(
-        "r.json.part is there and is no interrupted simulation; --report", path, "--report", path.with_name("r.json")
-    )
-    assert file.read_bytes() == data
-    file.unlink()
-    os.mkfifo(file)
-    refused("r.json.part is no regular file.", path, "--report", path.with_name("r.json"))
-
-
-def test_an_interrupted_simulation_is_gone_on_with_and_not_replaced_by_a_report(
-    path: Path, refused: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
-    report, kept = path.with_name("r.json"), path.with_name("r.json.part")
-    scenario = reality.load(path).simulated()
-    with pytest.raises(StoppedError):
-        door.simulate(scenario, title="swarm", resume=kept, is_stopped=lambda: True)
-    refused("r.json.part is there and is no report of p2ptrain simulate; --report would", path, "--report", kept)
-    assert run(path, "--report", report) == 0
-    assert not kept.exists()
-    assert json.loads(report.read_bytes())["overall"]["peers"] == 4
 
 
 @pytest.mark.parametrize("form", ["png", "svg", "pdf"])
@@ -222,14 +193,3 @@ def test_a_disk_that_fills_meanwhile_costs_no_report(
     printed = capsys.readouterr()
     assert "exchanges made" in printed.out
     assert "The simulation is done, and its report is lost." in printed.err
-    kept = path.with_name("r.json.part")
-    full.clear()
-    with pytest.raises(StoppedError):
-        door.simulate(reality.load(path).simulated(), title="swarm", resume=kept, is_stopped=lambda: True)
-    full.update((path.parent, refuge))
-    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
-    assert f"The simulation is done, and {kept} has it but for its end." in capsys.readouterr().err
-    full.discard(refuge)
-    assert run(path, "--report", report) == cli.EXIT_USER_ERROR
-    assert not kept.exists()
-    assert len(list(refuge.iterdir())) == 1
