@@ -1,27 +1,7 @@
-"""One exchange's state machine, and the book of all exchanges under way.
+"""The state machine of one exchange, and the book of all exchanges under way.
 
-::
-
-    state      on                      -> state      what the peer does
-    ---------  ----------------------  -----------   ----------------------------------------------
-    (none)     due, partner free       OFFERED       Open(Offer)
-    (none)     their Offer, we accept  SWAPPING      Send(Accept), Swap
-    (none)     their Offer, we do not  (none)        Send(Decline), Close
-    OFFERED    Accept                  SWAPPING      Swap
-    OFFERED    we accept another's     (none)        Close: the offer is withdrawn
-    OFFERED    Decline                 (none)        Close, try another
-    SWAPPING   SwapDone                CONFIRMING    Send(Acknowledge)
-    CONFIRMING their Acknowledge       COMMITTED     Commit, Close
-    COMMITTED  Applied                 (none)        fragments are free
-    OFFERED    failure or deadline     (none)        Close, blame, try another
-    SWAPPING   failure or deadline     (none)        Close, blame, try another      (dx = 0 on both sides)
-    SWAPPING   they ended it unbegun   (none)        the same; their withdrawn offer is forgiven once in a row
-    SWAPPING   it fits no step widths  (none)        the same; forgiven three times (``record.MISFITS_FORGIVEN``)
-    CONFIRMING failure or deadline     (none)        Close, blame, count a possible half-commit
-    COMMITTED  failure                 COMMITTED     nothing: the displacement is already ours
-    any other message                  (none)        Close, blame: they broke the protocol
-
-A fragment is engaged from SWAPPING (its snapshot) until Applied. An offer engages nothing.
+``TRANSITIONS`` holds the table; docs/PROTOCOL.md shows it. A fragment is engaged from SWAPPING (its snapshot) until its
+displacement is applied. An offer engages nothing.
 """
 
 from __future__ import annotations
@@ -35,14 +15,81 @@ from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Note, SwapDone
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.rules import ASLEEP_S
+from p2ptrain.swarm.transitions import Transition, TransitionTable
 from p2ptrain.swarm.trust import per_fragment
 
 
 class ExchangeState(Enum):
+    """The progress of one exchange."""
+
     OFFERED = "offered"
     SWAPPING = "swapping"
     CONFIRMING = "confirming"
     COMMITTED = "committed"
+
+
+class ExchangeEvent(Enum):
+    """What moves an exchange on. The values are the words of docs/PROTOCOL.md."""
+
+    OFFER = "Offer sent, or received and acceptable"
+    ACCEPT = "Accept received, or sent"
+    PAYLOADS = "both payloads are through"
+    ACKNOWLEDGE = "Acknowledge received"
+    END = "end"
+
+
+TRANSITIONS: TransitionTable[ExchangeState, ExchangeEvent] = TransitionTable(
+    "exchange",
+    Transition(
+        (None,),
+        ExchangeEvent.OFFER,
+        ExchangeState.OFFERED,
+        "the initiator's exchange is due; the responder passes to SWAPPING at once",
+    ),
+    Transition(
+        (ExchangeState.OFFERED,),
+        ExchangeEvent.ACCEPT,
+        ExchangeState.SWAPPING,
+        "both sides take their snapshots and send",
+    ),
+    Transition(
+        (ExchangeState.SWAPPING,),
+        ExchangeEvent.PAYLOADS,
+        ExchangeState.CONFIRMING,
+        "the digests match, the difference is finite and no check of the weights fails; send Acknowledge",
+    ),
+    Transition(
+        (ExchangeState.CONFIRMING,),
+        ExchangeEvent.ACKNOWLEDGE,
+        ExchangeState.COMMITTED,
+        "hand the displacement to the trainer; close",
+    ),
+    Transition(
+        (ExchangeState.OFFERED,),
+        ExchangeEvent.END,
+        None,
+        "Decline, failure or deadline; or withdrawn: we accept another offer, leave or catch up. Nothing moves",
+    ),
+    Transition(
+        (ExchangeState.SWAPPING,),
+        ExchangeEvent.END,
+        None,
+        "failure or deadline, the initiator withdraws its offer, the payload does not fit the step widths, or we "
+        "leave or catch up. Nothing moves on either side",
+    ),
+    Transition(
+        (ExchangeState.CONFIRMING,),
+        ExchangeEvent.END,
+        None,
+        "failure or deadline, or pulled weights replace ours. Count a possible half-commit",
+    ),
+    Transition(
+        (ExchangeState.COMMITTED,),
+        ExchangeEvent.END,
+        None,
+        "the trainer applied the displacement; the fragments are free. A failure changes nothing in this state",
+    ),
+)
 
 
 DRAGGED = 0.75
@@ -55,7 +102,7 @@ _UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 
 @dataclass(slots=True, eq=False)
 class Exchange:
-    """One exchange under way. Its place in the table is moved by these methods alone."""
+    """One exchange under way. Only its own methods change its state, by ``TRANSITIONS``."""
 
     link: LinkId
     state: ExchangeState
@@ -80,6 +127,13 @@ class Exchange:
     norm: float = 0.0
     fingerprint: bytes = b""
 
+    def __post_init__(self) -> None:
+        if self.state is not TRANSITIONS.after(None, ExchangeEvent.OFFER):
+            raise RuntimeError(f"an exchange cannot begin in state {self.state.name}")
+
+    def _advance(self, event: ExchangeEvent) -> None:
+        self.state = TRANSITIONS.to(self.state, event)
+
     @property
     def difference(self) -> float:
         """||theirs - mine||, a fragment."""
@@ -87,7 +141,7 @@ class Exchange:
 
     def swap(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> None:
         """Both sides agreed on these fragments."""
-        self.state = ExchangeState.SWAPPING
+        self._advance(ExchangeEvent.ACCEPT)
         self.fragments = fragments
         self.theirs = theirs
         self.swap_started_at = now
@@ -112,7 +166,7 @@ class Exchange:
 
     def confirm(self, done: SwapDone) -> None:
         """Both payloads are through on our side."""
-        self.state = ExchangeState.CONFIRMING
+        self._advance(ExchangeEvent.PAYLOADS)
         self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
         self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
 
@@ -128,9 +182,13 @@ class Exchange:
         )
 
     def commit(self) -> None:
-        """Both sides have everything."""
-        self.state = ExchangeState.COMMITTED
+        """Record that both sides have everything."""
+        self._advance(ExchangeEvent.ACKNOWLEDGE)
         self.deadline = inf
+
+    def end(self) -> None:
+        """Check that the exchange may end in its state. The book forgets it."""
+        TRANSITIONS.after(self.state, ExchangeEvent.END)
 
 
 class ExchangeBook:
@@ -163,7 +221,11 @@ class ExchangeBook:
                 self._last_exchanged[fragment] = self._commits
 
     def remove(self, link: LinkId) -> Exchange | None:
-        return self._exchanges.pop(link, None)
+        """Forget an exchange that ended; return it, if there was one."""
+        exchange = self._exchanges.pop(link, None)
+        if exchange is not None:
+            exchange.end()
+        return exchange
 
     def under_way(self) -> int:
         """Exchanges that both have agreed on, until they are committed or failed."""

@@ -1,17 +1,11 @@
-"""The door into the protocol core: ``Peer.handle(event, now) -> effects``.
+"""The protocol core's only entry point: ``Peer.handle(event, now) -> effects``.
 
-::
-
-    state       entered when                                  leaves when
-    ----------  --------------------------------------------  ---------------------------------------------------------
-    JOINING     started; or a pull is under way               nobody is ahead, the pull is adopted, or patience ends
-    TRAINING    the trainer may run                           the trainer reaches the end; we must catch up (JOINING)
-    FINISHING   the trainer reached the run's end             recent exchanges agree, nobody is left, or patience ends
-    LEAVING     finished, or the owner asked                  exchanges that may be committed elsewhere are resolved
+``TRANSITIONS`` holds the table of a peer's states; docs/PROTOCOL.md shows it.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from random import Random
 from typing import assert_never
 
@@ -59,8 +53,45 @@ from p2ptrain.swarm.rules import (
 )
 from p2ptrain.swarm.standing import Counters, Standing
 from p2ptrain.swarm.stopwatch import Stopwatch
+from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 NEVER = float("inf")
+
+
+class PeerEvent(Enum):
+    """What changes a peer's state. The values are the words of docs/PROTOCOL.md."""
+
+    START = "the peer starts"
+    TRAIN = "the trainer may run"
+    PULL = "a donor agreed to give its weights"
+    TRAINING_ENDS = "the trainer reaches the run's end"
+    LEAVE = "the owner stops the peer, or the final gossip is over"
+
+
+TRANSITIONS: TransitionTable[PeerState, PeerEvent] = TransitionTable(
+    "peer",
+    Transition((None,), PeerEvent.START, PeerState.JOINING, "look for other peers"),
+    Transition(
+        (PeerState.JOINING,),
+        PeerEvent.TRAIN,
+        PeerState.TRAINING,
+        "a lookup shows nobody far ahead, the pulled weights are adopted, the search takes too long, or the pull of a "
+        "peer that trained before fails",
+    ),
+    Transition((PeerState.TRAINING,), PeerEvent.PULL, PeerState.JOINING, "drop exchanges in OFFERED and SWAPPING"),
+    Transition(
+        (PeerState.JOINING, PeerState.TRAINING),
+        PeerEvent.TRAINING_ENDS,
+        PeerState.FINISHING,
+        "drop the pull; begin the final gossip",
+    ),
+    Transition(
+        (PeerState.JOINING, PeerState.TRAINING, PeerState.FINISHING),
+        PeerEvent.LEAVE,
+        PeerState.LEAVING,
+        "drop exchanges in OFFERED and SWAPPING; stop when the others are resolved, or at the deadline",
+    ),
+)
 
 
 class Peer:
@@ -77,6 +108,7 @@ class Peer:
         self._standing = Standing(
             me, rules, random, Membership(me), step=step, progress=progress, was_in_step=progress > 0
         )
+        self._standing.state = TRANSITIONS.to(None, PeerEvent.START)
         self._exchanging = Exchanging(self._standing)
         self._catch_up = CatchUp(self._standing)
         self._discovery = Discovery(self._standing)
@@ -222,9 +254,9 @@ class Peer:
         if catch_up.is_receiving:
             if standing.state is PeerState.TRAINING:
                 self._exchanging.drop_unsettled()
-                self._enter(PeerState.JOINING, now)
-        elif self._training:
-            self._enter(PeerState.TRAINING, now)
+                self._enter(PeerEvent.PULL, now)
+        elif self._training and standing.state is PeerState.JOINING:
+            self._enter(PeerEvent.TRAIN, now)
 
     def _slept(self, seconds: float, now: float) -> None:
         """Nothing ran here, and the swarm went on: we are a newcomer again, who pulls if the others are far ahead.
@@ -260,7 +292,7 @@ class Peer:
             self._training = True
             self._stopwatch.begin(now)
             self._standing.emit(BeginTraining())
-        self._enter(PeerState.TRAINING, now)
+        self._enter(PeerEvent.TRAIN, now)
 
     # --- training and its end ---------------------------------------------------------------------------------------
 
@@ -281,14 +313,14 @@ class Peer:
         self._standing.settled = True  # whatever is ahead of us now is no further than the end
         self._catch_up.drop()
         self._exchanging.training_ended(now)
-        self._enter(PeerState.FINISHING, now)
+        self._enter(PeerEvent.TRAINING_ENDS, now)
         self._final_gossip.begin(now)
 
     def _leave(self, now: float, why: str) -> None:
         if self._leave_by < NEVER:
             return
         self._leaving_why = why
-        self._enter(PeerState.LEAVING, now)
+        self._enter(PeerEvent.LEAVE, now)
         self._catch_up.drop()
         self._exchanging.drop_unsettled()
         self._standing.forget_stillborn()
@@ -343,7 +375,6 @@ class Peer:
             self._wake_at = wake_at
             self._standing.emit(WakeAt(wake_at))
 
-    def _enter(self, state: PeerState, now: float) -> None:
-        if self._standing.state is not state:
-            self._standing.state = state
-            self._discovery.announce(now)
+    def _enter(self, event: PeerEvent, now: float) -> None:
+        self._standing.state = TRANSITIONS.to(self._standing.state, event)
+        self._discovery.announce(now)

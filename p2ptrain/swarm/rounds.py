@@ -4,25 +4,7 @@ A round opens when a peer comes to its outer step. The peer offers to each plann
 yet declines, and offers itself when it comes: so the later of two finds the earlier one waiting, and nobody polls. A
 round that the trainer waits for is over when every partner's exchange has committed or failed, or patience ends.
 
-::
-
-    partner                 on                                    -> becomes
-    ---------------------   -----------------------------------   ----------
-    DUE                     our offer goes out                     CALLED
-    CALLED                  not yet, or our offers crossed         AWAITED   (it promised to offer)
-    CALLED                  the same, where no promise counts      MISSED
-    CALLED                  its offer crosses ours, which wins     CROSSED
-    CROSSED                 not yet, overtaken by its offer        DUE       (it has come, and awaits ours; once)
-    DUE, CALLED, AWAITED    its offer comes                        MEETING
-    CALLED, CROSSED         its accept comes                       MEETING
-    MEETING                 committed                              MET
-    MEETING                 failed                                 FAILED    (once a round)
-    DUE                     it is not known, or is left alone      MISSED
-    DUE                     it held our trainer up lately          MISSED    (and its offer is declined: ``Overtime``)
-    CALLED, CROSSED         declined otherwise, unanswered         MISSED
-    AWAITED                 a pause is over, which then doubles    DUE
-    AWAITED                 patience ends                          MISSED    (its promises count for less: ``Promises``)
-    MISSED                  its offer comes, before patience ends  MEETING
+``TRANSITIONS`` holds the table of what becomes of each planned partner; docs/PROTOCOL.md shows it.
 """
 
 from __future__ import annotations
@@ -40,6 +22,7 @@ from p2ptrain.swarm.promises import Promises
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
 from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.topology import planned_partners
+from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 
 class Meeting(Enum):
@@ -54,6 +37,105 @@ class Meeting(Enum):
     MISSED = auto()
     FAILED = auto()
 
+
+class MeetingEvent(Enum):
+    """What changes how far we are with a planned partner. The values are the words of docs/PROTOCOL.md."""
+
+    CALL = "our Offer is sent"
+    ABSENT = "the partner is not known any more or distrusted, or our weights are the odd ones"
+    SLOW = "the partner held our trainer for too long lately"
+    OFFER = "its Offer, which we accept"
+    CROSSING = "its Offer crosses ours, which wins"
+    ACCEPT = "its Accept"
+    LATER = "Decline `not yet` or `crossed`"
+    OVERTAKEN = "Decline `not yet`, which its Offer overtook"
+    DOUBTED = "Decline `not yet` or `crossed`, where it cannot be true or its commitments do not count"
+    REFUSAL = "another Decline, no answer, or a failure"
+    RECALL = "the pause before the next Offer is over"
+    PATIENCE = "patience ends"
+    COMMIT = "the exchange commits"
+    FAILURE = "the exchange fails"
+
+
+TRANSITIONS: TransitionTable[Meeting, MeetingEvent] = TransitionTable(
+    "planned partner",
+    Transition(
+        (Meeting.DUE,),
+        MeetingEvent.CALL,
+        Meeting.CALLED,
+        "the partner is known and trusted, and our weights are not the odd ones",
+    ),
+    Transition((Meeting.DUE,), MeetingEvent.ABSENT, Meeting.MISSED, "no Offer is sent"),
+    Transition((Meeting.DUE,), MeetingEvent.SLOW, Meeting.MISSED, "only in a round that the trainer waits for"),
+    Transition(
+        (Meeting.DUE, Meeting.CALLED, Meeting.AWAITED, Meeting.MISSED),
+        MeetingEvent.OFFER,
+        Meeting.MEETING,
+        "answer Accept; an unanswered Offer of ours is withdrawn; from MISSED only before patience ends",
+    ),
+    Transition(
+        (Meeting.CALLED, Meeting.CROSSED),
+        MeetingEvent.CROSSING,
+        Meeting.CROSSED,
+        "answer `our offers crossed`: our peer id is the smaller",
+    ),
+    Transition((Meeting.CALLED, Meeting.CROSSED), MeetingEvent.ACCEPT, Meeting.MEETING, "the exchange begins"),
+    Transition(
+        (Meeting.CALLED, Meeting.CROSSED),
+        MeetingEvent.LATER,
+        Meeting.AWAITED,
+        "the partner committed itself to send an Offer",
+    ),
+    Transition(
+        (Meeting.CALLED, Meeting.CROSSED),
+        MeetingEvent.DOUBTED,
+        Meeting.MISSED,
+        "only in a round that the trainer waits for",
+    ),
+    Transition(
+        (Meeting.CROSSED,),
+        MeetingEvent.OVERTAKEN,
+        Meeting.DUE,
+        "once per round and partner: it has come meanwhile and waits for our Offer",
+    ),
+    Transition(
+        (Meeting.CALLED, Meeting.CROSSED),
+        MeetingEvent.REFUSAL,
+        Meeting.MISSED,
+        "a missing answer can break a commitment",
+    ),
+    Transition(
+        (Meeting.AWAITED,),
+        MeetingEvent.RECALL,
+        Meeting.DUE,
+        "only in a round that the trainer waits for; the pause doubles",
+    ),
+    Transition(
+        (Meeting.CALLED, Meeting.CROSSED, Meeting.AWAITED),
+        MeetingEvent.PATIENCE,
+        Meeting.MISSED,
+        "a broken commitment; in CALLED and CROSSED when Decline `not yet` or `crossed` comes after that",
+    ),
+    Transition((Meeting.MEETING,), MeetingEvent.COMMIT, Meeting.MET, "the partner is done"),
+    Transition(
+        (Meeting.MEETING,), MeetingEvent.FAILURE, Meeting.FAILED, "the partner has no other exchange in this round"
+    ),
+)
+
+_REPORTED_BEFORE = {
+    Meeting.CALLED: MeetingEvent.CALL,
+    Meeting.MISSED: MeetingEvent.ABSENT,
+    Meeting.MEETING: MeetingEvent.OFFER,
+}
+"""What ``Round.turn`` is told before an exchange is under way."""
+
+_REPORTED_AFTER = {
+    Meeting.MEETING: MeetingEvent.ACCEPT,
+    Meeting.MET: MeetingEvent.COMMIT,
+    Meeting.MISSED: MeetingEvent.REFUSAL,
+    Meeting.FAILED: MeetingEvent.FAILURE,
+}
+"""What ``Rounds.turn`` is told of an exchange that was offered."""
 
 HURRIED_S = 1.0
 """To answer for who did not lately, or promised in vain: a round trip across the world, and a busy machine (as
@@ -91,8 +173,12 @@ class Round:
     """Whom the trainer does not meet in it: who dragged on lately."""
 
     def turn(self, peer: PeerId, to: Meeting) -> None:
-        """We have come this far with it."""
-        self.meetings[peer] = to
+        """Record that we called a partner, found it absent, or accepted its offer."""
+        self.move(peer, _REPORTED_BEFORE[to])
+
+    def move(self, peer: PeerId, event: MeetingEvent) -> None:
+        """Change how far we are with a planned partner, by ``TRANSITIONS``."""
+        to = self.meetings[peer] = TRANSITIONS.to(self.meetings[peer], event)
         if to in (Meeting.CALLED, Meeting.MEETING):
             self.tried.add(peer)
 
@@ -140,7 +226,7 @@ class Rounds:
         due = [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
         for each, peer in due:
             if each.awaited and self._rests(peer, each, now):
-                self._miss(each, peer, "it kept us waiting for too long lately")
+                self._miss(each, peer, MeetingEvent.SLOW, "it kept us waiting for too long lately")
         return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
 
     def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
@@ -167,7 +253,7 @@ class Rounds:
         if found.fragments != offer.fragments or is_late or not can_meet:
             return DeclineReason.NOT_PLANNED
         if crossing and self._standing.me < sender:
-            found.meetings[sender] = Meeting.CROSSED
+            found.move(sender, MeetingEvent.CROSSING)
             return DeclineReason.CROSSING
         return found
 
@@ -190,10 +276,10 @@ class Rounds:
         return next((r for r in self._open if r.step == step and set(fragments) <= set(r.fragments)), None)
 
     def turn(self, step: int, fragments: tuple[int, ...], peer: PeerId, to: Meeting) -> None:
-        """A planned exchange has come this far."""
+        """Record that a planned exchange that was offered has come this far."""
         found = self.of(step, fragments)
         if found is not None and peer in found.meetings:
-            found.turn(peer, to)
+            found.move(peer, _REPORTED_AFTER[to])
 
     def put_off(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
         """A partner declined for now: wait for its own offer, or offer once more.
@@ -209,13 +295,14 @@ class Rounds:
             self._give_up(found, peer)
         elif overtaken and peer not in found.called_again:
             found.called_again.add(peer)
-            found.meetings[peer] = Meeting.DUE
+            found.move(peer, MeetingEvent.OVERTAKEN)
         elif found.awaited and not self._may_cross(reason, peer):
-            self._miss(found, peer, reason.value)
+            self._miss(found, peer, MeetingEvent.DOUBTED, reason.value)
         elif found.awaited and not self.is_waited_for(found, peer):
-            self._miss(found, peer, "it says that it will come, and did not when it last said so")
+            why = "it says that it will come, and did not when it last said so"
+            self._miss(found, peer, MeetingEvent.DOUBTED, why)
         else:
-            found.meetings[peer] = Meeting.AWAITED
+            found.move(peer, MeetingEvent.LATER)
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
 
     def _may_cross(self, reason: DeclineReason, peer: PeerId) -> bool:
@@ -276,16 +363,17 @@ class Rounds:
                 for peer in late:
                     self._give_up(each, peer)
             elif late and each.recall_at <= now:
-                each.meetings.update(dict.fromkeys(late, Meeting.DUE))
+                for peer in late:
+                    each.move(peer, MeetingEvent.RECALL)
                 each.recall_pause_s *= 2
                 each.recall_at = now + each.recall_pause_s
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
         self._promises.broke(peer)
-        self._miss(lapsing, peer, "it did not come to this outer step in time")
+        self._miss(lapsing, peer, MeetingEvent.PATIENCE, "it did not come to this outer step in time")
 
-    def _miss(self, found: Round, peer: PeerId, why: str) -> None:
-        found.meetings[peer] = Meeting.MISSED
+    def _miss(self, found: Round, peer: PeerId, event: MeetingEvent, why: str) -> None:
+        found.move(peer, event)
         self._standing.note("skipped", peer, why)
 
     def proceed_if_over(self) -> None:
