@@ -22,6 +22,8 @@ GRACE_S = 15.0
 # Before anything imports torch: it reads this once. More threads than cores make every test slow.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ[MARK] = uuid.uuid4().hex
+# Processes that tests start keep their compiled modules: compiling them anew takes half a second of every start.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
