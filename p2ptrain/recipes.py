@@ -11,7 +11,7 @@ Every method of the DiLoCo family answers six questions, and a recipe is a set o
 
 The last two are numbers of a run and live in its manifest; so do the outer learning rate and momentum. One outer step
 interprets all of it (``p2ptrain.outer``); ``docs/ALGORITHMS.md`` has each recipe as a formula. Which of them is the
-default, and what the others are worth beside it: ``docs/RESULTS.md``, "What the rule chooses" and the table of R1.
+default, and what the others are worth beside it: ``docs/RESULTS.md``, "The default" and the table of R1.
 """
 
 from __future__ import annotations

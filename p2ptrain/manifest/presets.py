@@ -25,7 +25,7 @@ _INNER = {
     "weight_decay": 0.1,  # GPT-3.
     "gradient_clip": 1.0,  # GPT-3.
 }
-# Recipe, numbers, exchanges and codec: docs/RESULTS.md, "What the rule chooses". Tuned at eight peers and H = 10.
+# Recipe, numbers, exchanges and codec: docs/RESULTS.md, "The default". Tuned at eight peers and H = 10.
 _SWARM = {
     "recipe": "swarm",
     "learning_rate": 0.4,
