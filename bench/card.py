@@ -29,9 +29,9 @@ from bench.couple import language_model_task, manifest_of
 from bench.environment import environment, where
 from bench.trainer import Windows, measure_preset
 from p2ptrain import codec
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.codec import Codec
 from p2ptrain.data import open_corpus
-from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import Manifest
 from p2ptrain.train import Placement, choose_device, flat_model, place, validation_loss
 from peer.home import cache_directory

@@ -26,18 +26,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.data import open_corpus
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest import Manifest, SignedManifest, preset, with_changes
 from p2ptrain.net.directory import PeerCache
-from p2ptrain.net.driver import Driver, Shore
+from p2ptrain.net.driver import Driver, DriverEnvironment
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
 from p2ptrain.ports import InnerTask
 from p2ptrain.swarm import Peer
 from p2ptrain.swarm.events import Applied, Event, ExchangeDue, OuterStepDone
-from p2ptrain.telemetry import MemoryLog
-from p2ptrain.train import LanguageModelTask, Placement, Reader, flat_model, place
+from p2ptrain.train import CorpusReader, LanguageModelTask, Placement, flat_model, place
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 from peer.app import CODEC_THREADS
@@ -69,7 +69,7 @@ def language_model_task(
         open_corpus(manifest, cache_directory()),
         manifest.training,
         manifest.run.tokens_per_peer,
-        Reader(manifest.run.seed, _READER),
+        CorpusReader(manifest.run.seed, _READER),
         placement or place(model, manifest.model, manifest.training),
     )
 
@@ -143,7 +143,7 @@ def side(manifest: Manifest, task: InnerTask, key: Path, bootstraps: tuple[str, 
 
         connection = Connection(identity, signed.run_id, bootstraps, cache, notebook, local=True)
         thread.call(connection.start())
-        shore = Shore(
+        shore = DriverEnvironment(
             transport=connection,
             directory=connection,
             notebook=notebook,

@@ -1,4 +1,4 @@
-"""Cost of the directory from 8 to 10,000 peers: ``p2ptrain.swarm.buckets`` over a DHT in memory. Takes seconds.
+"""Cost of the directory from 8 to 10,000 peers: ``swarm.presence_buckets`` over a DHT in memory. Takes seconds.
 
     python -m bench.directory
 
@@ -19,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 
 from p2ptrain import wire
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.sim.shelves import Shelves
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.sim.shelves import SimulatedBuckets
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
-from p2ptrain.swarm.buckets import Bucket, Buckets
+from p2ptrain.swarm.presence_buckets import PresenceBucket, PresenceBuckets
 from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S
 
 SIZES = (8, 32, 100, 320, 1000, 3200, 10_000)
@@ -45,8 +45,8 @@ def measure(sizes: tuple[int, ...] = SIZES) -> dict[str, Any]:
 def settled(size: int, seed: int = 1) -> dict[str, float]:
     """Return the figures of one swarm with steady churn."""
     random = Random(seed)
-    shelves: Shelves[None] = Shelves(RUN)
-    peers: dict[PeerId, Buckets] = {}
+    shelves: SimulatedBuckets[None] = SimulatedBuckets(RUN)
+    peers: dict[PeerId, PresenceBuckets] = {}
     arrivals, received, largest, crowded = 0, 0, 0, 0
     records: list[int] = []
     newcomers: list[int] = []
@@ -63,7 +63,7 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
         staying = [peer for peer in peers if random.random() > ANNOUNCE_PERIOD_S / SESSION_S]
         coming = [PeerId(f"peer{arrivals + number}") for number in range(size - len(staying))]
         arrivals += len(coming)
-        peers = {peer: peers[peer] for peer in staying} | {peer: Buckets(random) for peer in coming}
+        peers = {peer: peers[peer] for peer in staying} | {peer: PresenceBuckets(random) for peer in coming}
         for place, (peer, buckets) in enumerate(peers.items()):
             now = start + ANNOUNCE_PERIOD_S * place / size
             if buckets.size is None:
@@ -96,8 +96,8 @@ def settled(size: int, seed: int = 1) -> dict[str, float]:
         "kilobytes_per_peer_per_minute": REPLICAS * record * (received + shelves.stores.total()) * per_peer / 1000,
         "busiest_key_share": max(load.values()) / load.total(),
         "busiest_key_per_minute": max(load.values()) * PER_MINUTE / ROUNDS,
-        "root_share": load[Bucket(0, 0)] / load.total(),
-        "root_records": len(shelves.get(Bucket(0, 0), start + ANNOUNCE_PERIOD_S)),
+        "root_share": load[PresenceBucket(0, 0)] / load.total(),
+        "root_records": len(shelves.get(PresenceBucket(0, 0), start + ANNOUNCE_PERIOD_S)),
         "in_degree_deviation": pstdev(stayed) / mean(stayed),
         "one_key_answer_bytes": size * record,
     }

@@ -24,8 +24,8 @@ from pathlib import Path
 import uvloop
 from hivemind.p2p import PeerID
 
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import Buffers, receive_payload, send_payload, widened

@@ -1,6 +1,6 @@
 """Goodput of an exchange's payload on a line of 100 Mbit/s with and without delay, beside bare TCP.
 
-Two hosts of the laboratory (``peer.lab.hosts``), a process and a p2pd on each. A payload goes both ways at once over
+Two hosts of the laboratory (``lab.hosts``), a process and a p2pd on each. A payload goes both ways at once over
 ``P2PTransport`` and, from the second on, parallel streams; their opening, digests and confirmations are included
 (``bench.goodput``). In turn,
 TCP connections between the same hosts carry as many bytes both ways and one way. The rate of the line (tbf) counts IP
@@ -32,17 +32,17 @@ import uvloop
 
 from bench.environment import ROOT
 from bench.goodput import OURS, RUN, parts_of, receive_bare, send_bare, swap_bare, swap_payload
-from p2ptrain import files
-from p2ptrain.errors import DeviceError
+from lab.cell import hear_sigterm, run_in_a_cell
+from lab.hosts import Access, Host, Network, rehearse
+from lab.namespaces import check_means
+from p2ptrain.base import files
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
+from p2ptrain.net.parallel_streams import ParallelStreams
 from p2ptrain.net.payload import Buffers
 from p2ptrain.net.transport import P2PTransport
-from peer.lab.cell import hear_sigterm, run_in_a_cell
-from peer.lab.hosts import Access, Host, Network, rehearse
-from peer.lab.namespaces import check_means
 
 STOP_S = 10.0
 """Time for the hosts' processes to end after an interrupt (a guess)."""
@@ -169,7 +169,7 @@ async def serve(folder: Path, address: str, case: LineCase) -> None:
                 writer.write(b"done")
         writer.close()
 
-    transport, lanes = P2PTransport(node, OURS), Lanes(node)
+    transport, lanes = P2PTransport(node, OURS), ParallelStreams(node)
     await lanes.listen()
     await transport.listen(ours)
     server = await asyncio.start_server(bare, address, 0)
@@ -187,7 +187,7 @@ async def ask(folder: Path, where: Mapping[str, Any], case: LineCase) -> dict[st
     """Return the seconds of each turn by kind, after one uncounted turn of each."""
     node = await Node.start(Identity.load_or_create(folder / "near.key"), RUN)
     await node.daemon.connect(where["peer"], where["addresses"])
-    transport, lanes = P2PTransport(node, OURS), Lanes(node)
+    transport, lanes = P2PTransport(node, OURS), ParallelStreams(node)
     parts, buffers = parts_of(case.mebibytes << 20), Buffers()
     both_ways, one_way = [await asyncio.open_connection(*where["tcp"]) for _ in range(2)]
 

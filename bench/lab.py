@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from peer.lab.report import ALWAYS
+from lab.report import ALWAYS
 
 
 @dataclass(frozen=True, slots=True)

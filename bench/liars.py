@@ -18,9 +18,9 @@ import click
 import torch
 from torch import Tensor
 
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.codec import get
 from p2ptrain.codec.steps import SKETCH_BYTES
-from p2ptrain.errors import NetworkError
 from p2ptrain.train.payloads import Payloads, Snapshot
 
 BLOCK = 64

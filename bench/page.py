@@ -27,7 +27,7 @@ from selenium import webdriver
 from bench.environment import environment
 from bench.pictures import chromium, look
 from p2ptrain.page import ExchangeRow, PeerRow, RunFacts, View, plain
-from p2ptrain.page.place import Place
+from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
 
 SIZES = (8, 64, 200, 256)
@@ -116,7 +116,7 @@ def watched(browser: webdriver.Chrome, peers: int) -> dict[str, float]:
     began = time.perf_counter()
     size = len(json.dumps(swarm.document(), separators=(",", ":")))
     made_s = time.perf_counter() - began
-    with PageServer(Place(), swarm.document) as server, gossip(swarm, server):
+    with PageServer(ListenAddress(), swarm.document) as server, gossip(swarm, server):
         browser.get(server.url)
         time.sleep(2.0)  # for loading and the first drawing
         browser.execute_script(LONG_TASKS)

@@ -5,7 +5,7 @@ Everything runs on one uvloop in the main thread. The home holds::
     HOME/identity.key     the peer id in every join link; keep it
     HOME/join-link.txt    the link that was printed last
     HOME/peers.json       who was here, to find the swarm again after a restart
-    HOME/guests.json      who came by which invite (bootstrap.doorman)
+    HOME/guests.json      who came by which invite (bootstrap.admission_server)
     HOME/lock             held while we live
 
 Who closes what: ``run`` holds the lock, ``_attend`` closes the transports, ``_stay_up`` the node. p2pd may die: it is
@@ -31,15 +31,17 @@ from typing import Any
 import uvloop
 from filelock import FileLock, Timeout
 
-from bootstrap import words
-from bootstrap.doorman import Doorman, doorman_of
+from bootstrap import messages
+from bootstrap.admission_server import AdmissionServer, doorman_of
+from bootstrap.messages import Say
+from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
-from bootstrap.watching import watch
-from bootstrap.words import Say
-from p2ptrain import files
-from p2ptrain.admission.office import LINK_FILE
-from p2ptrain.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
-from p2ptrain.ids import PeerId, short
+from p2ptrain.admission.author import LINK_FILE
+from p2ptrain.base import files
+from p2ptrain.base.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.base.logging_setup import logging_installed
+from p2ptrain.base.telemetry import lossy_output
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
@@ -47,14 +49,12 @@ from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.reach import serve_reach
-from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.relay.dial_back import serve_reach
+from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
-from p2ptrain.outcry import heard
-from p2ptrain.page.place import Place as PagePlace
+from p2ptrain.page.listen_address import ListenAddress as PagePlace
 from p2ptrain.page.server import PageServer
-from p2ptrain.telemetry import enduring_output
 
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
@@ -74,7 +74,7 @@ MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BootstrapOptions:
     """What this machine's owner chose."""
 
     run: Path
@@ -95,15 +95,15 @@ class Place:
     """Most that it sends, in Mbit/s, relayed bytes above all; 0: no cap."""
     download_mbit: float = 0.0
 
-    def rates(self) -> Rates:
+    def rates(self) -> Throttles:
         """Both caps, for all services together."""
-        rates = Rates()
+        rates = Throttles()
         rates.up.rate = self.upload_mbit * MBIT or math.inf
         rates.down.rate = self.download_mbit * MBIT or math.inf
         return rates
 
 
-def run(place: Place, say: Say) -> None:
+def run(place: BootstrapOptions, say: Say) -> None:
     """Serve the run until a signal. Raises UserError for everything its owner can fix."""
     for each in (place.run, place.home):
         _check_no_peer(each)
@@ -115,13 +115,13 @@ def run(place: Place, say: Say) -> None:
             "Give both the same signed run: copy manifest.signed alone (and rulings.signed, if there is one) to the"
             " second machine.",
         )
-    with _locked(place.home), enduring_output(), heard():
+    with _locked(place.home), lossy_output(), logging_installed():
         identity = Identity.load_or_create(place.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_stay_up(place, signed, identity, say))
 
 
-async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say: Say) -> None:
+async def _stay_up(place: BootstrapOptions, signed: SignedManifest, identity: Identity, say: Say) -> None:
     """A node for as long as nobody asks us to stop, however often p2pd dies."""
     stop = _stop_event(say)
     view = SwarmView(signed)
@@ -143,13 +143,13 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
         page.close()
         raise
     try:
-        addresses = words.link_addresses(node.addresses, place.announce, place.local)
+        addresses = messages.link_addresses(node.addresses, place.announce, place.local)
         own = [with_peer(each, identity.peer_id) for each in addresses]
         if place.beside is not None:
-            words.check_beside(place.beside, identity.peer_id, own, place.home)
+            messages.check_beside(place.beside, identity.peer_id, own, place.home)
         link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
         _write_link(place.home / LINK_FILE.name, link)
-        lines = words.join_lines(link, place.local, IN_CONTAINER in os.environ)
+        lines = messages.join_lines(link, place.local, IN_CONTAINER in os.environ)
         for line in lines:
             say("join", line)
         view.join(*lines)
@@ -180,7 +180,12 @@ async def _stay_up(place: Place, signed: SignedManifest, identity: Identity, say
 
 
 async def _start(
-    place: Place, listen: Sequence[str], signed: SignedManifest, identity: Identity, cache: PeerCache, rates: Rates
+    place: BootstrapOptions,
+    listen: Sequence[str],
+    signed: SignedManifest,
+    identity: Identity,
+    cache: PeerCache,
+    rates: Throttles,
 ) -> Node:
     return await Node.start(
         identity,
@@ -194,7 +199,7 @@ async def _start(
     )
 
 
-def _beside(place: Place) -> tuple[str, ...]:
+def _beside(place: BootstrapOptions) -> tuple[str, ...]:
     """Addresses of other bootstraps."""
     return () if place.beside is None else place.beside.addresses
 
@@ -205,10 +210,10 @@ async def _attend(
     cache: PeerCache,
     say: Say,
     stop: asyncio.Event,
-    place: Place,
-    doorman: Doorman | None,
+    place: BootstrapOptions,
+    doorman: AdmissionServer | None,
     view: SwarmView,
-    rates: Rates,
+    rates: Throttles,
 ) -> None:
     """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
     async with contextlib.AsyncExitStack() as stack:
@@ -228,7 +233,7 @@ async def _attend(
         await _first_of(stop.wait(), node.died(), *tasks)
 
 
-def as_before(place: Place, me: PeerId) -> tuple[str, ...]:
+def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
     """Where to listen. A swarm on one machine takes any free port, and that of last time where it is free: links that
     were passed on stay good."""
     if not place.local or place.announce or place.listen != (LOCAL_LISTEN,):

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import click
 
-from p2ptrain.importing import importing
+from p2ptrain.base.interrupts import default_sigint
 from p2ptrain.manifest import JoinLink
-from p2ptrain.net.rates import LOWEST_RATE
-from p2ptrain.page.place import Place as PagePlace
+from p2ptrain.net.throttle import LOWEST_RATE
+from p2ptrain.page.listen_address import ListenAddress as PagePlace
 
 PUBLIC_LISTEN = "/ip4/0.0.0.0/tcp/31337"
 """One fixed port, so that it can be forwarded once; 31337 is unassigned and easily remembered."""
@@ -65,12 +65,12 @@ def bootstrap(
     names both bootstraps, and one of them is enough to join.
     """
     other = None if beside is None else JoinLink.parse(beside)
-    with importing():
+    with default_sigint():
         from bootstrap import app
 
     default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN
     shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
-    where = app.Place(
+    where = app.BootstrapOptions(
         run,
         home or run / "bootstrap",
         listen or (default,),

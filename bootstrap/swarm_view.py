@@ -17,10 +17,10 @@ from random import Random
 from statistics import median
 from typing import Any
 
-from bootstrap.sums import summed
-from bootstrap.texts import Texts
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PeerId
+from bootstrap.aggregates import summed
+from bootstrap.sample_rotation import SampleRotation
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
 from p2ptrain.net import address
 from p2ptrain.net.figures_service import ask_figures
@@ -98,7 +98,7 @@ class SwarmView:
         """The records by which peers took their leave, while they last: older ones may still be found."""
         self._told: dict[PeerId, Word] = {}
         """Of those among them who tell."""
-        self._texts = Texts()
+        self._texts = SampleRotation()
         self._curve_at = float("-inf")
         """When the last curve was begun."""
         self._serials: dict[PeerId, int] = {}

@@ -36,7 +36,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import p2ptrain
-from p2ptrain.errors import HomeError
+from p2ptrain.base.errors import HomeError
 
 FORMAT = 1
 """Version of the layout below; another one is not read."""

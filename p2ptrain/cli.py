@@ -16,8 +16,8 @@ from typing import NoReturn
 import click
 
 import p2ptrain
-from p2ptrain.errors import UserError
-from p2ptrain.telemetry import minded_output
+from p2ptrain.base.errors import UserError
+from p2ptrain.base.telemetry import strict_output
 
 MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # As python_requires in setup.cfg says, and why.
 
@@ -144,7 +144,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         fault = platform_fault(sys.version_info[:2], sys.platform)
         if fault is not None:
             raise fault
-        with minded_output():
+        with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:
         with suppress(OSError):  # a standard error that takes nothing either

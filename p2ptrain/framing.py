@@ -24,8 +24,8 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from p2ptrain.errors import RemoteError
-from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PROTOCOL_VERSION
 
 # --- Caps: guesses with room to spare, except the chunk: 256 KiB is the knee of p2pd's goodput (our measurement).
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm import Presence
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
-from p2ptrain.errors import RemoteError
-from p2ptrain.ids import PeerId, RunId, key_of
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
 
 MAX_RECEIPT_BYTES = 320
@@ -121,7 +121,7 @@ class Objection(StrEnum):
 
 
 @dataclass(slots=True)
-class Tally:
+class PendingReceipt:
     """What passed between a partner and us and nobody has a receipt for yet; from one side's view."""
 
     exchanges: int = 0
@@ -135,8 +135,8 @@ class Tally:
         self.received += received
         self.served += served
 
-    def less(self, receipt: Receipt) -> Tally:
-        return Tally(
+    def less(self, receipt: Receipt) -> PendingReceipt:
+        return PendingReceipt(
             self.exchanges - receipt.exchanges,
             self.sent - receipt.sent,
             self.received - receipt.received,
@@ -154,13 +154,13 @@ class Tally:
 
 
 @dataclass(slots=True)
-class _Account:
+class _PartnerReceipts:
     """One partner."""
 
     since: int
-    ours: Tally = field(default_factory=Tally)
+    ours: PendingReceipt = field(default_factory=PendingReceipt)
     """What we may still claim, ..."""
-    theirs: Tally = field(default_factory=Tally)
+    theirs: PendingReceipt = field(default_factory=PendingReceipt)
     """... and what it may."""
     asked_at: float = 0.0
     claimed: Receipt | None = None
@@ -173,7 +173,7 @@ class _Account:
 
     def give_up(self, now: float) -> None:
         """What has not been countersigned never will be."""
-        self.ours, self.since, self.claimed = Tally(), int(now), None
+        self.ours, self.since, self.claimed = PendingReceipt(), int(now), None
         self.objections = self.unanswered = 0
 
 
@@ -183,7 +183,7 @@ class Book:
     def __init__(self, run: RunId, me: PeerId) -> None:
         self._run = run
         self._me = me
-        self._accounts: dict[PeerId, _Account] = {}
+        self._accounts: dict[PeerId, _PartnerReceipts] = {}
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
         """An exchange committed."""
@@ -211,7 +211,7 @@ class Book:
             account.claimed = self._claim(account, partner, step, tokens, now).signed(self._run, sign)
         return account.claimed
 
-    def _claim(self, account: _Account, partner: PeerId, step: int, tokens: int, now: float) -> Receipt:
+    def _claim(self, account: _PartnerReceipts, partner: PeerId, step: int, tokens: int, now: float) -> Receipt:
         ours = account.ours
         until = max(int(now), account.since + 1)
         served = ours.served if not account.objections else 0  # it may have counted less: exchanges alone this time
@@ -272,8 +272,8 @@ class Book:
         account.theirs, account.last = left, claim
         return None
 
-    def _account(self, partner: PeerId, now: float) -> _Account:
-        account = self._accounts.pop(partner, None) or _Account(since=int(now))
+    def _account(self, partner: PeerId, now: float) -> _PartnerReceipts:
+        account = self._accounts.pop(partner, None) or _PartnerReceipts(since=int(now))
         self._accounts[partner] = account  # the latest are last
         while len(self._accounts) > MAX_PARTNERS:
             del self._accounts[next(iter(self._accounts))]

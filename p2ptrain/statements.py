@@ -14,7 +14,7 @@ import msgpack
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 
 Sign = Callable[[bytes, list[Any]], bytes]
 """Sign fields for a purpose, with a key that the caller keeps."""

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.framing import MAX_IDENTIFIER_CHARS, MAX_MESSAGE_BYTES
 from p2ptrain.swarm.messages import (
     Accept,

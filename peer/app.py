@@ -14,75 +14,75 @@ from typing import Any
 
 import torch
 
-from p2ptrain.clock import steady
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId, short
+from p2ptrain.base.clock import steady
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.base.logging_setup import logging_installed, reporting
+from p2ptrain.base.telemetry import EventLog, lossy_output
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.net.copies import COPIES_PROTOCOL, Copies
-from p2ptrain.net.copies import LIMITS as COPIES_LIMITS
 from p2ptrain.net.directory import PeerCache
-from p2ptrain.net.driver import Shore
-from p2ptrain.net.gathering import Gatherer
+from p2ptrain.net.driver import DriverEnvironment
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.rates import Rates
 from p2ptrain.net.receipt_service import LIMITS as RECEIPT_LIMITS
 from p2ptrain.net.receipt_service import RECEIPT_PROTOCOL
-from p2ptrain.net.relay import RelayLimits
-from p2ptrain.outcry import heard, reporting
+from p2ptrain.net.relay.relay import RelayLimits
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.weight_download import Downloader
+from p2ptrain.net.weight_server import COPIES_PROTOCOL, WeightServer
+from p2ptrain.net.weight_server import LIMITS as COPIES_LIMITS
 from p2ptrain.ports import Link, Transport
 from p2ptrain.recipes import RECIPES
 from p2ptrain.swarm import Presence
 from p2ptrain.swarm.events import Event, LeaveRequested, TrainingEnded
-from p2ptrain.telemetry import EventLog, enduring_output
 from p2ptrain.train import choose_device
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
-from peer.attendance import Attendance, Reins
-from peer.building import Options, Session, build
-from peer.contributions import Contributions, HearingNotebook, Standing
-from peer.entrance import Entrance
+from peer.admission_client import AdmissionClient
+from peer.assembly import PeerOptions, TrainingSession, build
+from peer.contributions import Contributions, HearingNotebook, TrainingPosition
 from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
 from peer.network_thread import NetworkThread
-from peer.owner.hand import Hand, Held
+from peer.owner.control import OwnerControl, TrainingHandle
 from peer.owner.settings import Settings, SettingsFile
+from peer.participation import Participation, TrainerControl
 from peer.paths import PathNotebook, Paths
-from peer.record import Record
 from peer.screen import Screen
-from peer.showing import Showing
-from peer.state import State
+from peer.session_recorder import SessionRecorder
+from peer.sharing import Sharing
+from peer.state import StatusView
 from peer.stopping import Stopping
 
 CODEC_THREADS = 2
 """Encoding and decoding; torch releases the GIL there. Two, so that a large exchange does not hold up a small one."""
 
 
-Disguise = Callable[[Shore, Learner, float], Shore]
+Disguise = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
 """What an honest peer would stand on, its learner, and the run's end in tokens per peer, to what it stands on."""
 
 
-def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progress: shore) -> None:
+def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, progress: shore) -> None:
     """Live as a peer until the run ends or the owner stops it. Raises UserError.
 
     Args:
         disguise: for the laboratory, whose peers may lie; others leave it out.
     """
     home = _home(options)
-    with home.locked(), enduring_output(), heard(), closing(EventLog(home.events)) as log, Screen() as screen:
+    with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
         settings = file.load()
         options = _completed(options, settings)
         device = choose_device(options.device or "auto")
         log.listen(screen.show)
-        signals, rates = Signals(), Rates()
-        hand = Hand(home, file, settings, rates, signals, log)
+        signals, rates = Signals(), Throttles()
+        hand = OwnerControl(home, file, settings, rates, signals, log)
         log.listen(hand.hear)
         with Stopping(signals, log) as stopping, hand, contextlib.ExitStack() as stack, stopping.minding_errors():
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
-            state = State(identity.peer_id, options.nickname, hand.standing)
-            showing = Showing(state, hand, options.page, options.share)
+            state = StatusView(identity.peer_id, options.nickname, hand.standing)
+            showing = Sharing(state, hand, options.page, options.share)
             log.listen(showing.state.hear)
             showing.open(stack, log)  # before others hear of this peer: the page's port may be taken
             is_alone = signed is not None and not _exchanges(signed)
@@ -106,20 +106,20 @@ def run_peer(options: Options, disguise: Disguise = lambda shore, learner, progr
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class NetworkStack:
     """The network thread and what stands on it."""
 
     thread: NetworkThread
     connection: Connection
     paths: Paths
     identity: Identity
-    rates: Rates
+    rates: Throttles
 
 
 # --- before training --------------------------------------------------------------------------------------------------
 
 
-def _home(options: Options) -> Home:
+def _home(options: PeerOptions) -> Home:
     if options.home is not None:
         home = Home(options.home)
     elif options.link is not None:
@@ -132,7 +132,7 @@ def _home(options: Options) -> Home:
     return home
 
 
-def _completed(options: Options, settings: Settings) -> Options:
+def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
     """What the command line leaves open, the settings decide; what counts for this process alone is done here."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
@@ -146,13 +146,13 @@ def _exchanges(signed: SignedManifest) -> bool:
 
 def _connect(
     stack: contextlib.ExitStack,
-    options: Options,
+    options: PeerOptions,
     home: Home,
     identity: Identity,
     signed: SignedManifest | None,
     log: EventLog,
-    rates: Rates,
-) -> Line:
+    rates: Throttles,
+) -> NetworkStack:
     """Start the network; it ends with the stack."""
     if options.link is not None:
         run = options.link.run_id
@@ -192,19 +192,21 @@ def _connect(
     stack.push(close)
     thread.call(start())
     log.note("listening", name=short(identity.peer_id), where=describe_addresses(connection.addresses))
-    return Line(thread, connection, paths, identity, rates)
+    return NetworkStack(thread, connection, paths, identity, rates)
 
 
-def _fetch_manifest(line: Line, options: Options, home: Home) -> SignedManifest:
+def _fetch_manifest(line: NetworkStack, options: PeerOptions, home: Home) -> SignedManifest:
     assert options.link is not None
     signed = line.thread.call(line.connection.fetch_manifest(options.link))
     home.save_manifest(signed)
     return signed
 
 
-def _enter(line: Line, options: Options, home: Home, signed: SignedManifest, log: EventLog) -> Entrance:
+def _enter(
+    line: NetworkStack, options: PeerOptions, home: Home, signed: SignedManifest, log: EventLog
+) -> AdmissionClient:
     """Before anything costly: whether this run takes us at all. Raises AdmissionError."""
-    entrance = Entrance(line.connection, home, signed, line.identity.peer_id, log)
+    entrance = AdmissionClient(line.connection, home, signed, line.identity.peer_id, log)
     line.thread.call(entrance.enter(options.link))
     return entrance
 
@@ -212,13 +214,13 @@ def _enter(line: Line, options: Options, home: Home, signed: SignedManifest, log
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
-def _hooks(record: Record) -> Hooks:
+def _hooks(record: SessionRecorder) -> Hooks:
     return Hooks(
         record.inner_step_done, record.outer_step_done, record.training_ended, record.held, leaving=record.leaving
     )
 
 
-def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
+def _run_alone(session: TrainingSession, signals: Signals, hand: OwnerControl) -> None:
     """A recipe that exchanges nothing needs no network: whatever would be said to the core ends the run."""
     record = session.record
 
@@ -228,36 +230,36 @@ def _run_alone(session: Session, signals: Signals, hand: Hand) -> None:
 
     record.begin()
     signals.begin.set()
-    hand.take(Held(record, None, Reins(signals, record.learner.wake)))
+    hand.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.wake)))
     train(record.learner, signals, post, _hooks(record))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
 
-def _contributions(session: Session, signed: SignedManifest, identity: Identity) -> Contributions:
+def _contributions(session: TrainingSession, signed: SignedManifest, identity: Identity) -> Contributions:
     learner = session.record.learner
     return Contributions(
         signed.run_id,
         identity.peer_id,
         identity.state,
         Ledger(session.record.home.contributions),
-        lambda: Standing(learner.step, learner.tokens),
+        lambda: TrainingPosition(learner.step, learner.tokens),
         session.notebook,
     )
 
 
 def _run_in_swarm(
-    session: Session,
+    session: TrainingSession,
     signals: Signals,
-    hand: Hand,
-    line: Line,
+    hand: OwnerControl,
+    line: NetworkStack,
     signed: SignedManifest,
-    entrance: Entrance,
-    showing: Showing,
+    entrance: AdmissionClient,
+    showing: Sharing,
     disguise: Disguise,
 ) -> None:
     record = session.record
     learner = record.learner
-    reins = Reins(signals, learner.wake)
+    reins = TrainerControl(signals, learner.wake)
 
     def end(_: Future[str]) -> None:
         signals.finished.set()
@@ -275,7 +277,7 @@ def _run_in_swarm(
             return await entrance.transport(connection.speaking(COPIES_PROTOCOL, COPIES_LIMITS)).open(peer, addresses)
 
         sizes = learner.payloads.weight_sizes()
-        shore = Shore(
+        shore = DriverEnvironment(
             transport=entrance.transport(),
             directory=connection,
             notebook=HearingNotebook(PathNotebook(session.notebook, line.paths), contributions.hear),
@@ -284,12 +286,14 @@ def _run_in_swarm(
             live_until=entrance.live_until,
             begin_training=reins.begin,
             work=work,
-            gatherer=Gatherer(dial, sizes, work, session.notebook, contributions.taken),
+            gatherer=Downloader(dial, sizes, work, session.notebook, contributions.taken),
         )
         shore = disguise(shore, learner, float(record.tokens_per_peer))
-        copies = Copies(learner.payloads, shore.work, time.monotonic, contributions.given, line.rates, entrance.counts)
+        copies = WeightServer(
+            learner.payloads, shore.work, time.monotonic, contributions.given, line.rates, entrance.counts
+        )
         shore = replace(shore, copies=copies)
-        attendance = Attendance(learner, session.new_core, shore, reins)
+        attendance = Participation(learner, session.new_core, shore, reins)
         record.live_peers, record.counters = lambda: attendance.live_peers, attendance.counters
 
         def records() -> list[Presence]:
@@ -313,7 +317,7 @@ def _run_in_swarm(
                 connection.save_cache(records())
 
         record.begin()
-        hand.take(Held(record, attendance, reins, lambda: entrance.standing))
+        hand.take(TrainingHandle(record, attendance, reins, lambda: entrance.standing))
         ended: Future[str] = line.thread.submit(live())
         ended.add_done_callback(end)
         train(learner, signals, attendance.post, replace(_hooks(record), turned=attendance.turned))

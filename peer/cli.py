@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from p2ptrain.errors import AdmissionError, HomeError, UserError
-from p2ptrain.importing import importing
+from p2ptrain.base.errors import AdmissionError, HomeError, UserError
+from p2ptrain.base.interrupts import default_sigint
 from p2ptrain.manifest import JoinLink
-from p2ptrain.page.place import Place
+from p2ptrain.page.listen_address import ListenAddress
 from peer.options import FiniteRange
 
 if TYPE_CHECKING:
-    from p2ptrain.admission import Rulings
+    from p2ptrain.admission import AccessList
     from p2ptrain.manifest import SignedManifest
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
@@ -67,17 +67,17 @@ def peer(
     Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
-    with importing():
+    with default_sigint():
         from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
         from peer.app import run_peer
-        from peer.building import Options
+        from peer.assembly import PeerOptions
 
     if not is_nickname(nickname):
         raise UserError(
             f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another, or leave it out."
         )
-    place = None if page is None else Place.parse(page, page_token or "", page_hosts or "")
-    run_peer(Options(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
+    place = None if page is None else ListenAddress.parse(page, page_token or "", page_hosts or "")
+    run_peer(PeerOptions(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
 
 
 @click.command(short_help="Print a join link; invite peers to a run of yours.")
@@ -156,7 +156,7 @@ def _say_if_local(addresses: Sequence[str]) -> bool:
 
 
 def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
-    from p2ptrain.admission.office import RULINGS_FILE
+    from p2ptrain.admission.author import RULINGS_FILE
     from p2ptrain.manifest import KEY_FILE
 
     match signed.manifest.admission.policy:
@@ -173,21 +173,21 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
 
 
 def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_terms: bool) -> None:
-    from p2ptrain.admission import office
+    from p2ptrain.admission import author
     from p2ptrain.manifest import load_run
 
     signed = load_run(run)
     is_open = signed.manifest.admission.policy == "open"
     if is_open and has_terms:
         raise _termless(f"The run in {run} is open, and needs no invites")
-    to = JoinLink.parse(link) if link is not None else office.printed_link(run)
+    to = JoinLink.parse(link) if link is not None else author.printed_link(run)
     if is_open:
-        office.check_link(run, signed, to)
+        author.check_link(run, signed, to)
         click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
         _say_if_local(to.addresses)
         click.echo(str(to))
         return
-    made, issued = office.invite(run, to, office.seconds(expires), uses, time.time())
+    made, issued = author.invite(run, to, author.seconds(expires), uses, time.time())
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
     _say_if_local(to.addresses)
     click.echo(f"Invite {issued.id}: lets {uses} peer{'s' if uses != 1 else ''} in until {until}.", err=True)
@@ -206,9 +206,9 @@ def admit(run: Path, names: tuple[str, ...]) -> None:
 
     Without a NAME: show all rulings.
     """
-    from p2ptrain.admission import office
+    from p2ptrain.admission import author
 
-    _say_rulings(run, office.admit(run, names, time.time()))
+    _say_rulings(run, author.admit(run, names, time.time()))
 
 
 @click.command(short_help="Put peers out of a run of yours, or end an invite.")
@@ -219,13 +219,13 @@ def revoke(run: Path, names: tuple[str, ...]) -> None:
 
     Whoever came by an invite that is ended is put out with it, unless you admit it by its peer id.
     """
-    from p2ptrain.admission import office
+    from p2ptrain.admission import author
 
-    _say_rulings(run, office.revoke(run, names, time.time()))
+    _say_rulings(run, author.revoke(run, names, time.time()))
 
 
-def _say_rulings(run: Path, rulings: Rulings) -> None:
-    from p2ptrain.admission import office
+def _say_rulings(run: Path, rulings: AccessList) -> None:
+    from p2ptrain.admission import author
 
     for word, names in (("admitted", rulings.admitted), ("banned", rulings.banned), ("ended invite", rulings.revoked)):
         for name in names:
@@ -233,8 +233,8 @@ def _say_rulings(run: Path, rulings: Rulings) -> None:
     if not (rulings.admitted or rulings.banned or rulings.revoked):
         click.echo("Nobody is named yet.")
     click.echo(f"A bootstrap that runs on {run} hands this out within seconds; peers follow within a minute.")
-    if (run / office.RULINGS_FILE).exists():
-        click.echo(f"If your bootstrap runs elsewhere, copy {run / office.RULINGS_FILE} there.")
+    if (run / author.RULINGS_FILE).exists():
+        click.echo(f"If your bootstrap runs elsewhere, copy {run / author.RULINGS_FILE} there.")
 
 
 @click.command(short_help="Write a peer's model in Hugging Face format.")
@@ -243,7 +243,7 @@ def _say_rulings(run: Path, rulings: Rulings) -> None:
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     """Write the newest checkpoint in HOME to the directory OUT; AutoModelForCausalLM.from_pretrained(OUT) loads it."""
-    with importing():
+    with default_sigint():
         from peer import model
         from peer.home import Home
 
@@ -260,7 +260,7 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 @TOKENIZER
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
     """Let the newest checkpoint in HOME continue TEXT."""
-    with importing():
+    with default_sigint():
         from p2ptrain.train import Sampling
         from peer import model
         from peer.home import Home

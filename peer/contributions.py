@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net.receipt_service import Notary, ask_to_sign
-from p2ptrain.outcry import reporting
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.logging_setup import reporting
+from p2ptrain.net.receipt_service import ReceiptService, ask_to_sign
 from p2ptrain.ports import Clock, Notebook, Transport
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.statements import Sign
@@ -34,7 +34,7 @@ GOODBYES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class TrainingPosition:
     """Where our training stands."""
 
     step: int
@@ -53,7 +53,7 @@ class Contributions:
         me: PeerId,
         sign: Sign,
         ledger: Ledger,
-        standing: Callable[[], Standing],
+        standing: Callable[[], TrainingPosition],
         notebook: Notebook,
         wall: Clock = time.time,
         random: Random | None = None,
@@ -66,7 +66,7 @@ class Contributions:
         self._wall = wall
         self._random = random or Random()
         self._is_full = False
-        self.notary = Notary(run, self._book, sign, wall)
+        self.notary = ReceiptService(run, self._book, sign, wall)
 
     def hear(self, kind: str, fields: dict[str, Any]) -> None:
         """A note of the core's."""

@@ -15,9 +15,9 @@
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
     HOME/paused.json         there while its owner has paused it (peer.owner.pause)
     HOME/contributions.jsonl what we did, with partners' signatures (peer.ledger)
-    HOME/badge               what lets us take part in a run by invite (peer.entrance)
-    HOME/rulings.signed      what its author has ruled about who may take part (peer.entrance)
-    HOME/control.sock        while the peer runs: takes the owner's commands (peer.owner.door)
+    HOME/badge               what lets us take part in a run by invite (peer.admission_client)
+    HOME/rulings.signed      what its author has ruled about who may take part (peer.admission_client)
+    HOME/control.sock        while the peer runs: takes the owner's commands (peer.owner.control_socket)
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from p2ptrain import files
-from p2ptrain.admission.office import LINK_FILE
-from p2ptrain.errors import HomeError, ManifestError
-from p2ptrain.ids import RunId
+from p2ptrain.admission.author import LINK_FILE
+from p2ptrain.base import files
+from p2ptrain.base.errors import HomeError, ManifestError
+from p2ptrain.base.ids import RunId
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManifest, genuine_run
 
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2ptrain import files
-from p2ptrain.errors import HomeError, RemoteError
+from p2ptrain.base import files
+from p2ptrain.base.errors import HomeError, RemoteError
 from p2ptrain.receipts import Receipt, Total, from_json, to_json, total
 from peer.home import Home
-from peer.lines import size
+from peer.messages import size
 
 MAX_LEDGER_BYTES = 64 << 20
 """Of each of the two files: a month at one claim in 30 s."""

@@ -14,8 +14,8 @@ from torch import Tensor
 from transformers.utils import logging as transformers_logging
 
 from p2ptrain import checkpoint
+from p2ptrain.base.errors import HomeError, UserError
 from p2ptrain.data import Tokenizer, load_tokenizer
-from p2ptrain.errors import HomeError, UserError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train import FlatModel, Sampling, flat_model, generate_text
 from peer.home import Home

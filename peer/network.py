@@ -14,26 +14,26 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate
-from p2ptrain.errors import DeviceError, HomeError, NetworkError, UserError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.errors import DeviceError, HomeError, NetworkError, UserError
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.logging_setup import reporting
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.reach import serve_reach
-from p2ptrain.net.relay import NO_RELAY, Relay, RelayLimits
-from p2ptrain.net.shelter import Shelter
+from p2ptrain.net.parallel_streams import ParallelStreams
+from p2ptrain.net.relay.dial_back import serve_reach
+from p2ptrain.net.relay.reachability import ReachabilityManager
+from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
-from p2ptrain.outcry import reporting
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.events import Announce
-from peer.asking import ask_for_manifest
+from peer.manifest_fetch import ask_for_manifest
 from peer.paths import Paths
 
 CALM_S = 300.0
@@ -74,7 +74,7 @@ class Connection:
         announce: Sequence[str] = (),
         nickname: str = "",
         local: bool = False,
-        rates: Rates | None = None,
+        rates: Throttles | None = None,
         relay: RelayLimits | None = None,
         paths: Paths | None = None,
         on_move: Callable[[], None] = lambda: None,
@@ -90,7 +90,7 @@ class Connection:
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
-        self._rates = rates or Rates()
+        self._rates = rates or Throttles()
         self._relay = relay
         self._paths = paths if paths is not None else Paths()
         self._on_move = on_move
@@ -98,12 +98,12 @@ class Connection:
         self._signed: bytes | None = None
         self._node: Node | None = None
         self._transport: P2PTransport | None = None
-        self._lanes: Lanes | None = None
+        self._lanes: ParallelStreams | None = None
         self._manifests: P2PTransport | None = None
-        self._services: list[P2PTransport | Lanes | Relay] = []
+        self._services: list[P2PTransport | ParallelStreams | Relay] = []
         self._handlers: dict[str, tuple[Limits, Callable[[StreamLink], Awaitable[None]]]] = {}
         self._gate: Gate | None = None
-        self._shelter: Shelter | None = None
+        self._shelter: ReachabilityManager | None = None
         self._sheltering: asyncio.Task[None] | None = None
         self._announced: Announce | None = None
         self._watcher: asyncio.Task[None] | None = None
@@ -127,7 +127,7 @@ class Connection:
         return self._shelter.addresses if self._shelter else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        """Ask the link's addresses until one hands out the run's manifest. Raises ManifestError (``peer.asking``)."""
+        """Ask the link's addresses until one hands out the run's manifest. Raises ManifestError."""
         return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
@@ -256,7 +256,7 @@ class Connection:
         self._node = node
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
-        self._lanes = Lanes(node, self._rates)
+        self._lanes = ParallelStreams(node, self._rates)
         self._services.append(self._lanes)
         await self._lanes.listen()
         self._services.append(await serve_reach(node, self._rates))
@@ -265,7 +265,7 @@ class Connection:
             node.stand_at(self._gate)
         for protocol in tuple(self._handlers):  # more may come meanwhile, and put themselves on this node
             await self._serve_on(node, protocol)
-        self._shelter = Shelter(
+        self._shelter = ReachabilityManager(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
         )
         self._sheltering = asyncio.get_running_loop().create_task(self._shelter.run())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net.links import StreamLink
 from p2ptrain.ports import Notebook
 

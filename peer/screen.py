@@ -10,7 +10,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from peer.lines import line
+from peer.messages import line
 
 PLAIN_PROGRESS_S = 10.0
 """Without a terminal, a progress line this often: a log should be readable afterwards."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net import address
 from p2ptrain.page import (
@@ -31,7 +31,7 @@ from p2ptrain.page import (
 )
 from p2ptrain.page.view import MOST_FAILURES
 from p2ptrain.swarm import Presence
-from peer.lines import line, without_places
+from peer.messages import line, without_places
 
 FAILURES = frozenset(
     {
@@ -82,7 +82,7 @@ class Sources:
     """Bytes sent and received since it started."""
 
 
-class State:
+class StatusView:
     """See the module.
 
     Args:

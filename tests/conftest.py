@@ -74,7 +74,7 @@ def unswept(parent: Path) -> list[str]:
     """Socket folders that the next start would not remove. (Those of killed processes it does.)"""
     if not list(parent.glob("p2ptrain-*")):
         return []
-    from p2ptrain.net.socket_folder import sweep
+    from p2ptrain.net.p2pd.socket_folder import sweep
 
     sweep(parent)
     return [folder.name for folder in parent.glob("p2ptrain-*")]

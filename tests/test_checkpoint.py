@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 
 from p2ptrain import checkpoint
+from p2ptrain.base.errors import HomeError
 from p2ptrain.checkpoint import Checkpoints
-from p2ptrain.errors import HomeError
 
 
 def tensors(seed=0):

@@ -14,8 +14,8 @@ from click.testing import CliRunner
 
 import p2ptrain
 from p2ptrain import cli as cli_module
+from p2ptrain.base.errors import UserError
 from p2ptrain.cli import LAZY_COMMANDS, LazyCommand, cli, main, platform_fault, run_command
-from p2ptrain.errors import UserError
 from p2ptrain.manifest import PRESETS, load_run
 
 

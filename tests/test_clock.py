@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from p2ptrain.clock import steady
+from p2ptrain.base.clock import steady
 
 
 def test_it_goes_forward_in_seconds() -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
-from p2ptrain.ids import PROTOCOL_VERSION
 from p2ptrain.manifest import preset
 from p2ptrain.manifest.document import parse_data
 from p2ptrain.manifest.model import MAX_PARAMETERS, DecoderConfig, GroupedConfig

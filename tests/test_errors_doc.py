@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain import errors
+from p2ptrain.base import errors
 from p2ptrain.swarm import DeclineReason
 
 ROOT = Path(__file__).parent.parent
@@ -170,7 +170,7 @@ def test_every_kind_in_the_event_log_is_listed() -> None:
 
 
 def test_every_kind_is_listed_beside_the_tag_of_its_line() -> None:
-    tree = TREES[ROOT / "peer/lines.py"]
+    tree = TREES[ROOT / "peer/messages.py"]
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     found = 0
     for node in (node for node in ast.walk(tree) if isinstance(node, ast.Dict)):

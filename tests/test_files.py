@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain import files
+from p2ptrain.base import files
 
 
 def test_a_file_is_replaced_with_its_permissions_and_nothing_else_stays(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain import framing
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 
 
 @settings(max_examples=50, deadline=None)

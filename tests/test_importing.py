@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from p2ptrain.importing import importing
+from p2ptrain.base.interrupts import default_sigint
 
 LOADING = """
 import os, signal
-from p2ptrain.importing import importing
+from p2ptrain.base.interrupts import importing
 with importing():
     try:
         os.kill(os.getpid(), signal.SIGINT)
@@ -30,7 +30,7 @@ def test_an_interrupt_amid_imports_ends_the_process() -> None:
 def test_afterwards_python_hears_of_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        with importing():
+        with default_sigint():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
@@ -42,7 +42,7 @@ def test_who_ignores_interrupts_goes_on_to() -> None:
     """A job in the background of a shell does."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        with importing():
+        with default_sigint():
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGINT, before)

@@ -10,8 +10,17 @@ from typing import Any
 
 import pytest
 
-from p2ptrain import outcry
-from p2ptrain.outcry import MOST_A_PERIOD, MOST_CHARS, MOST_LINES, PERIOD_S, Terminal, heard, one_line, reporting
+from p2ptrain.base import logging_setup
+from p2ptrain.base.logging_setup import (
+    MOST_A_PERIOD,
+    MOST_CHARS,
+    MOST_LINES,
+    PERIOD_S,
+    RateLimitedHandler,
+    logging_installed,
+    one_line,
+    reporting,
+)
 
 EVIL = "\x1b]0;yours\x07\x1b[2J\r\n[peer] all is well\n"
 
@@ -31,10 +40,10 @@ def clock() -> Clock:
 @pytest.fixture
 def library(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     """A logger below ``hivemind``, which prints nothing by itself, in a process whose log is heard."""
-    monkeypatch.setattr(outcry, "Terminal", lambda: Terminal(clock))
+    monkeypatch.setattr(logging_setup, "Terminal", lambda: RateLimitedHandler(clock))
     monkeypatch.setattr(logging.getLogger("hivemind"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("hivemind"), "propagate", True)
-    with heard():
+    with logging_installed():
         yield logging.getLogger("hivemind.p2p.some")
 
 
@@ -99,7 +108,7 @@ def test_what_a_library_prints_by_itself_is_not_printed_twice(
 def test_what_cannot_be_printed_is_lost_and_harms_nobody(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    terminal = Terminal()
+    terminal = RateLimitedHandler()
     terminal.handle(logging.LogRecord("some", logging.ERROR, "", 0, "%d", ("no number",), None))
     monkeypatch.setattr(sys, "stderr", None)  # closed from the start
     terminal.handle(logging.LogRecord("some", logging.ERROR, "", 0, "unheard", None, None))
@@ -109,7 +118,7 @@ def test_what_cannot_be_printed_is_lost_and_harms_nobody(
 
 def test_outside_nothing_is_left() -> None:
     before = list(logging.getLogger().handlers)
-    with heard():
+    with logging_installed():
         assert len(logging.getLogger().handlers) == len(before) + 1
     assert logging.getLogger().handlers == before
 

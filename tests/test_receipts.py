@@ -10,7 +10,7 @@ import pytest
 from people import GUEST, NOW, OTHER_RUN, RUN, STRANGER, WITNESS, Somebody
 
 from p2ptrain import receipts
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt, from_json, to_json, total
 
 AMBER, BIRCH = GUEST, WITNESS

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import OutputError
-from p2ptrain.telemetry import Enduring, EventLog, Minded, enduring_output, minded_output
+from p2ptrain.base.errors import OutputError
+from p2ptrain.base.telemetry import EventLog, LossyStream, StrictStream, lossy_output, strict_output
 
 
 class Broken(io.StringIO):
@@ -26,12 +26,12 @@ class Broken(io.StringIO):
 
 
 def test_what_cannot_be_written_is_lost_and_nothing_else() -> None:
-    stream = Enduring(Broken())
+    stream = LossyStream(Broken())
     assert stream.write("words") == 5
     stream.flush()
     assert stream.isatty() is False
     whole = io.StringIO()
-    Enduring(whole).write("words")
+    LossyStream(whole).write("words")
     assert whole.getvalue() == "words"
 
 
@@ -41,49 +41,49 @@ def test_bytes_are_minded_as_letters_are() -> None:
             raise OSError(28, "No space left on device")
 
     with pytest.raises(OutputError, match="No space left"):
-        Minded(io.TextIOWrapper(Below(), "ascii")).buffer.write("words")
+        StrictStream(io.TextIOWrapper(Below(), "ascii")).buffer.write("words")
 
 
 def test_only_the_outside_is_endured() -> None:
     with pytest.raises(TypeError):
-        Enduring(io.StringIO()).write(b"bytes")  # type: ignore[arg-type]  # on purpose
+        LossyStream(io.StringIO()).write(b"bytes")  # type: ignore[arg-type]  # on purpose
 
 
 def test_streams_are_as_before_afterwards() -> None:
     before = sys.stdout, sys.stderr
-    with enduring_output():
-        assert isinstance(sys.stdout, Enduring)
+    with lossy_output():
+        assert isinstance(sys.stdout, LossyStream)
     assert (sys.stdout, sys.stderr) == before
 
 
 def test_what_is_minded_is_an_error_and_may_be_endured() -> None:
-    stream = Minded(Broken())
+    stream = StrictStream(Broken())
     for attempt in (lambda: stream.write("words"), stream.flush):
         with pytest.raises(OutputError, match=r"What is printed cannot be written: No space left on device\."):
             attempt()
     assert stream.isatty() is False
-    Enduring(stream).write("words")  # type: ignore[arg-type]  # it is one in all that counts
-    Enduring(stream).flush()  # type: ignore[arg-type]
+    LossyStream(stream).write("words")  # type: ignore[arg-type]  # it is one in all that counts
+    LossyStream(stream).flush()  # type: ignore[arg-type]
     whole = io.StringIO()
-    assert Minded(whole).write("words") == 5
+    assert StrictStream(whole).write("words") == 5
     assert whole.getvalue() == "words"
 
 
 def test_the_stream_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.stdout
-    with minded_output():
-        assert isinstance(sys.stdout, Minded)
-        with enduring_output():
+    with strict_output():
+        assert isinstance(sys.stdout, StrictStream)
+        with lossy_output():
             sys.stdout.write("words")
     assert sys.stdout is before
     monkeypatch.setattr(sys, "stdout", None)
-    with minded_output():
+    with strict_output():
         assert sys.stdout is None
 
 
 LIVING_ON = """
 import sys
-from p2ptrain.telemetry import enduring_output, minded_output
+from p2ptrain.base.telemetry import enduring_output, minded_output
 with minded_output(), enduring_output():
     for number in range(1000):
         print("a line that nobody takes" * 10, flush=number % 2 == 0)
@@ -103,7 +103,7 @@ def test_a_process_outlives_a_full_disk_and_a_closed_pipe() -> None:
 
 STRANGE_NAME = """
 import os, sys
-from p2ptrain.telemetry import enduring_output, minded_output
+from p2ptrain.base.telemetry import enduring_output, minded_output
 with minded_output(), enduring_output():
     print("[peers] \\u738b joins", flush=True)
 os._exit(7)
@@ -121,7 +121,7 @@ def test_a_terminal_that_cannot_write_a_strangers_name_writes_something() -> Non
 FULL_FOR_A_WHILE = """
 import resource, sys
 from pathlib import Path
-from p2ptrain.telemetry import EventLog
+from p2ptrain.base.telemetry import EventLog
 path = Path(sys.argv[1])
 log = EventLog(path, wall=lambda: 12.0)
 log.note("first")

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain import wire
-from p2ptrain.errors import RemoteError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.swarm.messages import (
     Accept,
     Acknowledge,

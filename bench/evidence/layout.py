@@ -43,7 +43,7 @@ class Column:
     heading: str
     figure: str
     setting: Any = CENTRAL
-    """``CellSetting`` or ``published.CostSetting``."""
+    """``CellSetting`` or ``published.CostColumn``."""
     digits: int = 3
     scale: float = 1.0
     """Factor applied before display: 100 for percent."""

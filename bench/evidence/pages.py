@@ -20,7 +20,7 @@ from bench.evidence.layout import Best, Column, Experiment, ResultTable, TableRo
 from bench.evidence.run import read
 from bench.evidence.summary import GUESSING, CellSummary, Estimate, better, by_place, key, paired, summaries
 from bench.evidence.tuning import best
-from p2ptrain.files import replace
+from p2ptrain.base.files import replace
 
 RESULTS = ROOT / "docs" / "results"
 NOT_RUN = "-"

@@ -19,8 +19,8 @@ from p2ptrain.sim.cost import (
     MODEL_FLOP_UTILIZATION,
     MODULAR4_BITS,
     TOP_K_BITS,
+    CostSetting,
     Method,
-    Setting,
     at_bits,
     implied_inner_step_seconds,
     inner_step_seconds,
@@ -86,7 +86,7 @@ compression."""
 
 
 @dataclass(frozen=True, slots=True)
-class CostSetting:
+class CostColumn:
     """Column of the tables of R4: model, line and straggler."""
 
     model: str
@@ -100,22 +100,22 @@ class CostSetting:
         }
 
 
-def setting_of(line: CostSetting) -> Setting:
+def setting_of(line: CostColumn) -> CostSetting:
     """Return the setting of the cost model: 8 peers, no latency and equal up and down, except for the home line."""
     if line.model == HOME:
-        return Setting(
+        return CostSetting(
             135e6, 1.0, INNER_STEPS, 20e6, 100e6, latency_s=0.05, apply_s_per_parameter=APPLY_S_PER_PARAMETER
         )
     model = MODELS[line.model]
     bit_per_s = line.mbit_s * 1e6
-    return Setting(
+    return CostSetting(
         model.parameters, model.inner_step_s, INNER_STEPS, bit_per_s, bit_per_s, straggler_share=line.straggler
     )
 
 
 LINES = (
-    *(CostSetting(model, megabits, share) for share in STRAGGLERS for model in MODELS for megabits in MEGABITS),
-    CostSetting(HOME, 20),
+    *(CostColumn(model, megabits, share) for share in STRAGGLERS for model in MODELS for megabits in MEGABITS),
+    CostColumn(HOME, 20),
 )
 
 
@@ -142,13 +142,13 @@ def checks() -> list[PublishedFigure]:
 _SECOND_HAND = "second-hand (summaries of arXiv 2606.22768); setting inferred"
 
 
-def reference(megabits: float) -> Setting:
+def reference(megabits: float) -> CostSetting:
     """Return the setting behind the percentages of Factored Gossip: 1.5B parameters, H = 100, fp32, 8 peers.
 
     H, the size and "8 to 16 workers" are reported; fp32, 8 and the inner step are inferred.
     """
     seconds = MODELS["1.5B"].inner_step_s
-    return Setting(1.5e9, seconds, 100, megabits * 1e6, megabits * 1e6, peers=8)
+    return CostSetting(1.5e9, seconds, 100, megabits * 1e6, megabits * 1e6, peers=8)
 
 
 def _factored_gossip() -> list[PublishedFigure]:
@@ -189,11 +189,11 @@ def _gasloc() -> list[PublishedFigure]:
         return ", ".join(str(straggler_inner_steps(30, partners, 5 / 3, share)) for partners in (1, 2))
 
     # Only s / t = 5/3 matters: one parameter of one bit on a line of .6 bit/s with steps of 1 s.
-    unit = Setting(1.0, 1.0, 30, 0.6, 0.6, peers=8, straggler_share=0.1)
+    unit = CostSetting(1.0, 1.0, 30, 0.6, 0.6, peers=8, straggler_share=0.1)
     alone = replace(unit, straggler_share=1.0)
     gossip, diloco = at_bits(METHODS["gasloc-1"], 1), at_bits(METHODS["diloco"], 1)
 
-    def percent(method: Method, setting: Setting) -> str:
+    def percent(method: Method, setting: CostSetting) -> str:
         return f"{100 * utilization(method, setting).others:.1f} %"
 
     return [
@@ -222,7 +222,7 @@ def _gasloc() -> list[PublishedFigure]:
 def _dilocox() -> PublishedFigure:
     """Return DiLoCoX's speedup. With two clusters a ring moves each gradient once; fp32 over 1 Gbit/s."""
     speedup = 357
-    unknown = Setting(107e9, 1.0, 100, 1e9, 1e9, peers=2)
+    unknown = CostSetting(107e9, 1.0, 100, 1e9, 1e9, peers=2)
     ddp, dilocox = METHODS["ddp"], METHODS["dilocox"]
     seconds = implied_inner_step_seconds(ddp, unknown, 1 / speedup)
     found = replace(unknown, inner_step_s=seconds)

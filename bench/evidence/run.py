@@ -21,7 +21,7 @@ from bench.evidence.headline import headline
 from bench.evidence.layout import Experiment
 from bench.evidence.scenario import scenario
 from bench.evidence.tuning import choice_of
-from p2ptrain.files import replace
+from p2ptrain.base.files import replace
 
 LONGEST_FAILURE = 500
 """Characters kept of an error message."""

@@ -1,7 +1,7 @@
 """Comparison on home lines: ``swarm``, ``diloco`` over the same network, and hivemind's own averager with the same
 model, data and inner optimizer.
 
-Every peer is a process on a host of its own (``peer.lab.hosts``) behind a line of 100 Mbit/s down and 20 up with 20 ms
+Every peer is a process on a host of its own (``lab.hosts``) behind a line of 100 Mbit/s down and 20 up with 20 ms
 each way; all share the cores of one machine. In a run all peers train, one peer and its daemons are killed (SIGKILL),
 a new peer joins, and all are stopped. The same sources are read for all three rivals:
 

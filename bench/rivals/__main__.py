@@ -20,12 +20,12 @@ from bench.environment import ROOT, environment
 from bench.rivals.cases import RECIPES, RIVALS, SIZES, RivalCase, RivalRecord
 from bench.rivals.readings import figures, notes_of
 from bench.rivals.table import HEADINGS, lines, merged
-from p2ptrain import files
-from p2ptrain.errors import UserError
+from lab.cell import run_in_a_cell
+from lab.hosts import rehearse
+from lab.namespaces import check_means
+from p2ptrain.base import files
+from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import create_run, sign_run
-from peer.lab.cell import run_in_a_cell
-from peer.lab.hosts import rehearse
-from peer.lab.namespaces import check_means
 
 KNOWN = ROOT / "docs" / "results" / "rivals.json"
 STOP_S = 240.0

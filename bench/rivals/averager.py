@@ -24,13 +24,13 @@ import torch
 from hivemind.averaging import DecentralizedAverager
 from hivemind.compression import Float16Compression
 
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import EventLog
 from p2ptrain.data import open_corpus
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest import Manifest, parse_toml
-from p2ptrain.telemetry import EventLog
-from p2ptrain.train import LanguageModelTask, Reader, flat_model, place, validation_loss
+from p2ptrain.train import CorpusReader, LanguageModelTask, flat_model, place, validation_loss
 from peer.home import cache_directory
-from peer.record import HELD_OUT_TOKENS, PROGRESS_PERIOD_S
+from peer.session_recorder import HELD_OUT_TOKENS, PROGRESS_PERIOD_S
 
 ROUND_S = 120.0
 """Timeout of one average with retries: a guess, the order of magnitude of OpenDiLoCo."""
@@ -100,7 +100,7 @@ class Averaging:
         device = torch.device("cpu")
         model = flat_model(manifest.model, manifest.run.seed, device)
         self._placement = place(model, manifest.model, manifest.training)
-        reader = Reader(manifest.run.seed, PeerId(name))
+        reader = CorpusReader(manifest.run.seed, PeerId(name))
         tokens_per_peer = manifest.run.tokens_per_peer
         self._task = LanguageModelTask(model, self._corpus, manifest.training, tokens_per_peer, reader, self._placement)
         self._progress, self._tokens, self._step = 0.0, 0, 0
@@ -170,7 +170,7 @@ class Averaging:
         self._progress = float(progress) * PROGRESS_UNIT
 
     def _note(self) -> None:
-        """Note progress, as ``peer.record`` does."""
+        """Note progress, as ``peer.session_recorder`` does."""
         now = time.monotonic()
         if now < self._next_note:
             return

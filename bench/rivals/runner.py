@@ -1,4 +1,4 @@
-"""Run of one case in a cell (``peer.lab.cell``): ``python -m bench.rivals.runner FOLDER CASE``. Writes record.json."""
+"""Run of one case in a cell (``lab.cell``): ``python -m bench.rivals.runner FOLDER CASE``. Writes record.json."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bench.rivals.cases import SIZES, RivalCase, RivalRecord
-from p2ptrain import files
-from peer.lab.cell import hear_sigterm
-from peer.lab.hosts import Access, Host, Network
-from peer.lab.stages import OwnProcesses
+from lab.cell import hear_sigterm
+from lab.hosts import Access, Host, Network
+from lab.stages import OwnProcesses
+from p2ptrain.base import files
 from peer.testnet import processes
 from peer.testnet.processes import Child
 from peer.testnet.watch import Tail

@@ -27,24 +27,18 @@ office    what the author does: invite, admit, revoke (files of the run's direct
 
 from p2ptrain.admission.check import Refusal, refusal, remedy
 from p2ptrain.admission.gate import Gate
-from p2ptrain.admission.records import (
-    MAX_RULINGS_BYTES,
-    Badge,
-    Invite,
-    Rulings,
-    Ticket,
-)
-from p2ptrain.admission.witness import Register
+from p2ptrain.admission.issuer import InviteRegister
+from p2ptrain.admission.records import MAX_RULINGS_BYTES, AccessList, Certificate, Invite, InviteCredential
 
 __all__ = [
     "MAX_RULINGS_BYTES",
-    "Badge",
+    "AccessList",
+    "Certificate",
     "Gate",
     "Invite",
+    "InviteCredential",
+    "InviteRegister",
     "Refusal",
-    "Register",
-    "Rulings",
-    "Ticket",
     "refusal",
     "remedy",
 ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from p2ptrain.admission.records import Badge, Rulings
-from p2ptrain.ids import PeerId
+from p2ptrain.admission.records import AccessList, Certificate
+from p2ptrain.base.ids import PeerId
 
 CLOCK_SKEW_S = 300
 """How far ahead of ours a witness's clock may be; as for presence records. A guess."""
@@ -25,7 +25,7 @@ class Refusal(StrEnum):
     NO_ROOM = "who answers for its invite counts too many others; another may"
 
 
-def refusal(policy: str, rulings: Rulings, peer: PeerId, badge: Badge | None, now: float) -> Refusal | None:
+def refusal(policy: str, rulings: AccessList, peer: PeerId, badge: Certificate | None, now: float) -> Refusal | None:
     """Why a peer is not admitted; None when it is. The first check that speaks decides.
 
     Args:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from p2ptrain.admission.check import Refusal, refusal
-from p2ptrain.admission.records import Badge, Rulings
-from p2ptrain.errors import RemoteError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.admission.records import AccessList, Certificate
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId, RunId
 
 MAX_REMEMBERED = 4096
 """Peers whose badges are kept: twice what the DHT's validator takes in."""
@@ -21,14 +21,14 @@ class Gate:
     """
 
     def __init__(
-        self, policy: str, run: RunId, author: bytes, badge: bytes = b"", rulings: Rulings | None = None
+        self, policy: str, run: RunId, author: bytes, badge: bytes = b"", rulings: AccessList | None = None
     ) -> None:
         self.policy = policy
         self.run = run
         self.author = author
         self.badge = badge
-        self.rulings = rulings or Rulings()
-        self._badges: dict[PeerId, Badge] = {}
+        self.rulings = rulings or AccessList()
+        self._badges: dict[PeerId, Certificate] = {}
 
     def refusal(self, peer: PeerId, shown: bytes, now: float) -> Refusal | None:
         """Whether to talk with a peer that shows this badge (empty: none). Remembers a good badge."""
@@ -36,7 +36,7 @@ class Gate:
         badge = known if known is not None and known.encode() == shown else None
         if badge is None and shown and self.policy == "invite":
             try:
-                badge = Badge.decode(shown, self.run, self.author)
+                badge = Certificate.decode(shown, self.run, self.author)
             except RemoteError:
                 return refusal(self.policy, self.rulings, peer, None, now) and Refusal.NOT_GENUINE
         why = refusal(self.policy, self.rulings, peer, badge, now)
@@ -53,7 +53,7 @@ class Gate:
 
     def take(self, encoded: bytes) -> bool:
         """Take in rulings from anybody; whether they are newer than ours. Raises RemoteError when they are forged."""
-        rulings = Rulings.decode(encoded, self.run, self.author)
+        rulings = AccessList.decode(encoded, self.run, self.author)
         if rulings.serial <= self.rulings.serial:
             return False
         self.rulings = rulings

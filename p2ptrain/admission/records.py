@@ -22,9 +22,9 @@ from typing import Any, Self
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2ptrain.errors import JoinLinkError, RemoteError
+from p2ptrain.base.errors import JoinLinkError, RemoteError
+from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.framing import MAX_BADGE_BYTES
-from p2ptrain.ids import PeerId, RunId, key_of
 from p2ptrain.statements import (
     KEY_BYTES,
     SIGNATURE_BYTES,
@@ -102,7 +102,7 @@ class Invite:
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class InviteCredential:
     """What a join link carries: an invite and the secret half of its key."""
 
     invite: Invite
@@ -146,7 +146,7 @@ def attest(sign: Sign, run: RunId, invite: Invite, peer: PeerId, at: int) -> byt
 
 
 @dataclass(frozen=True, slots=True)
-class Badge:
+class Certificate:
     """A peer's proof that it came by an invite, in time."""
 
     invite: Invite
@@ -183,7 +183,7 @@ class Badge:
 
 
 @dataclass(frozen=True, slots=True)
-class Rulings:
+class AccessList:
     """The author's word on names. All of it in one document: who has the newest has everything."""
 
     serial: int = 0
@@ -198,7 +198,7 @@ class Rulings:
     """Ids of invites, ascending. They bring in nobody, and whoever came by them is out, unless it is ``admitted``."""
     signature: bytes = b""
 
-    def signed(self, run: RunId, author: Ed25519PrivateKey) -> Rulings:
+    def signed(self, run: RunId, author: Ed25519PrivateKey) -> AccessList:
         """With the author's signature. ValueError when there are too many names."""
         if self.size > MAX_RULINGS:
             raise ValueError(f"{self.size} names where {MAX_RULINGS} are allowed")

@@ -29,16 +29,25 @@ fragment; ``wishes`` says what must be agreed on before. A codec is stateless an
 beside input and output is bounded (``door.CHUNK``), but for the low-rank factors. All work on host memory.
 """
 
+from p2ptrain.codec.base import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable, Matrices
 from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE, BlockwiseCodec
 from p2ptrain.codec.dense import BF16, FP16, FP32, DenseCodec
-from p2ptrain.codec.door import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable, Matrices
 from p2ptrain.codec.feedback import Feedback, compress, is_decodable, needs_feedback
 from p2ptrain.codec.lowrank import DEFAULT_RANK, LowRankCodec
 from p2ptrain.codec.modular import Comparison, ModularCodec
+from p2ptrain.codec.negotiation import (
+    agree,
+    apart,
+    compare,
+    first_shape,
+    next_shape,
+    unexplained,
+    wish_for,
+    wish_size,
+)
 from p2ptrain.codec.shapes import effective_rank, matrices
 from p2ptrain.codec.steps import FIRST_PACE, PACE
 from p2ptrain.codec.topk import TopKCodec
-from p2ptrain.codec.wishes import agree, apart, compare, first_shape, next_shape, unexplained, wish_for, wish_size
 
 WEIGHT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4")
 """What weights may travel in: codecs that leave out no element."""

@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import (
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.codec.base import (
     CHUNK,
     LARGEST_MAGNITUDE,
     Buffer,
@@ -39,7 +40,6 @@ from p2ptrain.codec.door import (
     read_difference,
 )
 from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
-from p2ptrain.errors import RemoteError
 
 DEFAULT_BLOCK_SIZE = 1024
 """Elements a scale: 8.016 bits an element. Speed hardly depends on it from 256 up (``bench/codecs.py``)."""

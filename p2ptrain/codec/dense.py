@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import (
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.codec.base import (
     CHUNK,
     LARGEST_MAGNITUDE,
     Buffer,
@@ -32,7 +33,6 @@ from p2ptrain.codec.door import (
     read_all,
     read_difference,
 )
-from p2ptrain.errors import RemoteError
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from typing import TypeGuard
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import Codec, CodecTerms, Decodable
+from p2ptrain.codec.base import Codec, CodecTerms, Decodable
 from p2ptrain.codec.lowrank import LowRankCodec
 from p2ptrain.codec.topk import TopKCodec
 

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.blockwise import BlockwiseCodec
-from p2ptrain.codec.door import (
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.codec.base import (
     CHUNK,
     LARGEST_MAGNITUDE,
     Buffer,
@@ -42,8 +42,8 @@ from p2ptrain.codec.door import (
     check_snapshot,
     magnitude,
 )
+from p2ptrain.codec.blockwise import BlockwiseCodec
 from p2ptrain.codec.shapes import matrix_at, near_square
-from p2ptrain.errors import RemoteError
 
 DEFAULT_RANK = 16
 """A guess: on 1024 x 1024 it is a 32nd of the numbers."""
@@ -62,7 +62,7 @@ COLD_ITERATIONS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _MatrixSlice:
     """One matrix of a fragment."""
 
     offset: int
@@ -159,12 +159,12 @@ class LowRankCodec:
                 end = min(begin + len(rows), terms.elements)
                 yield begin, end, rows[: end - begin]
 
-    def _pieces(self, terms: CodecTerms) -> list[_Piece]:
+    def _pieces(self, terms: CodecTerms) -> list[_MatrixSlice]:
         pieces, offset = [], 0
         for rows, columns in terms.matrices or (near_square(terms.elements),):
             rank = min(self.rank, rows, columns)
             gains = rank * (rows + columns) < rows * columns
-            pieces.append(_Piece(offset, rows, columns, rank if gains else 0))
+            pieces.append(_MatrixSlice(offset, rows, columns, rank if gains else 0))
             offset += rows * columns
         return pieces
 
@@ -200,7 +200,7 @@ def product(
 
 def _rows(
     sent: Tensor,  # the numbers of one matrix
-    piece: _Piece,
+    piece: _MatrixSlice,
     first: int,
     past: int,
 ) -> Tensor:

@@ -33,8 +33,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE
-from p2ptrain.codec.door import (
+from p2ptrain.codec.base import (
     CHUNK,
     Buffer,
     CodecTerms,
@@ -46,6 +45,7 @@ from p2ptrain.codec.door import (
     chunks,
     magnitude,
 )
+from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE
 from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
 from p2ptrain.codec.steps import WRAPPED, widths
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import CodecTerms, Matrices
+from p2ptrain.codec.base import CodecTerms, Matrices
 
 
 def near_square(elements: int) -> tuple[int, int]:

@@ -32,8 +32,8 @@ from hashlib import shake_256
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, magnitude
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.codec.base import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, magnitude
 
 SKETCH_SUMS = 64
 """Standard error of the distance: 1 / sqrt(2 * 64), an eighth of an octave. 256 bytes a fragment."""

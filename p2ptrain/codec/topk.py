@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from p2ptrain.codec.door import (
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.codec.base import (
     CHUNK,
     LARGEST_MAGNITUDE,
     Buffer,
@@ -37,7 +38,6 @@ from p2ptrain.codec.door import (
     read_difference,
 )
 from p2ptrain.codec.packing import pack_twelve, pack_two, twelve_bytes, two_bytes, unpack_twelve, unpack_two
-from p2ptrain.errors import RemoteError
 
 LARGEST_CHUNK = 4096
 """Elements: what 12 bits can name."""

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.sources import check_digest, read_pieces
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
 from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
-from p2ptrain.errors import CorpusError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel

@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from p2ptrain.errors import CorpusError
+from p2ptrain.base.errors import CorpusError
 
 if TYPE_CHECKING:
     from p2ptrain.manifest import Corpus as CorpusSpec
@@ -32,14 +32,14 @@ BUILTIN_DIGESTS = {"shakespeare": "2351fe17efb0c9982030b513ac35819deca6548a8a2eb
 INSTALL_DATASETS = "Install it: pip install 'p2ptrain[data]'."
 
 
-class Piece(NamedTuple):
+class TextChunk(NamedTuple):
     """Some consecutive text of one document."""
 
     text: str
     ends_document: bool
 
 
-def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[Piece]:
+def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
     """The whole text of a corpus, in order.
 
     Args:
@@ -81,7 +81,7 @@ def check_digest(path: Path, expected: str, what: str) -> None:
         )
 
 
-def _builtin_pieces(name: str) -> Iterator[Piece]:
+def _builtin_pieces(name: str) -> Iterator[TextChunk]:
     if name not in BUILTIN_DIGESTS:
         raise CorpusError(
             f"there is no built-in corpus {name!r}",
@@ -97,7 +97,7 @@ def _builtin_pieces(name: str) -> Iterator[Piece]:
     return _text_pieces(io.TextIOWrapper(io.BytesIO(text), encoding="utf-8", newline=""))
 
 
-def _text_file_pieces(path: Path) -> Iterator[Piece]:
+def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
             yield from _text_pieces(file)
@@ -110,13 +110,13 @@ def _text_file_pieces(path: Path) -> Iterator[Piece]:
         raise CorpusError(f"{path} cannot be read: {error.strerror}", "Check its disk and permissions.") from error
 
 
-def _text_pieces(file: TextIO) -> Iterator[Piece]:
+def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
     """One document in pieces that end at line ends, or anywhere where lines are longer than a piece."""
     while text := file.read(PIECE_CHARACTERS):
-        yield Piece(text + file.readline(PIECE_CHARACTERS), ends_document=False)
+        yield TextChunk(text + file.readline(PIECE_CHARACTERS), ends_document=False)
 
 
-def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[Piece]:
+def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"a corpus in {file_format} form")
     builder = {"jsonl": "json", "parquet": "parquet"}[file_format]
     try:
@@ -133,7 +133,7 @@ def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[
         ) from error
 
 
-def _hub_pieces(spec: HubCorpus) -> Iterator[Piece]:
+def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"the hub corpus {spec.name}")
     if Path(spec.name).exists():  # datasets would read it instead: a stranger's manifest must not name our folders
         raise CorpusError(
@@ -154,7 +154,7 @@ def _hub_pieces(spec: HubCorpus) -> Iterator[Piece]:
         ) from error
 
 
-def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) -> Iterator[Piece]:
+def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) -> Iterator[TextChunk]:
     """One document a row; a long one in several pieces. Rows without text are passed over."""
     for row in rows:
         if text_field not in row:
@@ -172,7 +172,7 @@ def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) 
             )
         for start in range(0, len(text), PIECE_CHARACTERS):
             end = start + PIECE_CHARACTERS
-            yield Piece(text[start:end], ends_document=end >= len(text))
+            yield TextChunk(text[start:end], ends_document=end >= len(text))
 
 
 def _import_datasets(purpose: str) -> Any:

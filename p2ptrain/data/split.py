@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.errors import CorpusError
+from p2ptrain.base.errors import CorpusError
 
 MOST_REGIONS = 64
 """More would only shorten the held-out blocks: a guess."""

@@ -19,9 +19,9 @@ from typing import BinaryIO
 import numpy as np
 from filelock import FileLock
 
-from p2ptrain.data.sources import PIECE_CHARACTERS, Piece
+from p2ptrain.base.errors import CorpusError, HomeError
+from p2ptrain.data.sources import PIECE_CHARACTERS, TextChunk
 from p2ptrain.data.tokenizer import Tokenizer
-from p2ptrain.errors import CorpusError, HomeError
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def token_type(vocabulary_size: int) -> np.dtype:
     return np.min_scalar_type(vocabulary_size - 1)
 
 
-def tokenize(pieces: Iterable[Piece], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[np.ndarray]:
+def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[np.ndarray]:
     """Ids of all pieces in order, with the separator after each document, at most ``most_tokens`` of them."""
     left = most_tokens
     for batch in _batches(pieces):
@@ -88,9 +88,9 @@ def tokenize(pieces: Iterable[Piece], tokenizer: Tokenizer, most_tokens: int | N
                 return
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
+def _batches(pieces: Iterable[TextChunk]) -> Iterator[list[TextChunk]]:
     """Pieces gathered to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
-    batch: list[Piece] = []
+    batch: list[TextChunk] = []
     characters = 0
     for piece in pieces:
         batch.append(piece)

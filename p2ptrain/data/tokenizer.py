@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.sources import check_digest
-from p2ptrain.errors import CorpusError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HubTokenizer

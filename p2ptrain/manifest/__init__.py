@@ -45,7 +45,16 @@ from p2ptrain.manifest.document import (
 from p2ptrain.manifest.link import JoinLink, check_address, is_peer_id
 from p2ptrain.manifest.model import MAX_PARAMETERS, Decoder, DecoderConfig, parameter_count
 from p2ptrain.manifest.presets import PRESETS, preset
-from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, Admission, Codec, Manifest, Outer, Run, Swarm, Training
+from p2ptrain.manifest.schema import (
+    FRAGMENT_ALIGNMENT,
+    AdmissionSection,
+    CodecSection,
+    Manifest,
+    OuterSection,
+    RunSection,
+    SwarmSection,
+    TrainingSection,
+)
 from p2ptrain.manifest.signing import SignedManifest, genuine_run, public_key_of, sign
 from p2ptrain.manifest.sources import (
     BuiltinCorpus,
@@ -67,10 +76,10 @@ __all__ = [
     "PRESETS",
     "SETTINGS_FILE",
     "SIGNED_FILE",
-    "Admission",
+    "AdmissionSection",
     "BuiltinCorpus",
     "BytesTokenizer",
-    "Codec",
+    "CodecSection",
     "Corpus",
     "Decoder",
     "DecoderConfig",
@@ -80,13 +89,13 @@ __all__ = [
     "HubTokenizer",
     "JoinLink",
     "Manifest",
-    "Outer",
-    "Run",
+    "OuterSection",
+    "RunSection",
     "SignedManifest",
     "Signing",
-    "Swarm",
+    "SwarmSection",
     "Tokenizer",
-    "Training",
+    "TrainingSection",
     "canonical_bytes",
     "check_address",
     "create_run",

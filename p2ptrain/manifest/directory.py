@@ -18,9 +18,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, load_pem_private_key
 
-from p2ptrain import files
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import RunId
+from p2ptrain.base import files
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import RunId
 from p2ptrain.manifest.document import differences, parse_toml, render_toml, with_changes
 from p2ptrain.manifest.presets import preset
 from p2ptrain.manifest.schema import Manifest

@@ -13,8 +13,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.manifest.faults import shown, validated
 from p2ptrain.manifest.schema import Manifest
 from p2ptrain.manifest.section import Section

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest.schema import Manifest
 from p2ptrain.manifest.section import Section
 

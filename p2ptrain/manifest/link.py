@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from p2ptrain.errors import JoinLinkError
-from p2ptrain.ids import RunId, multihash
+from p2ptrain.base.errors import JoinLinkError
+from p2ptrain.base.ids import RunId, multihash
 from p2ptrain.manifest.faults import shown
 
 SCHEME = "p2ptrain://"

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.manifest.faults import shown, validated
 from p2ptrain.manifest.schema import Manifest
 

@@ -30,7 +30,7 @@ MAX_STEP_TOKENS = 2**24
 """Guess: four times the batch of the largest published runs; more is a typing mistake."""
 
 
-class Run(Section):
+class RunSection(Section):
     """What the run is called, who started it and when it ends."""
 
     name: Title
@@ -49,7 +49,7 @@ class Run(Section):
     """Training tokens per peer at which the run ends."""
 
 
-class Training(Section):
+class TrainingSection(Section):
     """The inner optimization. Schedules run over tokens per peer."""
 
     sequence_length: int = Field(ge=8, le=131_072)
@@ -97,7 +97,7 @@ class Training(Section):
         return self.sequence_length * self.sequences_per_step
 
 
-class Outer(Section):
+class OuterSection(Section):
     """How an inner phase enters the slow weights, and how often peers meet."""
 
     recipe: str = Field(max_length=64)
@@ -166,7 +166,7 @@ class Outer(Section):
         return faults
 
 
-class Codec(Section):
+class CodecSection(Section):
     """The form in which weights travel."""
 
     name: Literal["fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4"]
@@ -195,7 +195,7 @@ class Codec(Section):
         ]
 
 
-class Swarm(Section):
+class SwarmSection(Section):
     """Joining late, and ending together."""
 
     catch_up_outer_steps: int = Field(ge=1, le=100_000)
@@ -208,7 +208,7 @@ class Swarm(Section):
     """Seconds after which a peer stops waiting for that."""
 
 
-class Admission(Section):
+class AdmissionSection(Section):
     """Who may take part; docs/SECURITY.md tells what each policy is for, and what it defends."""
 
     policy: Literal["open", "invite", "allowlist"] = "open"
@@ -218,15 +218,15 @@ class Admission(Section):
 class Manifest(Section):
     """The one frozen description that all peers of a run share."""
 
-    run: Run
+    run: RunSection
     model: Model
     tokenizer: Tokenizer
     corpus: Corpus
-    training: Training
-    outer: Outer
-    codec: Codec
-    swarm: Swarm
-    admission: Admission = Admission()
+    training: TrainingSection
+    outer: OuterSection
+    codec: CodecSection
+    swarm: SwarmSection
+    admission: AdmissionSection = AdmissionSection()
 
     @model_serializer(mode="wrap")
     def _open_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:

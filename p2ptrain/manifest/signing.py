@@ -15,8 +15,8 @@ from typing import Self
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import RunId
 from p2ptrain.manifest.document import (
     INSTALL_THEIRS,
     MAX_MANIFEST_BYTES,

@@ -19,7 +19,7 @@ from typing import Literal
 
 import base58
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net.identity import peer_id_bytes
 
 _HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}

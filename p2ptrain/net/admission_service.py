@@ -18,14 +18,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Gate, Invite, Refusal, Register, Ticket
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PeerId, short
-from p2ptrain.net.allowance import Allowance
+from p2ptrain.admission import (
+    MAX_RULINGS_BYTES,
+    Certificate,
+    Gate,
+    Invite,
+    InviteCredential,
+    InviteRegister,
+    Refusal,
+)
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.talk import hear, say
+from p2ptrain.net.rpc import hear, say
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.statements import Sign
@@ -42,18 +50,20 @@ _MAX_ANSWER_BYTES = MAX_RULINGS_BYTES + 64
 
 
 @dataclass(slots=True)
-class Desk:
+class AdmissionHandler:
     """Who answers."""
 
     gate: Gate
-    register: Register | None = None
+    register: InviteRegister | None = None
     """None: we are nobody's witness."""
     sign: Sign | None = None
     keep: Callable[[bytes, PeerId, str], None] = lambda encoded, guest, invite: None
     """Bring the register to the disk: guest and invite's id are who came. Raises OSError."""
     wall: Clock = time.time
     """For dates alone: it may be set back."""
-    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=240, each=12, window_s=60.0))
+    _allowance: SlidingWindowLimit = field(
+        default_factory=lambda: SlidingWindowLimit(overall=240, each=12, window_s=60.0)
+    )
     """Checking a question takes about a millisecond. A guess."""
 
     async def answer(self, link: Link) -> None:
@@ -87,7 +97,7 @@ class Desk:
         return ["came", *answer]
 
 
-async def serve_admission(node: Node, desk: Desk, rates: Rates | None = None) -> P2PTransport:
+async def serve_admission(node: Node, desk: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
     """Answer others until the returned transport is closed."""
     transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, is_gift=True)
     await transport.listen(desk.answer)
@@ -104,14 +114,14 @@ async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[st
 
 
 async def come_in(
-    transport: Transport, witness: PeerId, addresses: Sequence[str], ticket: Ticket, gate: Gate, me: PeerId
-) -> Badge | Refusal:
+    transport: Transport, witness: PeerId, addresses: Sequence[str], ticket: InviteCredential, gate: Gate, me: PeerId
+) -> Certificate | Refusal:
     """Show a witness that we hold an invite; our badge, or why not. Raises NetworkError and RemoteError."""
     introduction = ticket.introduce(gate.run, me)
     match await _ask(transport, witness, addresses, ["come", ticket.invite.fields(), introduction]):
         case ["came", int(at), bytes(attestation)]:
-            badge = Badge(ticket.invite, me, introduction, witness, at, attestation)
-            return Badge.decode(badge.encode(), gate.run, gate.author)
+            badge = Certificate(ticket.invite, me, introduction, witness, at, attestation)
+            return Certificate.decode(badge.encode(), gate.run, gate.author)
         case ["refused", str(why)] if why in set(Refusal):
             return Refusal(why)
         case other:

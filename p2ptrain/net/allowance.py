@@ -8,7 +8,7 @@ from collections import deque
 from p2ptrain.net import address
 
 
-class Allowance:
+class SlidingWindowLimit:
     """At most ``overall`` in any window; of them at most ``each`` of one asker, and half of them from one origin.
 
     Askers' names cost nothing: who has many has few origins.

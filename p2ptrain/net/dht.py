@@ -13,9 +13,9 @@ from hivemind.dht.node import Blacklist, DHTNode
 from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
 
-from p2ptrain.errors import NetworkError
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.net.dht_protocol import MAX_NEAREST, Protocol, id_of
-from p2ptrain.net.rates import Rates
+from p2ptrain.net.throttle import Throttles
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,7 @@ async def network_errors(what: str) -> AsyncIterator[None]:
         raise NetworkError(f"{what} failed in hivemind: {error!r:.120}") from error
 
 
-async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Rates) -> DHTNode:
+async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Throttles) -> DHTNode:
     """A node of the DHT that knows nobody yet, over a p2pd that runs."""
     own = id_of(p2p.peer_id.to_bytes())
     # As a client it makes a protocol of hivemind's that serves nobody, and that ours takes the place of. Nothing is

@@ -9,7 +9,7 @@ every door rewritten:
   that are not so made enter no routing table, and are skipped in answers.
 - Requests have a rate by peer and in all (``rate_limiter``). Who asks too often hears that nothing is here, or that
   nothing was stored, and is served again a little later.
-- Its bytes are booked on the owner's lines (``net.rates``) and never wait. Beyond its share of a cap, or while the
+- Its bytes are booked on the owner's lines (``net.throttle``) and never wait. Beyond its share of a cap, or while the
   peer rests, fewer questions are answered.
 - Records are stored one by one, each checked. Whole dictionaries are not taken in. Nobody sends any: nothing is cached,
   and nothing is handed over to nodes that come, since presence is announced anew every 20 s, and rulings within a
@@ -34,9 +34,9 @@ from hivemind.p2p import P2PContext, PeerID
 from hivemind.proto import dht_pb2
 from hivemind.utils.timed_storage import ValueWithExpiration, get_dht_time
 
-from p2ptrain.errors import RemoteError
-from p2ptrain.net.rate_limiter import Allowance, RateLimiter
-from p2ptrain.net.rates import Rates
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.net.rate_limiter import RateLimit, RateLimiter
+from p2ptrain.net.throttle import Throttles
 
 logger = logging.getLogger(__name__)
 
@@ -67,10 +67,10 @@ it. A guess; rulings last an hour, and a presence record is a new one each time.
 AT_ONCE = 32
 """Records checked before the loop has its turn: 5 ms. A guess."""
 
-EACH = Allowance(burst=200.0, per_s=10.0)
+EACH = RateLimit(burst=200.0, per_s=10.0)
 """Of one peer, in keys; 128 records asked for count as one key more. A peer looks up and announces itself every 20 s,
 and asks a node three times a key at most. A guess with room."""
-OVERALL = Allowance(burst=2000.0, per_s=400.0)
+OVERALL = RateLimit(burst=2000.0, per_s=400.0)
 """Of all peers together: a sixth of a core (measured: .2 ms to find 128 records, .4 ms to store one). In a swarm of 95,
 which all ask the same nodes for one key, a node sees 20 a second. A guess.
 """
@@ -96,7 +96,7 @@ class Protocol(DHTProtocol):
         super().__init__(_initialized_with_create=_initialized_with_create)
         self._limiter: RateLimiter[PeerID] = RateLimiter(EACH, OVERALL)
         self._pings: set[asyncio.Task[Any]] = set()
-        self.rates = Rates()
+        self.rates = Throttles()
 
     @classmethod
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
@@ -282,7 +282,7 @@ class Protocol(DHTProtocol):
 class _BookedStub:
     """hivemind's stub of a peer: what it is asked and what it answers are booked."""
 
-    def __init__(self, stub: Any, rates: Rates) -> None:
+    def __init__(self, stub: Any, rates: Throttles) -> None:
         self._stub = stub
         self._rates = rates
 

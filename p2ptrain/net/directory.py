@@ -1,11 +1,11 @@
 """``ports.Directory`` over the DHT: where live peers of the run are found, and the cache that outlives a restart.
 
-One DHT key per bucket (``swarm.buckets``: which of them a peer announces itself under, and which a lookup asks); under
-it one subkey per peer id holding its encoded, signed presence until it expires. Every node, the bootstrap too, runs
-``PresenceValidator``: it stores and returns nothing but presence records of this run whose signatures hold, under the
-keys of their own peers' buckets, so the DHT can neither be filled with other things nor forged. Since a node may be
-modified, lookups verify again what comes back. In a run that does not take everybody (``p2ptrain.admission``) a peer's
-badge lies beside its presence, and only those that are admitted are stored or found.
+One DHT key per bucket (``swarm.presence_buckets`` decides which of them a peer announces itself under, and which a
+lookup asks); under it one subkey per peer id holding its encoded, signed presence until it expires. Every node, the
+bootstrap too, runs ``PresenceValidator``: it stores and returns nothing but presence records of this run whose
+signatures hold, under the keys of their own peers' buckets, so the DHT can neither be filled with other things nor
+forged. Since a node may be modified, lookups verify again what comes back. In a run that does not take everybody
+(``p2ptrain.admission``) a peer's badge lies beside its presence, and only those that are admitted are stored or found.
 """
 
 from __future__ import annotations
@@ -27,16 +27,17 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
-from p2ptrain import files, framing, statements, wire
+from p2ptrain import framing, statements, wire
 from p2ptrain.admission import Gate
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net import rulings
+from p2ptrain.base import files
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.net import access_list_store
 from p2ptrain.net.dht import network_errors
 from p2ptrain.net.dht_protocol import MAX_ENTRIES
 from p2ptrain.net.identity import verify
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
-from p2ptrain.swarm.buckets import MAX_LEVEL, Bucket, Buckets, home
+from p2ptrain.swarm.presence_buckets import MAX_LEVEL, PresenceBucket, PresenceBuckets, home
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +57,7 @@ MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
 MAX_CACHED = 64
 
 
-def presence_key(run: RunId, bucket: Bucket) -> str:
+def presence_key(run: RunId, bucket: PresenceBucket) -> str:
     """The DHT key of a bucket of a run's presence records."""
     return f"p2ptrain.{run}.presence.{bucket.level}.{bucket.number}"
 
@@ -71,8 +72,8 @@ class PresenceValidator(RecordValidatorBase):
         self._expirations: dict[PeerId, float] = {}
 
     def validate(self, record: DHTRecord) -> bool:
-        if self.gate is not None and record.key == rulings.key_bytes(self._run):
-            return rulings.may_be_stored(record, self.gate)
+        if self.gate is not None and record.key == access_list_store.key_bytes(self._run):
+            return access_list_store.may_be_stored(record, self.gate)
         presence = _unwrapped(record.value, self.gate)
         return (
             presence is not None
@@ -111,9 +112,9 @@ class DhtDirectory:
         self._dht = dht
         self._run = run
         self._random = random or Random()
-        self._buckets = Buckets(self._random)
+        self._buckets = PresenceBuckets(self._random)
         self._saw_all = True
-        self._lying: dict[Bucket, float] = {}
+        self._lying: dict[PresenceBucket, float] = {}
         """Where records of ours lie, until when."""
 
     @property
@@ -173,14 +174,14 @@ class DhtDirectory:
         encoded = wire.encode_presence(presence)
         return encoded if self.gate is None else statements.packed([encoded, self.gate.badge])
 
-    def _homes(self, presence: Presence) -> list[Bucket]:
+    def _homes(self, presence: Presence) -> list[PresenceBucket]:
         """Where to store a record now; the last one also wherever an earlier one still says that we are here."""
         now = get_dht_time()
         self._lying = {bucket: until for bucket, until in self._lying.items() if until > now}
         homes = self._buckets.homes(self._run, presence.peer)
         return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
 
-    async def _records(self, bucket: Bucket) -> list[Presence]:
+    async def _records(self, bucket: PresenceBucket) -> list[Presence]:
         """The live records of a bucket that their owners signed. Raises NetworkError."""
         async with network_errors("the lookup"):
             found = await self._dht.get(presence_key(self._run, bucket), latest=True)

@@ -19,12 +19,12 @@ from dataclasses import asdict, dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar, assert_never
 
-from p2ptrain.errors import MisfitError, NetworkError, RemoteError, UnbegunError
-from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.net.copies import Copies
-from p2ptrain.net.gathering import Gatherer
+from p2ptrain.base.errors import MisfitError, NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.net.payload import Buffers
-from p2ptrain.net.session import Session, Tools
+from p2ptrain.net.session import Session, SessionEnvironment
+from p2ptrain.net.weight_download import Downloader
+from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Clock, Directory, Link, Notebook, Transport
 from p2ptrain.swarm import Peer, Presence
 from p2ptrain.swarm.events import (
@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Shore:
+class DriverEnvironment:
     """What the driver stands on: everything outside the two cores."""
 
     transport: Transport
@@ -78,9 +78,9 @@ class Shore:
     begin_training: Callable[[], None]
     work: Callable[..., Awaitable[Any]]
     """``await work(function, *arguments)``: run it off the loop, or at once."""
-    copies: Copies | None = None
+    copies: WeightServer | None = None
     """Gives our weights to newcomers; None: one that nobody else asks."""
-    gatherer: Gatherer | None = None
+    gatherer: Downloader | None = None
     """Takes others' weights; None: one that asks nobody but who promised its own."""
 
 
@@ -92,7 +92,7 @@ async def at_once(function: Callable[..., T], *arguments: Any) -> T:
 class Driver:
     """Runs one peer's protocol core until it is finished."""
 
-    def __init__(self, core: Peer, learner: Learner, shore: Shore) -> None:
+    def __init__(self, core: Peer, learner: Learner, shore: DriverEnvironment) -> None:
         self.live_peers = 0
         """How many others are here; may be read from any thread, as the core may not."""
         self.exchanges_under_way = 0
@@ -101,12 +101,12 @@ class Driver:
         self._learner = learner
         self._shore = shore
         self._sessions: dict[LinkId, Session] = {}
-        self._tools = Tools(
+        self._tools = SessionEnvironment(
             payloads=learner.payloads,
             buffers=Buffers(),
             work=shore.work,
-            copies=shore.copies or Copies(learner.payloads, shore.work, shore.clock),
-            gatherer=shore.gatherer or Gatherer(None, learner.payloads.weight_sizes(), shore.work, shore.notebook),
+            copies=shore.copies or WeightServer(learner.payloads, shore.work, shore.clock),
+            gatherer=shore.gatherer or Downloader(None, learner.payloads.weight_sizes(), shore.work, shore.notebook),
             donors=self._donors,
             heard=self._heard,
             done=self.handle,

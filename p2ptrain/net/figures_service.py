@@ -20,11 +20,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PeerId, short
-from p2ptrain.net.allowance import Allowance
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
-from p2ptrain.net.talk import hear, say
+from p2ptrain.net.rpc import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 
 FIGURES_PROTOCOL = "/p2ptrain/figures/1"
@@ -45,7 +45,7 @@ Telling = Callable[[int], tuple[dict[str, Any], list[list[Any]]]]
 
 
 @dataclass(slots=True)
-class Teller:
+class FiguresService:
     """Answers those who ask.
 
     Args:
@@ -54,7 +54,9 @@ class Teller:
 
     telling: Callable[[], Telling | None]
     clock: Clock = time.monotonic
-    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=40, window_s=60.0))
+    _allowance: SlidingWindowLimit = field(
+        default_factory=lambda: SlidingWindowLimit(overall=120, each=40, window_s=60.0)
+    )
     """A watcher asks every 3 s (``bootstrap.swarm_view``), which is half of what it may. Guesses."""
 
     async def answer(self, link: Link) -> None:

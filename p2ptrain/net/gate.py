@@ -17,10 +17,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from p2ptrain.admission import Gate, Refusal, remedy
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId, short
-from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.payload import DirectLink, WideLink, begun
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
@@ -41,7 +41,7 @@ class GatedTransport:
         self._me = me
         self._notebook = notebook
         self._wall = wall
-        self._told = Allowance(overall=10, each=1, window_s=NOTES_S)
+        self._told = SlidingWindowLimit(overall=10, each=1, window_s=NOTES_S)
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
         link = await self._transport.open(peer, addresses)

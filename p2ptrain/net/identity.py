@@ -14,9 +14,10 @@ from pathlib import Path
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from p2ptrain import files, statements
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId, key_of, multihash, peer_of
+from p2ptrain import statements
+from p2ptrain.base import files
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import PeerId, key_of, multihash, peer_of
 from p2ptrain.swarm.messages import Presence
 from p2ptrain.wire import presence_bytes, trimmed
 

@@ -26,14 +26,14 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 from p2ptrain import framing
-from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.ids import short
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import short
 from p2ptrain.net import address
 from p2ptrain.net.allowance import origin
-from p2ptrain.net.control import FarEnd
-from p2ptrain.net.rates import SMALL_BYTES, Rates
-from p2ptrain.net.streams import Stream
+from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.p2pd.streams import Stream
+from p2ptrain.net.throttle import SMALL_BYTES, Throttles
 from p2ptrain.ports import Link
 
 MOST_UNHEARD = 8
@@ -87,7 +87,7 @@ class StreamLink:
         far_end: FarEnd,
         stream: Stream,
         limits: Limits,
-        rates: Rates,
+        rates: Throttles,
         is_gift: bool = False,
         see_off: Callable[[StreamLink], None] | None = None,
     ) -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
-from p2ptrain.ids import PeerId, RunId, short
-from p2ptrain.net.allowance import Allowance
+from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
 
@@ -26,7 +26,7 @@ OVERALL, EACH, WINDOW_S = 600, 6, 60.0
 """So many manifests, and so many to one peer, in so many seconds. A newcomer needs one. Guesses."""
 
 
-async def serve_manifest(node: Node, signed: bytes, rates: Rates | None = None) -> P2PTransport:
+async def serve_manifest(node: Node, signed: bytes, rates: Throttles | None = None) -> P2PTransport:
     """Answer requests for the node's run with these bytes until the returned transport is closed."""
     transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates, is_gift=True)
     await answer_requests(transport, node.run, signed)
@@ -43,7 +43,7 @@ async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock
     if len(signed) > MAX_MANIFEST_BYTES:
         raise ValueError(f"a manifest of {len(signed)} bytes where {MAX_MANIFEST_BYTES} are allowed")
 
-    allowance = Allowance(OVERALL, EACH, WINDOW_S)
+    allowance = SlidingWindowLimit(OVERALL, EACH, WINDOW_S)
 
     async def answer(link: Link) -> None:
         kind, body = await link.receive()

@@ -18,9 +18,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from p2ptrain import framing
-from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
-from p2ptrain.ids import PeerId, short
-from p2ptrain.outcry import reporting
+from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.base.logging_setup import reporting
 from p2ptrain.ports import Clock, Link
 from p2ptrain.swarm.messages import Presence
 
@@ -40,7 +40,7 @@ class _Frame(NamedTuple):
     body: bytes
 
 
-class _Pipe:
+class _MemoryDirection:
     """One direction of a link: frames under way, then frames that arrived."""
 
     def __init__(self, delay: float, bandwidth: float | None) -> None:
@@ -119,7 +119,7 @@ class _Pipe:
 class MemoryLink:
     """One end of a link (``ports.Link``)."""
 
-    def __init__(self, peer: PeerId, outgoing: _Pipe, incoming: _Pipe) -> None:
+    def __init__(self, peer: PeerId, outgoing: _MemoryDirection, incoming: _MemoryDirection) -> None:
         self.peer = peer
         self._outgoing = outgoing
         self._incoming = incoming
@@ -192,8 +192,8 @@ class MemoryNetwork:
         listener = self._listeners.get(dialed)
         if listener is None or self.fail(dialer, dialed):
             raise NetworkError(f"could not dial {short(dialed)}")
-        forth = _Pipe(self.latency(dialer, dialed), self.bandwidth)
-        back = _Pipe(self.latency(dialed, dialer), self.bandwidth)
+        forth = _MemoryDirection(self.latency(dialer, dialed), self.bandwidth)
+        back = _MemoryDirection(self.latency(dialed, dialer), self.bandwidth)
         near = MemoryLink(dialed, outgoing=forth, incoming=back)
         far = MemoryLink(dialer, outgoing=back, incoming=forth)
         self._links = {link: ends for link, ends in self._links.items() if not link._closed}

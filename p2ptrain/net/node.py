@@ -23,15 +23,15 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from p2ptrain.admission import Gate
-from p2ptrain.errors import NetworkError, UserError
-from p2ptrain.ids import PeerId, RunId, short
+from p2ptrain.base.errors import NetworkError, UserError
+from p2ptrain.base.ids import PeerId, RunId, short
+from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
-from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.dht import network_errors, start_node
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.rates import Rates
-from p2ptrain.outcry import reporting
+from p2ptrain.net.p2pd.daemon import Daemon
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.swarm.messages import Presence
 
 logger = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class Node:
         bootstraps: Sequence[str] = (),
         known: Iterable[Presence] = (),
         local: bool = False,
-        rates: Rates | None = None,
+        rates: Throttles | None = None,
     ) -> Node:
         """Start a node and its keeper; it has company as soon as some known node answers.
 
@@ -109,7 +109,7 @@ class Node:
         try:
             async with asyncio.timeout(START_DEADLINE_S):
                 validator = PresenceValidator(run)
-                dht = await start_node(daemon.p2p, validator, rates or Rates())
+                dht = await start_node(daemon.p2p, validator, rates or Throttles())
                 node = cls(identity, run, daemon, dht, validator, local)
                 node.port = address.port_of(await daemon.own_addresses())
                 node._announced, node._is_owners_word = tuple(announce), bool(announce)

@@ -16,15 +16,15 @@ from typing import Protocol, runtime_checkable
 from blake3 import blake3
 
 from p2ptrain import framing
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import short
 from p2ptrain.framing import FrameKind, PartEnd
-from p2ptrain.ids import short
-from p2ptrain.net.together import together
+from p2ptrain.net.concurrently import concurrently
 from p2ptrain.ports import Link
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class PayloadDeadline:
     """How slow a payload as a whole may be. Each of its frames has a deadline of its own, and a sender that just keeps
     every one of them would hold us for as long as it has frames to send; how long its exchange may take it helps to
     say itself (``swarm.deadlines``). Against this clock a byte buys the time of a byte, and a frame buys none."""
@@ -48,14 +48,14 @@ async def send_payload(link: Link, parts: Sequence[bytes | bytearray | memoryvie
     if len(lanes) == 1:
         await _send_share(lanes[0], views, layout, 0)
     else:
-        await together(*(_send_share(lane, views, layout, number) for number, lane in enumerate(lanes)))
+        await concurrently(*(_send_share(lane, views, layout, number) for number, lane in enumerate(lanes)))
 
 
 async def receive_payload(
     link: Link,
     lengths: Sequence[int],
     buffers: Buffers | None = None,
-    pace: Pace | None = None,
+    pace: PayloadDeadline | None = None,
 ) -> list[bytearray]:
     """Receive parts of exactly these lengths. NetworkError when the stream ends early, RemoteError when it differs.
 
@@ -63,7 +63,7 @@ async def receive_payload(
         buffers: where to take the parts' memory from; None: allocate it. Give it back when nobody reads them any more.
         pace: how slow the whole may be. NetworkError when it is slower.
     """
-    buffers, pace = buffers or Buffers(), pace or Pace()
+    buffers, pace = buffers or Buffers(), pace or PayloadDeadline()
     lanes, loop = lanes_of(link), asyncio.get_running_loop()
     layout, began = _Layout(lengths, len(lanes)), loop.time()
     try:
@@ -73,10 +73,10 @@ async def receive_payload(
                 await _receive_share(lanes[0], layout, 0, arrivals)
             else:
                 shares = [_receive_share(lane, layout, number, arrivals) for number, lane in enumerate(lanes)]
-                await together(*shares)
+                await concurrently(*shares)
     except TimeoutError:
         raise NetworkError(f"{short(link.peer)} sends slower than {pace.slowest_rate / 1000:.0f} kB/s") from None
-    if isinstance(link, Road):
+    if isinstance(link, StreamGroup):
         link.came(sum(lengths), loop.time() - began)
     return arrivals.parts
 
@@ -122,7 +122,7 @@ class DirectLink(HeraldLink, Protocol):
 
 @runtime_checkable
 class WideLink(DirectLink, Protocol):
-    """A link that can have more streams for a large payload (``net.lanes``)."""
+    """A link that can have more streams for a large payload (``net.parallel_streams``)."""
 
     async def widened(self, size_bytes: int) -> Link:
         """What to move a payload over, of so many bytes each way, maybe a ``Road``: both sides ask at the same point of
@@ -130,7 +130,7 @@ class WideLink(DirectLink, Protocol):
 
 
 @runtime_checkable
-class Road(Link, Protocol):
+class StreamGroup(Link, Protocol):
     """Several streams for one payload each way."""
 
     @property
@@ -149,7 +149,7 @@ async def begun(link: Link) -> None:
 
 def lanes_of(link: Link) -> Sequence[Link]:
     """``Road.lanes``; the link itself where it is none."""
-    return link.lanes if isinstance(link, Road) else (link,)
+    return link.lanes if isinstance(link, StreamGroup) else (link,)
 
 
 async def widened(link: Link, size_bytes: int) -> Link:
@@ -199,7 +199,7 @@ class _Arrivals:
     A part is hashed in order as far as it has come without a gap, and compared with its end once both are here.
     """
 
-    def __init__(self, parts: list[bytearray], pace: Pace, deadline: asyncio.Timeout) -> None:
+    def __init__(self, parts: list[bytearray], pace: PayloadDeadline, deadline: asyncio.Timeout) -> None:
         self.parts = parts
         self._pace = pace
         self._deadline = deadline

@@ -14,34 +14,34 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
-class Allowance:
+class RateLimit:
     """What a bucket holds, and how fast it fills."""
 
     burst: float
     per_s: float
 
 
-PER_PEER = Allowance(burst=60.0, per_s=4.0)
+PER_PEER = RateLimit(burst=60.0, per_s=4.0)
 """Conversations of one peer. An honest one keeps to ``rules.MOST_CALLS`` and ``CALLS_PER_S``, beside what a round plans
 with each partner and what it asks for when it joins: a guess with room for these."""
 
-OVERALL = Allowance(burst=400.0, per_s=100.0)
+OVERALL = RateLimit(burst=400.0, per_s=100.0)
 """Of all peers together. An answer that declines takes .1 ms of a core (bench couple); a hundred a second are felt by
 nobody. A guess."""
 
-PER_ORIGIN = Allowance(burst=OVERALL.burst / 2, per_s=OVERALL.per_s / 2)
+PER_ORIGIN = RateLimit(burst=OVERALL.burst / 2, per_s=OVERALL.per_s / 2)
 """Of all peers behind one IP address, or that one relay leads to us: names cost nothing. A guess: half."""
 
 MOST_REMEMBERED = 1024
 """Buckets that are not full, of whom we heard last. More peers at once than that are the overall bucket's business."""
 
 
-class Bucket:
+class TokenBucket:
     """One bucket of tokens, full at first."""
 
     __slots__ = ("_allowance", "_at", "_left")
 
-    def __init__(self, allowance: Allowance, now: float) -> None:
+    def __init__(self, allowance: RateLimit, now: float) -> None:
         self._allowance = allowance
         self._left = allowance.burst
         self._at = now
@@ -68,12 +68,12 @@ class Bucket:
 class RateLimiter(Generic[Key]):
     """A bucket for each, and one for all of them."""
 
-    def __init__(self, each: Allowance = PER_PEER, overall: Allowance = OVERALL, most: int = MOST_REMEMBERED) -> None:
+    def __init__(self, each: RateLimit = PER_PEER, overall: RateLimit = OVERALL, most: int = MOST_REMEMBERED) -> None:
         self._each = each
         self._overall_allowance = overall
-        self._overall: Bucket | None = None
+        self._overall: TokenBucket | None = None
         self._most = most
-        self._buckets: dict[Key, Bucket] = {}  # who was heard last comes last
+        self._buckets: dict[Key, TokenBucket] = {}  # who was heard last comes last
 
     def admits(self, who: Key, now: float, tokens: float = 1.0) -> bool:
         """Whether one more may begin, that costs so much. Who is turned down for its own sake takes nothing from the
@@ -82,7 +82,7 @@ class RateLimiter(Generic[Key]):
 
     def admits_alone(self, who: Key, now: float, tokens: float = 1.0) -> bool:
         """The same whatever the others do, and nothing of theirs is taken."""
-        bucket = self._buckets.pop(who, None) or Bucket(self._each, now)
+        bucket = self._buckets.pop(who, None) or TokenBucket(self._each, now)
         self._buckets[who] = bucket
         if len(self._buckets) > self._most:
             self._forget(now)
@@ -91,7 +91,7 @@ class RateLimiter(Generic[Key]):
     def admits_anybody(self, now: float, tokens: float = 1.0) -> bool:
         """The same before it is known who it is."""
         if self._overall is None:
-            self._overall = Bucket(self._overall_allowance, now)
+            self._overall = TokenBucket(self._overall_allowance, now)
         return self._overall.take(now, tokens)
 
     def __len__(self) -> int:

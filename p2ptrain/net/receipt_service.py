@@ -13,11 +13,11 @@ import asyncio
 import time
 from dataclasses import dataclass, field
 
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import RunId, short
-from p2ptrain.net.allowance import Allowance
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import RunId, short
+from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
-from p2ptrain.net.talk import hear, say
+from p2ptrain.net.rpc import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
 from p2ptrain.statements import Sign
@@ -33,7 +33,7 @@ DEADLINE_S = 20.0
 
 
 @dataclass(slots=True)
-class Notary:
+class ReceiptService:
     """Answers partners' claims by our book."""
 
     run: RunId
@@ -41,7 +41,9 @@ class Notary:
     sign: Sign
     wall: Clock = time.time
     """For dates alone: it may be set back."""
-    _allowance: Allowance = field(default_factory=lambda: Allowance(overall=120, each=6, window_s=60.0))
+    _allowance: SlidingWindowLimit = field(
+        default_factory=lambda: SlidingWindowLimit(overall=120, each=6, window_s=60.0)
+    )
     """An honest peer claims twice a minute of all its partners together. Guesses."""
 
     async def answer(self, link: Link) -> None:

@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
-from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.net.copies import Copies
-from p2ptrain.net.gathering import Gatherer
+from p2ptrain.net.concurrently import concurrently
 from p2ptrain.net.payload import Buffers, begun, receive_payload, send_payload, widened
-from p2ptrain.net.together import together
+from p2ptrain.net.weight_download import Downloader
+from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
 from p2ptrain.swarm.messages import Acknowledge, Message, WeightsReply
@@ -33,16 +33,16 @@ Instruction = Send | Swap | Pull | Donate | Close
 
 
 @dataclass(frozen=True, slots=True)
-class Tools:
+class SessionEnvironment:
     """What all sessions of a driver work with."""
 
     payloads: Payloads
     buffers: Buffers
     work: Callable[..., Awaitable[Any]]
     """``await work(function, *arguments)``: run it off the loop, or at once."""
-    copies: Copies
+    copies: WeightServer
     """Gives our weights."""
-    gatherer: Gatherer
+    gatherer: Downloader
     """Takes others'."""
     donors: Callable[[], Mapping[PeerId, Sequence[str]]]
     """Who else could give us weights, and their addresses."""
@@ -57,7 +57,7 @@ class Session:
     """One link's conversation: its instructions, and what it holds between swap and commit."""
 
     link: LinkId
-    tools: Tools
+    tools: SessionEnvironment
     instructions: asyncio.Queue[Instruction] = field(default_factory=asyncio.Queue)
     task: asyncio.Task[None] | None = None
     interruptible: bool = False
@@ -121,16 +121,18 @@ class Session:
         try:
             if sizes:  # a codec that wants to know how far apart both are
                 wishes = await work(payloads.wishes, swap.fragments, snapshot)
-                _, their_wishes = await together(send_payload(link, wishes), receive_payload(link, sizes))
+                _, their_wishes = await concurrently(send_payload(link, wishes), receive_payload(link, sizes))
         except ValueError as error:
             raise _unsendable(error) from error
-        mine, road = await together(self._encoded(swap, wishes, their_wishes, snapshot), widened(link, sum(lengths)))
+        mine, road = await concurrently(
+            self._encoded(swap, wishes, their_wishes, snapshot), widened(link, sum(lengths))
+        )
         del snapshot  # a payload may be on its way for minutes, and this is a whole model
         if not (self.link.outbound or sizes):  # its offer may be taken back: our Accept may have been long on its way
             await begun(road)
         receiving = receive_payload(road, lengths, self.tools.buffers)
         try:
-            _, theirs = await together(send_payload(road, mine.parts), receiving)
+            _, theirs = await concurrently(send_payload(road, mine.parts), receiving)
         except UnbegunError as error:  # one of several lanes had none yet: the payload had begun all the same
             raise NetworkError(str(error)) from error
         difference = await work(payloads.difference, mine, theirs)

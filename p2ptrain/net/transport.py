@@ -16,17 +16,17 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import PROTOCOL_VERSION, PeerId, short
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, short
+from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
 from p2ptrain.net.allowance import origin
-from p2ptrain.net.control import read_opener
 from p2ptrain.net.links import Limits, StreamLink, is_local
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.control import read_opener
+from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.streams import Stream
-from p2ptrain.outcry import reporting
+from p2ptrain.net.throttle import Throttles
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ Handler = Callable[[StreamLink], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _InboundSlot:
     """One of those that inbound streams have."""
 
     link: StreamLink
@@ -72,17 +72,17 @@ class P2PTransport:
         node: Node,
         protocol: str = EXCHANGE_PROTOCOL,
         limits: Limits | None = None,
-        rates: Rates | None = None,
+        rates: Throttles | None = None,
         is_gift: bool = False,
     ) -> None:
         self._node = node
         self._protocol = protocol
         self._limits = limits or Limits()
-        self._rates = rates or Rates()
+        self._rates = rates or Throttles()
         self._is_gift = is_gift
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
-        self._inbound: dict[asyncio.Task[None], _Place | None] = {}
+        self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
         """One a stream, the oldest first; None: not known yet, or about to end."""
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
         self._hanging: dict[PeerId, list[float]] = {}
@@ -177,7 +177,7 @@ class P2PTransport:
         if (is_crowd or len(held) >= self._limits.inbound) and not self._make_room(there if is_crowd else held):
             logger.info("turned down a link from %s: %d are open, %d from there", short(peer), len(held), len(there))
             return False
-        self._inbound[task] = _Place(link, where)
+        self._inbound[task] = _InboundSlot(link, where)
         return True
 
     def _see_off(self, link: StreamLink) -> None:
@@ -200,7 +200,7 @@ class P2PTransport:
             async with asyncio.timeout(1.0):
                 await self._node.daemon.disconnect(link.peer)
 
-    def _make_room(self, held: Mapping[asyncio.Task[None], _Place]) -> bool:
+    def _make_room(self, held: Mapping[asyncio.Task[None], _InboundSlot]) -> bool:
         """End a stream on which no frame has come, or that we have ended, if there is one: the oldest of the origin
         that has most of them."""
         silent = {task: place.origin for task, place in held.items() if not place.link.has_heard}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 
 FRAGMENT_ALIGNMENT = 1024
 """Elements: the blockwise codecs' default block, so that no boundary cuts a block."""

@@ -61,7 +61,7 @@ INFO = "p2ptrain_peer_info"
 """Words on a peer, in one series: as labels of every series, each new nickname would make all of them anew."""
 
 
-class Snapshot(Collector):
+class MetricFamilies(Collector):
     """One document as families of metrics."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
@@ -107,7 +107,7 @@ def _labels(ids: list[str]) -> list[str]:
 def exposition(document: Mapping[str, Any]) -> bytes:
     """What a scrape gets."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(Snapshot(document))
+    registry.register(MetricFamilies(document))
     return generate_latest(registry)
 
 

@@ -30,8 +30,8 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
-from p2ptrain.errors import UserError
-from p2ptrain.page.place import LOOPBACK, LOOPBACK_NAMES, Place, check_installed, listener_at
+from p2ptrain.base.errors import UserError
+from p2ptrain.page.listen_address import LOOPBACK, LOOPBACK_NAMES, ListenAddress, check_installed, listener_at
 
 FRESH_S = 0.5
 """How old an answer may be. A guess: faster than a person reads."""
@@ -84,7 +84,7 @@ Snapshot = Callable[[], dict[str, Any]]
 class PageServer:
     """See the module."""
 
-    place: Place
+    place: ListenAddress
     snapshot: Snapshot
     url: str = ""
     """To open; with the token where one is needed: for the owner's eyes alone."""

@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, TextIO, cast
 
 import click
 
-from p2ptrain import files
-from p2ptrain.errors import OutputError, ScenarioError
-from p2ptrain.files import printable
-from p2ptrain.importing import importing
-from p2ptrain.telemetry import Enduring
+from p2ptrain.base import files
+from p2ptrain.base.errors import OutputError, ScenarioError
+from p2ptrain.base.files import printable
+from p2ptrain.base.interrupts import default_sigint
+from p2ptrain.base.telemetry import LossyStream
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from p2ptrain.sim.report import Report
+    from p2ptrain.sim.report import SimulationReport
 
 PLAIN_WIDTH = 120
 """Columns of a table that goes to a file."""
@@ -68,20 +68,20 @@ def simulate(
     The same protocol and arithmetic as in real peers, on simulated computers and lines. docs/SIMULATOR.md explains
     scenarios and reports.
     """
-    with importing():
+    with default_sigint():
         import torch
         from rich.console import Console
         from rich.progress import Progress, TextColumn
 
         from p2ptrain.page import words
-        from p2ptrain.page.place import Place
-        from p2ptrain.sim import drawing, reality
+        from p2ptrain.page.listen_address import ListenAddress
+        from p2ptrain.sim import drawing, testbed_fields
         from p2ptrain.sim.serving import simulate_and_show
         from p2ptrain.sim.simulate import StoppedError
         from p2ptrain.sim.simulate import simulate as run
         from p2ptrain.train.autofit import choose_device
 
-    read = reality.load(scenario, changes)
+    read = testbed_fields.load(scenario, changes)
     told = read.simulated()
     other = _report(against) if against is not None else None
     form = drawing.form(plot) if plot is not None else ""
@@ -91,7 +91,7 @@ def simulate(
         _spare("--report", report, REPORT, "report of p2ptrain simulate")
     if plot is not None:
         _spare("--plot", plot, drawing.BEGINNINGS[form], f"{form} picture")
-    place = None if serve is None else Place.parse(serve)
+    place = None if serve is None else ListenAddress.parse(serve)
     for option, path in (("--report", report), ("--plot", plot)):
         if path is not None:
             _prove(option, path)
@@ -100,7 +100,7 @@ def simulate(
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
-    watched = Console(file=cast(TextIO, Enduring(sys.stdout)), highlight=False, markup=False, emoji=False)
+    watched = Console(file=cast(TextIO, LossyStream(sys.stdout)), highlight=False, markup=False, emoji=False)
     name = TextColumn("{task.description}", style="progress.description", markup=False)
     columns = name, *Progress.get_default_columns()[1:]
     try:
@@ -144,7 +144,7 @@ def simulate(
     _tell(console, done, other, written, limited=bool(read.limits))
 
 
-def _report(path: Path) -> Report:
+def _report(path: Path) -> SimulationReport:
     """The report to compare with, which may be a stranger's. Raises ScenarioError when that cannot be done."""
     from p2ptrain.page import words
     from p2ptrain.sim import report as reports
@@ -225,7 +225,7 @@ def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
     return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give another path to {option}.")
 
 
-def _save(report: Report, path: Path) -> None:
+def _save(report: SimulationReport, path: Path) -> None:
     """Write a report to ``path``, or else to the temporary directory, since it may have taken days.
 
     Raises:
@@ -254,7 +254,9 @@ def _draw(picture: bytes, path: Path) -> None:
         raise _unwritable("--plot", path, error) from None
 
 
-def _tell(console: Console, done: Report, other: Report | None, written: list[str], limited: bool) -> None:
+def _tell(
+    console: Console, done: SimulationReport, other: SimulationReport | None, written: list[str], limited: bool
+) -> None:
     """Print what became of the swarm, how that differs from another simulation, and where files are."""
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
 

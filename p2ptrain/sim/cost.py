@@ -61,7 +61,7 @@ DILOCOX_BITS = 4 * 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
+class CostTraffic:
     """One kind of traffic in an outer step."""
 
     pattern: Pattern
@@ -84,14 +84,14 @@ class Method:
     """A recipe's use of the line."""
 
     name: str
-    traffic: tuple[Traffic, ...]
+    traffic: tuple[CostTraffic, ...]
     every_step: bool = False
     """Whether it communicates after each inner step: H is 1 whatever the setting says."""
     straggler: Straggler = "delays everybody"
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CostSetting:
     """Computers and lines; all peers are alike but for at most one slow line."""
 
     parameters: float
@@ -125,7 +125,7 @@ def inner_step_seconds(
     return 6.0 * parameters * tokens / flop_per_s
 
 
-def duration_s(traffic: Traffic, setting: Setting, bandwidth_share: float = 1.0) -> float:
+def duration_s(traffic: CostTraffic, setting: CostSetting, bandwidth_share: float = 1.0) -> float:
     """Return d, where the slowest line in it has ``bandwidth_share`` of the full bandwidth."""
     sent = setting.parameters * traffic.sent_bits(setting.peers)
     up, down = setting.up_bit_per_s * bandwidth_share, setting.down_bit_per_s * bandwidth_share
@@ -135,7 +135,7 @@ def duration_s(traffic: Traffic, setting: Setting, bandwidth_share: float = 1.0)
     return sent / min(up, down) + 2 * messages * setting.latency_s
 
 
-def utilization(method: Method, setting: Setting) -> Utilization:
+def utilization(method: Method, setting: CostSetting) -> Utilization:
     """Compute what a method makes of computers and lines."""
     steps = 1 if method.every_step else setting.inner_steps
     compute = steps * setting.inner_step_s
@@ -158,7 +158,7 @@ def utilization(method: Method, setting: Setting) -> Utilization:
     return Utilization(compute / (compute + wait), delivered)
 
 
-def implied_inner_step_seconds(method: Method, setting: Setting, share: float) -> float:
+def implied_inner_step_seconds(method: Method, setting: CostSetting, share: float) -> float:
     """Return the t at which a method that hides nothing computes ``share`` of its time: t = d u / (H (1 - u)).
 
     ``setting.inner_step_s`` is not read. Raises ValueError for a method that hides traffic or adapts to stragglers.
@@ -176,31 +176,31 @@ def at_bits(method: Method, bits: float, name: str | None = None) -> Method:
 
 def _swarm(name: str, *bits: float, exchanges: int = 1, share: float = 1.0) -> Method:
     """Return our method: ``exchanges`` asked for in an outer step and as many answered, each with all of ``bits``."""
-    traffic = (Traffic("pairs", each, "asynchronous", share, swaps=2 * exchanges) for each in bits)
+    traffic = (CostTraffic("pairs", each, "asynchronous", share, swaps=2 * exchanges) for each in bits)
     return Method(name, tuple(traffic), straggler="delays its partner")
 
 
-_RING_UNDER_PHASE = Traffic("all_reduce", 32, "phase")
-_SWAP_UNDER_PHASE = Traffic("pairs", 32, "phase")
-_MIX2 = Traffic("pairs", 32, share=0.43)
+_RING_UNDER_PHASE = CostTraffic("all_reduce", 32, "phase")
+_SWAP_UNDER_PHASE = CostTraffic("pairs", 32, "phase")
+_MIX2 = CostTraffic("pairs", 32, share=0.43)
 """Factored Gossip's second mix: 43 % of the parameters (arXiv 2606.22768)."""
 
 _METHODS = (
-    Method("ddp", (Traffic("all_reduce", 32),), every_step=True),
-    Method("dpsgd", (Traffic("pairs", 32, swaps=2),), every_step=True),  # arXiv 1705.09056: both ring neighbours
+    Method("ddp", (CostTraffic("all_reduce", 32),), every_step=True),
+    Method("dpsgd", (CostTraffic("pairs", 32, swaps=2),), every_step=True),  # arXiv 1705.09056: both ring neighbours
     Method("ad_psgd", (_SWAP_UNDER_PHASE,), every_step=True, straggler="delays its partner"),  # arXiv 1710.06952
-    Method("diloco", (Traffic("all_reduce", 32),)),  # arXiv 2311.08105
+    Method("diloco", (CostTraffic("all_reduce", 32),)),  # arXiv 2311.08105
     # arXiv 2501.18512: fp4; 8 fragments, each hidden by tau = 5 inner steps, so a whole phase where H <= 40.
-    Method("streaming_diloco", (Traffic("all_reduce", 4, "phase"),)),
-    Method("eager_diloco", (Traffic("all_reduce", 4, "phase"),)),  # arXiv 2502.12996: fp4
-    Method("noloco", (Traffic("pairs", 64),)),  # arXiv 2506.10911: x and d in fp32
-    Method("gasloc-1", (Traffic("pairs", 32),), straggler="trains less"),  # arXiv 2606.11081
-    Method("gasloc-2", (Traffic("pairs", 32, swaps=2),), straggler="trains less"),
+    Method("streaming_diloco", (CostTraffic("all_reduce", 4, "phase"),)),
+    Method("eager_diloco", (CostTraffic("all_reduce", 4, "phase"),)),  # arXiv 2502.12996: fp4
+    Method("noloco", (CostTraffic("pairs", 64),)),  # arXiv 2506.10911: x and d in fp32
+    Method("gasloc-1", (CostTraffic("pairs", 32),), straggler="trains less"),  # arXiv 2606.11081
+    Method("gasloc-2", (CostTraffic("pairs", 32, swaps=2),), straggler="trains less"),
     Method("factored_gossip_global_none", (_RING_UNDER_PHASE,)),  # arXiv 2606.22768
     Method("factored_gossip_global_local", (_RING_UNDER_PHASE, _MIX2)),
     Method("factored_gossip", (_SWAP_UNDER_PHASE, _MIX2)),
-    Method("dilocox", (Traffic("all_reduce", DILOCOX_BITS, "phase"),)),  # arXiv 2506.21263
-    Method("sparseloco", (Traffic("all_gather", SPARSELOCO_BITS),)),  # arXiv 2508.15706
+    Method("dilocox", (CostTraffic("all_reduce", DILOCOX_BITS, "phase"),)),  # arXiv 2506.21263
+    Method("sparseloco", (CostTraffic("all_gather", SPARSELOCO_BITS),)),  # arXiv 2508.15706
     _swarm("swarm", 32),
     _swarm("swarm int8", INT8_BITS),
     _swarm("swarm modular4", MODULAR4_BITS),

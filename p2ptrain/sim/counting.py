@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from math import nan
 from typing import NamedTuple
 
-from p2ptrain.errors import RemoteError
-from p2ptrain.ids import LinkId
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import LinkId
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 
@@ -50,16 +50,16 @@ class BlankDifference:
     sketched: float = 0.0
 
 
-class _Displacement(NamedTuple):
+class _CountedDisplacement(NamedTuple):
     link: LinkId
     progress: float
 
 
-class _Proceed(NamedTuple):
+class _CountedRoundFinished(NamedTuple):
     step: int
 
 
-class _Adoption(NamedTuple):
+class _CountedAdoption(NamedTuple):
     link: LinkId
     step: int
     progress: float
@@ -115,7 +115,7 @@ class CountingLearner:
         self._rules = rules
         self._inner = 0
         self._phase_tokens = 0
-        self._inbox: list[_Displacement | _Proceed | _Adoption] = []
+        self._inbox: list[_CountedDisplacement | _CountedRoundFinished | _CountedAdoption] = []
 
     def steps_ahead(self) -> int:
         """How many inner steps there are up to the next that has something to say, that one included."""
@@ -159,16 +159,16 @@ class CountingLearner:
         inbox, self._inbox = self._inbox, []
         for place, ready in enumerate(inbox):
             match ready:
-                case _Displacement():
+                case _CountedDisplacement():
                     self.progress += ready.progress
                     events.append(Applied(ready.link, self.progress))
-                case _Proceed():
+                case _CountedRoundFinished():
                     if self.is_waiting and ready.step == self.step + 1:
                         self.is_waiting = False
                         events += self._end_step()
-                case _Adoption() if self.ended:
+                case _CountedAdoption() if self.ended:
                     events.append(Unfit(ready.link, "the run's end came first"))
-                case _Adoption():
+                case _CountedAdoption():
                     return events + self._adopt(ready, inbox[place + 1 :])
         return events
 
@@ -181,13 +181,15 @@ class CountingLearner:
             events.append(TrainingEnded(self.step, self.progress))
         return events
 
-    def _adopt(self, ready: _Adoption, later: Sequence[_Displacement | _Proceed | _Adoption]) -> list[Event]:
+    def _adopt(
+        self, ready: _CountedAdoption, later: Sequence[_CountedDisplacement | _CountedRoundFinished | _CountedAdoption]
+    ) -> list[Event]:
         """A donor's place in the run; what was waiting behind it is stale."""
         self.step, self.progress = ready.step, ready.progress
         self._inner = self._phase_tokens = 0
         self.is_waiting = False
         self.ended = self.progress >= self._rules.tokens_per_peer
-        stale = [Applied(each.link, self.progress) for each in later if isinstance(each, _Displacement)]
+        stale = [Applied(each.link, self.progress) for each in later if isinstance(each, _CountedDisplacement)]
         ended = [TrainingEnded(self.step, self.progress)] if self.ended else []
         return [*stale, Adopted(ready.link, self.step, self.progress), *ended]
 
@@ -217,16 +219,16 @@ class CountingLearner:
         return BlankDifference(self._rules.disagreement)
 
     def deliver(self, link: LinkId, difference: BlankDifference, mine: Terms, theirs: Terms, progress: float) -> None:
-        self._inbox.append(_Displacement(link, progress))
+        self._inbox.append(_CountedDisplacement(link, progress))
 
     def proceed(self, step: int) -> None:
-        self._inbox.append(_Proceed(step))
+        self._inbox.append(_CountedRoundFinished(step))
 
     def weights(self) -> list[Blank]:
         return list(self._rules.weights)
 
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Blank]) -> None:
-        self._inbox.append(_Adoption(link, step, progress))
+        self._inbox.append(_CountedAdoption(link, step, progress))
 
     @property
     def streams(self) -> int:

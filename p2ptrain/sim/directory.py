@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.sim.shelves import Shelves
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.sim.shelves import SimulatedBuckets
 from p2ptrain.sim.sizes import presence_bytes
 from p2ptrain.swarm import Presence
-from p2ptrain.swarm.buckets import Buckets
+from p2ptrain.swarm.presence_buckets import PresenceBuckets
 
 MOST = 128
 """Records that one lookup returns, at random where it found more: as ``net.directory.MAX_RECORDS``."""
@@ -33,8 +33,8 @@ class SimulatedDirectory:
     def __init__(self, run: RunId, random: Random) -> None:
         self._run = run
         self._random = random
-        self._shelves: Shelves[Presence] = Shelves(run)
-        self._views: dict[PeerId, Buckets] = {}
+        self._shelves: SimulatedBuckets[Presence] = SimulatedBuckets(run)
+        self._views: dict[PeerId, PresenceBuckets] = {}
 
     def announce(self, presence: Presence, now: float) -> tuple[int, int]:
         """Store a record; bytes that its peer sends and receives. As a real one, a peer looks first how large the
@@ -63,8 +63,8 @@ class SimulatedDirectory:
             records = self._random.sample(records, MOST)
         return tuple(records), len(answers) * REQUEST_BYTES, received
 
-    def _view(self, peer: PeerId) -> Buckets:
+    def _view(self, peer: PeerId) -> PresenceBuckets:
         view = self._views.get(peer)
         if view is None:
-            view = self._views[peer] = Buckets(self._random)
+            view = self._views[peer] = PresenceBuckets(self._random)
         return view

@@ -7,8 +7,8 @@ import io
 import re
 from pathlib import Path
 
-from p2ptrain.errors import ScenarioError
-from p2ptrain.sim.report import Report
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.tables import title
 
 FORMATS = (".png", ".svg", ".pdf")
@@ -30,7 +30,7 @@ def form(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-def picture(report: Report, other: Report | None, kind: str) -> bytes:
+def picture(report: SimulationReport, other: SimulationReport | None, kind: str) -> bytes:
     """Loss against tokens and simulated time, and disagreement; another simulation's dashed. Raises ScenarioError."""
     from matplotlib.figure import Figure
 

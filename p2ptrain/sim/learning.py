@@ -1,7 +1,7 @@
 """What the peers of a scenario learn: its ``[learner]``, of one of three kinds.
 
 Bytes learns nothing and counts; quadratic has weights and a loss, and no data; lm is a small language model.
-``sim.cohort`` makes the learners of each kind. Every number without a source here is a guess.
+``sim.learner_pool`` makes the learners of each kind. Every number without a source here is a guess.
 """
 
 from __future__ import annotations

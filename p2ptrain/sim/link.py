@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.errors import MisfitError, NetworkError, RemoteError
-from p2ptrain.ids import LinkId
+from p2ptrain.base.errors import MisfitError, NetworkError, RemoteError
+from p2ptrain.base.ids import LinkId
 from p2ptrain.sim.sizes import message_bytes, payload_bytes
 from p2ptrain.sim.transfers import Transfer
 from p2ptrain.swarm.events import Donated, LinkFailed, PeersSeen, Pulled, Received, Swap, SwapDone

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.sim.directory import Dated, SimulatedDirectory
 from p2ptrain.sim.peer import SimulatedPeer
-from p2ptrain.sim.trainer import Metronome, Trainer
+from p2ptrain.sim.trainer import SimulatedTrainer, StepBatcher
 from p2ptrain.sim.transfers import Transfers
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
@@ -61,7 +61,7 @@ class SimulatedNetwork:
         lookup_s: float = 0.05,
         lifetime_s: float = PRESENCE_LIFETIME_S,
         directory: SimulatedDirectory | None = None,
-        prepare: Callable[[list[Trainer]], None] | None = None,
+        prepare: Callable[[list[SimulatedTrainer]], None] | None = None,
     ) -> None:
         self.world = world
         self.run = run
@@ -70,7 +70,7 @@ class SimulatedNetwork:
         self.lifetime_s = lifetime_s
         self.directory = directory or SimulatedDirectory(run, Random(0))
         self.transfers = Transfers(world)
-        self.metronome = Metronome(world, prepare)
+        self.metronome = StepBatcher(world, prepare)
         self.peers: dict[PeerId, SimulatedPeer] = {}
         self.addresses = ("/ip4/203.0.113.77/tcp/40404",)
         """Of every peer: only its length counts."""

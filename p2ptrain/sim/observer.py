@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
-from p2ptrain.sim.cohort import Cohort
-from p2ptrain.sim.judgement import finite
+from p2ptrain.sim.evaluation import finite
+from p2ptrain.sim.learner_pool import LearnerPool
 from p2ptrain.sim.population import Member, Population
-from p2ptrain.sim.report import Bytes, Figures, Point
+from p2ptrain.sim.report import Bytes, CurvePoint, GroupFigures
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.traffic import Traffic
+from p2ptrain.sim.traffic import SimulatedTraffic
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import Counters
 
@@ -18,8 +18,8 @@ from p2ptrain.swarm import Counters
 class Observer:
     """Takes a point of the curve every so many outer steps of the whole swarm."""
 
-    def __init__(self, scenario: Scenario, world: World, population: Population, cohort: Cohort) -> None:
-        self.points: list[Point] = []
+    def __init__(self, scenario: Scenario, world: World, population: Population, cohort: LearnerPool) -> None:
+        self.points: list[CurvePoint] = []
         self.outer_steps = 0
         """Of all peers so far."""
         self.expected = _expected_steps(scenario, population)
@@ -45,7 +45,7 @@ class Observer:
             del self.points[::2]
             self._stride *= 2
 
-    def _point(self, final: bool) -> Point:
+    def _point(self, final: bool) -> CurvePoint:
         members = self._population.taking_part()
         for member in members:
             member.peer.trainer.catch_up()
@@ -56,7 +56,7 @@ class Observer:
         groups: dict[str, list[float]] = {}
         for member, value in zip(members, values, strict=True):
             groups.setdefault(member.seat.group, []).append(value)
-        return Point(
+        return CurvePoint(
             time_s=self._world.now,
             outer_steps=_mean(learner.step for learner in learners) or 0.0,
             tokens=_mean(learner.tokens for learner in learners) or 0.0,
@@ -68,7 +68,7 @@ class Observer:
         )
 
 
-def figures(members: Sequence[Member], parameters: int, now: float) -> Figures:
+def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigures:
     """What became of these."""
     counters = [member.peer.core.counters for member in members]
     traffic = [member.peer.traffic for member in members]
@@ -80,7 +80,7 @@ def figures(members: Sequence[Member], parameters: int, now: float) -> Figures:
         why = member.peer.finished or "still there"
         endings[why] = endings.get(why, 0) + 1
     per_step = 8 * len(members) / (parameters * steps) if steps else None
-    return Figures(
+    return GroupFigures(
         peers=len(members),
         outer_steps=steps,
         tokens=sum(member.peer.learner.tokens for member in members),
@@ -118,7 +118,7 @@ def _mean(values: Iterable[float]) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-def _mean_bytes(traffic: Sequence[Traffic], way: str) -> Bytes:
+def _mean_bytes(traffic: Sequence[SimulatedTraffic], way: str) -> Bytes:
     def mean(kind: str) -> float:
         return sum(getattr(each, f"{kind}_{way}") for each in traffic) / len(traffic)
 

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from math import inf
 from typing import TYPE_CHECKING, Any, assert_never
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.ports import Notebook
-from p2ptrain.sim.liars import Liar
+from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.link import LinkEnd
-from p2ptrain.sim.traffic import Traffic
-from p2ptrain.sim.trainer import Counting, SimulatedLearner, Trainer
+from p2ptrain.sim.traffic import SimulatedTraffic
+from p2ptrain.sim.trainer import Counting, SimulatedLearner, SimulatedTrainer
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.events import (
@@ -94,7 +94,7 @@ class SimulatedPeer:
         up: Pipe | None = None,
         down: Pipe | None = None,
         counting: Counting | None = None,
-        liar: Liar | None = None,
+        liar: Adversary | None = None,
     ) -> None:
         self.network = network
         self.world = network.world
@@ -105,8 +105,8 @@ class SimulatedPeer:
         self.up = up or Pipe(inf)
         self.down = down or Pipe(inf)
         self.liar = liar
-        self.trainer = Trainer(network.metronome, learner, step_s, self.handle, counting)
-        self.traffic = Traffic()
+        self.trainer = SimulatedTrainer(network.metronome, learner, step_s, self.handle, counting)
+        self.traffic = SimulatedTraffic()
         self.ends: dict[LinkId, LinkEnd] = {}
         self.finished = ""
         """Why it is done; empty while it is not."""

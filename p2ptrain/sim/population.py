@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 from math import inf
 from random import Random
 
-from p2ptrain.ids import PeerId
-from p2ptrain.sim.cohort import Cohort
+from p2ptrain.base.ids import PeerId
+from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.counting import CountingLearner
-from p2ptrain.sim.liars import Liar
+from p2ptrain.sim.learner_pool import LearnerPool
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.notes import NoteCounts
-from p2ptrain.sim.pace import Pace, inner_steps
 from p2ptrain.sim.peer import SimulatedPeer
 from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
+from p2ptrain.sim.step_times import StepTimes, inner_steps
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, SwarmRules
 
@@ -24,7 +24,7 @@ PEER_ID_CHARACTERS = 52
 
 
 @dataclass(slots=True)
-class Seat:
+class Slot:
     """A place in the swarm, and who has it now."""
 
     number: int
@@ -42,7 +42,7 @@ class Member:
     """One peer that takes part, or did."""
 
     peer: SimulatedPeer
-    seat: Seat
+    seat: Slot
     has_left: bool = False
     """The scenario took it away before the run's end."""
 
@@ -75,7 +75,7 @@ class Population:
     """Makes peers when they arrive, and knows when all are done."""
 
     def __init__(
-        self, scenario: Scenario, network: SimulatedNetwork, conditions: ScenarioConditions, cohort: Cohort
+        self, scenario: Scenario, network: SimulatedNetwork, conditions: ScenarioConditions, cohort: LearnerPool
     ) -> None:
         self.members: list[Member] = []
         """In the order of their arrival."""
@@ -111,11 +111,11 @@ class Population:
     def _random(self, *what: object) -> Random:
         return Random("/".join(map(str, (self._scenario.run.seed, *what))))
 
-    def _expect(self, seat: Seat, time: float) -> None:
+    def _expect(self, seat: Slot, time: float) -> None:
         self._honest_left += seat.settings.lie is None
         self._network.world.at(time, self._arrive, seat)
 
-    def _arrive(self, seat: Seat) -> None:
+    def _arrive(self, seat: Slot) -> None:
         if self.is_over:
             self._done(seat)
             return
@@ -128,7 +128,7 @@ class Population:
         self._schedule_fate(member)
         peer.start()
 
-    def _make(self, seat: Seat) -> SimulatedPeer:
+    def _make(self, seat: Slot) -> SimulatedPeer:
         name, group = f"{seat.name}.{seat.occupants}", seat.settings
         peer = _peer_id(self._scenario.run.seed, name)
         self._conditions.latencies_s[peer] = group.latency_s
@@ -138,13 +138,15 @@ class Population:
         liar = None
         if group.lie is not None:
             claim = float(self._scenario.tokens_per_peer)
-            liar = Liar(group.lie, claim, self._random(name, "lies"), self._cohort.garble)
+            liar = Adversary(group.lie, claim, self._random(name, "lies"), self._cohort.garble)
         return SimulatedPeer(
             network=self._network,
             peer=peer,
             core=Peer(peer, self._rules, self._random(name)),
             learner=learner,
-            step_s=Pace(group.step_s, group.step_jitter, self._random(name, "pace") if group.step_jitter else None),
+            step_s=StepTimes(
+                group.step_s, group.step_jitter, self._random(name, "pace") if group.step_jitter else None
+            ),
             notebook=self.notes,
             up=_pipe(group.up_mbit_s),
             down=_pipe(group.down_mbit_s),
@@ -182,7 +184,7 @@ class Population:
             self._expect(member.seat, self._network.world.now + returns_after_s)
         self._done(member.seat)
 
-    def _done(self, seat: Seat) -> None:
+    def _done(self, seat: Slot) -> None:
         self._honest_left -= seat.settings.lie is None
         if not self._honest_left:
             self._network.world.stopped = True
@@ -198,10 +200,10 @@ def _pipe(megabit_per_s: float | None) -> Pipe:
     return Pipe(inf if megabit_per_s is None else megabit_per_s * MEGABIT)
 
 
-def _seats(scenario: Scenario, rules: SwarmRules) -> list[Seat]:
+def _seats(scenario: Scenario, rules: SwarmRules) -> list[Slot]:
     payload = sum(rules.fragment_bytes) * scenario.outer.fragments_per_exchange // scenario.outer.fragments
-    seats: list[Seat] = []
+    seats: list[Slot] = []
     for name, group in scenario.named():
         steps = inner_steps(scenario, group, payload)
-        seats += [Seat(len(seats) + place, name, f"{name}-{place}", group, steps) for place in range(group.count)]
+        seats += [Slot(len(seats) + place, name, f"{name}-{place}", group, steps) for place in range(group.count)]
     return seats

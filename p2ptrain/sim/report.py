@@ -9,8 +9,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from p2ptrain import files
-from p2ptrain.errors import ScenarioError
+from p2ptrain.base import files
+from p2ptrain.base.errors import ScenarioError
 from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
 
@@ -36,7 +36,7 @@ class Bytes(Section):
     total: float
 
 
-class Figures(Section):
+class GroupFigures(Section):
     """What became of some peers."""
 
     peers: int
@@ -76,7 +76,7 @@ class Figures(Section):
     """Why peers were done, and how many."""
 
 
-class Point(Section):
+class CurvePoint(Section):
     """One instant."""
 
     time_s: float
@@ -109,7 +109,7 @@ class Cost(Section):
     """Of the process."""
 
 
-class Report(Section):
+class SimulationReport(Section):
     """One simulation."""
 
     version: int
@@ -122,9 +122,9 @@ class Report(Section):
     """Why the simulation was over."""
     events: int
     """Things that happened in the simulated world."""
-    overall: Figures
-    groups: dict[str, Figures]
-    curve: list[Point]
+    overall: GroupFigures
+    groups: dict[str, GroupFigures]
+    curve: list[CurvePoint]
     notes: dict[str, int]
     """How often peers noted what: the kinds of docs/ERRORS.md. With pace.policy rank, how many outer steps had which
     rank and H."""
@@ -137,7 +137,7 @@ class Report(Section):
         return self.model_dump(exclude={"cost"})
 
 
-def save(report: Report, path: Path) -> None:
+def save(report: SimulationReport, path: Path) -> None:
     """Write the whole document or nothing. Raises ScenarioError."""
     text = json.dumps(report.model_dump(), indent=1, allow_nan=False) + "\n"
     try:
@@ -146,7 +146,7 @@ def save(report: Report, path: Path) -> None:
         raise ScenarioError(f"{path} cannot be written: {error}.", "Give another path to --report.") from None
 
 
-def load(path: Path) -> Report:
+def load(path: Path) -> SimulationReport:
     """Read a report. Raises ScenarioError when it is none, or of another version."""
     remedy = "Give a file that --report wrote."
     try:
@@ -174,6 +174,8 @@ def load(path: Path) -> Report:
             "Simulate that scenario again.",
         )
     try:
-        return Report.model_validate(data)
+        return SimulationReport.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError(f"{path} is no whole report: {told(error, Report, ())[0]}.", "Simulate again.") from None
+        raise ScenarioError(
+            f"{path} is no whole report: {told(error, SimulationReport, ())[0]}.", "Simulate again."
+        ) from None

@@ -12,7 +12,14 @@ from typing import Annotated, Literal, Self, get_args
 
 from pydantic import Field, model_validator
 
-from p2ptrain.manifest.schema import FRAGMENT_ALIGNMENT, NEEDS_EVERYBODY, UNREAD, Codec, Outer, Swarm
+from p2ptrain.manifest.schema import (
+    FRAGMENT_ALIGNMENT,
+    NEEDS_EVERYBODY,
+    UNREAD,
+    CodecSection,
+    OuterSection,
+    SwarmSection,
+)
 from p2ptrain.manifest.section import Section
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
@@ -42,7 +49,7 @@ GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,24}$")]
 """A name for a group of peers: 1 to 24 letters, digits, dashes."""
 
 
-class Run(Section):
+class RunSettings(Section):
     """How long, and with which seed."""
 
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
@@ -59,7 +66,7 @@ class Run(Section):
 
     failed_exchanges: float = Field(default=0.0, ge=0, lt=1)
     """Share of all swaps whose connection breaks before the payload is through; beside the peers' own loss. Where a
-    recipe averages over everybody, of each peer's part in each attempt (``sim.averages``)."""
+    recipe averages over everybody, of each peer's part in each attempt (``sim.lockstep.averages``)."""
 
     split: Literal["validation", "test"] = "validation"
     """What losses are measured on, by learners that have data: validation for tuning, test for final numbers."""
@@ -145,7 +152,7 @@ class Group(Section):
     (negated) or random."""
 
 
-class Pace(Section):
+class InnerSteps(Section):
     """How many inner steps each peer makes between two outer steps."""
 
     policy: Literal["fixed", "by_speed", "straggler", "rank"] = "fixed"
@@ -156,12 +163,12 @@ class Pace(Section):
 class Scenario(Section):
     """Everything that a simulation is made of."""
 
-    run: Run
+    run: RunSettings
     learner: Annotated[BytesLearner | QuadraticLearner | LanguageModelLearner, Field(discriminator="kind")]
-    outer: Outer
-    codec: Codec
-    swarm: Swarm = Swarm(catch_up_outer_steps=20, final_disagreement=0.02, final_gossip_s=60.0)
-    pace: Pace = Pace()
+    outer: OuterSection
+    codec: CodecSection
+    swarm: SwarmSection = SwarmSection(catch_up_outer_steps=20, final_disagreement=0.02, final_gossip_s=60.0)
+    pace: InnerSteps = InnerSteps()
     peers: list[Group] = Field(min_length=1, max_length=1000)
 
     @model_validator(mode="after")

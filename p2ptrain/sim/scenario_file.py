@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from p2ptrain.errors import ScenarioError
-from p2ptrain.files import cause, printable
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.base.files import cause, printable
 from p2ptrain.manifest.faults import shown, told
 from p2ptrain.sim.scenario import Scenario
 

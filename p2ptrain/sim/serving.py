@@ -13,14 +13,14 @@ from contextlib import suppress
 from math import isfinite
 from typing import Any
 
-from p2ptrain.errors import OutputError, ScenarioError
-from p2ptrain.ids import PeerId
+from p2ptrain.base.errors import OutputError, ScenarioError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.page import ExchangeRow, FailureRow, PeerRow, RunFacts, View, plain, words
-from p2ptrain.page.place import Place
+from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
 from p2ptrain.ports import Notebook
 from p2ptrain.sim.population import Member
-from p2ptrain.sim.report import Report
+from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import StoppedError, begin
 from p2ptrain.sim.simulation import Progress, Simulation, Stopped
@@ -65,7 +65,7 @@ class SimulationView:
         self._next_look, self._events_left = time.monotonic() + LOOK_S, MOST_EVENTS
         members, now = self._simulation.population.members, self._simulation.world.now
         for member in members[self._seen :]:
-            member.peer.notebook = _Ear(member.peer.peer, member.peer.notebook, self)
+            member.peer.notebook = _NoteListener(member.peer.peer, member.peer.notebook, self)
         self._seen = len(members)
         with self._lock:
             here = [each for each in members if not each.has_left]
@@ -140,7 +140,7 @@ class SimulationView:
         self._view.figures = {name: value for name, value in figures.items() if value is not None}
 
 
-class _Ear:
+class _NoteListener:
     """A peer's notebook, and whose it is."""
 
     def __init__(self, who: PeerId, notebook: Notebook, view: SimulationView) -> None:
@@ -177,14 +177,14 @@ def _row(member: Member) -> PeerRow:
 
 def simulate_and_show(
     scenario: Scenario,
-    place: Place,
+    place: ListenAddress,
     *,
     title: str,
     device: str,
     say: Callable[[str], None],
     progress: Progress,
     is_stopped: Stopped,
-) -> Report:
+) -> SimulationReport:
     """Simulate a scenario to its end, shown at ``place``, and go on showing it until it is stopped.
 
     Raises:

@@ -6,13 +6,13 @@ from collections import Counter
 from math import inf
 from typing import Generic, TypeVar
 
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.swarm.buckets import Bucket, Buckets
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.swarm.presence_buckets import PresenceBucket, PresenceBuckets
 
 Record = TypeVar("Record")
 
 
-class Shelves(Generic[Record]):
+class SimulatedBuckets(Generic[Record]):
     """One run's buckets. Time comes in as an argument; expired records are cleared away when their bucket is asked.
 
     Args:
@@ -20,15 +20,15 @@ class Shelves(Generic[Record]):
     """
 
     def __init__(self, run: RunId, most: int = 2048) -> None:
-        self.stores: Counter[Bucket] = Counter()
-        self.gets: Counter[Bucket] = Counter()
+        self.stores: Counter[PresenceBucket] = Counter()
+        self.gets: Counter[PresenceBucket] = Counter()
         self._run = run
         self._most = most
-        self._records: dict[Bucket, dict[PeerId, tuple[Record, float]]] = {}
-        self._clean_until: dict[Bucket, float] = {}
+        self._records: dict[PresenceBucket, dict[PeerId, tuple[Record, float]]] = {}
+        self._clean_until: dict[PresenceBucket, float] = {}
         """Nothing in the bucket expires before."""
 
-    def announce(self, buckets: Buckets, peer: PeerId, record: Record, until: float) -> int:
+    def announce(self, buckets: PresenceBuckets, peer: PeerId, record: Record, until: float) -> int:
         """Store a peer's record where its view of the buckets says; returns under how many keys."""
         homes = buckets.homes(self._run, peer)
         for bucket in homes:
@@ -39,7 +39,7 @@ class Shelves(Generic[Record]):
                 self._clean_until[bucket] = min(self._clean_until.get(bucket, until), until)
         return len(homes)
 
-    def lookup(self, buckets: Buckets, now: float) -> list[dict[PeerId, tuple[Record, float]]]:
+    def lookup(self, buckets: PresenceBuckets, now: float) -> list[dict[PeerId, tuple[Record, float]]]:
         """The live records by peer, each with its end, of each bucket that one lookup asks. Not to be changed."""
         answers = []
         search = buckets.search()
@@ -48,7 +48,7 @@ class Shelves(Generic[Record]):
             search.answered(len(answers[-1]))
         return answers
 
-    def get(self, bucket: Bucket, now: float) -> dict[PeerId, tuple[Record, float]]:
+    def get(self, bucket: PresenceBucket, now: float) -> dict[PeerId, tuple[Record, float]]:
         """The live records in one bucket, by peer, each with its end. Not to be changed."""
         self.gets[bucket] += 1
         held = self._records.get(bucket, {})

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2ptrain.sim.ensemble import EnsembleSimulation
-from p2ptrain.sim.report import Report
+from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation
+from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulation import Progress, Simulation, Stopped, never
 
@@ -19,7 +19,7 @@ def simulate(
     device: str = "cpu",
     progress: Progress | None = None,
     is_stopped: Stopped = never,
-) -> Report:
+) -> SimulationReport:
     """Simulate a scenario to its end: peer to peer, or in lockstep where the recipe needs everybody at once.
 
     Args:

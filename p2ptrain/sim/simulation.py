@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from random import Random
 
-from p2ptrain.ids import RunId
-from p2ptrain.sim import cohort as cohorts
+from p2ptrain.base.ids import RunId
+from p2ptrain.sim import learner_pool as cohorts
 from p2ptrain.sim.directory import SimulatedDirectory
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.observer import Observer, figures
 from p2ptrain.sim.population import Population, ScenarioConditions
-from p2ptrain.sim.report import REPORT_VERSION, Cost, Report
+from p2ptrain.sim.report import REPORT_VERSION, Cost, SimulationReport
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.world import World
 
@@ -96,14 +96,14 @@ class Simulation:
         self._slice = max(1, int(self._slice * min(quicker, 2.0)))
         return more
 
-    def report(self, title: str) -> Report:
+    def report(self, title: str) -> SimulationReport:
         self.observer.look(final=True)
         members, now = self.population.members, self.world.now
         parameters = self.scenario.learner.parameters
         names = dict.fromkeys(seat.group for seat in self.population.seats)
         in_groups = {name: [each for each in members if each.seat.group == name] for name in names}
         ended = "all peers are done" if self.world.stopped else f"run.seconds, {self.scenario.run.seconds}, passed"
-        return Report(
+        return SimulationReport(
             version=REPORT_VERSION,
             title=title,
             scenario=self.scenario.model_dump(),

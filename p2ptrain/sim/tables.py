@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from p2ptrain import page
-from p2ptrain.errors import ScenarioError
-from p2ptrain.sim.report import Figures, Point, Report
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.sim.report import CurvePoint, GroupFigures, SimulationReport
 
 ROWS: tuple[tuple[str, str, str], ...] = (
     ("peers", "peers", ",.0f"),
@@ -48,7 +48,7 @@ MOST_SETTINGS = 200
 """Lines of what differs between two scenarios: some screens of them, however much a stranger's report says."""
 
 
-def check(report: Report, name: str) -> None:
+def check(report: SimulationReport, name: str) -> None:
     """Raise ScenarioError for a report that nothing can be compared with: before a long simulation, not after it."""
     if not report.curve:
         raise _unusable(name, "its curve is empty")
@@ -62,12 +62,12 @@ def _unusable(name: str, fault: str) -> ScenarioError:
     return ScenarioError(f"{name} is no whole report: {fault}.", "Simulate again.")
 
 
-def title(report: Report) -> str:
+def title(report: SimulationReport) -> str:
     """What it is called, on one line."""
     return page.words(report.title, MOST_NAME)
 
 
-def summary(report: Report) -> Table:
+def summary(report: SimulationReport) -> Table:
     """All peers, and a few groups beside them."""
     cost = report.cost
     table = Table(
@@ -75,7 +75,7 @@ def summary(report: Report) -> Table:
         caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB at most",
     )
     table.add_column("")
-    columns: list[tuple[str, Figures]] = [("all", report.overall)]
+    columns: list[tuple[str, GroupFigures]] = [("all", report.overall)]
     columns += report.groups.items() if 1 < len(report.groups) <= MOST_COLUMNS else []
     for name, _ in columns:
         table.add_column(name, justify="right")
@@ -91,7 +91,7 @@ def summary(report: Report) -> Table:
     return table
 
 
-def by_group(report: Report) -> Table | None:
+def by_group(report: SimulationReport) -> Table | None:
     """A line for each group; None where ``summary`` has them."""
     if len(report.groups) <= MOST_COLUMNS:
         return None
@@ -107,7 +107,7 @@ def by_group(report: Report) -> Table | None:
     return table
 
 
-def comparison(report: Report, other: Report) -> Table:
+def comparison(report: SimulationReport, other: SimulationReport) -> Table:
     """This simulation's figures over those of another."""
     table = Table(title=_heading(f"{title(report)} against {title(other)}"))
     table.add_column("")
@@ -123,7 +123,7 @@ def comparison(report: Report, other: Report) -> Table:
     return table
 
 
-def changed_settings(report: Report, other: Report) -> list[str]:
+def changed_settings(report: SimulationReport, other: SimulationReport) -> list[str]:
     """One line for each field, the first of many, in which their scenarios differ."""
     mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
     differ = [p for p in sorted(mine.keys() | theirs.keys()) if mine.get(p, "absent") != theirs.get(p, "absent")]
@@ -148,8 +148,8 @@ def _flat(value: object) -> Iterator[tuple[str, object]]:
             yield path, value
 
 
-def _last(report: Report, field: str) -> float | None:
-    last: Point = report.curve[-1]
+def _last(report: SimulationReport, field: str) -> float | None:
+    last: CurvePoint = report.curve[-1]
     value: float | None = getattr(last, field)
     return value
 

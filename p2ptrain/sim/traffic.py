@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Traffic:
+class SimulatedTraffic:
     """Bytes of one peer, with frames and digests; broken transfers as far as they came."""
 
     payload_up: float = 0.0

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from math import inf, isnan, nan
 from typing import Any, Protocol
 
-from p2ptrain.ids import LinkId
+from p2ptrain.base.ids import LinkId
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Event, OuterStepDone
@@ -75,18 +75,18 @@ class Counting(Protocol):
         """Make so many of those that only count."""
 
 
-class Metronome:
+class StepBatcher:
     """Ends inner steps at their times; those of one instant together."""
 
-    def __init__(self, world: World, prepare: Callable[[list[Trainer]], None] | None = None) -> None:
+    def __init__(self, world: World, prepare: Callable[[list[SimulatedTrainer]], None] | None = None) -> None:
         self.world = world
         self._prepare = prepare
         """Told of all trainers whose inner step ends now, after they have taken in what came and before they step."""
         self.on_outer_step: Callable[[], None] | None = None
         """Told of every outer step."""
-        self._due: dict[float, dict[Trainer, None]] = {}
+        self._due: dict[float, dict[SimulatedTrainer, None]] = {}
 
-    def at(self, time: float, trainer: Trainer) -> None:
+    def at(self, time: float, trainer: SimulatedTrainer) -> None:
         trainers = self._due.get(time)
         if trainers is None:
             self._due[time] = {trainer: None}
@@ -105,7 +105,7 @@ class Metronome:
 
 
 @dataclass(slots=True, eq=False)
-class Trainer:
+class SimulatedTrainer:
     """One peer's inner steps.
 
     Args:
@@ -115,7 +115,7 @@ class Trainer:
             there is no more training.
     """
 
-    metronome: Metronome
+    metronome: StepBatcher
     learner: SimulatedLearner
     step_s: Callable[[], float]
     handle: Callable[[Event], None]

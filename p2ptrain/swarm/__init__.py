@@ -33,10 +33,10 @@ applied; crossing offers are settled by the smaller peer id; a newcomer pulls be
 the tables.
 """
 
+from p2ptrain.swarm.core_state import Counters
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Presence, Terms
 from p2ptrain.swarm.peer import Peer
 from p2ptrain.swarm.rules import PRESENCE_LIFETIME_S, SwarmRules
-from p2ptrain.swarm.standing import Counters
 
 __all__ = [
     "PRESENCE_LIFETIME_S",

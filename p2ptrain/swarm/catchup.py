@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median_high
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.claims import ahead_of, believed, is_far
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Adopt, Close, Donate, LinkFailed, Open, Pull, Send, Unfit
 from p2ptrain.swarm.matching import choose_partner, implausible_progress, implausible_step, must_catch_up
 from p2ptrain.swarm.messages import Decline, DeclineReason, PeerState, WeightsReply, WeightsRequest
-from p2ptrain.swarm.overtime import Overtime
-from p2ptrain.swarm.record import Fault, Known
+from p2ptrain.swarm.peer_info import Fault, PeerInfo
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
     GIVING_WINDOW_S,
@@ -28,7 +28,7 @@ from p2ptrain.swarm.rules import (
     MAX_KNOWN,
     UNREAD_S,
 )
-from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
 """Before a donor that declined is asked again: its one place may be free at any moment, and its distrust of who broke
@@ -51,7 +51,7 @@ class PullUnderWay:
     adopting: bool = False
 
 
-def steps_near(donor: Known, believed: Sequence[Known], near: float) -> int:
+def steps_near(donor: PeerInfo, believed: Sequence[PeerInfo], near: float) -> int:
     """The outer steps of those believed who are about as far as the donor: a median of what they announced.
 
     The donor's own word is one of them, and of two in the middle the larger one counts: so a minority that names few
@@ -66,12 +66,12 @@ def steps_near(donor: Known, believed: Sequence[Known], near: float) -> int:
 class CatchUp:
     """Pulling and donating of one peer."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: CoreState) -> None:
         self._standing = standing
         self.pull: PullUnderWay | None = None
         self._donations: dict[LinkId, float] = {}  # link -> deadline
         self._begun: dict[LinkId, float] = {}  # link -> when the donation began
-        self._overtime = Overtime(standing)
+        self._overtime = SlowPartnerPenalty(standing)
         self._declined: dict[PeerId, int] = {}  # how often in a row; who declined last comes last
         self._given: dict[PeerId, deque[float]] = {}  # when we began to give to whom; who came last comes last
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.matching import catch_up_bound, implausible_progress, must_catch_up
 from p2ptrain.swarm.messages import PeerState
-from p2ptrain.swarm.record import Known
+from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.rules import SUPPORTERS
-from p2ptrain.swarm.standing import Standing
 
 
 def supported(
-    ahead: Sequence[Known], near: float, others: Sequence[Known] = (), was_in_step: bool = False
-) -> Sequence[Known]:
+    ahead: Sequence[PeerInfo], near: float, others: Sequence[PeerInfo] = (), was_in_step: bool = False
+) -> Sequence[PeerInfo]:
     """Those whose claim others are near: who alone says that it is far ahead of everybody is no donor.
 
     A claim that as many make as contradict it counts, or two young peers that met could keep others out of an old swarm
@@ -44,7 +44,7 @@ def supported(
     return borne_out if borne_out or others else ahead
 
 
-def ahead_of(standing: Standing, now: float) -> list[Known]:
+def ahead_of(standing: CoreState, now: float) -> list[PeerInfo]:
     """Live peers that say they are so far ahead that we must not exchange with them, but pull."""
     if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
         return []
@@ -64,12 +64,12 @@ def ahead_of(standing: Standing, now: float) -> list[Known]:
     return [known for known in in_step if not is_far(known.progress, standing)] or in_step or ahead
 
 
-def is_far(progress: float, standing: Standing) -> bool:
+def is_far(progress: float, standing: CoreState) -> bool:
     """Nobody honest is so far from us, where our weights are odd; unless the swarm went on without us."""
     return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
 
 
-def believed(standing: Standing, now: float) -> Sequence[Known]:
+def believed(standing: CoreState, now: float) -> Sequence[PeerInfo]:
     """Of those who say that they are ahead, whom others bear out.
 
     Whoever is where we are contradicts them: anybody, if we were in step here; else who is in step itself, since
@@ -91,7 +91,7 @@ def believed(standing: Standing, now: float) -> Sequence[Known]:
     return supported(ahead, near, here, standing.was_in_step)
 
 
-def is_left_behind(standing: Standing, now: float) -> bool:
+def is_left_behind(standing: CoreState, now: float) -> bool:
     """A swarm is ahead of us: whom we meet meanwhile is a newcomer too, and to meet it puts neither in step.
 
     A swarm is two at least. One that says it is ahead, and gives nobody its weights, must not keep a young swarm from

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import Announce, Lookup, PeersSeen
 from p2ptrain.swarm.membership import draw
 from p2ptrain.swarm.messages import Presence
@@ -19,13 +20,12 @@ from p2ptrain.swarm.rules import (
     LONELY_LOOKUP_PERIOD_S,
     LOOKUP_PERIOD_S,
 )
-from p2ptrain.swarm.standing import Standing
 
 
 class Discovery:
     """When to announce and to look up, and which of the records found to keep."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: CoreState) -> None:
         self._standing = standing
         self._announce_at = float("inf")  # until the first time
         self._lookup_at = float("inf")

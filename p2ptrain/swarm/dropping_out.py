@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.rules import OUT_OF_STEP_S, OUT_OF_STEP_STEPS
-from p2ptrain.swarm.standing import Standing
 
 
-def dropped_out(standing: Standing, in_step_at: float, now: float) -> str:
+def dropped_out(standing: CoreState, in_step_at: float, now: float) -> str:
     """Drop out of step if we must: why; empty when we need not.
 
     Args:
@@ -22,7 +22,7 @@ def dropped_out(standing: Standing, in_step_at: float, now: float) -> str:
     return ""
 
 
-def _be_lost(standing: Standing) -> None:
+def _be_lost(standing: CoreState) -> None:
     """It is our weights that are odd: whom we took for liars may give us theirs. A newcomer that has trained for too
     long before anybody had a place for it is lost as well, and was never in step.
     """
@@ -33,7 +33,7 @@ def _be_lost(standing: Standing) -> None:
         standing.drop_out()
 
 
-def _is_cut_off(standing: Standing, in_step_at: float, now: float) -> bool:
+def _is_cut_off(standing: CoreState, in_step_at: float, now: float) -> bool:
     """For so long that we would take everybody for a liar."""
     mine, rules = standing.progress, standing.rules
     return (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.messages import Message, Offer, Presence, Terms, WeightsReply, WeightsRequest
 
 # --- Events -----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from math import inf
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Note, SwapDone
 from p2ptrain.swarm.messages import Terms
 from p2ptrain.swarm.rules import ASLEEP_S

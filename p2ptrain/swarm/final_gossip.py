@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from itertools import takewhile
 
-from p2ptrain.swarm.exchanging import Exchanging
+from p2ptrain.swarm.core_state import CoreState
+from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.messages import PeerState
 from p2ptrain.swarm.rules import FINAL_PACE_S
-from p2ptrain.swarm.standing import Standing
 
 AGREEMENTS = 3
 """So many exchanges in a row must measure no more than the final disagreement, with as many partners or all there are:
@@ -24,7 +24,7 @@ LONELY_S = 5.0
 class FinalGossip:
     """When to exchange after the run's end, and when that is enough."""
 
-    def __init__(self, standing: Standing, exchanging: Exchanging) -> None:
+    def __init__(self, standing: CoreState, exchanging: ExchangeManager) -> None:
         self._standing = standing
         self._exchanging = exchanging
         self.has_begun = False

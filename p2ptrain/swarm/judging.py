@@ -6,18 +6,18 @@ distances say nothing of a partner (``SwarmRules.judges_distances``) judge nobod
 
 from __future__ import annotations
 
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.events import LinkFailed, SwapDone
 from p2ptrain.swarm.exchange import Exchange
-from p2ptrain.swarm.record import Fault
+from p2ptrain.swarm.peer_info import Fault
 from p2ptrain.swarm.rules import BEGINNER_STEPS
-from p2ptrain.swarm.standing import Standing
 from p2ptrain.swarm.trust import TIMES_STRANGE, Replays, are_strange, per_fragment
 
 
 class Judge:
     """What one peer makes of its partners' weights."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: CoreState) -> None:
         self._standing = standing
         self._replays = Replays()
 

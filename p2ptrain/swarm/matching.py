@@ -5,13 +5,13 @@ from __future__ import annotations
 from math import isfinite
 from random import Random
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
-from p2ptrain.swarm.record import Known
+from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
 
-def choose_partner(candidates: list[Known], random: Random) -> Known | None:
+def choose_partner(candidates: list[PeerInfo], random: Random) -> PeerInfo | None:
     """A uniformly random one; the randomness is what makes gossip mix."""
     return random.choice(candidates) if candidates else None
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable, KeysView, Sequence
 from random import Random
 from typing import TypeVar
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.offences import Offences
-from p2ptrain.swarm.record import FAR_S, NEVER, QUARANTINE_S, Fault, Known
+from p2ptrain.swarm.peer_info import FAR_S, NEVER, QUARANTINE_S, Fault, PeerInfo
 from p2ptrain.swarm.rules import HEARD_LIFETIME_S, MAX_KNOWN
 
 Item = TypeVar("Item")
@@ -33,13 +33,13 @@ class Membership:
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
-        self._known: dict[PeerId, Known] = {}
-        self._live: list[Known] = []  # who is here and is not leaving, by peer id
+        self._known: dict[PeerId, PeerInfo] = {}
+        self._live: list[PeerInfo] = []  # who is here and is not leaving, by peer id
         self._order: list[PeerId] = []  # their ids, in the same order
         self._unrecorded: set[PeerId] = set()  # of these, those whose record we do not have
         self._alarms: list[tuple[float, PeerId]] = []  # one a peer; not after its time, which only grows
-        self._lapsed: dict[PeerId, Known] = {}  # no longer live, and not yet forgotten
-        self._paused: dict[PeerId, Known] = {}  # whom we may have to leave alone
+        self._lapsed: dict[PeerId, PeerInfo] = {}  # no longer live, and not yet forgotten
+        self._paused: dict[PeerId, PeerInfo] = {}  # whom we may have to leave alone
         self._joining: set[PeerId] = set()  # who is here and cannot exchange yet
         self._furthest = 0.0  # no live peer has more progress
         self._offences = Offences()
@@ -52,7 +52,7 @@ class Membership:
         """Everybody we know anything of."""
         return self._known.keys()
 
-    def get(self, peer: PeerId) -> Known | None:
+    def get(self, peer: PeerId) -> PeerInfo | None:
         return self._known.get(peer)
 
     def see(self, presence: Presence, live_until: float) -> bool:
@@ -145,13 +145,13 @@ class Membership:
                     gone.append(known.peer)
         return sorted(gone)
 
-    def live(self, now: float) -> list[Known]:
+    def live(self, now: float) -> list[PeerInfo]:
         """Peers that are here, by peer id; leaving ones are not. Not to be changed, nor kept."""
         if self._alarms and self._alarms[0][0] <= now:
             self._look(now)
         return self._live
 
-    def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[Known]:
+    def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[PeerInfo]:
         """Live peers that can exchange and need not be left alone."""
         excluded = set(excluding)
         return [
@@ -160,7 +160,7 @@ class Membership:
             if known.not_before <= now and known.state in _EXCHANGE and known.peer not in excluded
         ]
 
-    def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> Known | None:
+    def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> PeerInfo | None:
         """``random.choice(partners(now, excluding))``, or None, without looking at those who are partners."""
         live = self.live(now)
         out = {peer for peer in excluding if self._is_listed(peer)}
@@ -200,16 +200,16 @@ class Membership:
 
     # --- the order of the live ones -----------------------------------------------------------------------------------
 
-    def _begin(self, peer: PeerId) -> Known:
+    def _begin(self, peer: PeerId) -> PeerInfo:
         if len(self._known) >= MAX_KNOWN:
             self._forget_stalest()
-        known = self._known[peer] = Known(peer, live_until=-NEVER)
+        known = self._known[peer] = PeerInfo(peer, live_until=-NEVER)
         if until := self._offences.until(peer):
             known.not_before = known.distrusted_until = until
             self._paused[peer] = known
         return known
 
-    def _update(self, known: Known, state: PeerState, step: int, progress: float, live_until: float) -> None:
+    def _update(self, known: PeerInfo, state: PeerState, step: int, progress: float, live_until: float) -> None:
         known.state, known.step, known.progress = state, step, progress
         if progress > self._furthest:
             self._furthest = progress
@@ -225,7 +225,7 @@ class Membership:
         else:
             self._joining.discard(known.peer)
 
-    def _list(self, known: Known) -> None:
+    def _list(self, known: PeerInfo) -> None:
         known.listed = True
         place = bisect_left(self._order, known.peer)
         self._order.insert(place, known.peer)
@@ -233,7 +233,7 @@ class Membership:
         if known.presence is None:
             self._unrecorded.add(known.peer)
 
-    def _unlist(self, known: Known) -> None:
+    def _unlist(self, known: PeerInfo) -> None:
         known.listed = False
         place = bisect_left(self._order, known.peer)
         del self._order[place], self._live[place]
@@ -248,7 +248,7 @@ class Membership:
         """Where these listed peers stand, ascending."""
         return sorted(bisect_left(self._order, peer) for peer in peers)
 
-    def _set_alarm(self, known: Known, time: float) -> None:
+    def _set_alarm(self, known: PeerInfo, time: float) -> None:
         known.alarm = time
         heapq.heappush(self._alarms, (time, known.peer))
 

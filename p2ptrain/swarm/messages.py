@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId, RunId
 
 
 class PeerState(StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp2
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 
 HALF_LIFE_S = 4 * 3600.0
 """With pauses that double to an hour, somebody who offends at every chance settles at one chance in about 50 minutes.
@@ -23,7 +23,7 @@ MOST_DOUBLINGS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class OffenceCount:
     """One peer's offences."""
 
     count: float
@@ -37,7 +37,7 @@ class Offences:
     """Everybody's tally."""
 
     def __init__(self) -> None:
-        self._tallies: dict[PeerId, Tally] = {}  # who offended last comes last
+        self._tallies: dict[PeerId, OffenceCount] = {}  # who offended last comes last
 
     def count(self, peer: PeerId, now: float) -> float:
         """A peer's offences, decayed."""
@@ -57,7 +57,7 @@ class Offences:
         self._tallies.pop(peer, None)
         if len(self._tallies) >= MOST_REMEMBERED:
             del self._tallies[next(iter(self._tallies))]
-        self._tallies[peer] = Tally(count, now, max(before, until))
+        self._tallies[peer] = OffenceCount(count, now, max(before, until))
         return until
 
     def until(self, peer: PeerId) -> float:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from math import inf
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.matching import catch_up_bound, choose_partner, implausible_progress, must_catch_up, work_weight
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState, Terms
-from p2ptrain.swarm.record import Known
-from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.peer_info import PeerInfo
 from p2ptrain.swarm.topology import neighbours
 
 MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
@@ -21,7 +21,7 @@ DECLINED_PAUSE_S = 2.0
 itself. A guess."""
 
 
-def choose(standing: Standing, engaged: set[PeerId], now: float) -> Known | None:
+def choose(standing: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None:
     """A random partner that we may meet; the randomness is what makes gossip mix.
 
     Args:
@@ -39,7 +39,7 @@ def choose(standing: Standing, engaged: set[PeerId], now: float) -> Known | None
     return choose_partner(near, standing.random)
 
 
-def own_terms(standing: Standing, peer: PeerId, partners: int = 1) -> Terms:
+def own_terms(standing: CoreState, peer: PeerId, partners: int = 1) -> Terms:
     """Our numbers for an exchange.
 
     Args:
@@ -59,7 +59,7 @@ def own_terms(standing: Standing, peer: PeerId, partners: int = 1) -> Terms:
     )
 
 
-def own_offer(standing: Standing, exchange: Exchange, now: float) -> Offer:
+def own_offer(standing: CoreState, exchange: Exchange, now: float) -> Offer:
     """The message that offers this exchange."""
     return Offer(
         run=standing.rules.run,
@@ -71,7 +71,7 @@ def own_offer(standing: Standing, exchange: Exchange, now: float) -> Offer:
     )
 
 
-def implausible(standing: Standing, peer: PeerId, theirs: Terms) -> str:
+def implausible(standing: CoreState, peer: PeerId, theirs: Terms) -> str:
     """Why what they say of themselves cannot be true or must not meet ours; empty when it can. It is remembered."""
     why = implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
     if why:
@@ -79,7 +79,7 @@ def implausible(standing: Standing, peer: PeerId, theirs: Terms) -> str:
     return why
 
 
-def pause_after(standing: Standing, reason: DeclineReason, declined: Exchange) -> float:
+def pause_after(standing: CoreState, reason: DeclineReason, declined: Exchange) -> float:
     """Seconds to leave a partner alone after it declined. Whose weights we must have, as far ahead as it says it is and
     can be, is asked for them at once: what it said is true for no longer than it trains on."""
     known = standing.members.get(declined.link.peer)
@@ -95,7 +95,7 @@ def pause_after(standing: Standing, reason: DeclineReason, declined: Exchange) -
     return min(max(0.5 * typical, shortest), longest) * standing.random.uniform(0.5, 1.5)
 
 
-def _is_out_of_reach(standing: Standing, known: Known) -> bool:
+def _is_out_of_reach(standing: CoreState, known: PeerInfo) -> bool:
     """So far ahead that we must not exchange but pull, or not believe it."""
     mine, theirs = standing.progress, known.progress
     return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
@@ -103,7 +103,7 @@ def _is_out_of_reach(standing: Standing, known: Known) -> bool:
     )
 
 
-def _farthest_in_reach(standing: Standing) -> float:
+def _farthest_in_reach(standing: CoreState) -> float:
     """Nobody up to this progress is out of reach."""
     rules = standing.rules
     ahead = rules.implausible_distance if standing.settled else catch_up_bound(standing.progress, rules)

@@ -9,9 +9,9 @@ from enum import Enum
 from random import Random
 from typing import assert_never
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.catchup import CatchUp
-from p2ptrain.swarm.conversation import Conversations
+from p2ptrain.swarm.core_state import CoreState, Counters
 from p2ptrain.swarm.discovery import Discovery
 from p2ptrain.swarm.dropping_out import dropped_out
 from p2ptrain.swarm.events import (
@@ -40,9 +40,10 @@ from p2ptrain.swarm.events import (
     WakeAt,
     Woke,
 )
-from p2ptrain.swarm.exchanging import Exchanging
+from p2ptrain.swarm.exchange_manager import ExchangeManager
 from p2ptrain.swarm.final_gossip import FinalGossip
 from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.message_router import MessageRouter
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import (
     ASLEEP_S,
@@ -51,7 +52,6 @@ from p2ptrain.swarm.rules import (
     SEARCH_PATIENCE_S,
     SwarmRules,
 )
-from p2ptrain.swarm.standing import Counters, Standing
 from p2ptrain.swarm.stopwatch import Stopwatch
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 
@@ -105,15 +105,15 @@ class Peer:
     """
 
     def __init__(self, me: PeerId, rules: SwarmRules, random: Random, step: int = 0, progress: float = 0.0) -> None:
-        self._standing = Standing(
+        self._standing = CoreState(
             me, rules, random, Membership(me), step=step, progress=progress, was_in_step=progress > 0
         )
         self._standing.state = TRANSITIONS.to(None, PeerEvent.START)
-        self._exchanging = Exchanging(self._standing)
+        self._exchanging = ExchangeManager(self._standing)
         self._catch_up = CatchUp(self._standing)
         self._discovery = Discovery(self._standing)
         self._final_gossip = FinalGossip(self._standing, self._exchanging)
-        self._conversations = Conversations(self._standing, self._exchanging, self._catch_up, self._final_gossip)
+        self._conversations = MessageRouter(self._standing, self._exchanging, self._catch_up, self._final_gossip)
         self._training = False  # BeginTraining was emitted
         self._search_until = NEVER
         self._caught_up_at = 0.0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Terms
 from p2ptrain.swarm.rules import MAX_KNOWN, SwarmRules
 
@@ -57,7 +57,7 @@ def left(progress: float, rules: SwarmRules) -> float:
 
 
 @dataclass(slots=True)
-class Account:
+class ProgressAccount:
     """What a partner may do to our progress, in tokens, as of our last exchange with it."""
 
     held: float
@@ -91,7 +91,7 @@ class ProgressBudget:
     partner brings must fall by it; what equals raise each other by, they lower each other by.)"""
     last: float = 0.0
     """``grown`` when we last exchanged with anybody."""
-    accounts: dict[PeerId, Account] = field(default_factory=dict)
+    accounts: dict[PeerId, ProgressAccount] = field(default_factory=dict)
     """Of whom we exchanged with last at the end."""
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class ProgressBudget:
         """Account for what an exchange does; as much of it as the bucket allows."""
         taken = max(min(displacement, self.left), 0.0) if displacement > 0 else displacement
         self.left -= max(taken, 0.0)
-        held, account = self._held(peer) + taken, self.accounts.pop(peer, None) or Account(0.0, 0.0)
+        held, account = self._held(peer) + taken, self.accounts.pop(peer, None) or ProgressAccount(0.0, 0.0)
         account.net += taken
         if account.net > account.highest:
             self.grown += account.net - account.highest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.rules import MAX_KNOWN
 
 MOST_UNHEARD = 64
@@ -18,7 +18,7 @@ FORGIVEN = 16
 every other round would be waited for in all the others. A guess."""
 
 
-class Promises:
+class RoundCommitments:
     """Whose word that it will come our trainer still waits for; whoever announces itself gives it, too.
 
     Who did not come, or did not answer, is not waited for in the next round, then in three, seven, and so on. Whoever

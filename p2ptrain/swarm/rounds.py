@@ -12,15 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm.core_state import CoreState
 from p2ptrain.swarm.deadlines import UNNOTICED_S
 from p2ptrain.swarm.events import Proceed
 from p2ptrain.swarm.exchange import Exchange
 from p2ptrain.swarm.messages import DeclineReason, Offer, PeerState
-from p2ptrain.swarm.overtime import Overtime
-from p2ptrain.swarm.promises import Promises
+from p2ptrain.swarm.promises import RoundCommitments
 from p2ptrain.swarm.rules import ROUND_PATIENCE_S, ROUND_PATIENCE_STEPS, ROUND_RECALL_S
-from p2ptrain.swarm.standing import Standing
+from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 from p2ptrain.swarm.topology import planned_partners
 from p2ptrain.swarm.transitions import Transition, TransitionTable
 
@@ -190,13 +190,13 @@ class Round:
 class Rounds:
     """At most two open rounds: one beside training, one that the trainer waits for."""
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: CoreState) -> None:
         self._standing = standing
-        self._overtime = Overtime(standing, of_trainers=True)
+        self._overtime = SlowPartnerPenalty(standing, of_trainers=True)
         self._open: list[Round] = []
-        self._promises = Promises()
+        self._promises = RoundCommitments()
         """To come, ..."""
-        self._in_time = Promises()
+        self._in_time = RoundCommitments()
         """... and, once both have agreed, not to drag on."""
         self._last_opened = {True: 0, False: 0}
         """The outer step of the last round that the trainer waited for, and of the last one beside training."""

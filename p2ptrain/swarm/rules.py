@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.swarm.topology import Topology
 
 

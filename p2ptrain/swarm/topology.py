@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from random import Random
 from typing import Literal
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 
 Topology = Literal["random", "ring", "exponential", "complete"]
 

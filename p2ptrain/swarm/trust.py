@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf, sqrt
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 
 FACTOR = 12.0
 """Radius over usual difference. Our measurement: docs/SECURITY.md."""
@@ -75,7 +75,7 @@ def per_fragment(norm: float, fragments: int) -> float:
 
 
 @dataclass(slots=True)
-class Usual:
+class DistanceStats:
     """How far apart we and our partners were in our last exchanges. Bounded; fragments' L2 norms."""
 
     _differences: dict[PeerId, deque[float]] = field(default_factory=dict)

@@ -17,16 +17,16 @@ Importing this package imports torch, and transformers only when a model is buil
 from p2ptrain.train.autofit import Placement, choose_device, place
 from p2ptrain.train.evaluate import HeldOutText, validation_loss
 from p2ptrain.train.generate import Sampling, generate_text, generate_tokens
-from p2ptrain.train.inner import InnerStepResult, LanguageModelTask, Reader, learning_rate
+from p2ptrain.train.inner import CorpusReader, InnerStepResult, LanguageModelTask, learning_rate
 from p2ptrain.train.model import FlatModel, build_module, flat_model
 
 __all__ = [
+    "CorpusReader",
     "FlatModel",
     "HeldOutText",
     "InnerStepResult",
     "LanguageModelTask",
     "Placement",
-    "Reader",
     "Sampling",
     "build_module",
     "choose_device",

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from p2ptrain.errors import DeviceError
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.train.model import FlatModel, summed_loss
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import Decoder, Training
+    from p2ptrain.manifest import Decoder, TrainingSection
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +91,7 @@ def choose_device(wish: str) -> torch.device:
     return chosen
 
 
-def place(model: FlatModel, description: Decoder, training: Training) -> Placement:
+def place(model: FlatModel, description: Decoder, training: TrainingSection) -> Placement:
     """Autocast type and micro-batch for a model on its device. On CUDA it runs a few trial passes.
 
     In bf16 a card computes faster, and launches more kernels. Of two ways that fit, the one that a trial showed to be
@@ -193,7 +193,7 @@ def search_micro_batch(
     return fits
 
 
-def cpu_micro_batch(description: Decoder, training: Training) -> int:
+def cpu_micro_batch(description: Decoder, training: TrainingSection) -> int:
     """As many sequences as keep the estimated activations within ``CPU_ACTIVATION_BYTES``, one at least.
 
     As many as fit, because fewer were slower: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at
@@ -202,7 +202,7 @@ def cpu_micro_batch(description: Decoder, training: Training) -> int:
     return max(1, min(training.sequences_per_step, CPU_ACTIVATION_BYTES // cpu_sequence_bytes(description, training)))
 
 
-def cpu_sequence_bytes(description: Decoder, training: Training) -> int:
+def cpu_sequence_bytes(description: Decoder, training: TrainingSection) -> int:
     """What the activations of one sequence take on the CPU, in fp32: an estimate."""
     config = description.config
     values = LOGIT_COPIES * config.vocab_size
@@ -210,7 +210,7 @@ def cpu_sequence_bytes(description: Decoder, training: Training) -> int:
     return 4 * values * training.sequence_length
 
 
-def _micro_batch(model: FlatModel, training: Training, budget_bytes: int, autocast: torch.dtype | None) -> int:
+def _micro_batch(model: FlatModel, training: TrainingSection, budget_bytes: int, autocast: torch.dtype | None) -> int:
     torch.cuda.empty_cache()
     return search_micro_batch(
         training.sequences_per_step,

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 import torch
 from torch import Tensor
 
-from p2ptrain.ids import LinkId
+from p2ptrain.base.ids import LinkId
 from p2ptrain.outer import share
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.train.payloads import Difference
@@ -37,7 +37,7 @@ class Displacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Proceed:
+class RoundFinished:
     """The round of this outer step is over; what it brought lies before this in the queue."""
 
     step: int
@@ -53,7 +53,7 @@ class Adoption:
     weights: tuple[Tensor, ...]  # [F] fp32 each
 
 
-Delivery = Displacement | Proceed | Adoption | None
+Delivery = Displacement | RoundFinished | Adoption | None
 """One entry of the queue; None only wakes who waits for one."""
 
 
@@ -79,7 +79,7 @@ class Inbox:
 
     def proceed(self, step: int) -> None:
         """Let a trainer that waits at this outer step go on, with what was delivered before."""
-        self._queue.put(Proceed(step))
+        self._queue.put(RoundFinished(step))
 
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
         """Queue a donor's weights, as ``Payloads.check_weights`` passed them."""
@@ -105,4 +105,4 @@ class Inbox:
             return links
 
 
-__all__ = ["Adoption", "Delivery", "Displacement", "Inbox", "Proceed"]
+__all__ = ["Adoption", "Delivery", "Displacement", "Inbox", "RoundFinished"]

@@ -22,15 +22,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from p2ptrain.base.errors import DeviceError, ManifestError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.data import Corpus, assign
-from p2ptrain.errors import DeviceError, ManifestError
-from p2ptrain.ids import PeerId
 from p2ptrain.train.autofit import Placement
 from p2ptrain.train.model import FlatModel, summed_loss
 from p2ptrain.train.optimizer import build_optimizers
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import Training
+    from p2ptrain.manifest import TrainingSection
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class InnerStepResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Reader:
+class CorpusReader:
     """Who reads the corpus: together with a step number, which sequences."""
 
     seed: int
@@ -70,9 +70,9 @@ class LanguageModelTask:
         self,
         model: FlatModel,
         corpus: Corpus,
-        training: Training,
+        training: TrainingSection,
         tokens_per_peer: int,
-        reader: Reader,
+        reader: CorpusReader,
         placement: Placement,
     ) -> None:
         vocabulary = model.module.config.vocab_size
@@ -208,7 +208,7 @@ class LanguageModelTask:
 
 def learning_rate(
     progress: float,  # tokens per peer at the end of the step
-    training: Training,
+    training: TrainingSection,
     tokens_per_peer: int,  # where the schedule ends
 ) -> float:
     """The inner learning rate: a linear warm-up, then the schedule's fall to ``final_learning_rate_fraction``.

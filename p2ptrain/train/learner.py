@@ -19,14 +19,14 @@ from typing import Any
 
 from torch import Tensor
 
+from p2ptrain.base.ids import LinkId
 from p2ptrain.codec import Codec, Matrices, needs_feedback
-from p2ptrain.ids import LinkId
 from p2ptrain.outer import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
 from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.guard import PhaseGuard
-from p2ptrain.train.inbox import Adoption, Displacement, Inbox, Proceed
+from p2ptrain.train.inbox import Adoption, Displacement, Inbox, RoundFinished
 from p2ptrain.train.outer_phase import OuterPhase
 from p2ptrain.train.payloads import Difference, Payloads
 from p2ptrain.train.rules import LearnerRules
@@ -145,7 +145,7 @@ class Learner:
                 match ready:
                     case Displacement():
                         events.append(self._apply(ready))
-                    case Proceed():
+                    case RoundFinished():
                         events.extend(self._proceed(ready))
                     case Adoption():
                         events.extend(self._adopt(ready))
@@ -181,7 +181,7 @@ class Learner:
         self._weights.publish(self.step, phase)
         return [PhaseDone(self.step + 1, self.progress)]
 
-    def _proceed(self, ready: Proceed) -> list[Event]:
+    def _proceed(self, ready: RoundFinished) -> list[Event]:
         phase = self._weights.phase
         return [] if phase is None or ready.step != self.step + 1 else self._restart(phase)
 

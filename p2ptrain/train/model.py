@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module, functional
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import MAX_PARAMETERS
 from p2ptrain.outer import FlatLayout, flatten_module
 

@@ -27,7 +27,7 @@ from p2ptrain.outer import FlatLayout
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from p2ptrain.manifest import Training
+    from p2ptrain.manifest import TrainingSection
 
 MUON_SCALE = "match_rms_adamw"
 """torch's name for the scale of arXiv 2502.16982."""
@@ -47,7 +47,7 @@ def hidden_matrices(module: PreTrainedModel) -> frozenset[str]:
 def build_optimizers(
     module: PreTrainedModel,
     layout: FlatLayout,
-    training: Training,
+    training: TrainingSection,
     first: Tensor,  # [P] first moment, or Muon's momentum
     second: Tensor,  # [P] second moment
     steps: Tensor,  # [parameters] AdamW's counter of each

@@ -19,6 +19,7 @@ from blake3 import blake3
 from torch import Tensor
 
 from p2ptrain import codec as codecs
+from p2ptrain.base.errors import MisfitError, RemoteError
 from p2ptrain.codec import (
     Codec,
     CodecTerms,
@@ -30,10 +31,9 @@ from p2ptrain.codec import (
     wish_for,
     wish_size,
 )
-from p2ptrain.errors import MisfitError, RemoteError
 from p2ptrain.outer import l2_norm
 from p2ptrain.recipes import Stream
-from p2ptrain.train.widths import Fit, Verdict, Widths
+from p2ptrain.train.widths import Fit, WidthFeedback, Widths
 
 ELSEWHERE = "its weights are not where it said they are"
 
@@ -220,7 +220,7 @@ class Payloads:
         verdict = self._widths.judge(mine.fragments, fits, mine.norm)
         for (number, _, _, terms), each, fit in zip(pairs, compared, fits, strict=True):
             self._widths.learn(number, self.codec(number), terms, each, fit, verdict)
-        if verdict is not Verdict.FITS:
+        if verdict is not WidthFeedback.FITS:
             raise MisfitError(ELSEWHERE)
         own = max(mine.norm, torch.finfo(torch.float32).tiny)
         sketched = math.hypot(*(fit.told for fit in fits))

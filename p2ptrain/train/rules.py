@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from p2ptrain import codec, manifest
+from p2ptrain.base.ids import RunId
 from p2ptrain.codec import Codec, Matrices
-from p2ptrain.ids import RunId
-from p2ptrain.manifest import Outer, Swarm
+from p2ptrain.manifest import OuterSection, SwarmSection
 from p2ptrain.outer import FlatLayout, OuterRule
 from p2ptrain.recipes import RECIPES, Mix, Recipe
 from p2ptrain.swarm import SwarmRules
@@ -58,7 +58,7 @@ class LearnerRules:
         return tuple(min(-(-place * self.inner_steps // parts), last) for place in range(1, parts, 2))
 
 
-def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
+def learner_rules(outer: OuterSection, tokens_per_peer: float) -> LearnerRules:
     """What the learner has to know: H, the end, the recipe and its numbers."""
     recipe = RECIPES[outer.recipe]
     momentum = 0.0 if recipe.feedback else outer.momentum
@@ -66,7 +66,7 @@ def learner_rules(outer: Outer, tokens_per_peer: float) -> LearnerRules:
     return LearnerRules(outer.inner_steps, tokens_per_peer, rule, recipe, outer.exchanges_per_step)
 
 
-def codecs_of(section: manifest.Codec) -> tuple[Codec, Codec]:
+def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
     """The codecs of weights and of pseudo-gradients."""
     weights = codec.get(section.name, section.block_size)
     return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
@@ -79,8 +79,8 @@ def matrices_of(layout: FlatLayout, fragments: Sequence[slice]) -> tuple[Matrice
 
 def swarm_rules(
     run: RunId,
-    outer: Outer,
-    swarm: Swarm,
+    outer: OuterSection,
+    swarm: SwarmSection,
     payloads: Sizes,
     tokens_per_peer: float,
     tokens_per_outer_step: float,

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 
 BUCKETS = 128
 """512 bytes; a distance is then known to about 6 % (the square to 12.5 %)."""

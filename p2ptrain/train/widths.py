@@ -56,7 +56,7 @@ FITTED = 3
 weights: of three tiny peers every third was left alone for widths that had fitted once."""
 
 
-class Verdict(Enum):
+class WidthFeedback(Enum):
     """What one exchange says of the widths that it used."""
 
     FITS = auto()
@@ -115,7 +115,7 @@ class Widths:
         self._guesses[number] = first_shape(codec, values)
         return self._guesses[number]
 
-    def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> Verdict:
+    def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> WidthFeedback:
         """Whether an exchange may be mixed, all its fragments together.
 
         Args:
@@ -124,17 +124,17 @@ class Widths:
         told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
         equal = LEAST_GAP * own
         if not left <= max(GAP * told, equal):  # NaN is no place either
-            return Verdict.WIDE
+            return WidthFeedback.WIDE
         if told <= equal:  # what wraps there is lost, and nothing is missed
-            return Verdict.FITS
+            return WidthFeedback.FITS
         known = [fit for number, fit in zip(numbers, fits, strict=True) if self._fitted[number] >= FITTED]
         blocks = sum(fit.blocks for fit in known)
         if blocks >= MISFIT_BLOCKS and sum(fit.wrapped * fit.blocks for fit in known) > MISFIT_SHARE * blocks:
-            return Verdict.NARROW
-        return Verdict.FITS
+            return WidthFeedback.NARROW
+        return WidthFeedback.FITS
 
     def learn(
-        self, number: int, codec: Codec, terms: CodecTerms, found: Comparison, fit: Fit, verdict: Verdict
+        self, number: int, codec: Codec, terms: CodecTerms, found: Comparison, fit: Fit, verdict: WidthFeedback
     ) -> None:
         """What was measured of this number helps the next exchange, whatever becomes of this one."""
         before = self._shapes.get(number) or self._guesses.get(number)
@@ -142,11 +142,11 @@ class Widths:
             return
         after = next_shape(codec, before, terms, found, PACE if self._fitted[number] >= FITTED else FIRST_PACE)
         match verdict:
-            case Verdict.WIDE:
+            case WidthFeedback.WIDE:
                 after = bytes(map(min, before, after))
-            case Verdict.NARROW:
+            case WidthFeedback.NARROW:
                 after = bytes(map(max, before, after))
-            case Verdict.FITS if fit.wrapped <= MISFIT_SHARE:
+            case WidthFeedback.FITS if fit.wrapped <= MISFIT_SHARE:
                 self._fitted[number] += 1
         self._shapes[number] = after
 

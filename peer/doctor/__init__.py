@@ -2,7 +2,7 @@
 
 Without a link it looks at this machine alone: versions, device, memory, disk, and whether the port is free. With one it
 joins the swarm as a bystander for some seconds, under a name of its own that it forgets again, and asks the bootstrap
-and a few live peers what they see (``p2ptrain.net.reach``): whether they can dial this machine, which address it comes
+and a few live peers what they see (``net.relay.dial_back``): whether they can dial this machine, which address it comes
 from, how far its clock is off, how fast bytes pass.
 
 Every check has a deadline and ends in one ``Finding``; what goes wrong in one is its finding and nothing more. What has

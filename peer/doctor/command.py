@@ -10,8 +10,8 @@ from pathlib import Path
 
 import click
 
-from p2ptrain.errors import P2pTrainError, UserError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import P2pTrainError, UserError
+from p2ptrain.base.ids import RunId
 from p2ptrain.manifest import JoinLink, Manifest
 from peer.doctor import findings as show
 from peer.doctor import machine
@@ -100,7 +100,7 @@ def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], in
             return [note("port", words)]
         wanted = named or home.load_addresses().port or DEFAULT_PORT
         found = machine.port("127.0.0.1" if local else "0.0.0.0", wanted, is_named=named is not None)
-        is_free = all(each.state is show.State.OK for each in found)
+        is_free = all(each.state is show.FindingState.OK for each in found)
         listens_at[0] = wanted if is_free else None if named else 0
         return found
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.outcry import printable
+from p2ptrain.base.logging_setup import printable
 
 
-class State(StrEnum):
+class FindingState(StrEnum):
     OK = "ok"
     NOTE = "note"
     """It works, and could work better."""
@@ -25,26 +25,26 @@ class Finding:
 
     check: str
     """What was looked at, in one or two words."""
-    state: State
+    state: FindingState
     found: str
     fix: str = ""
     """What to do about it, in words that can be followed; never empty where it must be fixed."""
 
 
 def ok(check: str, found: str) -> Finding:
-    return Finding(check, State.OK, found)
+    return Finding(check, FindingState.OK, found)
 
 
 def note(check: str, found: str, fix: str = "") -> Finding:
-    return Finding(check, State.NOTE, found, fix)
+    return Finding(check, FindingState.NOTE, found, fix)
 
 
 def bad(check: str, found: str, fix: str) -> Finding:
-    return Finding(check, State.BAD, found, fix)
+    return Finding(check, FindingState.BAD, found, fix)
 
 
 def skipped(check: str, why: str) -> Finding:
-    return Finding(check, State.SKIPPED, why)
+    return Finding(check, FindingState.SKIPPED, why)
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
@@ -58,15 +58,15 @@ def lines(findings: Sequence[Finding]) -> list[str]:
 
 
 def summary(findings: Sequence[Finding]) -> str:
-    wrong = [each.check for each in findings if each.state is State.BAD]
+    wrong = [each.check for each in findings if each.state is FindingState.BAD]
     if wrong:
         return f"To be fixed: {', '.join(wrong)}."
-    left = ", ".join(each.check for each in findings if each.state is State.SKIPPED)
+    left = ", ".join(each.check for each in findings if each.state is FindingState.SKIPPED)
     return f"All is well, as far as was looked; skipped: {left}." if left else "All is well."
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
-    return int(any(each.state is State.BAD for each in findings))
+    return int(any(each.state is FindingState.BAD for each in findings))
 
 
 def document(findings: Sequence[Finding]) -> dict[str, object]:

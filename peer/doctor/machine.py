@@ -12,8 +12,8 @@ import sys
 from pathlib import Path
 
 import p2ptrain
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.cli import platform_fault
-from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
@@ -68,7 +68,7 @@ def device(wish: str) -> list[Finding]:
 def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
     """This machine's memory against the run's need."""
     from p2ptrain.train import choose_device
-    from peer.fit import check_memory, installed_memory
+    from peer.capacity import check_memory, installed_memory
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:

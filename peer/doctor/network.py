@@ -15,22 +15,22 @@ from pathlib import Path
 
 import uvloop
 
-from p2ptrain.errors import NetworkError, RemoteError, UserError
-from p2ptrain.ids import PeerId, short
+from p2ptrain.base.errors import NetworkError, RemoteError, UserError
+from p2ptrain.base.ids import PeerId, short
 from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.manifest_service import fetch_manifest, stranger
 from p2ptrain.net.node import Node
-from p2ptrain.net.reach import look, measure
-from p2ptrain.net.relay import reserve
+from p2ptrain.net.relay.dial_back import look, measure
+from p2ptrain.net.relay.relay import reserve
 from p2ptrain.net.transport import P2PTransport
+from peer.admission_client import gate_of
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
 from peer.doctor.sockets import sent_from
 from peer.doctor.verdicts import Observation
-from peer.entrance import gate_of
 from peer.home import Home
 
 COMPANY_S = 5.0

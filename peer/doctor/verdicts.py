@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.admission import Refusal, remedy
-from p2ptrain.ids import PeerId, short
+from p2ptrain.base.ids import PeerId, short
 from p2ptrain.net import address
-from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import MOST_CLOCK_OFF_S, verdict
+from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
+from p2ptrain.net.relay.reachability import MOST_CLOCK_OFF_S, verdict
 from peer.doctor.findings import Finding, bad, note, ok, skipped
-from peer.lines import size
+from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
 """A guess: more than any network's delay."""
@@ -25,7 +25,7 @@ SLOW_BYTES_S = 64_000.0
 class Observation:
     """What one node saw of us."""
 
-    sight: Sight
+    sight: ReachabilityReport
     clock_ahead_s: float = 0.0
     """How far our clock is ahead of its clock."""
     sent_from: int = 0
@@ -115,11 +115,11 @@ def reach(
     if found is None:
         reasons = dict.fromkeys([*(each.why for each in sights if each.why), *silent])
         return skipped("reach", f"nobody could be asked to dial us{''.join(f'; {why}' for why in reasons)}")
-    tried = [each for each in sights if each.dialed is not Dialed.DECLINED]
+    tried = [each for each in sights if each.dialed is not DialOutcome.DECLINED]
     host = next((address.host_of(each.place) for each in tried if each.place), own)
     if found:
         return ok("reach", f"others can dial us at {host}:{port}")
-    why = next((each.why for each in tried if each.dialed is Dialed.NO and each.why), "nobody answers")
+    why = next((each.why for each in tried if each.dialed is DialOutcome.NO and each.why), "nobody answers")
     if host == own:
         fix = f"Let TCP port {port} in through this machine's firewall, for instance: sudo ufw allow {port}/tcp"
     else:

@@ -2,7 +2,7 @@
 
 Whoever lends a machine decides at any moment how much of it is lent: how fast it may send and receive, how much in a
 month, at which hours, and whether it rests just now. None of this changes the algorithm or is told to others; a peer
-that rests, or has used up its month, has left the swarm in all politeness (``peer.attendance``) and joins it again.
+that rests, or has used up its month, has left the swarm in all politeness (``peer.participation``) and joins it again.
 
 ========  =============================================================================================================
 settings  ``HOME/settings.toml``: its options, their meanings and bounds, in one table

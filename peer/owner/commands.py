@@ -8,11 +8,11 @@ from typing import Any
 
 import click
 
-from p2ptrain.errors import HomeError
-from p2ptrain.outcry import printable
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.logging_setup import printable
 from peer.home import Home, check_no_other
 from peer.owner import status as reports
-from peer.owner.door import NotRunningError, ask
+from peer.owner.control_socket import NotRunningError, ask
 
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 

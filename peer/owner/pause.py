@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from p2ptrain import files
+from p2ptrain.base import files
 
 FILE = "paused.json"
 CONTENT = b'{"paused": true}\n'
 
 
-class Pause:
+class PauseFile:
     """The file of one home. Written by one thread."""
 
     def __init__(self, home: Path) -> None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from p2ptrain import files
-from p2ptrain.errors import HomeError
+from p2ptrain.base import files
+from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
-from p2ptrain.net.rates import LOWEST_RATE
+from p2ptrain.net.throttle import LOWEST_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 MAX_BYTES = 64 << 10

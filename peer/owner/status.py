@@ -11,22 +11,24 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from p2ptrain.outcry import printable
+from p2ptrain.base.logging_setup import printable
 from peer.home import Home
-from peer.lines import size
+from peer.messages import size
 from peer.owner.settings import MBIT, Settings
 from peer.owner.traffic import Month
 
 if TYPE_CHECKING:
-    from peer.attendance import Attendance
-    from peer.record import Record
+    from peer.participation import Participation
+    from peer.session_recorder import SessionRecorder
 
 NOT_RUNNING = "not running"
 SILENT = "does not answer"
 EARLY = "it looks for the run's manifest, or builds the model"
 
 
-def state_of(record: Record | None, attendance: Attendance | None, wish: str, leaving: bool) -> tuple[str, str]:
+def state_of(
+    record: SessionRecorder | None, attendance: Participation | None, wish: str, leaving: bool
+) -> tuple[str, str]:
     """One word for what the peer does, and why as far as that is known here.
 
     Args:
@@ -55,8 +57,8 @@ def state_of(record: Record | None, attendance: Attendance | None, wish: str, le
 def figures(
     *,
     home: Home,
-    record: Record | None,
-    attendance: Attendance | None,
+    record: SessionRecorder | None,
+    attendance: Participation | None,
     admission: str,
     standing: tuple[str, str],
     settings: Settings,

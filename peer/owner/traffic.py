@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from p2ptrain import files
+from p2ptrain.base import files
 
 FILE = "traffic.json"
 KEPT_MONTHS = 24
@@ -38,7 +38,7 @@ def name_of(now: datetime) -> str:
     return f"{now.year:04d}-{now.month:02d}"
 
 
-class Traffic:
+class TrafficCount:
     """The count of one home. Written by one thread."""
 
     def __init__(self, home: Path) -> None:

@@ -18,14 +18,14 @@ import click
 from click.core import ParameterSource
 from rich.console import Console
 
-from p2ptrain.errors import UserError
+from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import PRESETS, parameter_count
-from p2ptrain.page.place import Place, check_place
+from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import FiniteRange
 from peer.testnet import report as reports
-from peer.testnet.conduct import Ending, Means, conduct, page_url
 from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
-from peer.testnet.report import Report
+from peer.testnet.report import TestnetReport
+from peer.testnet.runner import Ending, Means, conduct, page_url
 from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
@@ -95,7 +95,7 @@ def testnet(
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
-        from peer.lab import act_out
+        from lab import act_out
 
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
         return act_out(scenario, changes, stage, place, threads, page or "")
@@ -104,7 +104,7 @@ def testnet(
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH)
     if page is not None:
-        check_place(Place.parse(page))  # before an earlier testnet is replaced
+        check_listen_address(ListenAddress.parse(page))  # before an earlier testnet is replaced
     means = Means(threads, data, tokenizer, page or "")
     with claimed(out):
         plan = lay_out(out, chosen, peers, not no_solo, seed)
@@ -166,9 +166,9 @@ def _conducted(
         raise KeyboardInterrupt from None
 
 
-def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> Report:
+def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> TestnetReport:
     """As without a page, but the page stays, once everything is told, until Ctrl+C: somebody may look at it."""
-    told: list[Report] = []
+    told: list[TestnetReport] = []
 
     async def stay(ending: Ending) -> None:
         told.append(_told(plan, means, ending, watch))
@@ -184,7 +184,7 @@ def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> R
     return _told(plan, means, ending, watch)  # something went wrong: there is nothing to stay for
 
 
-def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> Report:
+def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
     """Put together, written down and printed."""
     watch.close()
     report = _report(plan, means, ending, watch.console)
@@ -193,7 +193,7 @@ def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> Report:
     return report
 
 
-def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Report:
+def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> TestnetReport:
     """Read what the trainers left, and average it."""
     measured, unmeasured = None, ""
     if not ending.troubles:
@@ -205,7 +205,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Repor
                 measured = measure(plan.signed, homes, means.threads, means.data, means.tokenizer)
             except UserError as error:
                 unmeasured = error.problem
-    return Report(
+    return TestnetReport(
         peers=tuple(reports.outcome(each.name, each.home.summary) for each in plan.peers),
         solo=reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None,
         ending=ending,
@@ -217,7 +217,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Repor
     )
 
 
-def _show(report: Report, plan: Plan, console: Console) -> None:
+def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
     console.print(reports.table(report))
     for line in reports.comparison(report):
         console.print(line, markup=False, soft_wrap=True)

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain import checkpoint
+from p2ptrain.base.errors import HomeError
 from p2ptrain.data import open_corpus
-from p2ptrain.errors import HomeError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train import Sampling, generate_text, validation_loss
 from peer.home import Home, cache_directory
@@ -21,7 +21,7 @@ from peer.model import mean, model_of
 from peer.testnet.report import Measured
 
 HELD_OUT_TOKENS = 65_536
-"""Read for the averaged model's loss: as many as the peers read for their own (``peer.record``)."""
+"""Read for the averaged model's loss: as many as the peers read for their own (``peer.session_recorder``)."""
 SAMPLE_TOKENS = 400
 """A few lines of bytes. A guess at what people like to look at."""
 PROMPT = "\n"

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.errors import HomeError, ManifestError
-from p2ptrain.files import cause
-from p2ptrain.ids import PeerId
+from p2ptrain.base.errors import HomeError, ManifestError
+from p2ptrain.base.files import cause
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import (
     MANIFEST_FILE,
     SIGNED_FILE,
@@ -52,7 +52,7 @@ _NO_AUTHOR = "00" * 32
 
 
 @dataclass(frozen=True, slots=True)
-class Trainer:
+class TrainerProcess:
     """One process that trains."""
 
     name: str
@@ -71,8 +71,8 @@ class Plan:
 
     out: Path
     signed: SignedManifest
-    peers: tuple[Trainer, ...]
-    solo: Trainer | None
+    peers: tuple[TrainerProcess, ...]
+    solo: TrainerProcess | None
 
     @property
     def run(self) -> Path:
@@ -87,7 +87,7 @@ class Plan:
         return self.out / "summary.json"
 
     @property
-    def trainers(self) -> tuple[Trainer, ...]:
+    def trainers(self) -> tuple[TrainerProcess, ...]:
         return (*self.peers, self.solo) if self.solo else self.peers
 
 
@@ -200,10 +200,10 @@ def _write_run(directory: Path, manifest: Manifest, changes: Mapping[str, Any]) 
     return sign_run(directory).signed
 
 
-def _trainer(out: Path, name: str) -> Trainer:
+def _trainer(out: Path, name: str) -> TrainerProcess:
     """The identity is made here, so that the display can tell names and not only ids."""
     home = Home(out / name)
-    return Trainer(name, home, Identity.load_or_create(home.identity).peer_id)
+    return TrainerProcess(name, home, Identity.load_or_create(home.identity).peer_id)
 
 
 def _unwritable(place: Path, error: OSError) -> HomeError:

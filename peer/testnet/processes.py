@@ -1,6 +1,6 @@
 """Children of a testnet: processes that write to a log, outlive no one, and are ended by their own ids alone.
 
-When the testnet dies by SIGKILL they save and leave as if their owner had asked (``p2ptrain.launcher``).
+When the testnet dies by SIGKILL they save and leave as if their owner had asked (``p2ptrain.base.launcher``).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from p2ptrain.launcher import launched
+from p2ptrain.base.launcher import launched
 
 Wrap = Callable[..., Sequence[str]]
 

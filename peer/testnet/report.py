@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.table import Table
 
-from peer.lines import size
+from peer.messages import size
 
 if TYPE_CHECKING:
-    from peer.testnet.conduct import Ending
+    from peer.testnet.runner import Ending
 
 LEARNED = 0.97
 """A peer learned when its held-out loss fell below this share of the first. A guess: over the first 2 % of the demo it
@@ -31,7 +31,7 @@ HEADINGS = ("loss first", "-> last", "tokens", "tokens/s", "exchanges", "failed"
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class TrainerFigures:
     """One trainer's figures, as its summary.json tells them."""
 
     id: str
@@ -55,11 +55,11 @@ class Figures:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainerOutcome:
     """What became of one trainer."""
 
     name: str
-    figures: Figures | None
+    figures: TrainerFigures | None
     """None: it wrote no summary."""
     finished: bool = False
     """It reached the run's end."""
@@ -82,11 +82,11 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TestnetReport:
     """Everything about a testnet that is over."""
 
-    peers: tuple[Outcome, ...]
-    solo: Outcome | None
+    peers: tuple[TrainerOutcome, ...]
+    solo: TrainerOutcome | None
     ending: Ending
     measured: Measured | None
     """None: there was nothing to average."""
@@ -121,16 +121,16 @@ class Report:
         return self.measured.averaged_val_loss / self.solo.figures.val_loss_last
 
 
-def outcome(name: str, summary: Path) -> Outcome:
+def outcome(name: str, summary: Path) -> TrainerOutcome:
     """Read what a trainer left."""
     try:
         document = json.loads(summary.read_bytes())
-        return Outcome(name, Figures.of(document), bool(document["finished"]), str(document["why"]))
+        return TrainerOutcome(name, TrainerFigures.of(document), bool(document["finished"]), str(document["why"]))
     except (OSError, ValueError, KeyError, TypeError):
-        return Outcome(name, None)
+        return TrainerOutcome(name, None)
 
 
-def _faults(each: Outcome, ending: Ending) -> list[str]:
+def _faults(each: TrainerOutcome, ending: Ending) -> list[str]:
     """What went wrong with one trainer, its exchanges aside."""
     if any(trouble.startswith(f"{each.name} ended") for trouble in ending.troubles):
         return []  # told already, with its last words
@@ -151,7 +151,7 @@ def _faults(each: Outcome, ending: Ending) -> list[str]:
     return found
 
 
-def summary(report: Report) -> dict[str, Any]:
+def summary(report: TestnetReport) -> dict[str, Any]:
     """What ``summary.json`` says; what was not measured is null."""
     measured, solo = report.measured, report.solo
     return _finite(
@@ -183,7 +183,7 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def table(report: Report) -> Table:
+def table(report: TestnetReport) -> Table:
     """One row a trainer."""
     shown = Table(title="held-out loss in nats a token")
     shown.add_column("")
@@ -204,7 +204,7 @@ def table(report: Report) -> Table:
     return shown
 
 
-def _cells(figures: Figures | None) -> Sequence[str]:
+def _cells(figures: TrainerFigures | None) -> Sequence[str]:
     if figures is None:
         return ["no summary"]
     return [
@@ -220,7 +220,7 @@ def _cells(figures: Figures | None) -> Sequence[str]:
     ]
 
 
-def comparison(report: Report) -> list[str]:
+def comparison(report: TestnetReport) -> list[str]:
     """The averaged model against the solo run, and how far the peers are apart."""
     measured, solo = report.measured, report.solo
     if measured is None:

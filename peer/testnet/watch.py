@@ -16,9 +16,9 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from p2ptrain.ids import PeerId, short
-from peer.lines import duration, size
-from peer.testnet.plan import Trainer
+from p2ptrain.base.ids import PeerId, short
+from peer.messages import duration, size
+from peer.testnet.plan import TrainerProcess
 
 PLAIN_PERIOD_S = 10.0
 """Without a terminal, a line per process this often: a log should be readable afterwards."""
@@ -28,7 +28,7 @@ LAST_CHARACTERS = 48
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class TrainerProgress:
     """How one trainer gets on, as far as its event log tells."""
 
     begun: bool = False
@@ -45,7 +45,7 @@ class View:
     """The last thing worth a word."""
 
 
-def noted(view: View, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> View:
+def noted(view: TrainerProgress, note: Mapping[str, Any], names: Mapping[PeerId, str]) -> TrainerProgress:
     """The view after one more line of the event log."""
     match note:
         case {"kind": "progress"}:
@@ -88,7 +88,7 @@ def _name(peer: str, names: Mapping[PeerId, str]) -> str:
     return names.get(PeerId(peer), short(peer))
 
 
-def described(view: View) -> str:
+def described(view: TrainerProgress) -> str:
     """``34 %, loss 2.310, 1,203 tokens/s, 12 exchanges; exchanged with peer-2: 12 ms, 715.4 kB``."""
     if math.isnan(view.loss):  # before the first outer step there is nothing to tell
         return view.last
@@ -130,19 +130,19 @@ def _parsed(line: bytes) -> Any:
 class Watch:
     """All trainers' views, and the screen. Use as a context manager; it leaves the terminal as it found it."""
 
-    trainers: Sequence[Trainer]
+    trainers: Sequence[TrainerProcess]
     console: Console
-    views: dict[str, View] = field(init=False)
+    views: dict[str, TrainerProgress] = field(init=False)
     heard_at: float = field(init=False)
     """When a trainer last noted anything, on the monotonic clock."""
     _tails: dict[str, Tail] = field(init=False)
     _names: dict[PeerId, str] = field(init=False)
     _bars: Progress = field(init=False)
     _told_at: float = field(init=False)
-    _told: dict[str, View] = field(init=False)
+    _told: dict[str, TrainerProgress] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.views = {trainer.name: View() for trainer in self.trainers}
+        self.views = {trainer.name: TrainerProgress() for trainer in self.trainers}
         self.heard_at = self._told_at = time.monotonic()
         self._told = {}
         self._tails = {trainer.name: Tail(trainer.home.events) for trainer in self.trainers}

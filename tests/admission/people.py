@@ -8,8 +8,8 @@ from typing import Any
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from p2ptrain import statements
-from p2ptrain.admission import Badge, Invite, Refusal, Register, Rulings, Ticket
-from p2ptrain.ids import PeerId, RunId, peer_of
+from p2ptrain.admission import AccessList, Certificate, Invite, InviteCredential, InviteRegister, Refusal
+from p2ptrain.base.ids import PeerId, RunId, peer_of
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 AUTHOR = Ed25519PrivateKey.from_private_bytes(bytes(range(32)))
@@ -37,20 +37,26 @@ WITNESS, GUEST, STRANGER = map(somebody, (1, 2, 3))
 PUBLIC = AUTHOR.public_key().public_bytes_raw()
 
 
-def ticket(uses: int = 1, expires_at: int = NOW + DAY, number: int = 9, author: Ed25519PrivateKey = AUTHOR) -> Ticket:
+def ticket(
+    uses: int = 1, expires_at: int = NOW + DAY, number: int = 9, author: Ed25519PrivateKey = AUTHOR
+) -> InviteCredential:
     key = somebody(number).key
     blank = Invite(key.public_key().public_bytes_raw(), expires_at, uses, (WITNESS.peer,))
-    return Ticket(blank.signed(RUN, author), key.private_bytes_raw())
+    return InviteCredential(blank.signed(RUN, author), key.private_bytes_raw())
 
 
-def badge(guest: Somebody = GUEST, by: Ticket | None = None, at: int = NOW, witness: Somebody = WITNESS) -> Badge:
+def badge(
+    guest: Somebody = GUEST, by: InviteCredential | None = None, at: int = NOW, witness: Somebody = WITNESS
+) -> Certificate:
     """As a witness gives one, at a time of the test's choice."""
     by = by or ticket(uses=1000)
     introduction = by.introduce(RUN, guest.peer)
-    answer = Register(RUN, witness.peer).admit(by.invite, guest.peer, introduction, Rulings(), at, witness.state)
+    answer = InviteRegister(RUN, witness.peer).admit(
+        by.invite, guest.peer, introduction, AccessList(), at, witness.state
+    )
     assert not isinstance(answer, Refusal), answer
-    return Badge(by.invite, guest.peer, introduction, witness.peer, *answer)
+    return Certificate(by.invite, guest.peer, introduction, witness.peer, *answer)
 
 
-def rulings(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> Rulings:
-    return Rulings(serial, NOW, **names).signed(RUN, author)
+def rulings(serial: int = 1, author: Ed25519PrivateKey = AUTHOR, **names: tuple[Any, ...]) -> AccessList:
+    return AccessList(serial, NOW, **names).signed(RUN, author)

@@ -7,10 +7,10 @@ import dataclasses
 import pytest
 from people import DAY, GUEST, NOW, STRANGER, badge, rulings, ticket
 
-from p2ptrain.admission import Badge, Refusal, Rulings, refusal, remedy
+from p2ptrain.admission import AccessList, Certificate, Refusal, refusal, remedy
 from p2ptrain.framing import MAX_IDENTIFIER_CHARS
 
-NONE = Rulings()
+NONE = AccessList()
 REVOKED = rulings(revoked=(ticket().invite.id,))
 
 
@@ -33,7 +33,7 @@ REVOKED = rulings(revoked=(ticket().invite.id,))
         ("invite", rulings(revoked=("0" * 16,)), badge(), None),
     ],
 )
-def test_who_is_admitted(policy: str, said: Rulings, shown: Badge | None, why: Refusal | None) -> None:
+def test_who_is_admitted(policy: str, said: AccessList, shown: Certificate | None, why: Refusal | None) -> None:
     assert refusal(policy, said, GUEST.peer, shown, NOW) is why
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, badge, rulings, somebody, ticket
 
-from p2ptrain.admission import Badge, Gate, Refusal, Register, Rulings
+from p2ptrain.admission import AccessList, Certificate, Gate, InviteRegister, Refusal
 from p2ptrain.admission import gate as gate_module
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 
-NONE = Rulings()
+NONE = AccessList()
 
 
 def gate(policy: str = "invite") -> Gate:
@@ -64,19 +64,19 @@ def test_memory_of_badges_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [door.counts(each.peer, NOW) for each in crowd] == [False, False, True, True, True]
 
 
-def ask(register: Register, guest=GUEST, by=None, now: float = NOW, said: Rulings = NONE):
+def ask(register: InviteRegister, guest=GUEST, by=None, now: float = NOW, said: AccessList = NONE):
     by = by or ticket()
     introduction = by.introduce(RUN, guest.peer)
     return register.admit(by.invite, guest.peer, introduction, said, now, WITNESS.state)
 
 
-def register() -> Register:
-    return Register(RUN, WITNESS.peer)
+def register() -> InviteRegister:
+    return InviteRegister(RUN, WITNESS.peer)
 
 
 def test_what_a_witness_signs_makes_a_badge() -> None:
     at, attestation = ask(register())
-    shown = Badge(ticket().invite, GUEST.peer, ticket().introduce(RUN, GUEST.peer), WITNESS.peer, at, attestation)
+    shown = Certificate(ticket().invite, GUEST.peer, ticket().introduce(RUN, GUEST.peer), WITNESS.peer, at, attestation)
     assert gate().refusal(GUEST.peer, shown.encode(), NOW) is None
 
 
@@ -90,7 +90,7 @@ def test_uses_are_counted_and_who_asks_again_is_no_new_use() -> None:
 
 
 def test_an_invite_in_a_full_register_goes_on_counting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("p2ptrain.admission.witness.MAX_INVITES", 1)
+    monkeypatch.setattr("p2ptrain.admission.issuer.MAX_INVITES", 1)
     book, twice = register(), ticket(uses=2)
     assert ask(book, by=twice) is not Refusal.USED_UP
     assert ask(book, STRANGER, by=twice) is not Refusal.USED_UP
@@ -100,19 +100,19 @@ def test_an_invite_in_a_full_register_goes_on_counting(monkeypatch: pytest.Monke
 def test_uses_survive_a_restart() -> None:
     book = register()
     first = ask(book)
-    again = Register.decode(book.encode(), RUN, WITNESS.peer)
+    again = InviteRegister.decode(book.encode(), RUN, WITNESS.peer)
     assert ask(again, STRANGER) is Refusal.USED_UP
     assert ask(again) == first
     for damaged in (b"", b"{}", b'{"run": "x"}', book.encode()[:-5], b'{"run": "%s", "invites": 5}' % RUN.encode()):
         with pytest.raises(ValueError, match=r"damaged|another run|Expecting|delimiter"):
-            Register.decode(damaged, RUN, WITNESS.peer)
+            InviteRegister.decode(damaged, RUN, WITNESS.peer)
 
 
 def test_a_witness_says_no() -> None:
     assert ask(register(), now=NOW + DAY + 1) is Refusal.LATE
     assert ask(register(), said=rulings(banned=(GUEST.peer,))) is Refusal.BANNED
     assert ask(register(), said=rulings(revoked=(ticket().invite.id,))) is Refusal.REVOKED
-    assert ask(Register(RUN, STRANGER.peer)) is Refusal.NOT_GENUINE  # the invite names another
+    assert ask(InviteRegister(RUN, STRANGER.peer)) is Refusal.NOT_GENUINE  # the invite names another
     stolen = ticket().introduce(RUN, GUEST.peer)  # seen in a badge, and used for another name
     answer = register().admit(ticket().invite, STRANGER.peer, stolen, NONE, NOW, WITNESS.state)
     assert answer is Refusal.NOT_GENUINE

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from people import DAY, GUEST, NOW, RUN, STRANGER, WITNESS
 
-from p2ptrain.admission import Ticket, office
-from p2ptrain.errors import AdmissionError
+from p2ptrain.admission import InviteCredential, author
+from p2ptrain.base.errors import AdmissionError
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, sign_run
 
 Run = tuple[Path, SignedManifest]
@@ -20,57 +20,57 @@ def link_to(signed: SignedManifest, *peers: str) -> JoinLink:
 
 def test_an_invite_names_the_nodes_of_the_link_as_witnesses(private_run: Run) -> None:
     run, signed = private_run
-    link, issued = office.invite(run, link_to(signed, WITNESS.peer, GUEST.peer, WITNESS.peer), DAY, 3, NOW)
-    read = Ticket.parse(JoinLink.parse(str(link)).invite, signed.run_id, office.author_of(signed))
+    link, issued = author.invite(run, link_to(signed, WITNESS.peer, GUEST.peer, WITNESS.peer), DAY, 3, NOW)
+    read = InviteCredential.parse(JoinLink.parse(str(link)).invite, signed.run_id, author.author_of(signed))
     assert read.invite == issued
     assert (issued.witnesses, issued.uses, issued.expires_at) == ((WITNESS.peer, GUEST.peer), 3, NOW + DAY)
-    another, _ = office.invite(run, link_to(signed), DAY, 3, NOW)
+    another, _ = author.invite(run, link_to(signed), DAY, 3, NOW)
     assert another.invite != link.invite
 
 
 def test_rulings_grow_and_the_newest_wins(private_run: Run) -> None:
     run, signed = private_run
-    assert office.load_rulings(run / office.RULINGS_FILE, signed) is None
-    first = office.admit(run, [GUEST.peer], NOW)
-    second = office.revoke(run, [STRANGER.peer, "ab" * 8], NOW)  # in the same second
+    assert author.load_access_list(run / author.RULINGS_FILE, signed) is None
+    first = author.admit(run, [GUEST.peer], NOW)
+    second = author.revoke(run, [STRANGER.peer, "ab" * 8], NOW)  # in the same second
     assert second.serial > first.serial
     assert (second.admitted, second.banned, second.revoked) == ((GUEST.peer,), (STRANGER.peer,), ("ab" * 8,))
-    assert office.load_rulings(run / office.RULINGS_FILE, signed) == second
-    third = office.revoke(run, [GUEST.peer], NOW - DAY)  # the clock was set back
+    assert author.load_access_list(run / author.RULINGS_FILE, signed) == second
+    third = author.revoke(run, [GUEST.peer], NOW - DAY)  # the clock was set back
     assert third.serial > second.serial
     assert third.admitted == ()
-    assert office.admit(run, [STRANGER.peer], NOW).banned == (GUEST.peer,)
+    assert author.admit(run, [STRANGER.peer], NOW).banned == (GUEST.peer,)
 
 
 def test_the_same_ruling_twice_writes_nothing(private_run: Run) -> None:
     run, _ = private_run
-    assert office.admit(run, [GUEST.peer], NOW) == office.admit(run, [GUEST.peer], NOW + 5)
+    assert author.admit(run, [GUEST.peer], NOW) == author.admit(run, [GUEST.peer], NOW + 5)
 
 
 def test_what_is_refused(private_run: Run, tmp_path: Path) -> None:
     run, signed = private_run
     with pytest.raises(AdmissionError, match="no peer id"):
-        office.admit(run, ["ab" * 8], NOW)
+        author.admit(run, ["ab" * 8], NOW)
     with pytest.raises(AdmissionError, match="1 to 1,000 peers, not 0"):
-        office.invite(run, link_to(signed), DAY, 0, NOW)
+        author.invite(run, link_to(signed), DAY, 0, NOW)
     with pytest.raises(AdmissionError, match="The link is to run"):
-        office.invite(run, JoinLink(RUN, link_to(signed).addresses), DAY, 1, NOW)
-    (run / office.RULINGS_FILE).write_bytes(b"nothing")
+        author.invite(run, JoinLink(RUN, link_to(signed).addresses), DAY, 1, NOW)
+    (run / author.RULINGS_FILE).write_bytes(b"nothing")
     with pytest.raises(AdmissionError, match="holds no rulings"):
-        office.revoke(run, [GUEST.peer], NOW)
+        author.revoke(run, [GUEST.peer], NOW)
     create_run(tmp_path / "open", "demo")
     sign_run(tmp_path / "open")
     with pytest.raises(AdmissionError, match="is open"):
-        office.admit(tmp_path / "open", [GUEST.peer], NOW)
+        author.admit(tmp_path / "open", [GUEST.peer], NOW)
     create_run(tmp_path / "listed", "demo", {"admission.policy": "allowlist"})
     listed = sign_run(tmp_path / "listed").signed
     with pytest.raises(AdmissionError, match="no invites"):
-        office.invite(tmp_path / "listed", link_to(listed), DAY, 1, NOW)
+        author.invite(tmp_path / "listed", link_to(listed), DAY, 1, NOW)
 
 
 def test_too_many_names(private_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run, _ = private_run
     monkeypatch.setattr("p2ptrain.admission.records.MAX_RULINGS", 1)
-    office.admit(run, [GUEST.peer], NOW)
+    author.admit(run, [GUEST.peer], NOW)
     with pytest.raises(AdmissionError, match="would have 2 names"):
-        office.admit(run, [STRANGER.peer], NOW)
+        author.admit(run, [STRANGER.peer], NOW)

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from people import AUTHOR, DAY, GUEST, NOW, OTHER_RUN, PUBLIC, RUN, STRANGER, WITNESS, badge, rulings, somebody, ticket
 
-from p2ptrain.admission import MAX_RULINGS_BYTES, Badge, Invite, Rulings, Ticket, records
+from p2ptrain.admission import MAX_RULINGS_BYTES, AccessList, Certificate, Invite, InviteCredential, records
 from p2ptrain.admission.records import MAX_RULINGS, MAX_WITNESSES
-from p2ptrain.errors import JoinLinkError, RemoteError
+from p2ptrain.base.errors import JoinLinkError, RemoteError
 from p2ptrain.framing import MAX_BADGE_BYTES
 from p2ptrain.manifest import JoinLink
 from p2ptrain.statements import packed, unpacked
@@ -22,10 +22,10 @@ ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
 
 
 def test_they_read_back() -> None:
-    assert Badge.decode(badge().encode(), RUN, PUBLIC) == badge()
+    assert Certificate.decode(badge().encode(), RUN, PUBLIC) == badge()
     named = rulings(admitted=(GUEST.peer,), banned=(STRANGER.peer,), revoked=("0" * 16,))
-    assert Rulings.decode(named.encode(), RUN, PUBLIC) == named
-    assert Ticket.parse(str(ticket()), RUN, PUBLIC) == ticket()
+    assert AccessList.decode(named.encode(), RUN, PUBLIC) == named
+    assert InviteCredential.parse(str(ticket()), RUN, PUBLIC) == ticket()
 
 
 def test_a_ticket_travels_in_a_link() -> None:
@@ -34,7 +34,7 @@ def test_a_ticket_travels_in_a_link() -> None:
     assert ticket().secret.hex() not in repr(link) + repr(ticket())
 
 
-Forge = Callable[[Badge], Badge]
+Forge = Callable[[Certificate], Certificate]
 
 
 @pytest.mark.parametrize(
@@ -60,28 +60,28 @@ Forge = Callable[[Badge], Badge]
 def test_no_badge_can_be_forged(forge: Forge, request: pytest.FixtureRequest) -> None:
     forged = forge(badge()).encode()
     if "control" in request.node.callspec.id:
-        assert Badge.decode(forged, RUN, PUBLIC).peer == GUEST.peer
+        assert Certificate.decode(forged, RUN, PUBLIC).peer == GUEST.peer
         return
     with pytest.raises(RemoteError):
-        Badge.decode(forged, RUN, PUBLIC)
+        Certificate.decode(forged, RUN, PUBLIC)
 
 
 def test_a_guest_cannot_date_a_badge_of_its_own_back() -> None:
     """It holds the invite's key, and it may be a witness's peer of another invite: only the named witness counts."""
     held = ticket()
     invite = dataclasses.replace(held.invite, witnesses=(WITNESS.peer,))
-    own = Badge(invite, GUEST.peer, held.introduce(RUN, GUEST.peer), WITNESS.peer, NOW, bytes(64))
+    own = Certificate(invite, GUEST.peer, held.introduce(RUN, GUEST.peer), WITNESS.peer, NOW, bytes(64))
     signed = GUEST.state(b"p2ptrain witness 1", [RUN, invite.key, GUEST.peer, NOW])
     with pytest.raises(RemoteError):
-        Badge.decode(dataclasses.replace(own, attestation=signed).encode(), RUN, PUBLIC)
+        Certificate.decode(dataclasses.replace(own, attestation=signed).encode(), RUN, PUBLIC)
 
 
 def test_nothing_passes_for_another_run() -> None:
-    for kind, body in ((Badge, badge().encode()), (Rulings, rulings().encode())):
+    for kind, body in ((Certificate, badge().encode()), (AccessList, rulings().encode())):
         with pytest.raises(RemoteError):
             kind.decode(body, OTHER_RUN, PUBLIC)
     with pytest.raises(JoinLinkError, match="cannot be used"):
-        Ticket.parse(str(ticket()), OTHER_RUN, PUBLIC)
+        InviteCredential.parse(str(ticket()), OTHER_RUN, PUBLIC)
 
 
 def test_a_statement_for_one_purpose_is_none_for_another() -> None:
@@ -89,7 +89,7 @@ def test_a_statement_for_one_purpose_is_none_for_another() -> None:
     fields = [1, NOW, [], [], []]
     signature = somebody(9).state(b"p2ptrain invite 1", [RUN, *fields])
     with pytest.raises(RemoteError):
-        Rulings.decode(packed([*fields, signature]), RUN, somebody(9).key.public_key().public_bytes_raw())
+        AccessList.decode(packed([*fields, signature]), RUN, somebody(9).key.public_key().public_bytes_raw())
 
 
 @settings(max_examples=60, deadline=None)
@@ -98,17 +98,17 @@ def test_one_bit_off_and_it_is_refused(data: st.DataObject) -> None:
     body = bytearray(badge().encode())
     body[data.draw(st.integers(0, len(body) - 1))] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(RemoteError):
-        Badge.decode(bytes(body), RUN, PUBLIC)
+        Certificate.decode(bytes(body), RUN, PUBLIC)
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.binary(max_size=700))
 def test_any_bytes_are_refused(body: bytes) -> None:
-    for kind in (Badge, Rulings):
+    for kind in (Certificate, AccessList):
         with pytest.raises(RemoteError):
             kind.decode(body, RUN, PUBLIC)
     with pytest.raises(JoinLinkError):
-        Ticket.parse(base64.urlsafe_b64encode(body).decode().rstrip("="), RUN, PUBLIC)
+        InviteCredential.parse(base64.urlsafe_b64encode(body).decode().rstrip("="), RUN, PUBLIC)
 
 
 def test_one_spelling_only() -> None:
@@ -131,12 +131,12 @@ def test_the_largest_fit_their_caps() -> None:
     crowd = tuple(somebody(number).peer for number in range(10, 10 + MAX_WITNESSES))
     key = somebody(9).key
     invite = Invite(key.public_key().public_bytes_raw(), 2**53, 1000, (WITNESS.peer, *crowd[1:])).signed(RUN, AUTHOR)
-    largest = badge(by=Ticket(invite, key.private_bytes_raw()), at=2**40)
+    largest = badge(by=InviteCredential(invite, key.private_bytes_raw()), at=2**40)
     assert len(largest.encode()) <= MAX_BADGE_BYTES
-    assert Badge.decode(largest.encode(), RUN, PUBLIC) == largest
-    full = Rulings(1, NOW, admitted=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
+    assert Certificate.decode(largest.encode(), RUN, PUBLIC) == largest
+    full = AccessList(1, NOW, admitted=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
     assert len(full.encode()) <= MAX_RULINGS_BYTES
-    assert Rulings.decode(full.encode(), RUN, PUBLIC) == full
+    assert AccessList.decode(full.encode(), RUN, PUBLIC) == full
     with pytest.raises(ValueError, match="1001 names"):
         dataclasses.replace(full, revoked=("0" * 16,)).signed(RUN, AUTHOR)
 
@@ -144,17 +144,17 @@ def test_the_largest_fit_their_caps() -> None:
 @pytest.mark.parametrize("spoil", [lambda text: text[:-3], lambda text: text[:-1] + "!", lambda text: "A" + text[1:]])
 def test_a_ticket_that_was_mangled(spoil: Callable[[str], str]) -> None:
     with pytest.raises(JoinLinkError):
-        Ticket.parse(spoil(str(ticket())), RUN, PUBLIC)
+        InviteCredential.parse(spoil(str(ticket())), RUN, PUBLIC)
 
 
 def test_of_forged_rulings_no_name_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     """To check a thousand takes thirty times as long as to see that the author did not sign them."""
     looked: list[object] = []
     monkeypatch.setattr(records, "_is_peer", lambda value: looked.append(value) or True)
-    full = Rulings(1, NOW, banned=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
+    full = AccessList(1, NOW, banned=(GUEST.peer,) * MAX_RULINGS).signed(RUN, AUTHOR)
     for forged in (dataclasses.replace(full, signature=bytes(64)), dataclasses.replace(full, issued_at=NOW + 1)):
         with pytest.raises(RemoteError):
-            Rulings.decode(forged.encode(), RUN, PUBLIC)
+            AccessList.decode(forged.encode(), RUN, PUBLIC)
     assert looked == []
-    assert Rulings.decode(full.encode(), RUN, PUBLIC) == full
+    assert AccessList.decode(full.encode(), RUN, PUBLIC) == full
     assert len(looked) == MAX_RULINGS

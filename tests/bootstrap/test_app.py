@@ -16,26 +16,26 @@ from click.testing import CliRunner
 
 from bootstrap import app, cli
 from bootstrap.swarm_view import SwarmView
-from p2ptrain.admission.office import LINK_FILE
-from p2ptrain.errors import JoinLinkError
+from p2ptrain.admission.author import LINK_FILE
+from p2ptrain.base.errors import JoinLinkError
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net.address import with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.relay import NO_RELAY, RelayLimits
+from p2ptrain.net.relay.relay import NO_RELAY, RelayLimits
+from p2ptrain.net.throttle import Throttles
 
 HERE = "/ip4/8.8.8.8/tcp/31337"
 
 
-def place(folder: Path, **chosen: Any) -> app.Place:
-    return app.Place(folder / "run", folder / "home", (HERE,), (), False, **chosen)
+def place(folder: Path, **chosen: Any) -> app.BootstrapOptions:
+    return app.BootstrapOptions(folder / "run", folder / "home", (HERE,), (), False, **chosen)
 
 
 def test_a_swarm_on_one_machine_listens_where_it_did_if_nobody_else_does(tmp_path: Path) -> None:
     """Links that were passed on stay good."""
     me = Identity.load_or_create(tmp_path / "identity.key").peer_id
-    here = app.Place(tmp_path, tmp_path, (app.LOCAL_LISTEN,), (), local=True)
+    here = app.BootstrapOptions(tmp_path, tmp_path, (app.LOCAL_LISTEN,), (), local=True)
     assert app.as_before(here, me) == here.listen
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -78,7 +78,7 @@ def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(
 def test_caps_are_for_all_services_together(
     signed: SignedManifest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got: dict[str, Rates] = {}
+    got: dict[str, Throttles] = {}
     limits: list[RelayLimits] = []
 
     def service(name: str, at: int) -> Callable[..., Any]:
@@ -102,14 +102,14 @@ def test_caps_are_for_all_services_together(
     cache, view = PeerCache(tmp_path / "peers.json"), SwarmView(signed)
 
     class Door:
-        async def serve(self, node: object, rates: Rates) -> Any:
+        async def serve(self, node: object, rates: Throttles) -> Any:
             got["door"] = rates
             return SimpleNamespace(close=nothing)
 
         async def watch(self, node: object) -> None:
             await asyncio.sleep(1e6)
 
-    def attended(where: app.Place) -> None:
+    def attended(where: app.BootstrapOptions) -> None:
         got.clear()
         died: Any = SimpleNamespace(died=nothing)
         asyncio.run(
@@ -135,13 +135,13 @@ def test_the_directory_is_under_its_caps_too(
         started.append(arguments)
 
     monkeypatch.setattr(app.Node, "start", start)
-    rates, cache = Rates(), PeerCache(tmp_path / "peers.json")
+    rates, cache = Throttles(), PeerCache(tmp_path / "peers.json")
     asyncio.run(app._start(place(tmp_path), (), signed, cast(Any, None), cache, rates))
     assert [each["rates"] for each in started] == [rates]
 
 
 def test_the_command_line_takes_the_caps_of_a_peers_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[app.Place] = []
+    ran: list[app.BootstrapOptions] = []
     monkeypatch.setattr(app, "run", lambda where, say: ran.append(where))
 
     def called(*options: str) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from people import GUEST, STRANGER
 
-from bootstrap.doorman import LOOK_EVERY_S, Doorman, doorman_of
-from p2ptrain.admission import Refusal, Rulings, office
-from p2ptrain.errors import AdmissionError, HomeError
+from bootstrap.admission_server import LOOK_EVERY_S, AdmissionServer, doorman_of
+from p2ptrain.admission import AccessList, Refusal, author
+from p2ptrain.base.errors import AdmissionError, HomeError
 from p2ptrain.manifest import KEY_FILE, JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
 from p2ptrain.net.identity import Identity
@@ -33,8 +33,10 @@ class Stage:
     def signed(self) -> SignedManifest:
         return load_run(self.run)
 
-    def doorman(self) -> Doorman:
-        return Doorman(self.run, self.home, self.signed, self.identity, lambda tag, text: self.said.append(text))
+    def doorman(self) -> AdmissionServer:
+        return AdmissionServer(
+            self.run, self.home, self.signed, self.identity, lambda tag, text: self.said.append(text)
+        )
 
     @property
     def node(self) -> Any:
@@ -47,7 +49,7 @@ class Stage:
         self.stored[subkey] = SimpleNamespace(value=value, expiration_time=until)
         return True
 
-    def watch(self, doorman: Doorman, acts: Any = lambda: None) -> None:
+    def watch(self, doorman: AdmissionServer, acts: Any = lambda: None) -> None:
         async def main() -> None:
             watching = asyncio.create_task(doorman.watch(self.node))
             await asyncio.sleep(1.0)
@@ -85,7 +87,7 @@ def test_where_the_key_is_elsewhere_it_says_how_guests_come_from_there(tmp_path:
 def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     doorman = stage.doorman()
-    stage.watch(doorman, lambda: office.revoke(stage.run, [GUEST.peer], time.time()))
+    stage.watch(doorman, lambda: author.revoke(stage.run, [GUEST.peer], time.time()))
     assert doorman.gate.rulings.banned == (GUEST.peer,)
     assert list(stage.stored) == [doorman.gate.rulings.serial]
     assert "1 banned" in stage.said[-1]
@@ -94,9 +96,9 @@ def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:
 
 def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    office.revoke(stage.run, [GUEST.peer], time.time())
+    author.revoke(stage.run, [GUEST.peer], time.time())
     doorman = stage.doorman()
-    file = stage.run / office.RULINGS_FILE
+    file = stage.run / author.RULINGS_FILE
     stage.watch(doorman, lambda: file.write_bytes(b"half of"))
     assert doorman.gate.rulings.banned == (GUEST.peer,)
     assert "still counts" in stage.said[-1]
@@ -106,21 +108,21 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
 
 def test_an_author_who_begins_anew_gets_the_swarms_rulings(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
-    rulings: Rulings = office.revoke(stage.run, [GUEST.peer], time.time())
-    file = stage.run / office.RULINGS_FILE
+    rulings: AccessList = author.revoke(stage.run, [GUEST.peer], time.time())
+    file = stage.run / author.RULINGS_FILE
     file.unlink()
     asyncio.run(stage.store("", rulings.encode(), time.time() + 3000.0, rulings.serial))
     stage.watch(stage.doorman())
-    assert office.load_rulings(file, stage.signed) == rulings
-    later = office.admit(stage.run, [STRANGER.peer], time.time())
+    assert author.load_access_list(file, stage.signed) == rulings
+    later = author.admit(stage.run, [STRANGER.peer], time.time())
     assert later.banned == (GUEST.peer,)
 
 
 def test_a_use_outlasts_a_crash(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     address = f"/ip4/203.0.113.7/tcp/1/p2p/{stage.identity.peer_id}"
-    link, issued = office.invite(stage.run, JoinLink(stage.signed.run_id, (address,)), 3600, 1, time.time())
-    ticket = office.Ticket.parse(link.invite, stage.signed.run_id, office.author_of(stage.signed))
+    link, issued = author.invite(stage.run, JoinLink(stage.signed.run_id, (address,)), 3600, 1, time.time())
+    ticket = author.Ticket.parse(link.invite, stage.signed.run_id, author.author_of(stage.signed))
 
     def come(guest: Any) -> list[Any]:
         introduction = ticket.introduce(stage.signed.run_id, guest.peer)

@@ -17,15 +17,15 @@ from typing import Any, cast
 
 import pytest
 
+from bootstrap.aggregates import MOST_TIMES, SUMMED
 from bootstrap.app import same_ports
-from bootstrap.sums import MOST_TIMES, SUMMED
+from bootstrap.sample_rotation import HELD_S
 from bootstrap.swarm_view import CURVE_S, KEPT_S, MOST_SERIALS, POLL_S, SILENT_S, SwarmView
-from bootstrap.texts import HELD_S
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
-from p2ptrain.net.figures_service import Teller, Telling
+from p2ptrain.net.figures_service import FiguresService, Telling
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.page.metrics import exposition
 from p2ptrain.page.view import MOST_CURVES, MOST_PEERS
@@ -313,7 +313,7 @@ Handler = Callable[[Link], Awaitable[None]]
 
 
 def answering(telling: Callable[[], Telling | None]) -> Handler:
-    return Teller(telling).answer
+    return FiguresService(telling).answer
 
 
 def tells(serial: int) -> tuple[dict[str, Any], list[list[Any]]]:

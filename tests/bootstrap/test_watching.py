@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from bootstrap import watching
+from bootstrap import presence_watch
 from bootstrap.swarm_view import SwarmView
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.directory import DhtDirectory, PeerCache
 from p2ptrain.swarm import PeerState, Presence
-from p2ptrain.swarm.buckets import LOST, MERGE, Bucket, home
+from p2ptrain.swarm.presence_buckets import LOST, MERGE, PresenceBucket, home
 
 
 def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
@@ -35,7 +35,7 @@ def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
     directory = DhtDirectory(node, signed.run_id, Random(1))
     shown: list[int] = []
 
-    async def records(bucket: Bucket) -> list[Presence]:
+    async def records(bucket: PresenceBucket) -> list[Presence]:
         if bucket.level == 0:
             return everybody
         return min(halves, key=len)
@@ -49,10 +49,10 @@ def test_peers_of_the_half_that_was_not_asked_stay_on_the_page(
             raise TimeoutError
 
     monkeypatch.setattr(directory, "_records", records)
-    monkeypatch.setattr(watching.asyncio, "sleep", nap)
+    monkeypatch.setattr(presence_watch.asyncio, "sleep", nap)
     watched: Any = SimpleNamespace(has_company=True, directory=directory, learn=lambda _: None)
     with pytest.raises(TimeoutError):
-        asyncio.run(watching.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
+        asyncio.run(presence_watch.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
     assert shown == [76, 76, 76]
 
 
@@ -68,7 +68,7 @@ def test_who_is_not_found_any_more_is_gone_when_its_record_runs_out_though_no_lo
         sees_all, size = True, 1
 
         async def lookup(self) -> list[Presence]:
-            if clock[0] > watching.LOOKUP_EVERY_S:
+            if clock[0] > presence_watch.LOOKUP_EVERY_S:
                 raise NetworkError("no answer")
             return [fox]
 
@@ -79,9 +79,9 @@ def test_who_is_not_found_any_more_is_gone_when_its_record_runs_out_though_no_lo
         if clock[0] > 100.0:
             raise TimeoutError
 
-    monkeypatch.setattr(watching.asyncio, "sleep", nap)
+    monkeypatch.setattr(presence_watch.asyncio, "sleep", nap)
     watched: Any = SimpleNamespace(has_company=True, directory=Hanging(), learn=lambda _: None)
     with pytest.raises(TimeoutError):
-        asyncio.run(watching.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
+        asyncio.run(presence_watch.watch(watched, 1000, PeerCache(tmp_path / "peers.json"), lambda *_: None, view))
     assert {(state, total) for at, state, total in shown if at < 75.0} == {("training", 1)}
     assert {(state, total) for at, state, total in shown if at > 75.0} == {("gone", 0)}

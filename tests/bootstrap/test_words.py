@@ -8,9 +8,19 @@ from pathlib import Path
 import pytest
 
 from bootstrap.app import settled
-from bootstrap.words import MOST_NAMED, check_beside, doing, join_lines, link_addresses, living, name, news, status_line
-from p2ptrain.errors import JoinLinkError, UserError
-from p2ptrain.ids import PeerId, RunId
+from bootstrap.messages import (
+    MOST_NAMED,
+    check_beside,
+    doing,
+    join_lines,
+    link_addresses,
+    living,
+    name,
+    news,
+    status_line,
+)
+from p2ptrain.base.errors import JoinLinkError, UserError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.manifest import JoinLink
 from p2ptrain.swarm.messages import PeerState, Presence
 

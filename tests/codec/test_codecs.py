@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2ptrain import codec
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec import LARGEST_MAGNITUDE, BlockwiseCodec, CodecTerms, Decodable, DenseCodec, LowRankCodec, TopKCodec
-from p2ptrain.codec.door import CHUNK
+from p2ptrain.codec.base import CHUNK
 from p2ptrain.codec.lowrank import LARGEST_ELEMENT
-from p2ptrain.errors import RemoteError
 
 CODECS: tuple[Decodable, ...] = (
     codec.get_decodable("fp32"),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2ptrain import codec
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec import CodecTerms, Decodable, Feedback, LowRankCodec, TopKCodec, compress, effective_rank, matrices
 from p2ptrain.codec.packing import (
     pack_nibbles,
@@ -21,7 +22,6 @@ from p2ptrain.codec.packing import (
     unpack_two,
 )
 from p2ptrain.codec.shapes import matrix_at, near_square
-from p2ptrain.errors import RemoteError
 
 
 def random(elements: int, seed: int, magnitude: float = 1.0) -> Tensor:

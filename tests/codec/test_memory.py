@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from p2ptrain import codec
 from p2ptrain.codec import CodecTerms
-from p2ptrain.codec.door import CHUNK
+from p2ptrain.codec.base import CHUNK
 
 ELEMENTS = 10 * CHUNK
 MOST_BYTES = 8 * CHUNK

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from p2ptrain import codec
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec import LARGEST_MAGNITUDE, CodecTerms, Comparison, ModularCodec
-from p2ptrain.codec.door import CHUNK
+from p2ptrain.codec.base import CHUNK
 from p2ptrain.codec.modular import hash_weights
 from p2ptrain.codec.steps import SKETCH_BYTES, WRAPPED, largest_code, sketch, widths
-from p2ptrain.errors import RemoteError
 
 CODECS = (ModularCodec(8), ModularCodec(4), ModularCodec(8, 7), ModularCodec(4, 64), ModularCodec(4, 4096))
 each_codec = pytest.mark.parametrize("each", CODECS, ids=lambda each: f"{each.name}-{each.block_size}")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data import open_corpus, sources
-from p2ptrain.errors import CorpusError, HomeError
 
 TEXT = "".join(f"line {number} of a small text, für alle.\n" for number in range(200))
 

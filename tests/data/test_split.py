@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.base.errors import CorpusError
 from p2ptrain.data import split_stream
-from p2ptrain.errors import CorpusError
 
 
 @settings(max_examples=50, deadline=None)

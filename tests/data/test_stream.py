@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from filelock import FileLock
 
+from p2ptrain.base.errors import CorpusError, HomeError
 from p2ptrain.data import ByteTokenizer
-from p2ptrain.data.sources import Piece
+from p2ptrain.data.sources import TextChunk
 from p2ptrain.data.stream import open_stream, token_type, tokenize
-from p2ptrain.errors import CorpusError, HomeError
 
 IDS = np.arange(100, dtype=np.uint8)
 
@@ -97,7 +97,7 @@ def test_ids_take_the_narrowest_type(vocabulary, dtype):
 
 
 def test_separators_follow_documents_and_the_limit_holds():
-    pieces = [Piece("ab", False), Piece("c", True), Piece("de", True)]
+    pieces = [TextChunk("ab", False), TextChunk("c", True), TextChunk("de", True)]
     whole = b"abc\0de\0"
     for limit in range(1, 9):
         ids = np.concatenate(list(tokenize(pieces, ByteTokenizer(), limit)))

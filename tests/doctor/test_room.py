@@ -13,7 +13,7 @@ import pytest
 from p2ptrain.data.corpus import stream_key
 from p2ptrain.manifest import Manifest, parameter_count, preset, with_changes
 from peer.doctor import machine
-from peer.doctor.findings import State
+from peer.doctor.findings import FindingState
 
 TOKENS = 100_000_000
 HUB: dict[str, Any] = {"kind": "hub", "name": "someone/model", "revision": "1" * 40}
@@ -50,25 +50,25 @@ def test_tokens_need_their_width_on_the_disk_of_the_cache(
     disks: dict[str, int], tmp_path: Path, vocabulary: int, tokenizer: dict[str, Any] | None, width: int
 ) -> None:
     manifest = run(vocabulary, tokenizer)
-    for free, state in ((width * TOKENS, State.OK), (width * TOKENS - 1, State.BAD)):
+    for free, state in ((width * TOKENS, FindingState.OK), (width * TOKENS - 1, FindingState.BAD)):
         disks["cache"] = free
         (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
         assert (found.check, found.state) == ("cache", state)
     assert f"the run's tokens take {width / 10:.1f} GB" in found.found
     assert "XDG_CACHE_HOME" in found.fix
-    assert machine.disk(tmp_path / "home", manifest)[0].state is State.OK
+    assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
 def test_tokens_that_are_there_need_no_room(disks: dict[str, int], tmp_path: Path) -> None:
     manifest, disks["cache"] = run(), 0
-    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is State.BAD
+    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is FindingState.BAD
     (tmp_path / "cache" / f"{stream_key(manifest.corpus, manifest.tokenizer)}.npy").touch()
-    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is State.OK
+    assert machine.cache(tmp_path / "cache", tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
 def test_the_shipped_text_needs_none(disks: dict[str, int], tmp_path: Path) -> None:
     disks["cache"] = 10**7
-    assert machine.cache(tmp_path / "cache", tmp_path / "home", preset("demo", "ab" * 32))[0].state is State.OK
+    assert machine.cache(tmp_path / "cache", tmp_path / "home", preset("demo", "ab" * 32))[0].state is FindingState.OK
 
 
 def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_path: Path) -> None:
@@ -76,16 +76,16 @@ def test_home_and_tokens_on_one_disk_must_both_fit(disks: dict[str, int], tmp_pa
     homes = machine.SPARE_DISK_BYTES + machine.CHECKPOINT_BYTES * parameter_count(manifest.model)
     beside = tmp_path / "home" / "cache-to-be"
     disks["home"] = homes + TOKENS
-    assert machine.cache(beside, tmp_path / "home", manifest)[0].state is State.OK
+    assert machine.cache(beside, tmp_path / "home", manifest)[0].state is FindingState.OK
     disks["home"] -= 1
     (found,) = machine.cache(beside, tmp_path / "home", manifest)
-    assert found.state is State.BAD
+    assert found.state is FindingState.BAD
     assert "home and tokens take 1.1 GB" in found.found
-    assert machine.disk(tmp_path / "home", manifest)[0].state is State.OK
+    assert machine.disk(tmp_path / "home", manifest)[0].state is FindingState.OK
 
 
 def test_a_cache_that_is_closed_to_us(disks: dict[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     for manifest in (None, run()):
         (found,) = machine.cache(tmp_path / "cache", tmp_path / "home", manifest)
-        assert (found.state, "XDG_CACHE_HOME" in found.fix) == (State.BAD, True)
+        assert (found.state, "XDG_CACHE_HOME" in found.fix) == (FindingState.BAD, True)

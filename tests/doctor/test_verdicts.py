@@ -7,18 +7,20 @@ import json
 import pytest
 
 from p2ptrain.admission import Refusal
-from p2ptrain.ids import PeerId
-from p2ptrain.net.reach import Dialed, Sight
+from p2ptrain.base.ids import PeerId
+from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
 from peer.doctor import verdicts
-from peer.doctor.findings import State, bad, document, exit_status, lines, note, ok, skipped
+from peer.doctor.findings import FindingState, bad, document, exit_status, lines, note, ok, skipped
 from peer.doctor.sockets import local_port
 from peer.doctor.verdicts import Observation, clock_ahead
 
 OWN, ROUTER = "192.168.1.23", "/ip4/203.0.114.7/tcp/40000"
 
 
-def seen(dialed: Dialed = Dialed.NO, place: str = ROUTER, ahead_s: float = 0.0, sent_from: int = 0, why: str = ""):
-    return Observation(Sight(place, dialed, why, 0.0), ahead_s, sent_from)
+def seen(
+    dialed: DialOutcome = DialOutcome.NO, place: str = ROUTER, ahead_s: float = 0.0, sent_from: int = 0, why: str = ""
+):
+    return Observation(ReachabilityReport(place, dialed, why, 0.0), ahead_s, sent_from)
 
 
 @pytest.mark.parametrize(
@@ -32,34 +34,34 @@ def test_clocks_differ_by_the_least_that_explains_the_times(asked_at, answered_a
 @pytest.mark.parametrize(
     ("offsets", "state"),
     [
-        ([], State.SKIPPED),
-        ([0.1], State.OK),
-        ([-6.0], State.NOTE),
-        ([400.0], State.BAD),
-        ([0.0, 0.1, 900.0], State.OK),  # one of them is wrong itself
+        ([], FindingState.SKIPPED),
+        ([0.1], FindingState.OK),
+        ([-6.0], FindingState.NOTE),
+        ([400.0], FindingState.BAD),
+        ([0.0, 0.1, 900.0], FindingState.OK),  # one of them is wrong itself
     ],
 )
 def test_the_clock_is_compared_to_the_median(offsets, state) -> None:
     found = verdicts.clock([seen(ahead_s=each) for each in offsets])
     assert found.state is state
-    assert bool(found.fix) is (state in (State.NOTE, State.BAD))
+    assert bool(found.fix) is (state in (FindingState.NOTE, FindingState.BAD))
 
 
 def test_which_router_it_is() -> None:
-    assert verdicts.router([seen(place="/ip4/8.8.8.8/tcp/9")], ["8.8.8.8"]).state is State.OK
+    assert verdicts.router([seen(place="/ip4/8.8.8.8/tcp/9")], ["8.8.8.8"]).state is FindingState.OK
     keeps = verdicts.router([seen(sent_from=40000)], [OWN])
     assert "203.0.114.7, which is a router's that keeps ports" in keeps.found
     assert "changes ports" in verdicts.router([seen(sent_from=40000), seen(sent_from=7)], [OWN]).found
     assert verdicts.router([seen()], [OWN]).found.endswith("a router's")
-    assert verdicts.router([], [OWN]).state is State.SKIPPED
+    assert verdicts.router([], [OWN]).state is FindingState.SKIPPED
 
 
 def test_the_fix_names_our_own_address_and_port() -> None:
     found = verdicts.reach([seen(why="nobody answers")], 31337, OWN, has_relay=False)
-    assert found.state is State.BAD
+    assert found.state is FindingState.BAD
     assert found.found.startswith("nobody can dial us at 203.0.114.7:31337 (nobody answers)")
     assert "Forward TCP port 31337 on your router to 192.168.1.23" in found.fix
-    assert verdicts.reach([seen()], 31337, OWN, has_relay=True).state is State.NOTE
+    assert verdicts.reach([seen()], 31337, OWN, has_relay=True).state is FindingState.NOTE
 
 
 def test_without_a_router_it_is_the_firewall() -> None:
@@ -69,17 +71,17 @@ def test_without_a_router_it_is_the_firewall() -> None:
 
 
 def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
-    declined = verdicts.reach([seen(Dialed.DECLINED, why="asked too often")], 31337, OWN, None)
-    assert (declined.state, "asked too often" in declined.found) == (State.SKIPPED, True)
+    declined = verdicts.reach([seen(DialOutcome.DECLINED, why="asked too often")], 31337, OWN, None)
+    assert (declined.state, "asked too often" in declined.found) == (FindingState.SKIPPED, True)
     silent = verdicts.reach([], 31337, OWN, None, ["Kx41ab: no answer in time"])
-    assert (silent.state, "Kx41ab: no answer in time" in silent.found) == (State.SKIPPED, True)
-    assert verdicts.reach([seen(Dialed.YES)], 0, OWN, None).state is State.SKIPPED
-    assert verdicts.reach([seen(Dialed.YES)], 31337, OWN, None).found == "others can dial us at 203.0.114.7:31337"
+    assert (silent.state, "Kx41ab: no answer in time" in silent.found) == (FindingState.SKIPPED, True)
+    assert verdicts.reach([seen(DialOutcome.YES)], 0, OWN, None).state is FindingState.SKIPPED
+    assert verdicts.reach([seen(DialOutcome.YES)], 31337, OWN, None).found == "others can dial us at 203.0.114.7:31337"
 
 
 def test_rates() -> None:
-    assert verdicts.rates([]).state is State.SKIPPED
-    assert verdicts.rates([("a", 1e6, 1e3)]).state is State.NOTE
+    assert verdicts.rates([]).state is FindingState.SKIPPED
+    assert verdicts.rates([("a", 1e6, 1e3)]).state is FindingState.NOTE
     assert verdicts.rates([("a", 1e6, 1e3), ("b", 1e5, 2e6)]).found == "1.0 MB/s in, 2.0 MB/s out, at best of 2 nodes"
 
 
@@ -116,19 +118,19 @@ ME = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
 @pytest.mark.parametrize(
     ("policy", "me", "why", "invite", "state", "words"),
     [
-        ("open", None, None, "", State.OK, "whoever has its link"),
-        ("invite", ME, None, "", State.OK, "lets nLb6sG in (invite)"),
-        ("allowlist", ME, None, "", State.OK, "lets nLb6sG in (allowlist)"),
-        ("invite", None, None, "abc", State.OK, "has an invite"),
-        ("invite", ME, Refusal.NO_INVITE, "abc", State.OK, "has an invite"),
-        ("invite", None, None, "", State.BAD, "no invite"),
-        ("invite", ME, Refusal.BANNED, "abc", State.BAD, "has banned this peer"),
-        ("allowlist", ME, Refusal.NOT_LISTED, "", State.BAD, "not on the run's list"),
-        ("allowlist", None, None, "", State.NOTE, "no name yet"),
+        ("open", None, None, "", FindingState.OK, "whoever has its link"),
+        ("invite", ME, None, "", FindingState.OK, "lets nLb6sG in (invite)"),
+        ("allowlist", ME, None, "", FindingState.OK, "lets nLb6sG in (allowlist)"),
+        ("invite", None, None, "abc", FindingState.OK, "has an invite"),
+        ("invite", ME, Refusal.NO_INVITE, "abc", FindingState.OK, "has an invite"),
+        ("invite", None, None, "", FindingState.BAD, "no invite"),
+        ("invite", ME, Refusal.BANNED, "abc", FindingState.BAD, "has banned this peer"),
+        ("allowlist", ME, Refusal.NOT_LISTED, "", FindingState.BAD, "not on the run's list"),
+        ("allowlist", None, None, "", FindingState.NOTE, "no name yet"),
     ],
 )
 def test_whether_the_run_lets_us_in(policy, me, why, invite, state, words) -> None:
     found = verdicts.admission(policy, me, why, invite)
     assert found.state is state
     assert words in found.found
-    assert bool(found.fix) is (state is not State.OK)
+    assert bool(found.fix) is (state is not FindingState.OK)

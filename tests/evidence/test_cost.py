@@ -14,9 +14,9 @@ from p2ptrain.sim.cost import (
     METHODS,
     MODULAR4_BITS,
     SPARSELOCO_BITS,
+    CostSetting,
+    CostTraffic,
     Method,
-    Setting,
-    Traffic,
     at_bits,
     duration_s,
     implied_inner_step_seconds,
@@ -27,35 +27,35 @@ from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import simulate
 
 # 10^9 bits of model, 10^8 bit/s, 10 inner steps of 1 s, 5 peers: a swap takes 10 s, a ring 16 s.
-ROUND = Setting(parameters=1e9, inner_step_s=1.0, inner_steps=10, up_bit_per_s=1e8, down_bit_per_s=2e8, peers=5)
+ROUND = CostSetting(parameters=1e9, inner_step_s=1.0, inner_steps=10, up_bit_per_s=1e8, down_bit_per_s=2e8, peers=5)
 
 
-def method(*traffic: Traffic, **changes: object) -> Method:
+def method(*traffic: CostTraffic, **changes: object) -> Method:
     return replace(Method("test", traffic), **changes)  # type: ignore[arg-type]
 
 
 def test_durations_by_hand() -> None:
-    assert duration_s(Traffic("pairs", 1), ROUND) == pytest.approx(10)
-    assert duration_s(Traffic("pairs", 1, swaps=3, share=0.5), ROUND) == pytest.approx(15)
-    assert duration_s(Traffic("all_reduce", 1), ROUND) == pytest.approx(2 * 4 / 5 * 10)
-    assert duration_s(Traffic("all_gather", 1), ROUND) == pytest.approx(10 + 4 * 5)
-    assert duration_s(Traffic("all_reduce", 1), ROUND, bandwidth_share=0.1) == pytest.approx(160)
+    assert duration_s(CostTraffic("pairs", 1), ROUND) == pytest.approx(10)
+    assert duration_s(CostTraffic("pairs", 1, swaps=3, share=0.5), ROUND) == pytest.approx(15)
+    assert duration_s(CostTraffic("all_reduce", 1), ROUND) == pytest.approx(2 * 4 / 5 * 10)
+    assert duration_s(CostTraffic("all_gather", 1), ROUND) == pytest.approx(10 + 4 * 5)
+    assert duration_s(CostTraffic("all_reduce", 1), ROUND, bandwidth_share=0.1) == pytest.approx(160)
     late = replace(ROUND, latency_s=0.25)
-    assert duration_s(Traffic("pairs", 1), late) == pytest.approx(10.5)
-    assert duration_s(Traffic("all_reduce", 1), late) == pytest.approx(16 + 8 * 0.25)
+    assert duration_s(CostTraffic("pairs", 1), late) == pytest.approx(10.5)
+    assert duration_s(CostTraffic("all_reduce", 1), late) == pytest.approx(16 + 8 * 0.25)
 
 
 def test_stalls_by_hand() -> None:
-    blocking = method(Traffic("all_reduce", 1))
+    blocking = method(CostTraffic("all_reduce", 1))
     assert utilization(blocking, ROUND).others == pytest.approx(10 / 26)
     assert utilization(replace(blocking, every_step=True), ROUND).others == pytest.approx(1 / 17)
-    under_a_phase = method(Traffic("all_reduce", 1, hiding="phase"))
+    under_a_phase = method(CostTraffic("all_reduce", 1, hiding="phase"))
     assert utilization(under_a_phase, ROUND).others == pytest.approx(10 / 16)
     assert utilization(under_a_phase, replace(ROUND, inner_steps=16)).others == pytest.approx(1)
 
 
 def test_an_asynchronous_method_never_waits_and_says_what_it_could_not_send() -> None:
-    free = method(Traffic("pairs", 4, hiding="asynchronous"))
+    free = method(CostTraffic("pairs", 4, hiding="asynchronous"))
     found = utilization(free, ROUND)
     assert found.others == 1
     assert found.delivered == pytest.approx(10 / 40)
@@ -64,33 +64,35 @@ def test_an_asynchronous_method_never_waits_and_says_what_it_could_not_send() ->
 def test_without_rounds_a_straggler_delays_only_its_partner() -> None:
     # One of four possible partners has a tenth of the bandwidth: 40 + (400 - 40) / 4 seconds a swap.
     slow = replace(ROUND, straggler_share=0.1)
-    free = method(Traffic("pairs", 4, hiding="asynchronous"), straggler="delays its partner")
+    free = method(CostTraffic("pairs", 4, hiding="asynchronous"), straggler="delays its partner")
     assert utilization(free, slow).delivered == pytest.approx(10 / 130)
-    waiting = method(Traffic("pairs", 4, hiding="phase"), straggler="delays its partner")
+    waiting = method(CostTraffic("pairs", 4, hiding="phase"), straggler="delays its partner")
     assert utilization(waiting, slow).others == pytest.approx(10 / 130)
 
 
 def test_applying_averages_counts_for_all_methods() -> None:
     busy = replace(ROUND, apply_s_per_parameter=1e-9)  # 1 s for each average
-    assert utilization(method(Traffic("pairs", 1, hiding="asynchronous", swaps=2)), busy).others == pytest.approx(
+    assert utilization(method(CostTraffic("pairs", 1, hiding="asynchronous", swaps=2)), busy).others == pytest.approx(
         10 / 12
     )
-    assert utilization(method(Traffic("all_reduce", 1)), busy).others == pytest.approx(10 / 27)
+    assert utilization(method(CostTraffic("all_reduce", 1)), busy).others == pytest.approx(10 / 27)
 
 
 def test_a_straggler_slows_all_peers_of_a_blocking_method_unless_it_trains_less() -> None:
     slow = replace(ROUND, straggler_share=0.5)
-    assert utilization(method(Traffic("all_reduce", 1)), slow).others == pytest.approx(10 / 42)
-    assert utilization(method(Traffic("pairs", 1)), slow).others == pytest.approx(10 / 30)
+    assert utilization(method(CostTraffic("all_reduce", 1)), slow).others == pytest.approx(10 / 42)
+    assert utilization(method(CostTraffic("pairs", 1)), slow).others == pytest.approx(10 / 30)
     # A swap of .4 bits takes 4 s, the straggler's 8: it does 6 steps, and both cycles take 14 s.
-    assert utilization(method(Traffic("pairs", 0.4), straggler="trains less"), slow).others == pytest.approx(10 / 14)
+    assert utilization(method(CostTraffic("pairs", 0.4), straggler="trains less"), slow).others == pytest.approx(
+        10 / 14
+    )
 
 
 def test_diloco_at_one_and_a_half_billion_parameters_as_published() -> None:
     """Factored Gossip DiLoCo's comparison: 53 % at 200 Mbit/s, 36 % at 100, data parallel about 1 %."""
     step = inner_step_seconds(1.5e9, 65_536)
     assert step == pytest.approx(4.726, abs=0.001)  # one A100 at 40 %
-    at_200 = Setting(1.5e9, step, inner_steps=100, up_bit_per_s=200e6, down_bit_per_s=200e6, peers=8)
+    at_200 = CostSetting(1.5e9, step, inner_steps=100, up_bit_per_s=200e6, down_bit_per_s=200e6, peers=8)
     at_100 = replace(at_200, up_bit_per_s=100e6, down_bit_per_s=100e6)
     assert duration_s(METHODS["diloco"].traffic[0], at_200) == pytest.approx(2 * 7 / 8 * 1.5e9 * 32 / 200e6)  # 420 s
     assert round(100 * utilization(METHODS["diloco"], at_200).others) == 53
@@ -103,7 +105,7 @@ def test_both_published_percentages_imply_the_same_inner_step() -> None:
     """Each is printed in whole percents, so each allows a range of seconds; the ranges overlap."""
 
     def seconds(bit_per_s: float, share: float) -> float:
-        setting = Setting(1.5e9, 1.0, inner_steps=100, up_bit_per_s=bit_per_s, down_bit_per_s=bit_per_s, peers=8)
+        setting = CostSetting(1.5e9, 1.0, inner_steps=100, up_bit_per_s=bit_per_s, down_bit_per_s=bit_per_s, peers=8)
         return implied_inner_step_seconds(METHODS["diloco"], setting, share)
 
     low = max(seconds(200e6, 0.525), seconds(100e6, 0.355))
@@ -154,7 +156,7 @@ def test_utilization_is_a_share_and_more_bandwidth_never_hurts(
     straggler: float,
     latency: float,
 ) -> None:
-    setting = Setting(parameters, step, inner_steps, bandwidth, bandwidth, peers, latency, straggler)
+    setting = CostSetting(parameters, step, inner_steps, bandwidth, bandwidth, peers, latency, straggler)
     found = utilization(METHODS[name], setting)
     assert 0 < found.others <= 1
     assert 0 < found.delivered <= 1
@@ -194,7 +196,7 @@ def test_a_simulated_run_sends_the_bits_of_the_formula(name: str) -> None:
 
 
 def test_one_swaps_bytes_fit_a_home_line_and_two_do_not() -> None:
-    home = Setting(135e6, 1.0, 30, 20e6, 100e6, latency_s=0.05)
+    home = CostSetting(135e6, 1.0, 30, 20e6, 100e6, latency_s=0.05)
     assert utilization(METHODS["swarm modular4, one swap"], home).delivered == 1
     assert utilization(METHODS["swarm modular4"], home).delivered == pytest.approx(0.55, abs=0.01)
     assert sent_bits("swarm modular4, one swap") == pytest.approx(MODULAR4_BITS)

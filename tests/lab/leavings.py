@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2ptrain.sim.reality import RealGroup
-from peer.lab.figures import figures_of
-from peer.lab.left import Left
-from peer.lab.script import Part
+from lab.artifacts import Artifacts
+from lab.figures import figures_of
+from lab.script import Part
+from p2ptrain.sim.testbed_fields import RealGroup
 
 GROUP = RealGroup(count=1, step_s=1.0)
 SUMMARY = {
@@ -26,8 +26,8 @@ def exchange(began: float, partner: str) -> dict[str, Any]:
     return {"kind": "exchanged", "time": began + 1.0, "seconds": 1.0, "peer": partner}
 
 
-def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None) -> Left:
-    return Left(Part(name, name, GROUP, name), f"id of {name}", notes, summary)
+def left(name: str, *notes: dict[str, Any], summary: dict[str, Any] | None = None) -> Artifacts:
+    return Artifacts(Part(name, name, GROUP, name), f"id of {name}", notes, summary)
 
 
 def course(lives: dict[str, list[dict[str, Any]]], done: list[dict[str, Any]] | None = None) -> dict[str, Any]:
@@ -40,5 +40,5 @@ KILLED = {"status": -9, "ended_by_us": "is killed"}
 CRASHED = {"status": 1, "ended_by_us": ""}
 
 
-def figures(course: dict[str, Any], *everybody: Left, sides: dict[str, Any] | None = None) -> dict[str, Any]:
+def figures(course: dict[str, Any], *everybody: Artifacts, sides: dict[str, Any] | None = None) -> dict[str, Any]:
     return figures_of(course, everybody, 0.1, sides or {})

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from peer.lab import amid
-from peer.lab.amid import LOOKS, amid_exchange
-from peer.owner.door import Door
+from lab import exchange_probe
+from lab.exchange_probe import LOOKS, amid_exchange
+from peer.owner.control_socket import ControlServer
 
 
 def waited(home: Path, *counts: int, patience_s: float = 10.0) -> tuple[bool, int]:
     """What comes of it where the peer there tells of so many exchanges, look by look, and how many looks it took."""
-    door, looks, over = Door(home), 0, threading.Event()
+    door, looks, over = ControlServer(home), 0, threading.Event()
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal looks
@@ -43,7 +43,7 @@ def waited(home: Path, *counts: int, patience_s: float = 10.0) -> tuple[bool, in
 
 @pytest.fixture(autouse=True)
 def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amid, "LOOKS_S", 0.001)
+    monkeypatch.setattr(exchange_probe, "LOOKS_S", 0.001)
 
 
 def test_it_waits_for_the_first_exchange(tmp_path: Path) -> None:

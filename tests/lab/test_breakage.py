@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from peer.lab.breakage import Breakages, Disk, Exhausted
+from lab.breakage import Breakages, Disk, Exhausted
 
 ON_A_DISK = """
 import errno, os, socket, sys
 from pathlib import Path
-from peer.lab.breakage import Disk
+from lab.breakage import Disk
 
 home = Path(sys.argv[1])
 socket.socket(socket.AF_UNIX).bind(str(home / "old.sock"))

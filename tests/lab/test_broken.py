@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from leavings import KILLED, SUMMARY, WELL, course, figures, left
 
-from peer.lab.broken import HEARD_S, broken_off
-from peer.lab.script import Do
+from lab.broken import HEARD_S, broken_off
+from lab.script import Do
 
 DIES = 10.0
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import DeviceError
-from peer.lab import clock
+from lab import clock
+from p2ptrain.base.errors import DeviceError
 
 
 def plain(*command: str) -> Sequence[str]:

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.errors import DeviceError, HomeError, ScenarioError, UserError
-from p2ptrain.sim.reality import parse
-from peer.lab import closing, containers, play
-from peer.lab.command import act_out
-from peer.lab.containers import Containers, build, check_engine
-from peer.lab.course import Course
-from peer.lab.plan import manifest_of
-from peer.lab.report import Verdict
-from peer.lab.script import written
-from peer.lab.window import looked_at
+from lab import closing, containers, inner_main
+from lab.command import act_out
+from lab.containers import Containers, build, check_engine
+from lab.plan import manifest_of
+from lab.report import ScenarioVerdict
+from lab.run_record import RunRecord
+from lab.script import written
+from lab.window import looked_at
+from p2ptrain.base.errors import DeviceError, HomeError, ScenarioError, UserError
+from p2ptrain.sim.testbed_fields import parse
 from peer.testnet.plan import lay_out
 
 DOCKER = """#!{python}
@@ -265,9 +265,9 @@ def test_whatever_ends_a_testnet_nothing_stays(
     async def conduct(*arguments: Any) -> None:
         raise error
 
-    monkeypatch.setattr(play, "conduct", conduct)
+    monkeypatch.setattr(inner_main, "conduct", conduct)
     with pytest.raises((KeyboardInterrupt, DeviceError)):
-        play.play(out, scenario, "docker", 1)
+        inner_main.play(out, scenario, "docker", 1)
     assert [call[:2] for call in calls(asked)[-4:]] == [
         ["ps", "--all"],
         ["rm", "--force"],
@@ -284,14 +284,14 @@ def test_an_engine_that_fails_in_the_end_takes_no_course_away(
     out.mkdir()
     lay_out(out, manifest_of(scenario), [part.name for part in written(scenario).parts], solo=False, seed=None)
 
-    async def conduct(*arguments: Any) -> Course:
+    async def conduct(*arguments: Any) -> RunRecord:
         monkeypatch.setenv("FAILS", "ps")
         monkeypatch.setenv("WHY", "the engine has gone")
-        return Course({}, [], [], [], True, 9.0, {}, {})
+        return RunRecord({}, [], [], [], True, 9.0, {}, {})
 
-    monkeypatch.setattr(play, "conduct", conduct)
-    play.play(out, scenario, "docker", 1)
-    course = play.course_of(out)["course"]
+    monkeypatch.setattr(inner_main, "conduct", conduct)
+    inner_main.play(out, scenario, "docker", 1)
+    course = inner_main.course_of(out)["course"]
     assert course["wall_s"] == 9.0
     assert course["troubles"] == ["in the end: docker ps failed: the engine has gone"] * 2  # to count, and to remove
 
@@ -402,9 +402,9 @@ def test_what_was_wrong_beyond_the_limits_is_told(asked: Path, tiny: dict[str, A
     assert any("averaged model could not be measured" in each for each in beyond)
     assert any("summary" in each for each in beyond)
     assert "known" not in beyond
-    verdict = Verdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside(beyond)
+    verdict = ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside(beyond)
     assert (verdict.passed, verdict.faults) == (False, beyond)
-    assert Verdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside([]).passed
+    assert ScenarioVerdict("tiny", "docker", True, {"peers": {}}, {}, [], []).beside([]).passed
 
 
 def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,8 @@ import click
 import pytest
 import yaml
 
+from lab import containers
 from p2ptrain.cli import cli
-from peer.lab import containers
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENT = (ROOT / "docs" / "DOCKER.md").read_text(encoding="utf-8")

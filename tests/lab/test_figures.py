@@ -7,12 +7,12 @@ from typing import Any
 
 from leavings import CRASHED, GROUP, KILLED, SUMMARY, WELL, course, exchange, figures, left
 
-from p2ptrain.sim.reality import RealGroup
-from peer.lab.figures import compared
-from peer.lab.left import Left
-from peer.lab.pulse import FEWEST, FIGURES, growth
-from peer.lab.report import figure, grown
-from peer.lab.script import Do, Part
+from lab.artifacts import Artifacts
+from lab.figures import compared
+from lab.pulse import FEWEST, FIGURES, growth
+from lab.report import figure, grown
+from lab.script import Do, Part
+from p2ptrain.sim.testbed_fields import RealGroup
 
 
 def test_who_was_killed_did_not_stay_and_its_exchanges_count() -> None:
@@ -75,7 +75,7 @@ def test_the_longest_stall_is_that_of_whoever_was_held_up_most() -> None:
 
 
 def test_liars_count_in_no_figure_of_honest_peers() -> None:
-    liar = Left(
+    liar = Artifacts(
         Part("liar", "liar", RealGroup(count=1, step_s=1.0, lie="flipped"), "liar"),
         "id of liar",
         [{"kind": "caught up", "time": 9.0}, {"kind": "resumed"}, {"kind": "broke protocol"}],
@@ -117,7 +117,7 @@ def test_newcomers_that_caught_up_are_those_who_came_in_mid_run() -> None:
 
 
 def test_groups_have_their_means() -> None:
-    pair = [Left(Part(f"home-{n}", "home", GROUP, f"home-{n}"), f"id-{n}", [], None) for n in (1, 2)]
+    pair = [Artifacts(Part(f"home-{n}", "home", GROUP, f"home-{n}"), f"id-{n}", [], None) for n in (1, 2)]
     pair[0] = replace(pair[0], notes=[exchange(1, "id-2")] * 4, summary=SUMMARY)
     pair[1] = replace(pair[1], notes=[exchange(1, "id-1")] * 2, summary={**SUMMARY, "val_loss_last": 3.0})
     found = figures(course({"home-1": [WELL], "home-2": [WELL]}), *pair)["groups"]["home"]
@@ -180,7 +180,7 @@ def test_exchanges_through_a_relay() -> None:
 
 
 def test_exchanges_between_two_behind_routers_are_those_of_both() -> None:
-    def one(name: str, router: bool, *partners: str) -> Left:
+    def one(name: str, router: bool, *partners: str) -> Artifacts:
         found = left(name, *(exchange(2.0, f"id of {partner}") for partner in partners))
         return replace(
             found, part=replace(found.part, settings=found.part.settings.model_copy(update={"router": router}))

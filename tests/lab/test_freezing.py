@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import psutil
 import pytest
 
-from peer.lab.freezing import Nap, family, marked
+from lab.freezing import Suspend, family, marked
 
 PARENT = """
 import subprocess, sys, time
@@ -20,7 +20,7 @@ child.wait()
 """
 FREEZER = """
 import os, sys, time
-from peer.lab.freezing import Nap
+from lab.freezing import Nap
 nap = Nap([int(pid) for pid in sys.argv[1:]])
 print("frozen", flush=True)
 time.sleep(600)
@@ -54,7 +54,7 @@ def are_stopped(processes: tuple[psutil.Process, ...]) -> bool:
 
 def test_a_nap_stops_the_whole_family(two: tuple[psutil.Process, psutil.Process]) -> None:
     assert family(two[0].pid) == [each.pid for each in two]
-    nap = Nap(family(two[0].pid))
+    nap = Suspend(family(two[0].pid))
     wait_for(lambda: are_stopped(two))
     nap.end()
     nap.end()
@@ -75,7 +75,7 @@ def test_who_is_asleep_wakes_when_the_freezer_is_killed(two: tuple[psutil.Proces
 def test_who_is_gone_can_neither_sleep_nor_wake() -> None:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    Nap([gone.pid]).end()
+    Suspend([gone.pid]).end()
 
 
 def test_marked_processes_are_found_by_their_environment() -> None:

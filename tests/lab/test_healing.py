@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.sim.reality import RealGroup
-from peer.lab.healing import steps_to_contact, steps_to_heal, within
-from peer.lab.left import Left
-from peer.lab.script import Do, Part
+from lab.artifacts import Artifacts
+from lab.healing import steps_to_contact, steps_to_heal, within
+from lab.script import Do, Part
+from p2ptrain.sim.testbed_fields import RealGroup
 
 SIDES = [["anna"], ["bert"]]
 DONE = [
@@ -18,7 +18,7 @@ DONE = [
 ]
 
 
-def left(name: str, *distances: tuple[float, float]) -> Left:
+def left(name: str, *distances: tuple[float, float]) -> Artifacts:
     """One that makes an outer step a second, with exchanges that begin at such a time and distance."""
     group = RealGroup(count=1, step_s=1.0)
     partner = "id of bert" if name == "anna" else "id of anna"
@@ -27,7 +27,7 @@ def left(name: str, *distances: tuple[float, float]) -> Left:
         {"kind": "exchanged", "time": time, "seconds": 0.0, "peer": partner, "distance": distance}
         for time, distance in distances
     ]
-    return Left(Part(name, name, group, name), f"id of {name}", notes, None)
+    return Artifacts(Part(name, name, group, name), f"id of {name}", notes, None)
 
 
 BEFORE = (5.0, 0.1), (6.0, 0.1)
@@ -56,7 +56,9 @@ def test_without_a_before_or_a_healing_there_is_no_number() -> None:
 def test_steps_until_somebody_crosses_again_are_those_of_the_slowest_since_the_network_is_whole() -> None:
     both = [left("anna", *BEFORE, (26.5, 0.9)), left("bert", *BEFORE, (24.5, 0.9))]
     assert steps_to_contact(both, DONE, "0", SIDES) == 4
-    fast = Left(both[0].part, both[0].peer_id, [*both[0].notes, {"kind": "progress", "time": 24.2, "step": 29}], None)
+    fast = Artifacts(
+        both[0].part, both[0].peer_id, [*both[0].notes, {"kind": "progress", "time": 24.2, "step": 29}], None
+    )
     assert steps_to_contact([fast, both[1]], DONE, "0", SIDES) == 9
     nobody = [left("anna", *BEFORE), left("bert", *BEFORE, (15.0, 0.1))]
     assert steps_to_contact(nobody, DONE, "0", SIDES) is None
@@ -64,13 +66,13 @@ def test_steps_until_somebody_crosses_again_are_those_of_the_slowest_since_the_n
 
 
 def test_what_goes_on_within_the_sides_meanwhile_is_that_of_the_quieter_side() -> None:
-    def one(name: str, *exchanges: tuple[str, float]) -> Left:
+    def one(name: str, *exchanges: tuple[str, float]) -> Artifacts:
         group = RealGroup(count=1, step_s=1.0)
         notes = [
             {"kind": "exchanged", "time": time, "seconds": 0.5, "peer": f"id of {partner}"}
             for partner, time in exchanges
         ]
-        return Left(Part(name, name, group, name), f"id of {name}", notes, None)
+        return Artifacts(Part(name, name, group, name), f"id of {name}", notes, None)
 
     anna = one("anna", ("cleo", 9.0), ("cleo", 10.2), ("cleo", 12.0), ("bert", 13.0), ("cleo", 14.0), ("cleo", 20.1))
     cleo = one("cleo", ("anna", 12.0), ("anna", 14.0))

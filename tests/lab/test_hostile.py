@@ -11,29 +11,29 @@ from typing import Any, cast
 import pytest
 import torch
 
+from lab import hostile
+from lab.hostile import LIES, Hostility
 from p2ptrain import codec as codecs
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms
-from p2ptrain.errors import NetworkError, RemoteError
 from p2ptrain.framing import FrameKind, decode_header
-from p2ptrain.ids import PeerId, RunId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.control import FarEnd
-from p2ptrain.net.driver import Shore, at_once
+from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.net.identity import Identity, verify
-from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.streams import Stream
+from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.p2pd.streams import Stream
+from p2ptrain.net.parallel_streams import ParallelStreams
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.ports import Directory, Link, Notebook
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import Accept, Decline, DeclineReason, Offer, Terms
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
-from peer.lab import hostile
-from peer.lab.hostile import LIES, Hostility
 
 FP32 = codecs.get("fp32")
 THEM = PeerId("them")
@@ -98,9 +98,9 @@ def disguised(
     payloads: Payloads | None = None,
     directory: Directory | None = None,
     notebook: Notebook | None = None,
-) -> Shore:
+) -> DriverEnvironment:
     nothing: Any = None
-    shore = Shore(
+    shore = DriverEnvironment(
         transport=OneWire(wire or Wire()),
         directory=directory or nothing,
         notebook=notebook or nothing,
@@ -388,8 +388,8 @@ def test_a_flood_counts_the_calls_that_came_through() -> None:
 
 def test_real_links_can_drip() -> None:
     assert callable(StreamLink._write)  # hostile.Raw
-    stream = StreamLink(FarEnd(THEM, ""), cast(Stream, None), Limits(), Rates())
-    assert hostile.raw(Lanes(cast(Node, None)).of(stream, ours=True)) is stream
+    stream = StreamLink(FarEnd(THEM, ""), cast(Stream, None), Limits(), Throttles())
+    assert hostile.raw(ParallelStreams(cast(Node, None)).of(stream, ours=True)) is stream
 
 
 def test_every_lie_of_a_scenario_is_known() -> None:

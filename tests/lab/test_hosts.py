@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2ptrain.errors import DeviceError
-from peer.lab import hosts, namespaces
-from peer.lab.cell import in_a_cell, place_for_sockets
-from peer.lab.hosts import Access, Network
+from lab import hosts, namespaces
+from lab.cell import in_a_cell, place_for_sockets
+from lab.hosts import Access, Network
+from p2ptrain.base.errors import DeviceError
 
 root = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
 
@@ -94,7 +94,7 @@ def test_who_reaches_whom() -> None:
 
 FROZEN = """
 import os, pathlib, signal, subprocess, sys, time
-from peer.lab.hosts import Access, Network
+from lab.hosts import Access, Network
 network = Network()
 host = network.add("a", Access(delay_s=0.01))
 pathlib.Path(os.environ["TMPDIR"], "debris").touch()
@@ -108,7 +108,7 @@ time.sleep(float(os.environ["NAP"]))
 """
 STARTER = """
 import subprocess, sys
-from peer.lab.cell import in_a_cell
+from lab.cell import in_a_cell
 sys.exit(subprocess.run(in_a_cell([sys.executable, "-c", sys.argv[1]], NAP="600")).returncode)
 """
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from p2ptrain.sim.reality import RealGroup
-from peer.lab.joining import pulled, schedules
-from peer.lab.left import Left
-from peer.lab.script import Part
+from lab.artifacts import Artifacts
+from lab.joining import pulled, schedules
+from lab.script import Part
+from p2ptrain.sim.testbed_fields import RealGroup
 
 GROUP = RealGroup(count=1, step_s=1.0)
 
 
-def left(name: str, *notes: dict[str, Any]) -> Left:
-    return Left(Part(name, name, GROUP, name), f"id of {name}", notes, None)
+def left(name: str, *notes: dict[str, Any]) -> Artifacts:
+    return Artifacts(Part(name, name, GROUP, name), f"id of {name}", notes, None)
 
 
 def trains(time: float, rate: float) -> dict[str, Any]:

@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from p2ptrain.errors import DeviceError
-from p2ptrain.sim.reality import RealGroup, parse
-from peer.lab import conduct as conducting
-from peer.lab import conductor
-from peer.lab.conduct import conduct
-from peer.lab.course import Course, Ended
-from peer.lab.plan import manifest_of
-from peer.lab.pulse import Pulse
-from peer.lab.script import written
-from peer.lab.stages import Loopback, Sleep
+from lab import conductor
+from lab import runner as conducting
+from lab.plan import manifest_of
+from lab.pulse import Pulse
+from lab.run_record import Ended, RunRecord
+from lab.runner import conduct
+from lab.script import written
+from lab.stages import Loopback, Sleep
+from p2ptrain.base.errors import DeviceError
+from p2ptrain.sim.testbed_fields import RealGroup, parse
 from peer.testnet import processes
 from peer.testnet.plan import lay_out
 from peer.testnet.processes import Child, Wrap
@@ -94,7 +94,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None) -> tuple[Course, Recording]:
+def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None) -> tuple[RunRecord, Recording]:
     scenario = parse(data)
     script, stage = written(scenario), stage or Recording()
     names = [part.name for part in script.parts]
@@ -104,7 +104,7 @@ def conducted(place: Path, data: dict[str, Any], stage: Recording | None = None)
     return course, stage
 
 
-def happened(course: Course) -> list[tuple[str, str]]:
+def happened(course: RunRecord) -> list[tuple[str, str]]:
     return [(done.who, done.do) for done in course.done]
 
 

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from p2ptrain.errors import ScenarioError
+from p2ptrain.base.errors import ScenarioError
 from peer.testnet import testnet as command
 
 SCENARIOS = Path(__file__).parent.parent / "scenarios"

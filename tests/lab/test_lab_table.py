@@ -76,8 +76,8 @@ def test_a_scenario_that_one_run_lacks_leaves_its_cell_empty():
 
 
 def test_a_kept_report_says_of_which_machine_and_when_it_is(tmp_path):
-    from peer.lab.command import _dated
-    from peer.lab.report import refused
+    from lab.command import _dated
+    from lab.report import refused
 
     kept = json.loads(json.dumps(_dated(refused("kill", "local", "no such file"))))
     assert kept["machine"]

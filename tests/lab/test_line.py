@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import random
 
-from peer.lab import line
-from peer.lab.line import Direction
+from lab import line
+from lab.line import Direction
 
 
 def test_packets_come_out_later_and_in_order() -> None:

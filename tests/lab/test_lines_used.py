@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.sim.reality import RealGroup
-from peer.lab.figures import figures_of
-from peer.lab.left import Left
-from peer.lab.script import Part
+from lab.artifacts import Artifacts
+from lab.figures import figures_of
+from lab.script import Part
+from p2ptrain.sim.testbed_fields import RealGroup
 
 NARROW = RealGroup(count=1, step_s=1.0, up_mbit_s=2)
 WELL = [{"status": 0, "ended_by_us": ""}]
 
 
-def left(name: str, group: RealGroup, *notes: dict[str, Any], outer_steps: int = 1) -> Left:
-    return Left(Part(name, name, group, name), f"id of {name}", notes, {"outer_steps": outer_steps})
+def left(name: str, group: RealGroup, *notes: dict[str, Any], outer_steps: int = 1) -> Artifacts:
+    return Artifacts(Part(name, name, group, name), f"id of {name}", notes, {"outer_steps": outer_steps})
 
 
 def exchange(began: float, ended: float, sent_bytes: int) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def at(time: float, kind: str) -> dict[str, Any]:
     return {"kind": kind, "time": time}
 
 
-def figures(*everybody: Left) -> dict[str, Any]:
+def figures(*everybody: Artifacts) -> dict[str, Any]:
     lives = {each.part.name: WELL for each in everybody}
     course = {"lives": lives, "done": [], "missed": [], "troubles": [], "wall_s": 9.0, "samples": {}}
     return figures_of(course, everybody, None, {})

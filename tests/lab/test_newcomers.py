@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from leavings import SUMMARY, WELL, course, figures, left
 
-from peer.lab.newcomers import loss_soon
-from peer.lab.script import Do
+from lab.newcomers import loss_soon
+from lab.script import Do
 
 
 def told(time: float, step: int, loss: float | None) -> dict[str, Any]:

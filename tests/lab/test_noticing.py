@@ -6,19 +6,19 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.ids import RunId
-from p2ptrain.sim.reality import RealGroup
+from lab.artifacts import Artifacts
+from lab.noticing import noticing
+from lab.script import Part
+from p2ptrain.base.ids import RunId
+from p2ptrain.sim.testbed_fields import RealGroup
 from p2ptrain.swarm.matching import implausible_progress
 from p2ptrain.swarm.messages import DeclineReason
 from p2ptrain.swarm.rules import SwarmRules
 from p2ptrain.train.payloads import ELSEWHERE
-from peer.lab.left import Left
-from peer.lab.noticing import noticing
-from peer.lab.script import Part
 
 
-def left(name: str, *notes: dict[str, Any], lie: Any = None) -> Left:
-    return Left(Part(name, name, RealGroup(count=1, step_s=1.0, lie=lie), name), f"id of {name}", notes, None)
+def left(name: str, *notes: dict[str, Any], lie: Any = None) -> Artifacts:
+    return Artifacts(Part(name, name, RealGroup(count=1, step_s=1.0, lie=lie), name), f"id of {name}", notes, None)
 
 
 def noticed(kind: str, why: str) -> int:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab import command
-from peer.lab.play import MARK, sockets_left
+from lab import command
+from lab.inner_main import MARK, sockets_left
 
 
 def test_sockets_that_nobody_would_sweep_are_counted(tmp_path: Path) -> None:

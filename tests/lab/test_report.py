@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from leavings import SUMMARY, WELL, course, figures, left
 
-from p2ptrain.sim.reality import parse
-from peer.lab.report import figure, finite, judged, spoiled
+from lab.report import figure, finite, judged, spoiled
+from p2ptrain.sim.testbed_fields import parse
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from peer.lab.turns import Turns
+from lab.task_queue import TaskQueue
 
 
 def test_the_same_waits_and_others_do_not() -> None:
     heard: list[str] = []
 
     async def scene() -> None:
-        turns, gate = Turns(), asyncio.Event()
+        turns, gate = TaskQueue(), asyncio.Event()
 
         async def waits() -> None:
             await gate.wait()
@@ -44,7 +44,7 @@ def test_what_fails_is_raised_and_nothing_is_done_behind_it() -> None:
         heard.append("behind")
 
     async def scene() -> None:
-        turns = Turns()
+        turns = TaskQueue()
         turns.give("a", fails)
         turns.give("a", says)
         await turns.over()
@@ -64,7 +64,7 @@ def test_what_is_under_way_can_be_ended() -> None:
             heard.append("ended")
 
     async def scene() -> None:
-        turns = Turns()
+        turns = TaskQueue()
         turns.give("a", hangs)
         turns.give("a", hangs)  # which never begins
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.manifest import Manifest, public_key_of
 from p2ptrain.manifest.faults import validated
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.manifest import (
     PRESETS,
     Manifest,

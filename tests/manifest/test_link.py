@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.errors import JoinLinkError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import JoinLinkError
+from p2ptrain.base.ids import RunId
 from p2ptrain.manifest import JoinLink, check_address, is_peer_id
 
 few = settings(max_examples=50, deadline=None)

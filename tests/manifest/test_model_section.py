@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import PRESETS, Decoder, Manifest, parameter_count, preset
 from p2ptrain.manifest.faults import validated
 

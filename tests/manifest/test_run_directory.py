@@ -10,8 +10,8 @@ from typing import NoReturn
 
 import pytest
 
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import PROTOCOL_VERSION
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, PRESETS, SIGNED_FILE, create_run, load_run, parse_toml, sign_run
 
 

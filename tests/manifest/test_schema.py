@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import FRAGMENT_ALIGNMENT, Manifest, parameter_count, with_changes
 from p2ptrain.manifest.faults import validated
-from p2ptrain.manifest.schema import Codec
+from p2ptrain.manifest.schema import CodecSection
 
 
 def problem_of(data: dict[str, Any]) -> str:
@@ -217,5 +217,5 @@ def test_literals_agree_with_the_numeric_core() -> None:
     from p2ptrain.outer import fragments
 
     assert fragments.FRAGMENT_ALIGNMENT == FRAGMENT_ALIGNMENT
-    names = Codec.model_fields["name"].annotation.__args__
+    names = CodecSection.model_fields["name"].annotation.__args__
     assert [codec.get(name, 1024).name for name in names] == list(names)

@@ -11,8 +11,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.errors import ManifestError
-from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.manifest import (
     MAX_MANIFEST_BYTES,
     Manifest,

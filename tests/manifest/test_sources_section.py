@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import Manifest, with_changes
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"

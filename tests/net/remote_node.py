@@ -9,8 +9,8 @@ import json
 import sys
 from pathlib import Path
 
+from p2ptrain.base.ids import RunId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import RunId
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
 from p2ptrain.net.transport import P2PTransport

@@ -14,11 +14,11 @@ from pathlib import Path
 from hivemind.p2p import P2P, PeerID
 from hivemind.utils.multiaddr import Multiaddr
 
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import RunId
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
-from p2ptrain.net.relay import Relay, RelayLimits, reserve
+from p2ptrain.net.relay.relay import Relay, RelayLimits, reserve
 
 RUN = RunId("0" * 64)
 LISTEN = ("/ip4/0.0.0.0/tcp/4001",)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
 
 PEER = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from p2ptrain.ids import PeerId
-from p2ptrain.net.backoff import LONGEST_S, MOST_LETTERS, MOST_REMEMBERED, Reasons
+from p2ptrain.base.ids import PeerId
+from p2ptrain.net.p2pd.backoff import LONGEST_S, MOST_LETTERS, MOST_REMEMBERED, BackoffReasons
 
 ONE, OTHER = PeerId("one"), PeerId("other")
 HERE, THERE = "/ip4/127.0.0.1/tcp/1", "/ip4/127.0.0.1/tcp/2/p2p/abc/p2p-circuit"
@@ -15,7 +15,7 @@ def failed(**reasons: str) -> str:
 
 
 def test_what_came_before_a_backoff_is_told_behind_it() -> None:
-    reasons = Reasons()
+    reasons = BackoffReasons()
     first = failed(here="dial tcp4: connect: connection refused", there="peer id mismatch: expected a, but b")
     assert reasons.completed(ONE, first) == first
     both = reasons.completed(ONE, failed(here="dial backoff", there="dial backoff"))
@@ -29,7 +29,7 @@ def test_what_came_before_a_backoff_is_told_behind_it() -> None:
 
 
 def test_what_was_not_heard_is_not_told() -> None:
-    reasons = Reasons()
+    reasons = BackoffReasons()
     reasons.completed(ONE, failed(here="i/o timeout"))
     for words in failed(here="dial backoff"), "failed to find any peer in table", "":
         assert reasons.completed(OTHER, words) == words
@@ -37,7 +37,7 @@ def test_what_was_not_heard_is_not_told() -> None:
 
 
 def test_who_was_reached_meanwhile_has_no_reason() -> None:
-    reasons = Reasons()
+    reasons = BackoffReasons()
     for peer in ONE, OTHER:
         reasons.completed(peer, failed(here="connection refused", there="i/o timeout"))
     reasons.forget(ONE)
@@ -48,7 +48,7 @@ def test_who_was_reached_meanwhile_has_no_reason() -> None:
 
 def test_what_was_heard_longer_ago_than_a_backoff_lasts_is_not_why() -> None:
     now = 0.0
-    reasons = Reasons(lambda: now)
+    reasons = BackoffReasons(lambda: now)
     reasons.completed(ONE, failed(here="connection refused"))
     now = LONGEST_S
     assert "after: connection refused" in reasons.completed(ONE, failed(here="dial backoff"))
@@ -57,7 +57,7 @@ def test_what_was_heard_longer_ago_than_a_backoff_lasts_is_not_why() -> None:
 
 
 def test_little_is_remembered() -> None:
-    reasons = Reasons()
+    reasons = BackoffReasons()
     reasons.completed(ONE, failed(here="x" * 10 * MOST_LETTERS))
     assert reasons.completed(ONE, failed(here="dial backoff")).endswith(f": {'x' * MOST_LETTERS}")
     for number in range(MOST_REMEMBERED):

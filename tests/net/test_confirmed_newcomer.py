@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from p2ptrain import codec
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net.copies import Copies
-from p2ptrain.net.driver import Driver, Shore, at_once
-from p2ptrain.net.gathering import Gatherer
+from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import send_payload
-from p2ptrain.net.talk import hear
+from p2ptrain.net.rpc import hear
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
+from p2ptrain.net.weight_download import Downloader
+from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Link
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
 from p2ptrain.swarm.messages import Decline, DeclineReason, WeightsReply, WeightsRequest
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.rules import LearnerRules
@@ -55,14 +55,14 @@ class Swarm:
             parts = tuple(weights_of(peer, peer in self._liars)[piece] for piece in slices(P, F))
             payloads = Payloads([P // F] * F, codec.get("fp32"), None)
             payloads.publish(Snapshot(100, parts, parts))
-            copies = Copies(payloads, at_once, loop.time)
+            copies = WeightServer(payloads, at_once, loop.time)
             await self.copies.transport(peer).listen(copies.answer)
             await self.links.transport(peer).listen(self._donor(peer, payloads, copies))
             await self.links.directory(0.0).announce(
                 Presence(peer, RUN, ("/ip4/127.0.0.1/tcp/1",), PeerState.TRAINING, 100, 400.0, True, "", 1.0, 3600.0)
             )
 
-    def _donor(self, peer: PeerId, payloads: Payloads, copies: Copies):
+    def _donor(self, peer: PeerId, payloads: Payloads, copies: WeightServer):
         async def serve(link: Link) -> None:
             _, body = await link.receive()
             if not isinstance(decode_message(body), WeightsRequest):
@@ -100,8 +100,8 @@ def joined(
         loop = asyncio.get_running_loop()
         sizes = learner.payloads.weight_sizes()
         rules = SwarmRules(RUN, tuple(sizes), sum(sizes), tokens_per_peer=1e9, tokens_per_outer_step=4.0)
-        gatherer = Gatherer(swarm.copies.transport(ME).open, sizes, at_once, notebook)
-        shore = Shore(
+        gatherer = Downloader(swarm.copies.transport(ME).open, sizes, at_once, notebook)
+        shore = DriverEnvironment(
             transport=swarm.links.transport(ME),
             directory=swarm.links.directory(0.01),
             notebook=notebook,

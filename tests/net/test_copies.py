@@ -12,17 +12,17 @@ import pytest
 import torch
 from donors import F, N, Weights, honest, published
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
-from p2ptrain.net import copies as copies_module
 from p2ptrain.net import virtual_time
-from p2ptrain.net.copies import EACH, LONGEST_S, MOST_PINNED, SHARED_S, Copies
+from p2ptrain.net import weight_server as copies_module
 from p2ptrain.net.driver import at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import receive_payload
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.talk import say
+from p2ptrain.net.rpc import say
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.weight_server import EACH, LONGEST_S, MOST_PINNED, SHARED_S, WeightServer
 from p2ptrain.ports import Link
 from p2ptrain.train.payloads import Snapshot
 from p2ptrain.train.sketch import SKETCH_BYTES, sketch
@@ -58,7 +58,7 @@ def test_a_piece_is_sent_as_it_lies_in_memory():
         async def send(self, kind, body):
             sent.append((kind, body))
 
-    virtual_time.run(Copies(published(weights), at_once, lambda: 0.0).answer(Asking()))
+    virtual_time.run(WeightServer(published(weights), at_once, lambda: 0.0).answer(Asking()))
     body = b"".join(chunk for kind, chunk in sent if kind == FrameKind.CHUNK)
     assert body == weights[2].numpy().tobytes()
     first = torch.frombuffer(sent[0][1], dtype=torch.float32)
@@ -68,7 +68,7 @@ def test_a_piece_is_sent_as_it_lies_in_memory():
 def test_all_pieces_of_a_stream_are_of_one_snapshot():
     async def main() -> tuple[list[bytes], list[bytes]]:
         network, payloads = MemoryNetwork(0.01), published(honest(1))
-        await network.transport(A).listen(Copies(payloads, at_once, asyncio.get_running_loop().time).answer)
+        await network.transport(A).listen(WeightServer(payloads, at_once, asyncio.get_running_loop().time).answer)
         link = await network.transport(ME).open(A)
         early = await asked(link, ["piece", 0])
         payloads.publish(Snapshot(2, tuple(honest(2)), tuple(honest(2))))
@@ -87,7 +87,7 @@ def test_sketches_are_of_what_we_have_now_whoever_takes_older_pieces():
 
     async def main() -> list[bytes]:
         network, payloads = MemoryNetwork(0.01), published(honest(1))
-        await network.transport(A).listen(Copies(payloads, at_once, asyncio.get_running_loop().time).answer)
+        await network.transport(A).listen(WeightServer(payloads, at_once, asyncio.get_running_loop().time).answer)
         link = await network.transport(ME).open(A)
         await asked(link, ["piece", 0])
         payloads.publish(Snapshot(2, tuple(honest(2)), tuple(honest(2))))
@@ -102,7 +102,7 @@ def test_nobody_is_given_weights_that_others_have_kept_for_long(pause_s: float, 
 
     async def main() -> tuple[bool, list[bytes]]:
         network, payloads = MemoryNetwork(0.01), published(honest(0))
-        copies = Copies(payloads, at_once, asyncio.get_running_loop().time)
+        copies = WeightServer(payloads, at_once, asyncio.get_running_loop().time)
         await network.transport(A).listen(copies.answer)
         for seed in range(2):
             payloads.publish(Snapshot(seed, tuple(honest(seed)), tuple(honest(seed))))
@@ -124,7 +124,7 @@ def test_nobody_is_given_weights_that_others_have_kept_for_long(pause_s: float, 
 def test_a_stream_ends_however_little_it_asks_for():
     async def main() -> float:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
-        await network.transport(A).listen(Copies(published(honest(1)), at_once, loop.time).answer)
+        await network.transport(A).listen(WeightServer(published(honest(1)), at_once, loop.time).answer)
         link = await network.transport(ME).open(A)
         with contextlib.suppress(NetworkError):
             while loop.time() < 2 * LONGEST_S:
@@ -139,7 +139,7 @@ def test_a_stream_ends_however_little_it_asks_for():
 def test_no_more_than_two_snapshots_are_kept_for_askers(order: int):
     async def main() -> tuple[list[list[bytes]], int, int]:
         network, payloads = MemoryNetwork(0.01), published(honest(0))
-        copies = Copies(payloads, at_once, asyncio.get_running_loop().time)
+        copies = WeightServer(payloads, at_once, asyncio.get_running_loop().time)
         await network.transport(A).listen(copies.answer)
         answers, links = [], []
         for seed in range(4):
@@ -162,7 +162,7 @@ def test_a_stream_that_stays_open_keeps_no_weights_beside_those_two():
 
     async def main() -> int:
         network, payloads = MemoryNetwork(0.01), published(honest(0))
-        copies = Copies(payloads, at_once, asyncio.get_running_loop().time)
+        copies = WeightServer(payloads, at_once, asyncio.get_running_loop().time)
         await network.transport(A).listen(copies.answer)
         links = [await network.transport(PeerId(f"asker {number}")).open(A) for number in range(6)]
         old = []
@@ -195,7 +195,7 @@ def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
 
     async def main() -> float:
         loop = asyncio.get_running_loop()
-        copies = Copies(published(honest(1)), at_once, loop.time)
+        copies = WeightServer(published(honest(1)), at_once, loop.time)
         with pytest.raises(NetworkError, match="took copies for too long"):
             await copies.answer(Slow())
         assert not copies._pins
@@ -207,7 +207,7 @@ def test_who_reads_slowly_is_not_waited_for_beyond_the_quarter_of_an_hour():
 def test_who_is_banned_gets_nothing_more_on_a_stream_that_is_open():
     async def main() -> bytes:
         network, banned = MemoryNetwork(0.01), set[PeerId]()
-        copies = Copies(
+        copies = WeightServer(
             published(honest(1)), at_once, asyncio.get_running_loop().time, counts=lambda peer: peer not in banned
         )
         await network.transport(A).listen(copies.answer)
@@ -222,12 +222,12 @@ def test_who_is_banned_gets_nothing_more_on_a_stream_that_is_open():
 
 
 def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
-    rates = Rates()
+    rates = Throttles()
 
     async def main() -> tuple[int, list[tuple[PeerId, int]], str]:
         network, given, why = MemoryNetwork(0.01), [], ""
         loop = asyncio.get_running_loop()
-        copies = Copies(published(honest(1)), at_once, loop.time, lambda *args: given.append(args), rates)
+        copies = WeightServer(published(honest(1)), at_once, loop.time, lambda *args: given.append(args), rates)
         taken = 0
 
         async def give(link: Link) -> None:
@@ -260,8 +260,8 @@ def test_who_was_promised_the_weights_may_take_them_twice_and_no_more():
 )
 def test_once_nothing_is_given_an_open_stream_compares_and_gives_no_pieces(rests, question, is_answered):
     async def main() -> bool:
-        network, rates = MemoryNetwork(0.01), Rates()
-        copies = Copies(published(honest(1)), at_once, asyncio.get_running_loop().time, rates=rates)
+        network, rates = MemoryNetwork(0.01), Throttles()
+        copies = WeightServer(published(honest(1)), at_once, asyncio.get_running_loop().time, rates=rates)
 
         async def answer(link: Link) -> None:
             with contextlib.suppress(NetworkError):
@@ -287,7 +287,7 @@ def test_small_models_are_rationed_by_their_bytes():
 
     async def main() -> int:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
-        await network.transport(A).listen(Copies(published(honest(1)), at_once, loop.time).answer)
+        await network.transport(A).listen(WeightServer(published(honest(1)), at_once, loop.time).answer)
         link, answers = await network.transport(ME).open(A), 0
         for _ in range(10 * int(EACH.burst) * F):
             await link.send(FrameKind.MESSAGE, msgpack.packb(["sketch", 0, 7]))
@@ -303,7 +303,7 @@ def test_questions_that_are_none_are_offences_and_floods_are_rationed(monkeypatc
 
     async def main() -> tuple[int, int]:
         network, loop = MemoryNetwork(0.01), asyncio.get_running_loop()
-        copies, offences, rationed = Copies(published(honest(1)), at_once, loop.time), 0, 0
+        copies, offences, rationed = WeightServer(published(honest(1)), at_once, loop.time), 0, 0
 
         async def answer(link: Link) -> None:
             nonlocal offences, rationed

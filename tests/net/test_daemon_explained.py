@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from p2ptrain.errors import DeviceError
-from p2ptrain.net.daemon import _explained
+from p2ptrain.base.errors import DeviceError
+from p2ptrain.net.p2pd.daemon import _explained
 
 REASON = "failed to listen on any addresses: listen tcp4 127.0.0.1:4001: bind: "
 

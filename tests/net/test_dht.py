@@ -24,8 +24,8 @@ from hivemind.utils import MSGPackSerializer
 from hivemind.utils.timed_storage import get_dht_time
 
 from p2ptrain import wire
-from p2ptrain.errors import NetworkError, RemoteError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import RunId
 from p2ptrain.net import dht, dht_protocol, virtual_time
 from p2ptrain.net.dht_protocol import (
     DHT_PROTOCOL,
@@ -42,12 +42,12 @@ from p2ptrain.net.dht_protocol import (
 )
 from p2ptrain.net.directory import MAX_STORED_PEERS, DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, _peer_id
-from p2ptrain.net.rates import LOWEST_RATE, UNWAITED_S, UNWAITED_SHARE, Rates
-from p2ptrain.swarm.buckets import Bucket
+from p2ptrain.net.throttle import LOWEST_RATE, UNWAITED_S, UNWAITED_SHARE, Throttles
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.presence_buckets import PresenceBucket
 
 RUN = RunId("ab" * 32)
-ROOT = presence_key(RUN, Bucket(0, 0))
+ROOT = presence_key(RUN, PresenceBucket(0, 0))
 ROOT_ID = DHTID.generate(source=ROOT)
 
 Handler = Callable[[Any, P2PContext], Awaitable[Any]]
@@ -127,9 +127,9 @@ def packed(entries: Sequence[Any], last: float = 0.0) -> bytes:
     return msgpack.packb(msgpack.ExtType(0x50, msgpack.packb([math.inf, last, list(entries)])))
 
 
-async def a_node(wires: Wires, number: int, rates: Rates | None = None) -> DHTNode:
+async def a_node(wires: Wires, number: int, rates: Throttles | None = None) -> DHTNode:
     p2p: Any = FakeP2P(wires, peer_id(number))
-    return await dht.start_node(p2p, PresenceValidator(RUN), rates or Rates())
+    return await dht.start_node(p2p, PresenceValidator(RUN), rates or Throttles())
 
 
 async def some_nodes(wires: Wires, count: int) -> list[DHTNode]:
@@ -476,7 +476,7 @@ def test_who_asks_too_often_finds_nothing_for_a_while_and_nobody_else_suffers() 
 
 def test_what_is_asked_and_answered_is_booked_and_is_nobodys_share() -> None:
     async def scene() -> None:
-        wires, mine, theirs = Wires(), Rates(), Rates()
+        wires, mine, theirs = Wires(), Throttles(), Throttles()
         here, there = await a_node(wires, 0, mine), await a_node(wires, 1, theirs)
         await here.protocol.call_ping(there.peer_id)
         await DhtDirectory(here, RUN, Random(1)).announce(presence_of(0))
@@ -493,7 +493,7 @@ def test_what_is_asked_and_answered_is_booked_and_is_nobodys_share() -> None:
 
 def test_while_it_rests_honest_askers_are_still_answered_and_floods_earlier_refused() -> None:
     async def scene() -> None:
-        rates = Rates()
+        rates = Throttles()
         protocol = (await a_node(Wires(), 0, rates)).protocol
         assert list((await protocol.rpc_store(a_store([entry(1)]), asked_by(1))).store_ok) == [True]
         rates.rests = True
@@ -509,7 +509,7 @@ def test_while_it_rests_honest_askers_are_still_answered_and_floods_earlier_refu
 
 def test_beyond_its_share_of_a_cap_nothing_is_answered_until_it_is_not() -> None:
     async def scene() -> None:
-        rates = Rates(asyncio.get_running_loop().time)
+        rates = Throttles(asyncio.get_running_loop().time)
         protocol = (await a_node(Wires(), 0, rates)).protocol
         await protocol.rpc_store(a_store([entry(1)]), asked_by(1))
         for line in (rates.up, rates.down):

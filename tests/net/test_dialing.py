@@ -8,9 +8,9 @@ import socket
 import pytest
 import uvloop
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address, virtual_time
-from p2ptrain.net.dialing import MOST_AT_ONCE, Caution, resolve
+from p2ptrain.net.p2pd.dialing import MOST_AT_ONCE, DialPolicy, resolve
 
 RELAY = PeerId("12D3KooWGr9NbThXK1Qf5LqAJAYxngoYbQXcisPpMSsW72V1tfbX")
 PUBLIC, HOME, LOOPBACK = "/ip4/8.8.8.8/tcp/5", "/ip4/192.168.1.1/tcp/80", "/ip4/127.0.0.1/tcp/6379"
@@ -35,21 +35,21 @@ NOBODYS = [
 PRIVATE = [HOME, *(f"/{each}/tcp/1" for each in ("ip4/10.1.2.3", "ip4/172.16.0.9", "ip4/100.64.0.1", "ip6/fd00::1"))]
 
 
-def chosen(caution: Caution, *addresses: str) -> list[str]:
+def chosen(caution: DialPolicy, *addresses: str) -> list[str]:
     return virtual_time.run(caution.chosen(addresses))
 
 
 @pytest.mark.parametrize("place", NOBODYS)
 @pytest.mark.parametrize("own", [PUBLIC, "/ip4/192.168.1.2/tcp/5"])
 def test_no_stranger_leads_us_to_our_own_machine_or_to_nobody(place: str, own: str) -> None:
-    caution = Caution()
+    caution = DialPolicy()
     caution.stand_at([own, LOOPBACK])
     assert chosen(caution, place, PUBLIC) == [PUBLIC]
 
 
 @pytest.mark.parametrize("place", PRIVATE)
 def test_private_addresses_are_for_those_who_have_neighbours(place: str) -> None:
-    caution = Caution()
+    caution = DialPolicy()
     assert chosen(caution, place) == []  # nothing is known of us yet
     caution.stand_at(["/ip4/11.0.0.1/tcp/5", LOOPBACK])
     assert chosen(caution, place, PUBLIC) == [PUBLIC]
@@ -61,12 +61,12 @@ def test_private_addresses_are_for_those_who_have_neighbours(place: str) -> None
 
 def test_a_few_are_dialed_at_once_the_best_first() -> None:
     many = [f"/ip4/8.8.8.8/tcp/{port}" for port in range(1, 9)]
-    assert chosen(Caution(), LOOPBACK, *many) == many[:MOST_AT_ONCE]
+    assert chosen(DialPolicy(), LOOPBACK, *many) == many[:MOST_AT_ONCE]
 
 
 def test_what_our_owner_named_is_dialed_as_it_stands() -> None:
     """A bootstrap at the other end of a tunnel, and the circuits through it."""
-    caution = Caution()
+    caution = DialPolicy()
     caution.trust([f"{LOOPBACK}/p2p/{RELAY}", "/dns4/boot.example/tcp/5"])
     circuit = address.through(RELAY, LOOPBACK)
     named = (LOOPBACK, f"{LOOPBACK}/p2p/{RELAY}", circuit, "/dns4/boot.example/tcp/5")
@@ -75,9 +75,9 @@ def test_what_our_owner_named_is_dialed_as_it_stands() -> None:
 
 def test_a_swarm_on_one_machine_is_dialed_as_it_stands() -> None:
     many = [f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 9)]
-    late = Caution()
+    late = DialPolicy()
     late.trust([], local=True)
-    for caution in (Caution(local=True), late):
+    for caution in (DialPolicy(local=True), late):
         assert chosen(caution, *many) == many
 
 
@@ -93,7 +93,7 @@ def test_a_name_is_dialed_by_what_it_stands_for() -> None:
             raise OSError("no such name")
         return book[host]
 
-    caution = Caution(resolve=look_up)
+    caution = DialPolicy(resolve=look_up)
     circuit = address.through(RELAY, "/dns4/good.example/tcp/7")
     both = ["/ip4/8.8.8.8/tcp/7", "/ip6/2001:4860::8/tcp/7"]
     assert chosen(caution, circuit) == [address.through(RELAY, each) for each in both]
@@ -110,7 +110,7 @@ def test_a_name_is_dialed_by_what_it_stands_for() -> None:
 
 def test_the_systems_names_are_looked_up() -> None:
     assert set(asyncio.run(resolve("localhost", socket.AF_UNSPEC))) <= {"127.0.0.1", "::1"}
-    caution = Caution()
+    caution = DialPolicy()
     caution.stand_at(["/ip4/192.168.1.2/tcp/5"])
     for run in (asyncio.run, uvloop.run):
         assert run(caution.chosen(["/dns/localhost/tcp/6379", f"/dns4/{'a' * 200}/tcp/1"])) == []

@@ -22,18 +22,18 @@ from people import AUTHOR
 
 from p2ptrain import wire
 from p2ptrain.admission import Gate
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import RunId
+from p2ptrain.net import access_list_store as rulings_module
 from p2ptrain.net import dht_protocol, directory, virtual_time
-from p2ptrain.net import rulings as rulings_module
+from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_list_key
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, _peer_id
 from p2ptrain.net.node import Node
-from p2ptrain.net.rate_limiter import Allowance
-from p2ptrain.net.rulings import LIFETIME_S, RulingsShelf, rulings_key
+from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.statements import packed
-from p2ptrain.swarm.buckets import LOST, MAX_GETS, MAX_LEVEL, MERGE, Bucket, home
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.presence_buckets import LOST, MAX_GETS, MAX_LEVEL, MERGE, PresenceBucket, home
 
 RUN, OTHER_RUN = RunId("ab" * 32), RunId("cd" * 32)
 PLACES = ("/ip4/203.0.113.7/tcp/31337",)
@@ -49,7 +49,7 @@ def presence_of(identity: Identity, run: RunId = RUN, issued_at: float | None = 
     return identity.sign(Presence(identity.peer_id, run, PLACES, PeerState.TRAINING, 1, 2.0, True, "fox", at, 60.0))
 
 
-def key_of(bucket: Bucket, run: RunId = RUN) -> bytes:
+def key_of(bucket: PresenceBucket, run: RunId = RUN) -> bytes:
     return DHTID.generate(source=presence_key(run, bucket)).to_bytes()
 
 
@@ -75,9 +75,9 @@ def test_everything_else_is_rejected(identity: Identity, tmp_path: Path):
     future = presence_of(identity, issued_at=get_dht_time() + 3000.0)
     rejected = {
         "another key": replace(good, key=DHTID.generate(source="x").to_bytes()),
-        "another bucket": replace(good, key=key_of(Bucket(3, (home(RUN, identity.peer_id, 3).number + 1) % 8))),
+        "another bucket": replace(good, key=key_of(PresenceBucket(3, (home(RUN, identity.peer_id, 3).number + 1) % 8))),
         "too deep a bucket": replace(good, key=key_of(home(RUN, identity.peer_id, MAX_LEVEL + 1))),
-        "another run's bucket": replace(good, key=key_of(Bucket(0, 0), OTHER_RUN)),
+        "another run's bucket": replace(good, key=key_of(PresenceBucket(0, 0), OTHER_RUN)),
         "another's subkey": replace(good, subkey=msgpack.packb(other.peer_id)),
         "no subkey": replace(good, subkey=msgpack.packb(None)),
         "forged": record_of(replace(presence, step=2)),
@@ -140,7 +140,7 @@ class PretendedNode:
         await self.before_get()
         return ValueWithExpiration(self.held[key], 0.0) if key in self.held else None
 
-    def put(self, presence: Presence, bucket: Bucket) -> None:
+    def put(self, presence: Presence, bucket: PresenceBucket) -> None:
         value = ValueWithExpiration(wire.encode_presence(presence), presence.issued_at + presence.lifetime_s)
         self.held.setdefault(presence_key(RUN, bucket), {})[presence.peer] = value
 
@@ -166,7 +166,7 @@ def test_a_small_swarm_sees_all_and_costs_one_key(crowd: list[Identity]):
         directories = [directory_over(node, seed) for seed in range(10)]
         for each, identity in zip(directories, crowd, strict=False):
             await each.announce(presence_of(identity))
-        assert list(node.held) == [presence_key(RUN, Bucket(0, 0))]
+        assert list(node.held) == [presence_key(RUN, PresenceBucket(0, 0))]
         for each in directories:
             assert peers_of(await each.lookup()) == {identity.peer_id for identity in crowd[:10]}
             assert each.sees_all
@@ -223,7 +223,7 @@ def test_a_lookup_is_bounded_and_takes_anyone(crowd: list[Identity]):
     async def main() -> None:
         node = PretendedNode()
         for identity in crowd:
-            node.put(presence_of(identity), Bucket(0, 0))
+            node.put(presence_of(identity), PresenceBucket(0, 0))
         seen: set[str] = set()
         for seed in range(16):
             found = await directory_over(node, seed).lookup()
@@ -246,8 +246,8 @@ def test_a_lookup_verifies_again(crowd: list[Identity]):
             presence_of(crowd[5], issued_at=get_dht_time() - 61.0),
         ]
         for presence in (*unfit, good):
-            node.put(presence, Bucket(0, 0))
-        held = node.held[presence_key(RUN, Bucket(0, 0))]
+            node.put(presence, PresenceBucket(0, 0))
+        held = node.held[presence_key(RUN, PresenceBucket(0, 0))]
         held |= dict.fromkeys(("garbage", "more"), ValueWithExpiration({"a": 1}, get_dht_time() + 9.0))
         assert await directory_over(node).lookup() == [good]
 
@@ -258,15 +258,15 @@ def test_a_record_in_anothers_bucket_is_not_found(crowd: list[Identity]):
     async def main() -> None:
         node = PretendedNode()
         for identity in crowd:
-            node.put(presence_of(identity), Bucket(0, 0))
+            node.put(presence_of(identity), PresenceBucket(0, 0))
         each = directory_over(node)
         await each.lookup()
         node.held.clear()
         node.gets.clear()
         stray = presence_of(crowd[0])
         for number in range(4):
-            if Bucket(2, number) != home(RUN, stray.peer, 2):
-                node.put(stray, Bucket(2, number))
+            if PresenceBucket(2, number) != home(RUN, stray.peer, 2):
+                node.put(stray, PresenceBucket(2, number))
         for _ in range(3):
             assert await each.lookup() == []
         assert node.gets[0].startswith(f"p2ptrain.{RUN}.presence.2.")
@@ -298,7 +298,7 @@ def test_a_dht_that_does_not_answer_is_a_network_error(crowd: list[Identity]):
     async def main() -> None:
         node = PretendedNode()
         for identity in crowd:
-            node.put(presence_of(identity), Bucket(0, 0))
+            node.put(presence_of(identity), PresenceBucket(0, 0))
         each = directory_over(node)
 
         async def freeze() -> None:
@@ -330,7 +330,7 @@ def test_what_hivemind_stumbles_over_is_a_network_error(crowd: list[Identity], e
     async def main() -> None:
         node = PretendedNode()
         for identity in crowd:
-            node.put(presence_of(identity), Bucket(0, 0))
+            node.put(presence_of(identity), PresenceBucket(0, 0))
         each = directory_over(node)
 
         async def stumble(*_: Any, **__: Any) -> None:
@@ -381,7 +381,7 @@ def test_a_lone_node_keeps_its_record_and_cannot_look_up(crowd: list[Identity]):
         node.protocol.routing_table.uid_to_peer_id = {}
         each = directory_over(node)
         await each.announce(presence_of(crowd[0]))
-        assert list(node.held) == [presence_key(RUN, Bucket(0, 0))]
+        assert list(node.held) == [presence_key(RUN, PresenceBucket(0, 0))]
         with pytest.raises(NetworkError, match="no other node is known"):
             await each.lookup()
 
@@ -391,7 +391,7 @@ def test_a_lone_node_keeps_its_record_and_cannot_look_up(crowd: list[Identity]):
 @pytest.mark.net
 def test_a_crowd_is_found_over_a_real_dht(crowd: list[Identity], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Two real nodes, and the records of 120 peers of which one is there: too many for one bucket."""
-    monkeypatch.setattr(dht_protocol, "EACH", Allowance(1e6, 1e6))  # one announces them all
+    monkeypatch.setattr(dht_protocol, "EACH", RateLimit(1e6, 1e6))  # one announces them all
 
     async def main() -> None:
         nodes: list[Node] = []
@@ -547,7 +547,7 @@ class RulingsNode:
         self.stored = 0
 
     async def get(self, key, latest):
-        assert key == rulings_key(RUN)
+        assert key == access_list_key(RUN)
         return ValueWithExpiration(self.held, 0.0) if self.held else None
 
     async def store(self, key, value, expiration_time, subkey):
@@ -571,8 +571,8 @@ class Chance(Random):
         return self._drawn
 
 
-def shelf_over(node: Any, gate: Gate, news: list[int], drawn: float = 0.99) -> RulingsShelf:
-    return RulingsShelf(lambda: node, gate, lambda: news.append(gate.rulings.serial), Chance(drawn))
+def shelf_over(node: Any, gate: Gate, news: list[int], drawn: float = 0.99) -> AccessListStore:
+    return AccessListStore(lambda: node, gate, lambda: news.append(gate.rulings.serial), Chance(drawn))
 
 
 def test_the_newest_rulings_reach_everybody_and_stay(monkeypatch: pytest.MonkeyPatch):
@@ -614,9 +614,9 @@ def test_nobody_puts_other_rulings_on_the_shelf():
             "until no time": (current, 7, math.nan),
         }
         for what, (document, serial, expiration) in rejected.items():
-            assert not await node.store(rulings_key(RUN), document.encode(), expiration, serial), what
-        assert not await node.store(rulings_key(RUN), b"x" * 100_000, until, 7)
-        assert await node.store(rulings_key(RUN), current.encode(), until, 7)
+            assert not await node.store(access_list_key(RUN), document.encode(), expiration, serial), what
+        assert not await node.store(access_list_key(RUN), b"x" * 100_000, until, 7)
+        assert await node.store(access_list_key(RUN), current.encode(), until, 7)
 
     asyncio.run(main())
 

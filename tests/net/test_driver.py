@@ -16,13 +16,14 @@ import pytest
 import torch
 
 from p2ptrain import codec
-from p2ptrain.errors import MisfitError, NetworkError
+from p2ptrain.base.errors import MisfitError, NetworkError
+from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
-from p2ptrain.net.driver import FAREWELL_S, Driver, Shore, at_once
+from p2ptrain.net.driver import FAREWELL_S, Driver, DriverEnvironment, at_once
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.talk import say as ask
+from p2ptrain.net.rpc import say as ask
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.sim import QuadraticTask
@@ -30,7 +31,6 @@ from p2ptrain.swarm import Offer, Peer, PeerState, Presence, SwarmRules, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S
 from p2ptrain.swarm.events import LeaveRequested
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, WeightsReply, WeightsRequest
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import LearnerRules
 from p2ptrain.wire import decode_message, encode_message
@@ -61,7 +61,7 @@ class Trainee:
         )
         self.core = Peer(peer, swarm_rules, Random(1))
         self._begun = asyncio.Event()
-        shore = Shore(
+        shore = DriverEnvironment(
             transport=network.transport(peer),
             directory=network.directory(0.01, clock=loop.time),
             notebook=self.notebook,

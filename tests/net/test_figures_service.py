@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from bootstrap.swarm_view import POLL_S
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.figures_service import MOST_TOLD, Teller, Telling, ask_figures
+from p2ptrain.net.figures_service import MOST_TOLD, FiguresService, Telling, ask_figures
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
@@ -42,7 +42,7 @@ def asked(handler: Callable[[Link], Awaitable[None]], serial: int = 0, times: in
 
 
 def teller(telling: Telling | None) -> Callable[[Link], Awaitable[None]]:
-    return Teller(lambda: telling, clock=lambda: 0.0).answer
+    return FiguresService(lambda: telling, clock=lambda: 0.0).answer
 
 
 def saying(*words: Any) -> Callable[[Link], Awaitable[None]]:

@@ -15,17 +15,17 @@ import pytest
 import torch
 
 from p2ptrain import codec
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.manifest import Outer, Swarm
-from p2ptrain.net.driver import Driver, Shore, at_once
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.manifest import OuterSection, SwarmSection
+from p2ptrain.net.driver import Driver, DriverEnvironment, at_once
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.outer import slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import Calm, QuadraticTask, SimulatedNetwork, SimulatedPeer, World
-from p2ptrain.sim.lockstep import Lockstep, LockstepRules
+from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.swarm import Peer, PeerState, Presence
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.rules import learner_rules, swarm_rules
 
@@ -59,9 +59,9 @@ class Case:
     final_gossip_s: float = 60.0
 
     @property
-    def outer(self) -> Outer:
+    def outer(self) -> OuterSection:
         recipe = RECIPES[self.recipe]
-        return Outer(
+        return OuterSection(
             recipe=self.recipe,
             inner_steps=1 if recipe.every_step else H,
             learning_rate=0.7,
@@ -86,7 +86,7 @@ def make_peer(peer: PeerId, case: Case) -> tuple[Peer, Learner]:
     )
     outer, swarm = (
         case.outer,
-        Swarm(catch_up_outer_steps=8, final_disagreement=0.02, final_gossip_s=case.final_gossip_s),
+        SwarmSection(catch_up_outer_steps=8, final_disagreement=0.02, final_gossip_s=case.final_gossip_s),
     )
     parts = slices(P, case.fragments)
     learner = Learner(
@@ -121,7 +121,7 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
         core, learner = make_peer(peer, case)
         notebook = MemoryLog()
         begun = asyncio.Event()
-        shore = Shore(
+        shore = DriverEnvironment(
             transport=network.transport(peer),
             directory=network.directory(LOOKUP_S, clock=loop.time),
             notebook=notebook,

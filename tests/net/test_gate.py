@@ -10,17 +10,17 @@ from typing import Any
 import pytest
 from people import DAY, GUEST, NOW, PUBLIC, RUN, STRANGER, WITNESS, Somebody, badge, rulings, ticket
 
-from p2ptrain.admission import Badge, Gate, Refusal, Register
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.admission import Certificate, Gate, InviteRegister, Refusal
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import virtual_time
-from p2ptrain.net.admission_service import Desk, ask_rulings, come_in
+from p2ptrain.net.admission_service import AdmissionHandler, ask_rulings, come_in
 from p2ptrain.net.gate import BADGE_DEADLINE_S, GatedTransport, GatedWideLink
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
 from p2ptrain.net.payload import DirectLink, WideLink, receive_payload, send_payload
 from p2ptrain.ports import Link
 from p2ptrain.statements import packed
-from p2ptrain.telemetry import MemoryLog
 
 MEMBER = WITNESS
 """It holds a badge too."""
@@ -236,11 +236,11 @@ def test_strangers_do_not_fill_the_log() -> None:
 # --- the desk ---------------------------------------------------------------------------------------------------------
 
 
-def desk(**more: Any) -> tuple[Desk, list[bytes]]:
+def desk(**more: Any) -> tuple[AdmissionHandler, list[bytes]]:
     kept: list[bytes] = []
-    made = Desk(
+    made = AdmissionHandler(
         Gate("invite", RUN, PUBLIC),
-        Register(RUN, WITNESS.peer),
+        InviteRegister(RUN, WITNESS.peer),
         WITNESS.state,
         lambda encoded, guest, invite: kept.append(encoded),
         wall=lambda: float(NOW),
@@ -250,7 +250,7 @@ def desk(**more: Any) -> tuple[Desk, list[bytes]]:
     return made, kept
 
 
-def at_desk(made: Desk, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
+def at_desk(made: AdmissionHandler, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GUEST) -> Any:
     async def main() -> Any:
         network = MemoryNetwork(latency=0.01)
         await network.transport(WITNESS.peer).listen(made.answer)
@@ -259,14 +259,14 @@ def at_desk(made: Desk, ask: Callable[[Any], Awaitable[Any]], who: Somebody = GU
     return virtual_time.run(main())
 
 
-def join(transport: Any, guest: Somebody = GUEST, by: Any = None) -> Awaitable[Badge | Refusal]:
+def join(transport: Any, guest: Somebody = GUEST, by: Any = None) -> Awaitable[Certificate | Refusal]:
     return come_in(transport, WITNESS.peer, [], by or ticket(), Gate("invite", RUN, PUBLIC), guest.peer)
 
 
 def test_a_guest_comes_by_its_invite_and_the_use_is_on_disk() -> None:
     made, kept = desk()
     got = at_desk(made, join)
-    assert isinstance(got, Badge)
+    assert isinstance(got, Certificate)
     assert Gate("invite", RUN, PUBLIC).refusal(GUEST.peer, got.encode(), NOW) is None
     assert GUEST.peer.encode() in kept[-1]
     assert at_desk(made, lambda transport: join(transport, STRANGER), STRANGER) is Refusal.USED_UP

@@ -11,19 +11,19 @@ import pytest
 import torch
 from donors import COMMON, F, N, Weights, honest, published
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.copies import Copies
 from p2ptrain.net.driver import at_once
-from p2ptrain.net.gathering import KEEP_S, REST_S, Gatherer, _Line
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.payload import send_payload
-from p2ptrain.net.talk import hear
+from p2ptrain.net.rpc import hear
+from p2ptrain.net.weight_download import KEEP_S, REST_S, Downloader, _DonorChannel
+from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
-from p2ptrain.swarm.pieces import PIECE_BYTES
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.swarm.download_plan import PIECE_BYTES
 from p2ptrain.train.sketch import sketch
 
 ME, GIVER, A, B, C = (PeerId(name) for name in ("me", "giver", "a", "b", "c"))
@@ -46,8 +46,8 @@ async def silence(link: Link) -> None:
     await asyncio.sleep(1e6)
 
 
-def copies_of(weights: Weights) -> Copies:
-    return Copies(published(weights), at_once, asyncio.get_running_loop().time)
+def copies_of(weights: Weights) -> WeightServer:
+    return WeightServer(published(weights), at_once, asyncio.get_running_loop().time)
 
 
 def breaking(weights: Weights, after: int) -> Serve:
@@ -104,7 +104,7 @@ def gathered(
 
     async def main() -> tuple[list[bytearray], float]:
         network, promised = await around.open()
-        gatherer = Gatherer(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
+        gatherer = Downloader(network.transport(ME).open, sizes or [4 * N] * F, at_once, notebook, around.taken)
         whole = await gatherer.gather(promised, dict.fromkeys([GIVER, *others], ()))
         seconds = asyncio.get_running_loop().time()
         await asyncio.sleep(1.0)  # until the farewell is heard
@@ -239,7 +239,7 @@ def test_what_a_failed_pull_had_fetched_is_not_asked_for_again(notebook):
         await promises.transport(A).listen(breaking(given, 3))
         await promises.transport(B).listen(counting)
         await network.transport(B).listen(copies_of(honest(1)).answer)
-        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         with pytest.raises(NetworkError, match="broke off"):
             await gatherer.gather(await promises.transport(ME).open(A), {})
         await asyncio.sleep(pause_s)
@@ -260,7 +260,7 @@ def test_what_honest_donors_gave_while_the_one_that_promised_lied_is_not_asked_f
 
     async def main() -> tuple[int, list[bytearray]]:
         network, promised = await around.open()
-        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
+        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook, around.taken)
         others = dict.fromkeys(donors, ())
         with pytest.raises(RemoteError, match="far from those of others"):
             await gatherer.gather(promised, others)
@@ -285,7 +285,7 @@ def test_a_pull_that_is_broken_off_keeps_what_it_had_for_a_while_and_leaves_no_t
             await silence(link)
 
         await promises.transport(A).listen(dripping)
-        gatherer = Gatherer(None, [4 * N] * F, at_once, notebook)
+        gatherer = Downloader(None, [4 * N] * F, at_once, notebook)
         link = await promises.transport(ME).open(A)
         pulling = asyncio.create_task(gatherer.gather(link, {}))
         await asyncio.sleep(5.0)
@@ -327,7 +327,7 @@ def test_a_stream_on_which_nothing_is_asked_is_ended_and_opened_again(notebook):
         await promises.transport(GIVER).listen(donor(0))
         await network.transport(GIVER).listen(donor(0))
         await network.transport(A).listen(donor(1))
-        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         whole = await gatherer.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(1.0)
         return whole
@@ -371,7 +371,7 @@ def test_a_promise_is_kept_though_another_was_faster_and_its_giver_is_compared(n
         await promises.transport(GIVER).listen(promised)
         await network.transport(GIVER).listen(copies(0))
         await network.transport(A).listen(copies(1))
-        gatherer = Gatherer(network.transport(ME).open, [4 * N] * F, at_once, notebook)
+        gatherer = Downloader(network.transport(ME).open, [4 * N] * F, at_once, notebook)
         whole = await gatherer.gather(await promises.transport(ME).open(GIVER), {GIVER: (), A: ()})
         await asyncio.sleep(10.0)
         return whole
@@ -394,7 +394,7 @@ def test_a_farewell_that_is_cut_short_ends_the_stream_all_the_same():
 
     async def main() -> bool:
         stuck = Stuck()
-        line = _Line(lambda: None, stuck)
+        line = _DonorChannel(lambda: None, stuck)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(1.0):
                 await line.end()

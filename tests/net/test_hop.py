@@ -9,38 +9,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain.net import control, hop
-from p2ptrain.net.hop import Question, Status
+from p2ptrain.net.p2pd import control
+from p2ptrain.net.relay import circuit_v2
+from p2ptrain.net.relay.circuit_v2 import CircuitRequest, CircuitStatus
 
 # What go-libp2p 0.32.1 answered to a RESERVE: type, reservation (expiry, address, voucher), limit, status.
 GO = bytes.fromhex("0802" + "1a0608ddc489d806" + "2209" + "08880e1080808080" + "10" + "2864")
 
 
 def test_a_place_is_asked_for_in_two_bytes() -> None:
-    assert hop.framed(hop.reserve()) == bytes([2, 8, 0])
-    assert hop.question(hop.reserve()) == Question(hop.RESERVE)
+    assert circuit_v2.framed(circuit_v2.reserve()) == bytes([2, 8, 0])
+    assert circuit_v2.question(circuit_v2.reserve()) == CircuitRequest(circuit_v2.RESERVE)
 
 
 def test_the_answer_of_go_libp2p_is_understood() -> None:
-    assert hop.status(GO) == Status.OK
+    assert circuit_v2.status(GO) == CircuitStatus.OK
 
 
-@pytest.mark.parametrize("status", Status)
-def test_our_answer_is_read_back(status: Status) -> None:
-    assert hop.status(hop.answer(status)) == hop.status(hop.answer(status, 1_795_000_000)) == status
+@pytest.mark.parametrize("status", CircuitStatus)
+def test_our_answer_is_read_back(status: CircuitStatus) -> None:
+    assert (
+        circuit_v2.status(circuit_v2.answer(status))
+        == circuit_v2.status(circuit_v2.answer(status, 1_795_000_000))
+        == status
+    )
 
 
 def test_whom_to_lead_to_is_read() -> None:
     target = bytes(range(38))
-    message = bytes([8, hop.CONNECT, 0x12, 40, 0x0A, 38]) + target
-    assert hop.question(message) == Question(hop.CONNECT, target)
-    assert hop.lead(target) == bytes([8, 0, 0x12, 40, 0x0A, 38]) + target
-    assert hop.stop_status(bytes([8, 1, 0x20, 100])) == Status.OK
+    message = bytes([8, circuit_v2.CONNECT, 0x12, 40, 0x0A, 38]) + target
+    assert circuit_v2.question(message) == CircuitRequest(circuit_v2.CONNECT, target)
+    assert circuit_v2.lead(target) == bytes([8, 0, 0x12, 40, 0x0A, 38]) + target
+    assert circuit_v2.stop_status(bytes([8, 1, 0x20, 100])) == CircuitStatus.OK
 
 
 @pytest.mark.parametrize("message", [b"", b"\x08", b"\x12\x05a", b"\x0d\x00\x00\x00\x00", b"\x08" + b"\xff" * 11])
 def test_what_is_none_of_these_is_a_value_error(message: bytes) -> None:
-    for reader in (hop.question, hop.status, hop.stop_status):
+    for reader in (circuit_v2.question, circuit_v2.status, circuit_v2.stop_status):
         with pytest.raises(ValueError, match=r"."):
             reader(message)
 
@@ -49,7 +54,7 @@ def test_what_is_none_of_these_is_a_value_error(message: bytes) -> None:
 @given(some.binary(max_size=100))
 def test_any_bytes_are_a_question_or_a_value_error(message: bytes) -> None:
     with contextlib.suppress(ValueError):
-        assert isinstance(hop.question(message).target, bytes)
+        assert isinstance(circuit_v2.question(message).target, bytes)
 
 
 @pytest.mark.parametrize("length", [b"\x80", b"\x80" * 5 + b"\xff"])
@@ -64,5 +69,5 @@ def test_a_length_without_end_is_not_read_on(length: bytes) -> None:
             return length[len(read) % len(length) :][:1]
 
     with pytest.raises(OSError, match="bytes"):
-        asyncio.run(control.read_message(Endless(), hop.MAX_MESSAGE_BYTES))
+        asyncio.run(control.read_message(Endless(), circuit_v2.MAX_MESSAGE_BYTES))
     assert len(read) <= control.MAX_LENGTH_BYTES

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net.identity import Identity, peer_id_bytes, verify
 from p2ptrain.swarm.messages import PeerState, Presence
 

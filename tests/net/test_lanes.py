@@ -12,16 +12,23 @@ from typing import Any, cast
 import pytest
 import uvloop
 
-from p2ptrain.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net import lanes as lanes_module
+from p2ptrain.net import parallel_streams as lanes_module
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.lanes import LANE_PROTOCOL, LANES, WIDE_FROM_BYTES, WIDE_FROM_RATE, LaneLink, Lanes
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
+from p2ptrain.net.parallel_streams import (
+    LANE_PROTOCOL,
+    LANES,
+    WIDE_FROM_BYTES,
+    WIDE_FROM_RATE,
+    ParallelLink,
+    ParallelStreams,
+)
 from p2ptrain.net.payload import begun, receive_payload, send_payload, widened
-from p2ptrain.net.talk import hear, say
+from p2ptrain.net.rpc import hear, say
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.statements import packed
 
@@ -41,12 +48,12 @@ class Two:
 
     runner: asyncio.Runner
     nodes: list[Node]
-    lanes: list[Lanes]
+    lanes: list[ParallelStreams]
 
     def converse(
         self,
-        opener: Callable[[LaneLink], Awaitable[Any]],
-        answerer: Callable[[LaneLink], Awaitable[Any]],
+        opener: Callable[[ParallelLink], Awaitable[Any]],
+        answerer: Callable[[ParallelLink], Awaitable[Any]],
     ) -> tuple[Any, Any]:
         """What both make of one conversation."""
 
@@ -104,12 +111,12 @@ async def _outcome(work: Awaitable[Any]) -> Any:
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     home = tmp_path_factory.mktemp("lanes")
 
-    async def start() -> tuple[list[Node], list[Lanes]]:
+    async def start() -> tuple[list[Node], list[ParallelStreams]]:
         nodes = [
             await Node.start(Identity.load_or_create(home / name), RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
             for name in ("first.key", "second.key")
         ]
-        lanes = [Lanes(node) for node in nodes]
+        lanes = [ParallelStreams(node) for node in nodes]
         for each in lanes:
             await each.listen()
         return nodes, lanes
@@ -130,7 +137,7 @@ def two(pair: Two) -> Iterator[Two]:
     pair.settled()
 
 
-async def swap(link: LaneLink) -> tuple[int, list[bytearray]]:
+async def swap(link: ParallelLink) -> tuple[int, list[bytearray]]:
     """Both directions at once; over how many lanes, and what came."""
     road = await widened(link, SIZE)
     async with asyncio.TaskGroup() as both:
@@ -166,21 +173,21 @@ def test_a_partner_that_takes_no_more_streams_gets_the_payload_by_one(two: Two) 
     two.runner.run(forget(two.lanes[0]))
 
 
-async def forget(lanes: Lanes) -> None:
+async def forget(lanes: ParallelStreams) -> None:
     """End what is held for conversations that will not come, as ``UNCLAIMED_S`` would."""
     for lane in [lane for waiting in lanes._waiting.values() for lane in waiting.values()]:
         lane.over.set()
 
 
 def test_a_small_payload_says_nothing_of_lanes(two: Two) -> None:
-    async def small(link: LaneLink) -> bool:
+    async def small(link: ParallelLink) -> bool:
         return await widened(link, WIDE_FROM_BYTES - 1) is link
 
     assert two.converse(small, small) == (True, True)
 
 
 def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
-    async def boast(link: LaneLink) -> None:
+    async def boast(link: ParallelLink) -> None:
         await say(link, ["lanes", TOKEN])
         await link.receive()
 
@@ -191,7 +198,7 @@ def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
 
 @pytest.mark.parametrize("words", [["lanes"], ["lanes", b"short"], ["lanes", 1], ["lane", TOKEN], [], [["lanes"]]])
 def test_nonsense_about_lanes_is_an_offence(two: Two, words: list[Any]) -> None:
-    async def babble(link: LaneLink) -> None:
+    async def babble(link: ParallelLink) -> None:
         await say(link, words)
         await link.receive()
 
@@ -323,7 +330,7 @@ def test_lanes_are_claimed_once(two: Two) -> None:
 def test_who_waits_for_a_payload_to_begin_waits_for_its_first_chunk(two: Two) -> None:
     two.lanes[1].came(two.peer, 1e9)
 
-    async def late(link: LaneLink) -> int:
+    async def late(link: ParallelLink) -> int:
         road = await widened(link, SIZE)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.3):
@@ -331,7 +338,7 @@ def test_who_waits_for_a_payload_to_begin_waits_for_its_first_chunk(two: Two) ->
         await send_payload(road, PARTS)
         return 1 + len(link._opened)
 
-    async def patient(link: LaneLink) -> list[bytearray]:
+    async def patient(link: ParallelLink) -> list[bytearray]:
         road = await widened(link, SIZE)
         await begun(road)
         return await receive_payload(road, LENGTHS)
@@ -342,11 +349,11 @@ def test_who_waits_for_a_payload_to_begin_waits_for_its_first_chunk(two: Two) ->
 def test_who_ends_before_its_payload_had_not_begun_it(two: Two) -> None:
     two.lanes[1].came(two.peer, 1e9)
 
-    async def leaves(link: LaneLink) -> None:
+    async def leaves(link: ParallelLink) -> None:
         await widened(link, SIZE)
         await link.close()
 
-    async def waits(link: LaneLink) -> None:
+    async def waits(link: ParallelLink) -> None:
         await begun(await widened(link, SIZE))
 
     _, outcome = two.converse(leaves, waits)
@@ -356,7 +363,7 @@ def test_who_ends_before_its_payload_had_not_begun_it(two: Two) -> None:
 def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> None:
     two.lanes[1].came(two.peer, 1e9)
 
-    async def breaks(link: LaneLink) -> None:
+    async def breaks(link: ParallelLink) -> None:
         road = await widened(link, SIZE)
         await link._opened[1].close()
         await send_payload(road, PARTS)
@@ -369,7 +376,7 @@ def test_a_lane_that_breaks_fails_the_payload_and_all_lanes_end(two: Two) -> Non
 def test_chunks_on_a_lane_out_of_turn_are_an_offence(two: Two) -> None:
     two.lanes[1].came(two.peer, 1e9)
 
-    async def stray(link: LaneLink) -> None:
+    async def stray(link: ParallelLink) -> None:
         await widened(link, SIZE)
         for lane in link._opened:
             await lane.send(FrameKind.CHUNK, b"x")
@@ -380,7 +387,7 @@ def test_chunks_on_a_lane_out_of_turn_are_an_offence(two: Two) -> None:
     assert isinstance(outcome, RemoteError)
 
 
-async def receive(link: LaneLink) -> None:
+async def receive(link: ParallelLink) -> None:
     await receive_payload(await widened(link, SIZE), LENGTHS)
 
 

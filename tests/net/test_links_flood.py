@@ -11,16 +11,17 @@ import base58
 import pytest
 from hivemind.proto import p2pd_pb2
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind, encode_header
-from p2ptrain.ids import PeerId
-from p2ptrain.net import address, hop, virtual_time
-from p2ptrain.net.control import FarEnd
+from p2ptrain.net import address, virtual_time
 from p2ptrain.net.links import Limits, StreamLink, origin_of
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.rate_limiter import PER_ORIGIN, PER_PEER
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.streams import Stream
+from p2ptrain.net.relay import circuit_v2
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import MOST_NAMELESS, P2PTransport
 
 HERE, THERE, ELSEWHERE = (f"/ip4/203.0.114.{host}/tcp/4001" for host in (7, 8, 9))
@@ -101,7 +102,7 @@ def admitted(transport: P2PTransport, times: int) -> int:
 @pytest.mark.parametrize("is_gift", [True, False])
 def test_whether_the_owner_gives_turns_nobody_down_here(is_gift: bool) -> None:
     """Each service knows what it withholds; an exchange withholds nothing."""
-    rates = Rates()
+    rates = Throttles()
     rates.gives = False
     transport = P2PTransport(cast(Node, None), limits=Limits(inbound=1000), rates=rates, is_gift=is_gift)
     assert admitted(transport, 100) == PER_PEER.burst
@@ -116,7 +117,7 @@ class Wire:
     def __init__(self, who: int, place: str, said: bytes = b"") -> None:
         peer = b"\x00\x24\x08\x01\x12\x20" + who.to_bytes(32, "big")
         info = p2pd_pb2.StreamInfo(peer=peer, addr=address.packed(place), proto="/test")
-        self._unread = hop.framed(info.SerializeToString()) + said
+        self._unread = circuit_v2.framed(info.SerializeToString()) + said
         self.is_open = True
         self.lacking = 0
 
@@ -308,5 +309,5 @@ def test_streams_of_which_nobody_knows_yet_whose_they_are_are_bounded() -> None:
     ],
 )
 def test_a_link_counts_for_where_it_comes_from(place: str, counts_for: str) -> None:
-    link = StreamLink(FarEnd(PeerId("amber"), place), cast(Stream, None), LIMITS, Rates())
+    link = StreamLink(FarEnd(PeerId("amber"), place), cast(Stream, None), LIMITS, Throttles())
     assert origin_of(link) == counts_for

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.manifest_service import EACH, OVERALL, WINDOW_S, answer_requests, ask
 from p2ptrain.net.memory import MemoryNetwork

@@ -18,30 +18,30 @@ import psutil
 import pytest
 import uvloop
 
-from p2ptrain.errors import NetworkError, RemoteError, UserError
+from p2ptrain.base.errors import NetworkError, RemoteError, UserError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net import daemon as daemon_module
-from p2ptrain.net.daemon import Daemon
 from p2ptrain.net.directory import DhtDirectory, PresenceValidator, presence_key
 from p2ptrain.net.identity import Identity, verify
 from p2ptrain.net.links import Limits
 from p2ptrain.net.manifest_service import fetch_manifest, serve_manifest
 from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd import daemon as daemon_module
+from p2ptrain.net.p2pd.daemon import Daemon
+from p2ptrain.net.p2pd.socket_folder import sweep
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rate_limiter import Allowance, RateLimiter
-from p2ptrain.net.socket_folder import sweep
+from p2ptrain.net.rate_limiter import RateLimit, RateLimiter
 from p2ptrain.net.transport import MOST_HANGING, P2PTransport
 from p2ptrain.ports import Link
-from p2ptrain.swarm.buckets import Bucket
 from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.presence_buckets import PresenceBucket
 from p2ptrain.wire import encode_presence
 
 pytestmark = pytest.mark.net
 
 RUN = RunId("ab" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
-PLENTY = Allowance(burst=10_000.0, per_s=1.0)
+PLENTY = RateLimit(burst=10_000.0, per_s=1.0)
 REMOTE = Path(__file__).with_name("remote_node.py")
 
 
@@ -175,7 +175,7 @@ def test_presences_are_seen_by_all_and_forgeries_by_nobody(swarm: Swarm):
         dht = swarm.nodes[1].dht
         honest, dht.protocol.record_validator = dht.protocol.record_validator, None
         try:
-            key, until_then = presence_key(RUN, Bucket(0, 0)), forged.issued_at + forged.lifetime_s
+            key, until_then = presence_key(RUN, PresenceBucket(0, 0)), forged.issued_at + forged.lifetime_s
             await dht.store(key, encode_presence(forged), until_then, subkey=forged.peer, exclude_self=True)
             await dht.store("spam", b"x" * 1000, until_then, exclude_self=True)
         finally:

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net.node import MAX_DIALS_AT_ONCE, whom_to_dial
 
 BOOTSTRAPS = [PeerId(f"bootstrap {number}") for number in range(16)]

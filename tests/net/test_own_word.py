@@ -6,9 +6,9 @@ import pytest
 from hivemind.p2p.p2p_daemon_bindings.control import P2PDaemonError
 from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 
-from p2ptrain.errors import NetworkError
+from p2ptrain.base.errors import NetworkError
 from p2ptrain.net import virtual_time
-from p2ptrain.net.daemon import Daemon
+from p2ptrain.net.p2pd.daemon import Daemon
 
 
 @pytest.mark.parametrize("error", [P2PDaemonError("x"), ControlFailure("x"), ConnectionRefusedError(), EOFError()])

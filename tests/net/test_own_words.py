@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node

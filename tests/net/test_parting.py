@@ -9,15 +9,15 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.errors import NetworkError, UnbegunError
+from p2ptrain.base.errors import NetworkError, UnbegunError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import HEADER_BYTES, FrameKind, encode_header
-from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import MOST_UNHEARD, WINDOW_BYTES, Limits, StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.streams import Stream
+from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.p2pd.streams import Stream
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import HANGING_S, MOST_HANGING, P2PTransport
 
 LIMITS = Limits()
@@ -94,7 +94,7 @@ class House:
 
     def link(self, wire: Wire) -> StreamLink:
         far_end = FarEnd(THEM, "/ip4/203.0.114.7/tcp/4001")
-        return StreamLink(far_end, cast(Stream, wire), LIMITS, Rates(), see_off=self.transport._see_off)
+        return StreamLink(far_end, cast(Stream, wire), LIMITS, Throttles(), see_off=self.transport._see_off)
 
 
 def enact(scene: Callable[[House], Awaitable[None]]) -> None:

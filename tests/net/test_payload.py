@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from p2ptrain import framing
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind, PartEnd, encode_part_end
-from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork
-from p2ptrain.net.payload import Buffers, Pace, receive_payload, send_payload
+from p2ptrain.net.payload import Buffers, PayloadDeadline, receive_payload, send_payload
 from p2ptrain.ports import Link
 
 A, B = PeerId("a"), PeerId("b")
@@ -162,7 +162,7 @@ def test_a_lane_that_is_silent_holds_the_payload_no_longer_than_its_pace(silent)
             await receive_payload(far, [3 * CHUNK])
         return asyncio.get_running_loop().time() - started
 
-    assert virtual_time.run(main()) <= Pace().due_s(3 * CHUNK)
+    assert virtual_time.run(main()) <= PayloadDeadline().due_s(3 * CHUNK)
 
 
 def test_a_lane_that_is_cut_ends_the_others():
@@ -306,7 +306,7 @@ def dripped(lengths: Sequence[int], pause_s: float) -> tuple[str, float]:
 def test_a_drip_that_keeps_every_frames_deadline_cannot_stretch_the_payloads(lengths):
     how, seconds = dripped(lengths, pause_s=(64.0 if max(lengths) > CHUNK else 0.0) + 19.0)
     assert how == "a sends slower than 4 kB/s"
-    assert seconds <= Pace().due_s(sum(lengths))
+    assert seconds <= PayloadDeadline().due_s(sum(lengths))
 
 
 @pytest.mark.parametrize("lengths", [[100] * 5, [5 * CHUNK], [3 * CHUNK, 2 * CHUNK]])

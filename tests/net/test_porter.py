@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PROTOCOL_VERSION, PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.porter import turn_away

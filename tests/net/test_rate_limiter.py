@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from p2ptrain.net.rate_limiter import Allowance, Bucket, RateLimiter
+from p2ptrain.net.rate_limiter import RateLimit, RateLimiter, TokenBucket
 
-EACH = Allowance(burst=3.0, per_s=1.0)
-ALL = Allowance(burst=10.0, per_s=5.0)
+EACH = RateLimit(burst=3.0, per_s=1.0)
+ALL = RateLimit(burst=10.0, per_s=5.0)
 
 
 def limiter(most: int = 100) -> RateLimiter[str]:
@@ -41,7 +41,7 @@ def test_many_together_have_a_limit_too() -> None:
 
 
 def test_memory_is_bounded_and_a_flood_of_names_frees_nobody() -> None:
-    limits = RateLimiter[str](EACH, Allowance(1e9, 1e9), most=10)
+    limits = RateLimiter[str](EACH, RateLimit(1e9, 1e9), most=10)
     assert admitted(limits, "liar", 3, 0.0) == 3
     for number in range(1000):
         limits.admits(f"peer {number}", 0.001 * number)
@@ -50,7 +50,7 @@ def test_memory_is_bounded_and_a_flood_of_names_frees_nobody() -> None:
 
 
 def test_a_clock_that_goes_back_gives_nothing_away() -> None:
-    bucket = Bucket(EACH, 10.0)
+    bucket = TokenBucket(EACH, 10.0)
     assert [bucket.take(10.0) for _ in range(4)] == [True, True, True, False]
     assert not bucket.take(0.0)
     assert not bucket.take(10.5)

@@ -11,15 +11,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain.errors import NetworkError
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import HEADER_BYTES, MAX_CHUNK_BYTES, FrameKind, encode_header
-from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import Limits, StreamLink
+from p2ptrain.net.p2pd.control import FarEnd
+from p2ptrain.net.p2pd.streams import Stream
 from p2ptrain.net.payload import receive_payload, send_payload
-from p2ptrain.net.rates import BURST_S, LOWEST_RATE, PIECE_BYTES, SMALL_BYTES, UNWAITED_S, UNWAITED_SHARE, Line, Rates
-from p2ptrain.net.streams import Stream
+from p2ptrain.net.throttle import (
+    BURST_S,
+    LOWEST_RATE,
+    PIECE_BYTES,
+    SMALL_BYTES,
+    UNWAITED_S,
+    UNWAITED_SHARE,
+    Throttle,
+    Throttles,
+)
 from p2ptrain.swarm.rules import MAX_DONATIONS, MAX_EXCHANGES
 
 
@@ -32,9 +41,9 @@ class Watch:
         return self.now
 
 
-def line(rate: float = inf) -> tuple[Line, Watch]:
+def line(rate: float = inf) -> tuple[Throttle, Watch]:
     watch = Watch()
-    made = Line(watch)
+    made = Throttle(watch)
     made.rate = rate
     return made, watch
 
@@ -162,13 +171,13 @@ class FakeStream:
         self.is_closing = True
 
 
-def over_a_link(play: Callable[[StreamLink, StreamLink, Rates, Rates], Awaitable[None]]) -> None:
+def over_a_link(play: Callable[[StreamLink, StreamLink, Throttles, Throttles], Awaitable[None]]) -> None:
     """``play(near, far, near's rates, far's rates)`` in virtual time."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         there, back = Pipe(), Pipe()
-        mine, theirs = Rates(loop.time), Rates(loop.time)
+        mine, theirs = Throttles(loop.time), Throttles(loop.time)
         near = StreamLink(FarEnd(PeerId("far"), ""), FakeStream(there, back), Limits(), mine)  # type: ignore[arg-type]
         far = StreamLink(FarEnd(PeerId("near"), ""), FakeStream(back, there), Limits(), theirs)  # type: ignore[arg-type]
         await play(near, far, mine, theirs)
@@ -183,7 +192,7 @@ PART = bytes(1_000_000)
 def test_a_payload_passes_at_the_cap_of_either_side(capped: str) -> None:
     """32 s, and nobody is taken for dead though each frame takes 8 s."""
 
-    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         (mine.up if capped == "sender" else theirs.down).rate = LOWEST_RATE
         started = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as both:
@@ -199,7 +208,7 @@ def test_a_payload_passes_at_the_cap_of_either_side(capped: str) -> None:
 
 
 def test_messages_pass_a_queue_of_chunks_and_count() -> None:
-    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         mine.up.rate = theirs.down.rate = LOWEST_RATE
         mine.up.book(10 * 60 * int(LOWEST_RATE))  # ten minutes of other streams' chunks
         before = mine.up.total_bytes
@@ -214,7 +223,7 @@ def test_messages_pass_a_queue_of_chunks_and_count() -> None:
 def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
     """A manifest, or what the author ruled: whoever asks for it again and again must not pass the cap."""
 
-    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         mine.up.rate = LOWEST_RATE
         mine.up.book(10 * int(LOWEST_RATE))
         started = asyncio.get_running_loop().time()
@@ -227,7 +236,7 @@ def test_a_long_answer_waits_its_turn_like_a_chunk() -> None:
 
 
 def test_what_passes_on_a_link_that_is_a_gift_is_counted_as_given() -> None:
-    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         near._is_gift = True
         await near.send(FrameKind.MESSAGE, b"hello")
         await far.receive()
@@ -247,7 +256,7 @@ def test_a_body_counts_as_far_as_it_comes(length: int, kind: FrameKind, cap: flo
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        rates, into = Rates(loop.time), Pipe()
+        rates, into = Throttles(loop.time), Pipe()
         rates.down.rate = cap
         into.put(encode_header(kind, length) + b"some of it")
         stream: Any = FakeStream(Pipe(), into)
@@ -320,7 +329,7 @@ def test_a_flood_of_small_frames_puts_off_others_by_a_bounded_time() -> None:
     assert capped.book(0) <= UNWAITED_S * UNWAITED_SHARE
 
 
-async def cancelled_in(capped: Line, wait_s: float, size_bytes: int) -> None:
+async def cancelled_in(capped: Throttle, wait_s: float, size_bytes: int) -> None:
     task = asyncio.ensure_future(capped.wait(wait_s, size_bytes))
     await asyncio.sleep(0)
     task.cancel()
@@ -343,7 +352,7 @@ def test_strangers_small_frames_put_off_a_partners_payload_by_seconds(way: str) 
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        rates = Rates(loop.time)
+        rates = Throttles(loop.time)
         line = rates.down if way == "in" else rates.up
         line.rate = LOWEST_RATE
         passed = 0
@@ -387,7 +396,7 @@ def test_who_gives_up_before_its_turn_puts_off_nobody(kind: FrameKind) -> None:
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
-        rates = Rates(loop.time)
+        rates = Throttles(loop.time)
         rates.down.rate = LOWEST_RATE
         rates.down.book(10 * int(LOWEST_RATE))
         before_s = rates.down.book(0)
@@ -406,7 +415,7 @@ def test_who_gives_up_before_its_turn_puts_off_nobody(kind: FrameKind) -> None:
 def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
     """A chunk whose turn comes after four minutes, with 84 s allowed for the frame; then one that never comes."""
 
-    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         theirs.down.rate = LOWEST_RATE
         theirs.down.book(240 * int(LOWEST_RATE))
         await near.send(FrameKind.CHUNK, bytes(MAX_CHUNK_BYTES))
@@ -418,7 +427,7 @@ def test_our_own_cap_is_not_the_partners_silence_but_silence_still_is() -> None:
 
 
 def test_a_cap_that_is_lifted_ends_the_wait_for_the_next_piece() -> None:
-    async def play(near: StreamLink, far: StreamLink, mine: Rates, theirs: Rates) -> None:
+    async def play(near: StreamLink, far: StreamLink, mine: Throttles, theirs: Throttles) -> None:
         mine.up.rate = LOWEST_RATE
         started = asyncio.get_running_loop().time()
         async with asyncio.TaskGroup() as both:

@@ -8,14 +8,21 @@ from typing import cast
 import msgpack
 import pytest
 
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.reach import Allowances, Dialed, Sight, answer, ask_to_look, serve_reach
+from p2ptrain.net.relay.dial_back import (
+    DialBackLimits,
+    DialOutcome,
+    ReachabilityReport,
+    answer,
+    ask_to_look,
+    serve_reach,
+)
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
 
@@ -36,7 +43,7 @@ class World:
         self.network = MemoryNetwork()
         self._place = place
         self._found = found
-        self._allowances = Allowances()
+        self._allowances = DialBackLimits()
 
     async def start(self) -> MemoryTransport:
         await self.network.transport(ANSWERER).listen(self._serve)
@@ -53,8 +60,8 @@ class World:
         return self._found
 
 
-def looks(world: World, *ports: int) -> list[Sight]:
-    async def main() -> list[Sight]:
+def looks(world: World, *ports: int) -> list[ReachabilityReport]:
+    async def main() -> list[ReachabilityReport]:
         transport = await world.start()
         return [await ask_to_look(transport, ANSWERER, [], port) for port in ports]
 
@@ -64,34 +71,34 @@ def looks(world: World, *ports: int) -> list[Sight]:
 def test_only_the_host_that_the_question_came_from_is_dialed() -> None:
     world = World()
     [sight] = looks(world, 31337)
-    assert sight == Sight(PLACE, Dialed.YES, "", 1000.0)
+    assert sight == ReachabilityReport(PLACE, DialOutcome.YES, "", 1000.0)
     assert world.dialed == [("203.0.114.7", 31337)]
 
 
 @pytest.mark.parametrize(
     ("world", "dialed", "why"),
     [
-        (World(found=None), Dialed.NO, "nobody answers"),
-        (World(found=THIRD), Dialed.NO, "another peer answers there: "),
-        (World(place=CIRCUIT), Dialed.DECLINED, "through a relay"),
-        (World(place=""), Dialed.DECLINED, "through a relay"),
+        (World(found=None), DialOutcome.NO, "nobody answers"),
+        (World(found=THIRD), DialOutcome.NO, "another peer answers there: "),
+        (World(place=CIRCUIT), DialOutcome.DECLINED, "through a relay"),
+        (World(place=""), DialOutcome.DECLINED, "through a relay"),
     ],
     ids=["nobody", "somebody else", "relayed", "unknown"],
 )
-def test_what_the_answerer_makes_of_it(world: World, dialed: Dialed, why: str) -> None:
+def test_what_the_answerer_makes_of_it(world: World, dialed: DialOutcome, why: str) -> None:
     [sight] = looks(world, 31337)
     assert (sight.dialed, why in sight.why) == (dialed, True)
 
 
 def test_without_a_port_nothing_is_dialed() -> None:
     world = World()
-    assert [each.dialed for each in looks(world, 0)] == [Dialed.DECLINED]
+    assert [each.dialed for each in looks(world, 0)] == [DialOutcome.DECLINED]
     assert world.dialed == []
 
 
 def test_who_asks_too_often_is_declined() -> None:
     world = World()
-    assert [each.dialed for each in looks(world, *[31337] * 6)] == [Dialed.YES] * 4 + [Dialed.DECLINED] * 2
+    assert [each.dialed for each in looks(world, *[31337] * 6)] == [DialOutcome.YES] * 4 + [DialOutcome.DECLINED] * 2
     assert len(world.dialed) == 4
 
 
@@ -103,7 +110,7 @@ def test_samples_are_counted_and_wait_under_the_owners_cap(monkeypatch: pytest.M
         served.append(self)
 
     monkeypatch.setattr(P2PTransport, "listen", listen)
-    rates = Rates()
+    rates = Throttles()
     transport = virtual_time.run(serve_reach(cast(Node, None), rates))
     assert served == [transport]
     assert transport._rates is rates
@@ -132,7 +139,7 @@ def test_other_questions_break_the_protocol(question: object) -> None:
 
         async def serve(link: Link) -> None:
             try:
-                await answer(link, PLACE, Allowances())
+                await answer(link, PLACE, DialBackLimits())
             except RemoteError as error:
                 caught.set_result(error)
 
@@ -172,7 +179,7 @@ def test_other_answers_break_the_protocol(reply: object) -> None:
 
 
 def test_an_answers_words_are_short_and_its_place_is_an_address_or_nothing() -> None:
-    async def main() -> Sight:
+    async def main() -> ReachabilityReport:
         async def serve(link: Link) -> None:
             await link.receive()
             await link.send(FrameKind.MESSAGE, msgpack.packb(["\x1b[2J", "no", "\x1b" + "x" * 400, 1.0]))
@@ -182,18 +189,18 @@ def test_an_answers_words_are_short_and_its_place_is_an_address_or_nothing() -> 
         return await ask_to_look(network.transport(ASKER), ANSWERER, [], 1)
 
     sight = virtual_time.run(main())
-    assert sight == Sight("", Dialed.NO, "x" * 120, 1.0)
+    assert sight == ReachabilityReport("", DialOutcome.NO, "x" * 120, 1.0)
 
 
 def test_who_gives_nothing_looks_and_moves_no_samples() -> None:
     async def main() -> None:
         async def serve(link: Link) -> None:
-            await answer(link, PLACE, Allowances(), gives=False, dial=World()._dial)
+            await answer(link, PLACE, DialBackLimits(), gives=False, dial=World()._dial)
 
         network = MemoryNetwork()
         await network.transport(ANSWERER).listen(serve)
         transport = network.transport(ASKER)
-        assert (await ask_to_look(transport, ANSWERER, [], 31337)).dialed is Dialed.YES
+        assert (await ask_to_look(transport, ANSWERER, [], 31337)).dialed is DialOutcome.YES
         link = await transport.open(ANSWERER)
         await link.send(FrameKind.MESSAGE, msgpack.packb(["give", 1000]))
         with pytest.raises(NetworkError):

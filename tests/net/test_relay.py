@@ -13,22 +13,22 @@ import psutil
 import pytest
 import uvloop
 
-from p2ptrain.errors import NetworkError
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net import address, hop
+from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
-from p2ptrain.net.probe import owner, probe
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.reach import Dialed, look, measure, serve_reach
-from p2ptrain.net.relay import Relay, RelayLimits, reserve
-from p2ptrain.net.shelter import Shelter
-from p2ptrain.net.streams import Stream
+from p2ptrain.net.p2pd.streams import Stream
+from p2ptrain.net.relay.dial_back import DialOutcome, look, measure, serve_reach
+from p2ptrain.net.relay.probe import owner, probe
+from p2ptrain.net.relay.reachability import ReachabilityManager
+from p2ptrain.net.relay.relay import Relay, RelayLimits, circuit_v2, reserve
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Link
-from p2ptrain.telemetry import MemoryLog
 
 pytestmark = pytest.mark.net
 
@@ -76,7 +76,7 @@ async def echo(link: Link) -> None:
 
 
 @contextlib.asynccontextmanager
-async def relaying(place: Place, rates: Rates | None = None, **limits: float):
+async def relaying(place: Place, rates: Throttles | None = None, **limits: float):
     relay = await Relay.start(place.public, RelayLimits(**limits), rates)
     try:
         yield relay
@@ -145,7 +145,7 @@ def test_what_a_relay_carries_waits_its_turn_under_the_owners_cap(place: Place) 
         waited.append(seconds)
 
     async def main() -> None:
-        rates = Rates(clock=lambda: 0.0, sleep=sleep)
+        rates = Throttles(clock=lambda: 0.0, sleep=sleep)
         rates.up.rate = 100_000.0
         async with relaying(place, rates):
             await place.reserve(place.hidden[1])
@@ -237,8 +237,13 @@ def test_garbage_does_not_disturb_a_relay(place: Place) -> None:
     async def main() -> None:
         async with relaying(place) as relay:
             await place.hidden[0].daemon.connect(place.public.peer_id, place.public.addresses)
-            for garbage in (b"GET / HTTP/1.1\r\n" + b"x" * 80, b"\xff" * 20, hop.framed(b"\x08\x07"), hop.framed(b"")):
-                _, stream = await place.hidden[0].daemon.open_stream(place.public.peer_id, hop.HOP_PROTOCOL)
+            for garbage in (
+                b"GET / HTTP/1.1\r\n" + b"x" * 80,
+                b"\xff" * 20,
+                circuit_v2.framed(b"\x08\x07"),
+                circuit_v2.framed(b""),
+            ):
+                _, stream = await place.hidden[0].daemon.open_stream(place.public.peer_id, circuit_v2.HOP_PROTOCOL)
                 await stream.write(garbage)
                 with pytest.raises((EOFError, OSError)):
                     await read_to_the_end(stream)
@@ -254,7 +259,7 @@ def test_a_hidden_node_finds_shelter_and_another_when_its_relay_stops(place: Pla
         hidden = place.hidden[0]
         log = MemoryLog()
         second = await Node.start(Identity.load_or_create(tmp_path / "second.key"), RUN, listen=LOOPBACK, local=True)
-        shelter = Shelter(hidden, log)
+        shelter = ReachabilityManager(hidden, log)
         try:
             async with relaying(place):
                 task = asyncio.create_task(shelter.run())
@@ -314,13 +319,13 @@ def test_a_node_is_dialed_back_at_its_port_and_at_no_other(place: Place, tmp_pat
         try:
             where = (place.public.peer_id, place.public.addresses)
             sight = await look(asker, *where, asker.port)
-            assert (sight.dialed, address.host_of(sight.place)) == (Dialed.YES, "127.0.0.1")
+            assert (sight.dialed, address.host_of(sight.place)) == (DialOutcome.YES, "127.0.0.1")
             ports = {each.laddr.port for each in psutil.Process(asker.daemon.pid).net_connections("tcp")}
             assert address.port_of([sight.place]) in ports
             other = await look(asker, *where, place.public.port)
-            assert (other.dialed, other.why[:12]) == (Dialed.NO, "another peer")
+            assert (other.dialed, other.why[:12]) == (DialOutcome.NO, "another peer")
             closed = await look(asker, *where, 1)
-            assert (closed.dialed, closed.why) == (Dialed.NO, "the connection is refused")
+            assert (closed.dialed, closed.why) == (DialOutcome.NO, "the connection is refused")
             down, up = await measure(asker, *where, 20.0)
             assert min(down, up) > 0
         finally:

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from peer.lab.hosts import Network
-from peer.lab.namespaces import check_means
+from lab.hosts import Network
+from lab.namespaces import check_means
 
 SCRIPT = str(Path(__file__).with_name("remote_relay.py"))
 

@@ -12,14 +12,23 @@ import base58
 import pytest
 from hivemind.proto import p2pd_pb2
 
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId
-from p2ptrain.net import address, hop, virtual_time
-from p2ptrain.net.control import FarEnd
-from p2ptrain.net.hop import Status
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.net import address, virtual_time
+from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.rate_limiter import PER_PEER
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.relay import ASK_DEADLINE_S, LAST_WORD_S, NO_RELAY, QUESTIONS, Relay, RelayLimits, reserve
+from p2ptrain.net.relay.circuit_v2 import CircuitStatus
+from p2ptrain.net.relay.relay import (
+    ASK_DEADLINE_S,
+    LAST_WORD_S,
+    NO_RELAY,
+    QUESTIONS,
+    Relay,
+    RelayLimits,
+    circuit_v2,
+    reserve,
+)
+from p2ptrain.net.throttle import Throttles
 
 LIMITS = RelayLimits()
 HERE, THERE = "/ip4/203.0.114.7/tcp/4001", "/ip4/203.0.114.8/tcp/4001"
@@ -33,8 +42,10 @@ class Wire:
     """An inbound stream: what its opener said, and then silence until somebody hangs up."""
 
     def __init__(self, who: PeerId, place: str, *said: bytes) -> None:
-        info = p2pd_pb2.StreamInfo(peer=base58.b58decode(who), addr=address.packed(place), proto=hop.HOP_PROTOCOL)
-        self._unread = hop.framed(info.SerializeToString()) + b"".join(map(hop.framed, said))
+        info = p2pd_pb2.StreamInfo(
+            peer=base58.b58decode(who), addr=address.packed(place), proto=circuit_v2.HOP_PROTOCOL
+        )
+        self._unread = circuit_v2.framed(info.SerializeToString()) + b"".join(map(circuit_v2.framed, said))
         self._hung_up = asyncio.Event()
         self._news = asyncio.Event()
         """It said more, or hung up."""
@@ -43,7 +54,7 @@ class Wire:
     @property
     def status(self) -> int | None:
         """What the relay answered."""
-        return hop.status(self.heard[1:]) if self.heard else None
+        return circuit_v2.status(self.heard[1:]) if self.heard else None
 
     @property
     def is_open(self) -> bool:
@@ -83,7 +94,7 @@ class Line:
     """A relay and those who talk to it."""
 
     def __init__(self, limits: RelayLimits = LIMITS) -> None:
-        self.rates = Rates()
+        self.rates = Throttles()
         node = SimpleNamespace(daemon=SimpleNamespace(open_stream=self._open))
         self.relay = Relay(cast(Any, node), limits, self.rates)
         self.relay._server = cast(Any, object())  # it serves
@@ -92,7 +103,7 @@ class Line:
 
     async def _open(self, target: PeerId, protocol: str) -> tuple[FarEnd, Any]:
         yes = Wire(target, THERE)
-        yes._unread = hop.framed(hop._number(1, 1) + hop._number(4, Status.OK))
+        yes._unread = circuit_v2.framed(circuit_v2._number(1, 1) + circuit_v2._number(4, CircuitStatus.OK))
         self.led.append(yes)
         return FarEnd(target, THERE), yes
 
@@ -105,7 +116,7 @@ class Line:
 
     async def reserves(self, who: PeerId, place: str) -> int | None:
         """Who has its answer ends the stream."""
-        wire = await self.says(who, place, hop.reserve())
+        wire = await self.says(who, place, circuit_v2.reserve())
         status = wire.status
         wire.close()
         for _ in range(5):
@@ -117,7 +128,7 @@ class Line:
 
 
 def connect(target: bytes) -> bytes:
-    return hop._number(1, hop.CONNECT) + hop._bytes(2, hop._bytes(1, target))
+    return circuit_v2._number(1, circuit_v2.CONNECT) + circuit_v2._bytes(2, circuit_v2._bytes(1, target))
 
 
 @pytest.mark.parametrize("name", [lambda number: peer(1), peer], ids=["one name", "many names"])
@@ -128,7 +139,7 @@ def test_streams_that_say_nothing_do_not_keep_others_away(name: Callable[[int], 
             if second % 10 == 0:
                 for number in range(200):
                     await line.says(name(number + 100), HERE)
-            assert await line.reserves(peer(2), THERE) == Status.OK, second
+            assert await line.reserves(peer(2), THERE) == CircuitStatus.OK, second
             await asyncio.sleep(1.0)
         await asyncio.sleep(ASK_DEADLINE_S)
         assert not line.relay._tasks
@@ -152,10 +163,10 @@ def test_who_asks_too_often_is_not_heard() -> None:
     async def main() -> None:
         line = Line()
         answers = [await line.reserves(peer(1 + number % 5), HERE) for number in range(300)]
-        assert answers.count(Status.OK) == PER_PEER.burst
-        assert await line.reserves(peer(9), THERE) == Status.OK
+        assert answers.count(CircuitStatus.OK) == PER_PEER.burst
+        assert await line.reserves(peer(9), THERE) == CircuitStatus.OK
         await asyncio.sleep(10.0)
-        assert await line.reserves(peer(1), HERE) == Status.OK
+        assert await line.reserves(peer(1), HERE) == CircuitStatus.OK
 
     virtual_time.run(main())
 
@@ -165,8 +176,8 @@ def test_an_answer_is_left_to_be_read_but_not_for_ever() -> None:
 
     async def main() -> None:
         line = Line()
-        wire = await line.says(peer(1), HERE, hop.reserve())
-        assert (wire.is_open, wire.status) == (True, Status.OK)
+        wire = await line.says(peer(1), HERE, circuit_v2.reserve())
+        assert (wire.is_open, wire.status) == (True, CircuitStatus.OK)
         await asyncio.sleep(LAST_WORD_S + 0.1)
         assert not wire.is_open
         assert not line.relay._tasks
@@ -187,17 +198,17 @@ def test_circuits_are_counted_by_address_and_end_with_their_streams() -> None:
     async def main() -> None:
         line = Line()
         for number in range(8):
-            assert await line.reserves(peer(number), THERE) == Status.OK
+            assert await line.reserves(peer(number), THERE) == CircuitStatus.OK
         dialed = [await line.dials(peer(100 + number), HERE, peer(number % 8)) for number in range(34)]
         statuses = [each.status for each in dialed]
-        assert statuses == [Status.OK] * LIMITS.circuits_per_origin + [Status.RESOURCE_LIMIT_EXCEEDED] * 2
+        assert statuses == [CircuitStatus.OK] * LIMITS.circuits_per_origin + [CircuitStatus.RESOURCE_LIMIT_EXCEEDED] * 2
         elsewhere = await line.dials(peer(200), "/ip4/203.0.114.9/tcp/1", peer(0))
-        assert elsewhere.status == Status.OK
+        assert elsewhere.status == CircuitStatus.OK
         for each in dialed:
             each.close()
         await asyncio.sleep(0.1)
         assert [each.ends[0] for each in line.relay._circuits] == [peer(200)]
-        assert (await line.dials(peer(100), HERE, peer(1))).status == Status.OK
+        assert (await line.dials(peer(100), HERE, peer(1))).status == CircuitStatus.OK
 
     virtual_time.run(main())
 
@@ -208,10 +219,10 @@ def test_circuits_that_are_cut_put_off_nobody_and_are_counted_as_given() -> None
     async def main() -> None:
         line = Line()
         line.rates.up.rate = 125_000.0
-        assert await line.reserves(peer(1), THERE) == Status.OK
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
         for number in range(40):
             asker = await line.dials(peer(2 + number % 8), HERE, peer(1))
-            assert asker.status == Status.OK
+            assert asker.status == CircuitStatus.OK
             asker.sends(bytes(64 << 10))
             await asyncio.sleep(0.02)
             line.led[-1].close()
@@ -230,7 +241,7 @@ def test_who_did_not_agree_to_relay_gives_no_place() -> None:
 
     async def main() -> None:
         line = Line(NO_RELAY)
-        asked = await line.says(peer(1), THERE, hop.reserve())
+        asked = await line.says(peer(1), THERE, circuit_v2.reserve())
         assert asked.status is None
         assert not asked.is_open
         assert not (await line.dials(peer(2), HERE, peer(1))).is_open
@@ -238,15 +249,15 @@ def test_who_did_not_agree_to_relay_gives_no_place() -> None:
     virtual_time.run(main())
 
 
-@pytest.mark.parametrize("limit", [b"", hop._number(1, 120) + hop._number(2, 1 << 17)])
+@pytest.mark.parametrize("limit", [b"", circuit_v2._number(1, 120) + circuit_v2._number(2, 1 << 17)])
 def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> None:
     """p2pd lends them to nothing of ours; so one that offers places by itself is no relay."""
-    place = hop._bytes(3, hop._number(1, 2_000_000_000)) + (hop._bytes(4, limit) if limit else b"")
-    answer = hop._number(1, hop.STATUS) + place + hop._number(5, Status.OK)
+    place = circuit_v2._bytes(3, circuit_v2._number(1, 2_000_000_000)) + (circuit_v2._bytes(4, limit) if limit else b"")
+    answer = circuit_v2._number(1, circuit_v2.STATUS) + place + circuit_v2._number(5, CircuitStatus.OK)
 
     async def main() -> None:
         wire = Wire(peer(1), THERE)
-        wire._unread = hop.framed(answer)
+        wire._unread = circuit_v2.framed(answer)
 
         async def connect(relay: PeerId, addresses: Sequence[str]) -> None:
             pass
@@ -264,18 +275,18 @@ def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> N
 def test_once_the_owner_gives_nothing_circuits_end_and_guests_go_elsewhere() -> None:
     async def main() -> None:
         line = Line()
-        assert await line.reserves(peer(1), THERE) == Status.OK
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
         before = [await line.dials(peer(number), HERE, peer(1)) for number in (2, 3)]
         before[0].sends(b"passes")
         await asyncio.sleep(0.1)
         line.rates.gives = False
-        assert await line.reserves(peer(1), THERE) == Status.RESOURCE_LIMIT_EXCEEDED
-        assert (await line.dials(peer(4), HERE, peer(1))).status == Status.RESOURCE_LIMIT_EXCEEDED
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.RESOURCE_LIMIT_EXCEEDED
+        assert (await line.dials(peer(4), HERE, peer(1))).status == CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         before[0].sends(b"does not")
         await asyncio.sleep(0.1)
         assert [each.is_open for each in before] == [False, True]  # one that carries nothing costs nothing
         assert line.rates.given_bytes == line.rates.up.total_bytes * 2 == 2 * len(b"passes")
         line.rates.gives = True
-        assert await line.reserves(peer(1), THERE) == Status.OK
+        assert await line.reserves(peer(1), THERE) == CircuitStatus.OK
 
     virtual_time.run(main())

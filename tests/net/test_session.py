@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.errors import NetworkError, UnbegunError
+from p2ptrain.base.errors import NetworkError, UnbegunError
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.framing import MAX_CHUNK_BYTES, FrameKind
-from p2ptrain.ids import LinkId, PeerId
 from p2ptrain.net import virtual_time
-from p2ptrain.net.memory import MemoryLink, _Pipe
+from p2ptrain.net.memory import MemoryLink, _MemoryDirection
 from p2ptrain.net.payload import Buffers
-from p2ptrain.net.session import Session, Tools
+from p2ptrain.net.session import Session, SessionEnvironment
 from p2ptrain.swarm.events import Swap
 from p2ptrain.train.payloads import Payloads
 
@@ -59,7 +59,7 @@ class TwoLanes:
 
 def stream() -> tuple[MemoryLink, MemoryLink]:
     """The opener's end, and the answerer's."""
-    forth, back = _Pipe(0.1, None), _Pipe(0.1, None)
+    forth, back = _MemoryDirection(0.1, None), _MemoryDirection(0.1, None)
     return MemoryLink(ANSWERER, outgoing=forth, incoming=back), MemoryLink(OPENER, outgoing=back, incoming=forth)
 
 
@@ -72,7 +72,7 @@ async def answer(road: TwoLanes) -> None:
     payloads = cast(Payloads, Plain())
     session = Session(
         LinkId(OPENER, 1, outbound=False),
-        Tools(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
+        SessionEnvironment(payloads, Buffers(), work, NOTHING, NOTHING, NOTHING, NOTHING, NOTHING),
     )
     await session._swap(road, Swap(session.link, (0,), NOTHING, NOTHING))
 

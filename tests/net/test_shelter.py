@@ -11,15 +11,16 @@ from typing import Any, cast
 import base58
 import pytest
 
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId
-from p2ptrain.net import address, shelter, virtual_time
-from p2ptrain.net.allowance import Allowance, origin
-from p2ptrain.net.candidates import MOST_ADDRESSES, WITNESSES, Candidate, candidates, witnesses
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.net import address, virtual_time
+from p2ptrain.net.allowance import SlidingWindowLimit, origin
 from p2ptrain.net.node import Node
-from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import Shelter, announced, best_place, clock_off, verdict
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.net.relay import reachability
+from p2ptrain.net.relay.candidates import MOST_ADDRESSES, WITNESSES, Candidate, candidates, witnesses
+from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
+from p2ptrain.net.relay.reachability import ReachabilityManager, announced, best_place, clock_off, verdict
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
@@ -35,30 +36,35 @@ ME, RELAY, BOOTSTRAP, OTHER, HIDDEN = map(
 PUBLIC, PRIVATE = "/ip4/8.8.8.8/tcp/5", "/ip4/192.168.1.2/tcp/5"
 
 
-def sight(dialed: Dialed, place: str = PUBLIC) -> Sight:
-    return Sight(place, dialed, "", 0.0)
+def sight(dialed: DialOutcome, place: str = PUBLIC) -> ReachabilityReport:
+    return ReachabilityReport(place, dialed, "", 0.0)
 
 
 @pytest.mark.parametrize(
     ("sights", "found"),
     [
         ([], None),
-        ([sight(Dialed.DECLINED)], None),
-        ([sight(Dialed.YES)], True),
-        ([sight(Dialed.NO)], False),
-        ([sight(Dialed.YES), sight(Dialed.DECLINED)], True),
-        ([sight(Dialed.YES), sight(Dialed.NO)], False),  # no majority: a circuit too many costs little
-        ([sight(Dialed.YES), sight(Dialed.YES), sight(Dialed.NO)], True),
-        ([sight(Dialed.YES, PRIVATE)], True),
-        ([sight(Dialed.YES, PRIVATE), sight(Dialed.YES, PRIVATE), sight(Dialed.NO)], False),  # neighbours do not count
+        ([sight(DialOutcome.DECLINED)], None),
+        ([sight(DialOutcome.YES)], True),
+        ([sight(DialOutcome.NO)], False),
+        ([sight(DialOutcome.YES), sight(DialOutcome.DECLINED)], True),
+        ([sight(DialOutcome.YES), sight(DialOutcome.NO)], False),  # no majority: a circuit too many costs little
+        ([sight(DialOutcome.YES), sight(DialOutcome.YES), sight(DialOutcome.NO)], True),
+        ([sight(DialOutcome.YES, PRIVATE)], True),
+        (
+            [sight(DialOutcome.YES, PRIVATE), sight(DialOutcome.YES, PRIVATE), sight(DialOutcome.NO)],
+            False,
+        ),  # neighbours do not count
     ],
 )
-def test_a_majority_of_those_who_speak_for_the_internet_decides(sights: list[Sight], found: bool | None) -> None:
+def test_a_majority_of_those_who_speak_for_the_internet_decides(
+    sights: list[ReachabilityReport], found: bool | None
+) -> None:
     assert verdict(sights) is found
 
 
-def yes(*hosts: str) -> list[Sight]:
-    return [sight(Dialed.YES, address.multiaddress(host, 9)) for host in hosts]
+def yes(*hosts: str) -> list[ReachabilityReport]:
+    return [sight(DialOutcome.YES, address.multiaddress(host, 9)) for host in hosts]
 
 
 @pytest.mark.parametrize(
@@ -79,11 +85,11 @@ def yes(*hosts: str) -> list[Sight]:
     ],
 )
 def test_we_are_where_most_who_dialed_us_found_us_and_where_others_may_dial(hosts: list[str], found: list[str]) -> None:
-    assert list(shelter.places_seen(yes(*hosts), 31337)) == [address.multiaddress(host, 31337) for host in found]
+    assert list(reachability.places_seen(yes(*hosts), 31337)) == [address.multiaddress(host, 31337) for host in found]
 
 
 def test_who_did_not_find_us_does_not_say_where_we_are() -> None:
-    assert shelter.places_seen([sight(Dialed.NO), sight(Dialed.DECLINED)], 31337) == ()
+    assert reachability.places_seen([sight(DialOutcome.NO), sight(DialOutcome.DECLINED)], 31337) == ()
 
 
 def test_an_address_with_a_zone_is_none_that_anybody_takes() -> None:
@@ -91,8 +97,8 @@ def test_an_address_with_a_zone_is_none_that_anybody_takes() -> None:
     assert address.is_dialable("/ip6/2606:4700::1/tcp/9")
 
 
-def told(clock: float) -> Sight:
-    return Sight(PUBLIC, Dialed.DECLINED, "", clock)
+def told(clock: float) -> ReachabilityReport:
+    return ReachabilityReport(PUBLIC, DialOutcome.DECLINED, "", clock)
 
 
 def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
@@ -104,9 +110,9 @@ def test_the_others_median_tells_how_far_off_our_clock_is() -> None:
 def test_a_wrong_clock_is_told_once_and_when_it_is_right_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time", lambda: 5000.0)
     log = MemoryLog()
-    shelter = Shelter(cast(Node, None), log)
+    reachability = ReachabilityManager(cast(Node, None), log)
     for clocks in ([5020.0], [], [8600.0, 8600.0], [8600.0], [5000.0], [5000.0]):
-        shelter._mind_the_clock([told(each) for each in clocks])
+        reachability._mind_the_clock([told(each) for each in clocks])
     assert list(log.notes) == [
         ("wrong clock", {"off_s": -3600.0, "nodes": 2}),
         ("right clock", {"off_s": 0.0, "nodes": 1}),
@@ -215,22 +221,24 @@ class FakeNode:
 def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
     node, log, asked, told = FakeNode("/ip4/8.8.4.4/tcp/5"), MemoryLog(), [], []
 
-    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> Sight:
+    async def look(node: FakeNode, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
         asked.append(asyncio.get_running_loop().time())
         at_home = node.addresses == [PRIVATE]
-        return Sight("/ip4/9.9.9.9/tcp/1", Dialed.NO if at_home else Dialed.YES, "nobody answers", 1e9)
+        return ReachabilityReport(
+            "/ip4/9.9.9.9/tcp/1", DialOutcome.NO if at_home else DialOutcome.YES, "nobody answers", 1e9
+        )
 
     async def reserve(*_: object, redial: bool) -> None:
         pass
 
-    monkeypatch.setattr(shelter, "look", look)
-    monkeypatch.setattr(shelter, "reserve", reserve)
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "reserve", reserve)
 
     async def main() -> None:
         async def on_change() -> None:
             told.append(here.addresses)
 
-        here = Shelter(cast(Any, node), log, on_change=on_change, random=Random(0))
+        here = ReachabilityManager(cast(Any, node), log, on_change=on_change, random=Random(0))
         task = asyncio.create_task(here.run())
         await asyncio.sleep(100.0)
         assert len(asked) == 1
@@ -239,7 +247,7 @@ def test_another_network_is_noticed_with_the_next_round(monkeypatch: pytest.Monk
         node.addresses = [PRIVATE]
         await asyncio.sleep(20.0)
         assert len(asked) == 2
-        assert asked[-1] - moved_at < 1.25 * shelter.ROUND_S
+        assert asked[-1] - moved_at < 1.25 * reachability.ROUND_S
         assert here.reachable is False
         assert told[-1] == (address.through(OTHER, PUBLIC), PRIVATE)
         node.addresses = [PRIVATE]
@@ -257,27 +265,27 @@ def test_a_place_at_the_links_relay_takes_a_strangers_as_soon_as_there_is_one(mo
     node, down = FakeNode(PRIVATE), {BOOTSTRAP}
     node.known, node.bootstraps = dict.fromkeys((OTHER, RELAY, HIDDEN, BOOTSTRAP), (PUBLIC,)), (BOOTSTRAP,)
 
-    async def look(*_: object) -> Sight:
-        return sight(Dialed.NO)
+    async def look(*_: object) -> ReachabilityReport:
+        return sight(DialOutcome.NO)
 
     async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
         if relay in down:
             raise NetworkError("no place is free")
 
-    monkeypatch.setattr(shelter, "look", look)
-    monkeypatch.setattr(shelter, "reserve", reserve)
-    monkeypatch.setattr(shelter, "REFUSED_S", (0.0, 0.0))
-    monkeypatch.setattr(shelter, "OF_LINK_S", (0.0, 0.0))
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "reserve", reserve)
+    monkeypatch.setattr(reachability, "REFUSED_S", (0.0, 0.0))
+    monkeypatch.setattr(reachability, "OF_LINK_S", (0.0, 0.0))
 
     async def main() -> None:
-        here = Shelter(cast(Any, node), MemoryLog(), random=Random(0))
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
         task = asyncio.create_task(here.run())
         await asyncio.sleep(100.0)
-        assert len(here.relays) == shelter.WANTED
+        assert len(here.relays) == reachability.WANTED
         assert BOOTSTRAP not in here.relays
         down.clear()
-        await asyncio.sleep(2 * shelter.ROUND_S)
-        assert len(here.relays) == shelter.WANTED
+        await asyncio.sleep(2 * reachability.ROUND_S)
+        assert len(here.relays) == reachability.WANTED
         assert BOOTSTRAP in here.relays
         node.alive = False
         await task
@@ -293,21 +301,21 @@ def test_the_links_one_relay_is_asked_again_soon_after_it_was_away(
     node = FakeNode(PRIVATE)
     node.known, node.bootstraps = {BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
 
-    async def look(*_: object) -> Sight:
-        return sight(Dialed.NO)
+    async def look(*_: object) -> ReachabilityReport:
+        return sight(DialOutcome.NO)
 
     async def reserve(daemon: object, relay: PeerId, addresses: Sequence[str], redial: bool) -> None:
         if asyncio.get_running_loop().time() < away_s:
             raise NetworkError("it cannot be dialed")
 
-    monkeypatch.setattr(shelter, "look", look)
-    monkeypatch.setattr(shelter, "reserve", reserve)
-    monkeypatch.setattr(shelter.time, "monotonic", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(reachability, "look", look)
+    monkeypatch.setattr(reachability, "reserve", reserve)
+    monkeypatch.setattr(reachability.time, "monotonic", lambda: asyncio.get_running_loop().time())
 
     async def main() -> None:
-        here = Shelter(cast(Any, node), MemoryLog(), random=Random(0))
+        here = ReachabilityManager(cast(Any, node), MemoryLog(), random=Random(0))
         task = asyncio.create_task(here.run())
-        await asyncio.sleep(away_s + shelter.OF_LINK_S[1] + shelter.HURRY_S + 1.0)
+        await asyncio.sleep(away_s + reachability.OF_LINK_S[1] + reachability.HURRY_S + 1.0)
         assert list(here.relays) == [BOOTSTRAP]
         node.alive = False
         await task
@@ -332,7 +340,7 @@ def test_what_is_announced() -> None:
 
 
 def test_an_allowance_is_bounded_overall_and_for_each() -> None:
-    allowance = Allowance(overall=3, each=2, window_s=60.0)
+    allowance = SlidingWindowLimit(overall=3, each=2, window_s=60.0)
     assert [allowance.take("a", 0.0) for _ in range(3)] == [True, True, False]
     assert [allowance.take(who, 1.0) for who in "bc"] == [True, False]
     assert allowance.take("c", 60.0)  # the first two are over
@@ -341,7 +349,7 @@ def test_an_allowance_is_bounded_overall_and_for_each() -> None:
 
 
 def test_many_names_of_one_origin_leave_half_to_others() -> None:
-    allowance = Allowance(overall=6, each=2, window_s=60.0)
+    allowance = SlidingWindowLimit(overall=6, each=2, window_s=60.0)
     taken = [allowance.take(f"name {number}", 0.0, "8.8.8.8") for number in range(10)]
     assert taken == [True] * 3 + [False] * 7
     assert allowance.take("guest", 0.0, "9.9.9.9")

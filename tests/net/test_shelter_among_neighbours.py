@@ -10,16 +10,24 @@ from typing import Any, cast
 import pytest
 from test_shelter import BOOTSTRAP, HIDDEN, OTHER, PRIVATE, PUBLIC, RELAY, FakeNode, sight
 
-from p2ptrain.errors import NetworkError
-from p2ptrain.ids import PeerId
-from p2ptrain.net import address, shelter, virtual_time
-from p2ptrain.net.reach import Dialed, Sight
-from p2ptrain.net.shelter import HURRY_S, OF_LINK_S, ROUND_S, VERDICT_S, Shelter, speaks_for_the_internet
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.net import address, virtual_time
+from p2ptrain.net.relay import reachability
+from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport
+from p2ptrain.net.relay.reachability import (
+    HURRY_S,
+    OF_LINK_S,
+    ROUND_S,
+    VERDICT_S,
+    ReachabilityManager,
+    speaks_for_the_internet,
+)
 
 NEIGHBOUR = "/ip4/192.168.1.3/tcp/5"
 ROUND = 1.25 * ROUND_S + 1.0
-Play = Callable[[Callable[[Shelter], Coroutine[Any, Any, None]]], None]
+Play = Callable[[Callable[[ReachabilityManager], Coroutine[Any, Any, None]]], None]
 
 
 class World:
@@ -27,10 +35,10 @@ class World:
 
     def __init__(self) -> None:
         self.node = FakeNode(PRIVATE)
-        self.sights: dict[PeerId, Sight] = {}
+        self.sights: dict[PeerId, ReachabilityReport] = {}
         self.is_down = False
 
-    async def look(self, node: object, peer: PeerId, addresses: Sequence[str], port: int) -> Sight:
+    async def look(self, node: object, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
         if peer not in self.sights:
             raise NetworkError("it does not answer")
         return self.sights[peer]
@@ -43,9 +51,9 @@ class World:
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
-    monkeypatch.setattr(shelter, "look", world.look)
-    monkeypatch.setattr(shelter, "reserve", world.reserve)
-    monkeypatch.setattr(shelter.time, "monotonic", lambda: asyncio.get_running_loop().time())
+    monkeypatch.setattr(reachability, "look", world.look)
+    monkeypatch.setattr(reachability, "reserve", world.reserve)
+    monkeypatch.setattr(reachability.time, "monotonic", lambda: asyncio.get_running_loop().time())
     return world
 
 
@@ -53,9 +61,9 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 def during(world: World) -> Play:
     """Plays a scene while a shelter runs, in virtual time."""
 
-    def play(scene: Callable[[Shelter], Coroutine[Any, Any, None]]) -> None:
+    def play(scene: Callable[[ReachabilityManager], Coroutine[Any, Any, None]]) -> None:
         async def main() -> None:
-            here = Shelter(cast(Any, world.node), MemoryLog(), random=Random(0))
+            here = ReachabilityManager(cast(Any, world.node), MemoryLog(), random=Random(0))
             task = asyncio.create_task(here.run())
             await asyncio.sleep(0.0)
             await scene(here)
@@ -68,22 +76,22 @@ def during(world: World) -> Play:
 
 
 def test_who_can_say_what_the_internet_sees() -> None:
-    assert not speaks_for_the_internet([sight(Dialed.YES, PRIVATE), sight(Dialed.DECLINED, PUBLIC)])
-    assert speaks_for_the_internet([sight(Dialed.YES, PRIVATE), sight(Dialed.NO, PUBLIC)])
+    assert not speaks_for_the_internet([sight(DialOutcome.YES, PRIVATE), sight(DialOutcome.DECLINED, PUBLIC)])
+    assert speaks_for_the_internet([sight(DialOutcome.YES, PRIVATE), sight(DialOutcome.NO, PUBLIC)])
     assert not speaks_for_the_internet([])
 
 
 def test_who_is_seen_by_a_neighbour_alone_takes_places_for_the_others(world: World, during: Play) -> None:
     """Its router leads nobody back in by its public address, and the bootstrap, outside, was asked too often."""
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (PUBLIC,)}, (BOOTSTRAP,)
-    world.sights = {OTHER: sight(Dialed.YES, PRIVATE), BOOTSTRAP: sight(Dialed.DECLINED, PUBLIC)}
+    world.sights = {OTHER: sight(DialOutcome.YES, PRIVATE), BOOTSTRAP: sight(DialOutcome.DECLINED, PUBLIC)}
 
-    async def scene(here: Shelter) -> None:
+    async def scene(here: ReachabilityManager) -> None:
         await asyncio.sleep(ROUND)
         assert here.reachable is True
         assert address.through(BOOTSTRAP, PUBLIC) in here.addresses
         assert PRIVATE in here.addresses
-        world.sights[BOOTSTRAP] = sight(Dialed.YES, PUBLIC)
+        world.sights[BOOTSTRAP] = sight(DialOutcome.YES, PUBLIC)
         await asyncio.sleep(VERDICT_S + ROUND)
         assert here.relays == ()
         assert here.addresses == ("/ip4/8.8.8.8/tcp/5", PRIVATE)
@@ -93,9 +101,9 @@ def test_who_is_seen_by_a_neighbour_alone_takes_places_for_the_others(world: Wor
 
 def test_a_circuit_tells_of_others_outside(world: World, during: Play) -> None:
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), HIDDEN: (address.through(RELAY, PUBLIC),)}, ()
-    world.sights = {OTHER: sight(Dialed.YES, PRIVATE)}
+    world.sights = {OTHER: sight(DialOutcome.YES, PRIVATE)}
 
-    async def scene(here: Shelter) -> None:
+    async def scene(here: ReachabilityManager) -> None:
         await asyncio.sleep(ROUND)
         assert RELAY in here.relays
 
@@ -104,9 +112,9 @@ def test_a_circuit_tells_of_others_outside(world: World, during: Play) -> None:
 
 def test_a_swarm_in_one_network_needs_no_relays(world: World, during: Play) -> None:
     world.node.known, world.node.bootstraps = {OTHER: (NEIGHBOUR,), BOOTSTRAP: (NEIGHBOUR,)}, (BOOTSTRAP,)
-    world.sights = dict.fromkeys((OTHER, BOOTSTRAP), sight(Dialed.YES, PRIVATE))
+    world.sights = dict.fromkeys((OTHER, BOOTSTRAP), sight(DialOutcome.YES, PRIVATE))
 
-    async def scene(here: Shelter) -> None:
+    async def scene(here: ReachabilityManager) -> None:
         await asyncio.sleep(2 * VERDICT_S)
         assert here.reachable is True
         assert here.relays == ()
@@ -122,7 +130,7 @@ def test_who_was_cut_off_asks_every_relay_again(world: World, during: Play, back
     world.node.has_company, world.node.addresses = back != "in company", []
     world.is_down = True
 
-    async def scene(here: Shelter) -> None:
+    async def scene(here: ReachabilityManager) -> None:
         here.reachable = False
         await asyncio.sleep(3600.0)
         world.is_down = False
@@ -141,7 +149,7 @@ def test_the_relay_that_the_link_leads_through_is_asked_again_soon(world: World,
     world.node.known, world.node.bootstraps = {HIDDEN: (address.through(RELAY, PUBLIC),)}, (HIDDEN,)
     world.is_down = True
 
-    async def scene(here: Shelter) -> None:
+    async def scene(here: ReachabilityManager) -> None:
         here.reachable = False
         await asyncio.sleep(3600.0)
         world.is_down = False

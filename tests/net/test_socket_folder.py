@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.net.socket_folder import SocketFolder, sweep
+from p2ptrain.net.p2pd.socket_folder import SocketFolder, sweep
 
 
 @pytest.fixture
 def parent(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("parent")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(folder))
-    monkeypatch.setattr("p2ptrain.net.socket_folder.LONGEST_PARENT", 1000)
+    monkeypatch.setattr("p2ptrain.net.p2pd.socket_folder.LONGEST_PARENT", 1000)
     return folder
 
 
@@ -71,7 +71,7 @@ def test_what_was_swept_while_it_was_made_is_made_again(parent: Path, monkeypatc
             swept.extend(sweep(parent))  # another process, just before we have the lock
         true(lock, how)
 
-    monkeypatch.setattr("p2ptrain.net.socket_folder.fcntl.flock", flock)
+    monkeypatch.setattr("p2ptrain.net.p2pd.socket_folder.fcntl.flock", flock)
     folder = SocketFolder.create()
     assert len(swept) == 1
     assert list(parent.iterdir()) == [folder.path]

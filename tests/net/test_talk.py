@@ -8,11 +8,11 @@ from typing import Any
 import msgpack
 import pytest
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
-from p2ptrain.net import reach
-from p2ptrain.net.talk import MOST_NESTED, hear, say
+from p2ptrain.net.relay import dial_back
+from p2ptrain.net.rpc import MOST_NESTED, hear, say
 
 
 class ScriptedLink:
@@ -79,4 +79,4 @@ def test_a_bottomless_question_is_an_offence_and_no_bug_of_ours() -> None:
     """Its answer would say what was asked, and Python cannot print it."""
     link = ScriptedLink((FrameKind.MESSAGE, nested(1000)))
     with pytest.raises(RemoteError):
-        asyncio.run(reach.answer(link, "", reach.Allowances()))
+        asyncio.run(dial_back.answer(link, "", dial_back.DialBackLimits()))

@@ -12,10 +12,10 @@ from hivemind.p2p import P2PDaemonError, P2PHandlerError, PeerID
 from hivemind.p2p.p2p_daemon_bindings.control import ControlClient
 from hivemind.proto import p2pd_pb2
 
-from p2ptrain.errors import RemoteError
-from p2ptrain.net import unary
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.net.address import varint
-from p2ptrain.net.unary import MOST_AT_ONCE, MOST_UNSENT, Control
+from p2ptrain.net.p2pd import unary
+from p2ptrain.net.p2pd.unary import MOST_AT_ONCE, MOST_UNSENT, Control
 
 STRANGER = PeerID(b"\x00\x24\x08\x01\x12\x20" + bytes(32))
 ASK, SLOW, FAULTY, LONG = "ask", "slow", "faulty", "long"

@@ -10,10 +10,10 @@ from typing import NoReturn
 
 import pytest
 
-from p2ptrain.errors import HomeError
+from p2ptrain.base.errors import HomeError
 from peer.owner import commands, status
-from peer.owner import door as doors
-from peer.owner.door import Door
+from peer.owner import control_socket as doors
+from peer.owner.control_socket import ControlServer
 
 
 def shown(home: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
@@ -31,7 +31,7 @@ def test_a_peer_that_is_frozen_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
-    door = Door(tmp_path)
+    door = ControlServer(tmp_path)
     (tmp_path / "summary.json").write_text('{"val_loss_last": 2.5, "exchanges_ok": 3, "why": "well"}')
     try:
         screen = shown(tmp_path, capsys)

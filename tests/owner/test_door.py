@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import HomeError
-from peer.owner import door as doors
-from peer.owner.door import LONGEST_PATH, MAX_REQUEST, Door, ask
+from p2ptrain.base.errors import HomeError
+from peer.owner import control_socket as doors
+from peer.owner.control_socket import LONGEST_PATH, MAX_REQUEST, ControlServer, ask
 
 
 @pytest.fixture
@@ -27,7 +27,9 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @contextmanager
-def serving(door: Door, times: int, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> Iterator[None]:
+def serving(
+    door: ControlServer, times: int, answer: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> Iterator[None]:
     door.socket.setblocking(True)
 
     def run() -> None:
@@ -43,7 +45,7 @@ def serving(door: Door, times: int, answer: Callable[[Mapping[str, Any]], Mappin
         assert not thread.is_alive()
 
 
-def talk(door: Door, words: bytes) -> bytes:
+def talk(door: ControlServer, words: bytes) -> bytes:
     """What a client gets that says this and nothing more."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(10)
@@ -61,7 +63,7 @@ def left_in(home: Path) -> list[str]:
 
 
 def test_a_question_and_its_answer(home: Path) -> None:
-    door = Door(home)
+    door = ControlServer(home)
     try:
         assert stat.S_IMODE(Path(door.socket.getsockname()).stat().st_mode) == 0o600
         with serving(door, 2, lambda request: {"you said": dict(request)}):
@@ -75,7 +77,7 @@ def test_a_question_and_its_answer(home: Path) -> None:
 def test_a_home_whose_path_is_too_long(tmp_path: Path) -> None:
     home = tmp_path / ("x" * LONGEST_PATH)
     home.mkdir()
-    door = Door(home)
+    door = ControlServer(home)
     place = Path(door.socket.getsockname())
     try:
         assert len(str(place)) <= LONGEST_PATH
@@ -90,7 +92,7 @@ def test_a_home_whose_path_is_too_long(tmp_path: Path) -> None:
 
 def test_an_order_that_is_no_longer_waited_for_is_not_obeyed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.01)
-    door = Door(home)
+    door = ControlServer(home)
     obeyed: list[str] = []
 
     def obey(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -124,12 +126,12 @@ def test_nobody_is_there_in_a_home_whose_path_is_too_long_for_a_socket(
 
 
 def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
-    dead = Door(home)
+    dead = ControlServer(home)
     dead.socket.close()  # as the kernel does
     assert left_in(home) != []
     with pytest.raises(HomeError, match="No peer runs in"):
         ask(home, command="status")
-    alive = Door(home)
+    alive = ControlServer(home)
     with serving(alive, 1, lambda request: {"alive": True}):
         assert ask(home) == {"alive": True}
     alive.close()
@@ -152,7 +154,7 @@ def test_what_a_killed_peer_left_is_nobody_and_is_swept(home: Path) -> None:
     ],
 )
 def test_nonsense_gets_no_answer_and_the_next_one_does(home: Path, words: bytes) -> None:
-    door = Door(home)
+    door = ControlServer(home)
     asked: list[Mapping[str, Any]] = []
 
     def answer(request: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -168,7 +170,7 @@ def test_nonsense_gets_no_answer_and_the_next_one_does(home: Path, words: bytes)
 
 def test_a_client_that_says_nothing_is_not_waited_for(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "REQUEST_DEADLINE_S", 0.5)
-    door = Door(home)
+    door = ControlServer(home)
     with socket.socket(socket.AF_UNIX) as silent:
         silent.connect(door.socket.getsockname())
         with serving(door, 2, lambda request: {"next": True}):
@@ -178,7 +180,7 @@ def test_a_client_that_says_nothing_is_not_waited_for(home: Path, monkeypatch: p
 
 def test_a_peer_that_is_frozen(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doors, "ANSWER_DEADLINE_S", 0.05)
-    door = Door(home)
+    door = ControlServer(home)
     with pytest.raises(HomeError, match="does not answer"):
         ask(home, command="status")
     door.close()
@@ -186,7 +188,7 @@ def test_a_peer_that_is_frozen(home: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.parametrize("answer", [b"", b"nonsense\n", b"[]\n", b"[" * 60_000 + b"\n"])
 def test_an_answer_that_is_none(home: Path, answer: bytes) -> None:
-    door = Door(home)
+    door = ControlServer(home)
     door.socket.setblocking(True)
 
     def mumble() -> None:

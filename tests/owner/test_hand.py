@@ -17,23 +17,23 @@ from typing import Any, cast
 import click
 import pytest
 
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId
-from p2ptrain.net.rates import Rates
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.net.throttle import Throttles
 from p2ptrain.train.loop import Signals
-from peer.attendance import Attendance, Reins, Wish
 from peer.home import Home
-from peer.lines import line
+from peer.messages import line
 from peer.owner import commands, status
-from peer.owner import hand as hands
-from peer.owner.door import ask
-from peer.owner.hand import Hand, Held
+from peer.owner import control as hands
+from peer.owner.control import OwnerControl, TrainingHandle
+from peer.owner.control_socket import ask
+from peer.owner.policy import GIVEN_SHARE
 from peer.owner.settings import MBIT, Settings, SettingsFile
-from peer.owner.traffic import Month, Traffic
-from peer.owner.wishes import GIVEN_SHARE
-from peer.record import Record
-from peer.state import State
+from peer.owner.traffic import Month, TrafficCount
+from peer.participation import Mode, Participation, TrainerControl
+from peer.session_recorder import SessionRecorder
+from peer.state import StatusView
 
 
 @dataclass
@@ -70,14 +70,14 @@ class FakeAttendance:
     exchanges_under_way = 1
 
     def __init__(self) -> None:
-        self.wishes: list[Wish] = []
+        self.wishes: list[Mode] = []
         self.gives: list[bool] = []
 
     def give(self, gives: bool) -> None:
         if not self.gives or self.gives[-1] is not gives:
             self.gives.append(gives)
 
-    def wish(self, wish: Wish) -> None:
+    def wish(self, wish: Mode) -> None:
         if not self.wishes or self.wishes[-1] is not wish:
             self.wishes.append(wish)
 
@@ -89,7 +89,7 @@ class Desk:
         self.home = Home(path)
         self.file = SettingsFile(path)
         self.settings = self.file.load()
-        self.rates, self.signals, self.notebook = Rates(), Signals(), MemoryLog()
+        self.rates, self.signals, self.notebook = Throttles(), Signals(), MemoryLog()
         self.date = datetime(2026, 11, 30, 12, 0)
         self.seconds = 1000.0
         self.woken = 0
@@ -98,8 +98,8 @@ class Desk:
         self.attendance, self.record = FakeAttendance(), FakeRecord()
         self.hand = self.new_hand()
 
-    def new_hand(self) -> Hand:
-        return Hand(
+    def new_hand(self) -> OwnerControl:
+        return OwnerControl(
             self.home,
             self.file,
             self.settings,
@@ -114,9 +114,9 @@ class Desk:
         self.woken += 1
 
     def take(self, alone: bool = False) -> None:
-        attendance = None if alone else cast(Attendance, self.attendance)
-        reins = Reins(self.signals, self.wake)
-        self.hand.take(Held(cast(Record, self.record), attendance, reins, lambda: self.admission))
+        attendance = None if alone else cast(Participation, self.attendance)
+        reins = TrainerControl(self.signals, self.wake)
+        self.hand.take(TrainingHandle(cast(SessionRecorder, self.record), attendance, reins, lambda: self.admission))
         self.hand.look()
 
     def edit(self, text: str) -> None:
@@ -177,7 +177,7 @@ def test_settings_that_break_their_reader_are_refused_and_the_rest_goes_on(desk:
     assert desk.kinds() == ["settings", "settings refused"]
     desk.rates.up.book(10**6)
     desk.look()
-    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
+    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ALONE]
 
 
 def test_settings_that_cannot_be_read_for_a_while_are_told_once_and_count_afterwards(
@@ -243,9 +243,9 @@ def test_a_client_that_cannot_be_taken_in_waits_and_keeps_no_core_busy(
 def test_pause_and_resume_are_idempotent(desk: Desk) -> None:
     desk.take()
     assert [desk.order("pause"), desk.order("pause")] == ["pausing", "already paused"]
-    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ABSENT]
+    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ABSENT]
     assert [desk.order("resume"), desk.order("resume")] == ["resuming", "not paused"]
-    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ABSENT, Wish.PRESENT]
+    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ABSENT, Mode.PRESENT]
     assert desk.kinds() == ["paused", "called back"]
 
 
@@ -256,7 +256,7 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
     desk.hand = desk.new_hand()
     with desk.hand:
         desk.take()
-        assert desk.attendance.wishes == [Wish.ABSENT]
+        assert desk.attendance.wishes == [Mode.ABSENT]
         assert desk.kinds() == ["still paused"]
         assert line(*desk.notebook.notes[0]) == (
             "[owner] this peer was paused by its owner before it was started, and rests; to go on: "
@@ -299,7 +299,7 @@ def test_a_pause_before_there_is_a_trainer_counts_once_there_is_one(desk: Desk) 
     assert desk.order("pause") == "pausing"
     assert desk.status()["state"] == "paused"
     desk.take()
-    assert desk.attendance.wishes == [Wish.ABSENT]
+    assert desk.attendance.wishes == [Mode.ABSENT]
 
 
 def test_a_recipe_without_a_network_rests_too(desk: Desk) -> None:
@@ -320,16 +320,16 @@ def test_the_month_runs_out_and_a_new_one_begins(desk: Desk) -> None:
     desk.rates.up.book(400_000)
     desk.rates.down.book(599_999)
     desk.look()
-    assert desk.attendance.wishes == [Wish.PRESENT]
+    assert desk.attendance.wishes == [Mode.PRESENT]
     desk.rates.down.book(1)
     desk.look(3)
-    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
+    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ALONE]
     assert desk.kinds().count("budget used up") == 1
     month = {"sent_bytes": 400_000, "received_bytes": 600_000, "given_bytes": 0, "allowed_bytes": 1e6}
     assert desk.status()["month"] == month
     desk.date += timedelta(hours=12)  # December
     desk.look()
-    assert desk.attendance.wishes[-1] is Wish.PRESENT
+    assert desk.attendance.wishes[-1] is Mode.PRESENT
     assert desk.status()["month"]["sent_bytes"] == 0
 
 
@@ -365,7 +365,7 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     desk.look(3)
     assert desk.rates.gives is True
     assert desk.attendance.gives == [True, False, True]
-    assert desk.attendance.wishes == [Wish.PRESENT]
+    assert desk.attendance.wishes == [Mode.PRESENT]
     assert desk.kinds() == ["settings", "share given"]
     assert line(*desk.notebook.notes[-1]) == (
         "[owner] others have had their share of this month's traffic, 25 % of what monthly_gb allows a day: "
@@ -379,9 +379,9 @@ def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
     desk.take()
     desk.rates.up.book(10**7)
     desk.edit("monthly_gb = 0.01")
-    assert desk.attendance.wishes == [Wish.PRESENT, Wish.ALONE]
+    assert desk.attendance.wishes == [Mode.PRESENT, Mode.ALONE]
     desk.edit("monthly_gb = 0.02")
-    assert desk.attendance.wishes[-1] is Wish.PRESENT
+    assert desk.attendance.wishes[-1] is Mode.PRESENT
 
 
 def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -> None:
@@ -390,11 +390,11 @@ def test_the_count_is_on_disk_and_the_next_process_goes_on_with_it(desk: Desk) -
     assert json.loads((desk.home.path / "traffic.json").read_text()) == {
         "2026-11": {"sent_bytes": 5, "received_bytes": 0, "given_bytes": 0}
     }
-    desk.rates = Rates()
+    desk.rates = Throttles()
     desk.hand = desk.new_hand()
     with desk.hand:
         desk.rates.down.book(6)
-    traffic = Traffic(desk.home.path)
+    traffic = TrafficCount(desk.home.path)
     traffic.load()
     assert traffic.month(desk.date) == Month(5, 6)
 
@@ -419,11 +419,11 @@ def test_a_full_disk_is_told_once(desk: Desk) -> None:
 def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
     desk.take()
     desk.edit('hours = "22:00-07:00"')
-    assert desk.attendance.wishes[-1] is Wish.ABSENT
+    assert desk.attendance.wishes[-1] is Mode.ABSENT
     assert desk.order("resume") == "it still rests: outside of the hours 22:00-07:00 in settings.toml"
     desk.date += timedelta(hours=10)
     desk.look()
-    assert desk.attendance.wishes[-1] is Wish.PRESENT
+    assert desk.attendance.wishes[-1] is Mode.PRESENT
 
 
 def test_finish_ends_the_outer_step_once(desk: Desk) -> None:
@@ -463,7 +463,7 @@ def test_measured_rates_are_of_the_last_minute(desk: Desk) -> None:
     ],
 )
 def test_states(changes: dict[str, Any], wish: str, state: str) -> None:
-    record, attendance = cast(Record, FakeRecord(**changes)), cast(Attendance, FakeAttendance())
+    record, attendance = cast(SessionRecorder, FakeRecord(**changes)), cast(Participation, FakeAttendance())
     assert status.state_of(record, attendance, wish, leaving=False)[0] == state
     assert status.state_of(record, attendance, wish, leaving=True)[0] == "finishing"
 
@@ -533,7 +533,7 @@ def test_settings_are_shown_as_they_count(desk: Desk) -> None:
 
 def test_the_page_says_of_a_peer_what_status_says(desk: Desk) -> None:
     """Also before there is anybody who trains, while it rests, and when it leaves."""
-    page = State(PeerId("12D3KooWme"), "fox", desk.hand.standing)
+    page = StatusView(PeerId("12D3KooWme"), "fox", desk.hand.standing)
 
     def both() -> tuple[str, str]:
         own, shown = desk.status(), page.document()

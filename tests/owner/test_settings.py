@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from p2ptrain.errors import HomeError
+from p2ptrain.base.errors import HomeError
 from peer.owner.settings import MAX_BYTES, OPTIONS, Settings, SettingsFile, parse, template
 
 JOIN = (Path(__file__).parent.parent.parent / "docs" / "JOIN.md").read_text(encoding="utf-8")

@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from peer.attendance import Wish
+from peer.owner.policy import GIVEN_SHARE, decide
 from peer.owner.settings import Settings
-from peer.owner.traffic import KEPT_MONTHS, Month, Traffic
-from peer.owner.wishes import GIVEN_SHARE, decide
+from peer.owner.traffic import KEPT_MONTHS, Month, TrafficCount
+from peer.participation import Mode
 
 NOVEMBER, DECEMBER = datetime(2026, 11, 30, 23, 59), datetime(2026, 12, 1, 0, 0)
 
 
-def reopened(home: Path) -> Traffic:
-    traffic = Traffic(home)
+def reopened(home: Path) -> TrafficCount:
+    traffic = TrafficCount(home)
     assert traffic.load() == ""
     return traffic
 
@@ -71,7 +71,7 @@ def test_old_months_are_forgotten(tmp_path: Path) -> None:
 )
 def test_a_damaged_count_says_so_and_begins_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / "traffic.json").write_text(content)
-    traffic = Traffic(tmp_path)
+    traffic = TrafficCount(tmp_path)
     assert traffic.load() == "it is not what was written"
     assert traffic.month(NOVEMBER) == Month()
 
@@ -83,15 +83,15 @@ NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
 @pytest.mark.parametrize(
     ("settings", "paused", "now", "used", "wish", "why"),
     [
-        (Settings(), False, DAY, 10**15, Wish.PRESENT, ""),
-        (CAPPED, False, NIGHT, 10**9 - 1, Wish.PRESENT, ""),
-        (CAPPED, False, NIGHT, 10**9, Wish.ALONE, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
-        (CAPPED, False, DAY, 10**9, Wish.ABSENT, "outside of the hours 22:00-07:00 in settings.toml"),
-        (CAPPED, True, NIGHT, 10**9, Wish.ABSENT, "its owner asked for it"),
+        (Settings(), False, DAY, 10**15, Mode.PRESENT, ""),
+        (CAPPED, False, NIGHT, 10**9 - 1, Mode.PRESENT, ""),
+        (CAPPED, False, NIGHT, 10**9, Mode.ALONE, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
+        (CAPPED, False, DAY, 10**9, Mode.ABSENT, "outside of the hours 22:00-07:00 in settings.toml"),
+        (CAPPED, True, NIGHT, 10**9, Mode.ABSENT, "its owner asked for it"),
     ],
 )
 def test_the_first_reason_that_speaks_decides(
-    settings: Settings, paused: bool, now: datetime, used: int, wish: Wish, why: str
+    settings: Settings, paused: bool, now: datetime, used: int, wish: Mode, why: str
 ) -> None:
     verdict = decide(settings, paused=paused, now=now, month=Month(sent=used))
     assert (verdict.wish, verdict.why) == (wish, why)
@@ -103,7 +103,7 @@ def test_of_a_budget_others_get_their_share_day_by_day(day: int) -> None:
     share = math.ceil(GIVEN_SHARE * 10**9 * day / 30)
     settings = Settings(monthly_gb=1.0)
     verdicts = [decide(settings, paused=False, now=now, month=Month(given, 0, given)) for given in (share - 1, share)]
-    assert [(each.wish, each.gives) for each in verdicts] == [(Wish.PRESENT, True), (Wish.PRESENT, False)]
+    assert [(each.wish, each.gives) for each in verdicts] == [(Mode.PRESENT, True), (Mode.PRESENT, False)]
 
 
 @pytest.mark.parametrize(

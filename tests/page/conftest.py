@@ -13,7 +13,7 @@ import pytest
 from selenium import webdriver
 from selenium.webdriver.chrome.service import Service
 
-from p2ptrain.page.place import Place
+from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import PageServer
 from p2ptrain.page.view import (
     CheckpointRow,
@@ -169,8 +169,8 @@ class Shown:
     def port(self) -> int:
         return int(self.url.split("?")[0].rstrip("/").rpartition(":")[2])
 
-    def serve(self, place: Place | None = None) -> None:
-        self._server = PageServer(place or Place(), lambda: self._document)
+    def serve(self, place: ListenAddress | None = None) -> None:
+        self._server = PageServer(place or ListenAddress(), lambda: self._document)
         self._server.__enter__()
 
     def end(self) -> None:

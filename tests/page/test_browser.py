@@ -17,7 +17,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.remote.webelement import WebElement
 from selenium.webdriver.support.ui import Select, WebDriverWait
 
-from p2ptrain.page.place import Place
+from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.server import ASSETS
 from p2ptrain.page.view import ExchangeRow, FailureRow, SampleText, View
 
@@ -514,7 +514,7 @@ def test_it_tells_when_nobody_answers_and_heals(page: Page, exchange: Callable[.
     assert page.text("held-out") == "1.987", "what was seen last stays to be read"
     page.shown.view.figures["held_out"] = 1.5
     page.shown.publish()
-    page.shown.serve(Place(port=port))
+    page.shown.serve(ListenAddress(port=port))
     page.until(lambda: not page.browser.find_element("id", "away").is_displayed())
     assert page.text("held-out") == "1.500"
     page.until(lambda: len(page.shown.server._streams) == 1)  # it opens again a while later, and begins anew
@@ -548,7 +548,7 @@ def test_serials_that_begin_anew_are_news(page: Page, make_view: Callable[..., V
     fresh._serial = 0
     page.shown.view = fresh
     page.shown.publish()
-    page.shown.serve(Place(port=port))
+    page.shown.serve(ListenAddress(port=port))
     page.until(lambda: not page.browser.find_element("id", "away").is_displayed())
     page.until(lambda: len(page.shown.server._streams) == 1)
     page.next_document()
@@ -563,14 +563,14 @@ def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
     """The process was restarted where a token is needed: asking on is in vain, opening its address is not."""
     port = page.shown.port
     page.shown.end()
-    page.shown.serve(Place("0.0.0.0", port, "a-token-for-tests"))
+    page.shown.serve(ListenAddress("0.0.0.0", port, "a-token-for-tests"))
     page.once_asked(lambda: "token is no longer known" in page.text("away"))
 
 
 def test_a_token_does_not_stay_in_the_address(page: Page) -> None:
     """Neither to be read over a shoulder nor in the history; and the page can be loaded again without it."""
     page.shown.end()
-    page.shown.serve(Place("0.0.0.0", 0, "a-token-for-tests"))
+    page.shown.serve(ListenAddress("0.0.0.0", 0, "a-token-for-tests"))
     assert page.shown.url.endswith("?token=a-token-for-tests")
     page.browser.get(page.shown.url + "&by=mail#people-title")
     page.until(lambda: page.shows)

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from p2ptrain.errors import UserError
-from p2ptrain.page import place
+from p2ptrain.base.errors import UserError
+from p2ptrain.page import listen_address
 from p2ptrain.page import server as page_server
+from p2ptrain.page.listen_address import ListenAddress, listener_at
 from p2ptrain.page.metrics import names
-from p2ptrain.page.place import Place, listener_at
 from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer
 from p2ptrain.page.view import ExchangeRow
 
@@ -87,7 +87,7 @@ def events(response: http.client.HTTPResponse, most: int) -> list[dict[str, Any]
 def guarded(shown: Shown) -> Shown:
     """The same page where a token is needed."""
     shown.end()
-    shown.serve(Place("0.0.0.0", 0, TOKEN))
+    shown.serve(ListenAddress("0.0.0.0", 0, TOKEN))
     return shown
 
 
@@ -125,7 +125,7 @@ def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Sho
     unpacked = zlib.decompress(packed.body, wbits=zlib.MAX_WBITS | 32)
     assert json.loads(unpacked) == plain.document
     assert len(packed.body) < len(plain.body) / 2
-    with PageServer(Place(), lambda: plain.document) as server:
+    with PageServer(ListenAddress(), lambda: plain.document) as server:
         port = int(server.url.rstrip("/").rpartition(":")[2])
         assert ask(port, "/status", Accept_Encoding="gzip").document == plain.document
 
@@ -135,7 +135,7 @@ def test_a_server_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(page_server, "START_S", 0.01)
     monkeypatch.setattr(PageServer, "_run", lambda self, listener, begun: listener.close())
     with pytest.raises(UserError, match="did not start"):
-        PageServer(Place(), dict).__enter__()
+        PageServer(ListenAddress(), dict).__enter__()
 
 
 def test_however_many_ask_the_document_is_made_now_and_then() -> None:
@@ -146,7 +146,7 @@ def test_however_many_ask_the_document_is_made_now_and_then() -> None:
         made.append(threading.current_thread().name)
         return {"schema": 1}
 
-    with PageServer(Place(), snapshot) as server:
+    with PageServer(ListenAddress(), snapshot) as server:
         port = int(server.url.rstrip("/").rpartition(":")[2])
         answers = [ask(port, "/status").status for _ in range(100)]
     assert answers == [200] * 100
@@ -257,7 +257,7 @@ def test_where_names_are_given_a_website_that_knows_the_token_reads_nothing(
 ) -> None:
     """A compose file's token is known to all, and its page is at the visitor's own 127.0.0.1."""
     shown.end()
-    shown.serve(Place.parse("0.0.0.0:0", TOKEN, "127.0.0.1, LocalHost,[::1],"))
+    shown.serve(ListenAddress.parse("0.0.0.0:0", TOKEN, "127.0.0.1, LocalHost,[::1],"))
     for path in ("/", f"/status?token={token}", "/metrics"):
         answer = ask(shown.port, path, Host=host, Authorization=f"Bearer {token}")
         assert answer.status == 403
@@ -277,7 +277,7 @@ def test_without_names_a_page_with_a_token_opens_by_any(guarded: Shown) -> None:
 def test_the_loopback_opens_by_the_names_that_its_owner_gave(shown: Shown) -> None:
     """Behind a proxy, say."""
     shown.end()
-    shown.serve(Place.parse("0", "", "train.example"))
+    shown.serve(ListenAddress.parse("0", "", "train.example"))
     assert ask(shown.port, "/status", Host="train.example").status == 200
     assert ask(shown.port, "/status").status == 403
 
@@ -316,7 +316,7 @@ def test_another_token_opens_nothing(guarded: Shown, wrong: str) -> None:
 def test_a_token_may_have_any_characters(shown: Shown) -> None:
     """They are quoted in the address and in the cookie, and mean themselves."""
     shown.end()
-    shown.serve(Place("0.0.0.0", 0, token := "a b&c=d;é+%41#"))
+    shown.serve(ListenAddress("0.0.0.0", 0, token := "a b&c=d;é+%41#"))
     assert shown.server.address == f"http://127.0.0.1:{shown.port}/"  # where this computer's browser finds it
     assert shown.url.startswith(shown.server.address + "?token=")
     assert token not in shown.url
@@ -327,7 +327,7 @@ def test_a_token_may_have_any_characters(shown: Shown) -> None:
 
 def test_pages_of_one_computer_have_cookies_of_their_own(guarded: Shown) -> None:
     """Browsers send a cookie to every port of a host: the second page would take the first one's token away."""
-    with PageServer(Place("0.0.0.0", 0, "another"), dict) as other:
+    with PageServer(ListenAddress("0.0.0.0", 0, "another"), dict) as other:
         port = int(other.address.rstrip("/").rpartition(":")[2])
         cookies = [
             ask(guarded.port, f"/?token={TOKEN}").headers["Set-Cookie"].split(";")[0],
@@ -350,7 +350,7 @@ def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch:
     """Before any token is looked at: those too many are cut off at once, the others when they have idled."""
     monkeypatch.setattr(page_server, "IDLE_S", 1.0)
     shown.end()
-    shown.serve(Place("0.0.0.0", 0, TOKEN))
+    shown.serve(ListenAddress("0.0.0.0", 0, TOKEN))
     with contextlib.ExitStack() as stack:
         silent = []
         for _ in range(MOST_CONNECTIONS + BACKLOG + 8):
@@ -369,7 +369,7 @@ def test_connections_that_say_nothing_are_few_and_end(shown: Shown, monkeypatch:
 
 def test_a_token_is_drawn_where_one_is_needed() -> None:
     """Nobody is open to the world by forgetting: two servers get two tokens."""
-    with PageServer(Place("0.0.0.0"), dict) as one, PageServer(Place("0.0.0.0"), dict) as other:
+    with PageServer(ListenAddress("0.0.0.0"), dict) as one, PageServer(ListenAddress("0.0.0.0"), dict) as other:
         drawn = {each.url.partition("?token=")[2] for each in (one, other)}
     assert len(drawn) == 2
     assert all(len(token) >= 16 for token in drawn)
@@ -460,7 +460,10 @@ def test_its_end_does_not_wait_for_who_reads_no_more(shown: Shown, monkeypatch: 
 
 def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
     """A line that names the place, and what to do."""
-    with pytest.raises(UserError, match=f"127.0.0.1:{shown.port}") as caught, PageServer(Place(port=shown.port), dict):
+    with (
+        pytest.raises(UserError, match=f"127.0.0.1:{shown.port}") as caught,
+        PageServer(ListenAddress(port=shown.port), dict),
+    ):
         pass
     assert caught.value.remedy == "Choose another port, or 0 for any free one."
 
@@ -471,7 +474,7 @@ def test_an_occupied_port_is_said_by_name(shown: Shown) -> None:
 )
 def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(host: str) -> None:
     with pytest.raises(UserError, match=f"cannot be served at {host}:8080: ") as caught:
-        listener_at(Place(host, 8080))
+        listener_at(ListenAddress(host, 8080))
     assert caught.value.remedy == "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 
@@ -492,9 +495,9 @@ def test_a_computer_without_one_of_the_families_names_the_other(
     def refuse(family: int, kind: int) -> socket.socket:
         raise OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
 
-    monkeypatch.setattr(place.socket, "socket", refuse)
+    monkeypatch.setattr(listen_address.socket, "socket", refuse)
     with pytest.raises(UserError, match=rf"at {shown}:8080: Address family not supported by protocol\.") as caught:
-        listener_at(Place(host, 8080))
+        listener_at(ListenAddress(host, 8080))
     assert caught.value.remedy == cure
 
 
@@ -508,7 +511,7 @@ def test_a_snapshot_that_fails_does_not_end_it() -> None:
             raise result
         return result
 
-    with PageServer(Place(), snapshot) as server:
+    with PageServer(ListenAddress(), snapshot) as server:
         port = int(server.url.rstrip("/").rpartition(":")[2])
         assert ask(port, "/status").status == 500
         assert ask(port, "/status").document == {"schema": 1}
@@ -517,16 +520,16 @@ def test_a_snapshot_that_fails_does_not_end_it() -> None:
 @pytest.mark.parametrize(
     ("text", "place"),
     [
-        ("8080", Place("127.0.0.1", 8080)),
-        ("0", Place()),
-        ("0.0.0.0:80", Place("0.0.0.0", 80)),
-        ("[::]:8080", Place("::", 8080)),
-        (":8080", Place("127.0.0.1", 8080)),
+        ("8080", ListenAddress("127.0.0.1", 8080)),
+        ("0", ListenAddress()),
+        ("0.0.0.0:80", ListenAddress("0.0.0.0", 80)),
+        ("[::]:8080", ListenAddress("::", 8080)),
+        (":8080", ListenAddress("127.0.0.1", 8080)),
     ],
 )
-def test_places_are_read(text: str, place: Place) -> None:
+def test_places_are_read(text: str, place: ListenAddress) -> None:
     """A port, or an address and a port."""
-    assert Place.parse(text) == place
+    assert ListenAddress.parse(text) == listen_address
 
 
 @pytest.mark.parametrize(
@@ -535,4 +538,4 @@ def test_places_are_read(text: str, place: Place) -> None:
 def test_what_is_no_place_is_refused(text: str) -> None:
     """By a message that quotes it."""
     with pytest.raises(UserError, match="no place to serve a page"):
-        Place.parse(text)
+        ListenAddress.parse(text)

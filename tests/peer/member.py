@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from p2ptrain import codec
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.net.driver import Shore, at_once
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.net.driver import DriverEnvironment, at_once
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.ports import Transport
@@ -19,11 +20,10 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import Counters, Peer, PeerState, Presence, SwarmRules
 from p2ptrain.swarm.events import Applied
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Signals
 from p2ptrain.train.rules import LearnerRules
-from peer.attendance import Attendance, Reins
+from peer.participation import Participation, TrainerControl
 
 RUN = RunId("ab" * 32)
 P = 64
@@ -80,7 +80,7 @@ class Member:
             return made
 
         self.signals = Signals()
-        shore = Shore(
+        shore = DriverEnvironment(
             transport=wrap(network.transport(self.peer)),
             directory=network.directory(0.01, clock=loop.time),
             notebook=self.notebook,
@@ -90,7 +90,7 @@ class Member:
             begin_training=lambda: None,
             work=at_once,
         )
-        self.attendance = Attendance(self.learner, new_core, shore, Reins(self.signals, self.learner.wake))
+        self.attendance = Participation(self.learner, new_core, shore, TrainerControl(self.signals, self.learner.wake))
 
     def _presence(self, step: int, progress: float, state: PeerState, now: float) -> Presence:
         return Presence(

@@ -23,10 +23,10 @@ from typing import Any, Self, TypeVar
 
 import psutil
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.socket_folder import sweep
+from p2ptrain.net.p2pd.socket_folder import sweep
 
 T = TypeVar("T")
 

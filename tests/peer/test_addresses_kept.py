@@ -14,21 +14,21 @@ import pytest
 from swarm import STRANGER
 from test_connection import connection_of
 
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import EventLog
 from p2ptrain.cli import run_command
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.rates import Rates
-from p2ptrain.page.place import Place
-from p2ptrain.telemetry import EventLog
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.page.listen_address import ListenAddress
 from peer import app
-from peer.building import Options
+from peer.assembly import PeerOptions
 from peer.cli import invite
 from peer.home import AddressBook, Addresses, Home
-from peer.showing import Showing
-from peer.state import State
+from peer.sharing import Sharing
+from peer.state import StatusView
 
 RELAY = PeerId(STRANGER)
 NEAR, NEAR_BOOTSTRAP = "/ip4/192.168.1.7/tcp/4001", "/ip4/192.168.1.2/tcp/31337"
@@ -66,8 +66,8 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     home.save_manifest(signed)
     link = JoinLink(signed.run_id, (address.with_peer(NEAR_BOOTSTRAP, RELAY),))
     identity = Identity.load_or_create(home.identity)
-    state = State(identity.peer_id, "", lambda: ("starting", ""))
-    showing = Showing(state, cast(Any, SimpleNamespace(measured=None, traffic=None)), Place(), False)
+    state = StatusView(identity.peer_id, "", lambda: ("starting", ""))
+    showing = Sharing(state, cast(Any, SimpleNamespace(measured=None, traffic=None)), ListenAddress(), False)
     record = SimpleNamespace(
         task=SimpleNamespace(model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5))), figures=None
     )
@@ -80,7 +80,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
 
     monkeypatch.setattr(app, "Connection", StillConnection)
     with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
-        line = app._connect(stack, Options(link), home, identity, signed, log, Rates())
+        line = app._connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
         showing.know(signed, home, cast(Any, record), local=False)
         state._sources = None  # there are no figures
         at_first, warned = invited()

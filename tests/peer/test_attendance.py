@@ -16,7 +16,7 @@ from p2ptrain.net.memory import MemoryNetwork
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.swarm import PeerState
 from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, PhaseDone
-from peer.attendance import Wish
+from peer.participation import Mode
 
 Scene = Callable[[Member, Member, MemoryNetwork], Awaitable[None]]
 
@@ -47,7 +47,7 @@ def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
         both = amber.attendance, birch.attendance
         await until(lambda: all(each.exchanges_under_way == 1 for each in both), looks_s=0.003)
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         await until(lambda: amber.attendance.state == "away")
         assert amber.attendance.exchanges_under_way == 0
         await until(lambda: birch.attendance.live_peers == 0)
@@ -68,9 +68,9 @@ def test_who_rests_stands_still_and_nobody_waits_for_it() -> None:
 
 def test_who_rested_long_comes_back_as_a_newcomer_and_counts_go_on() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         await asyncio.sleep(600)
-        amber.attendance.wish(Wish.PRESENT)
+        amber.attendance.wish(Mode.PRESENT)
         await until(lambda: amber.heard("caught up") == 1)
         await more_exchanges(amber, 3)
         assert amber.signals.begin.is_set()
@@ -83,10 +83,10 @@ def test_who_rested_long_comes_back_as_a_newcomer_and_counts_go_on() -> None:
 
 def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         await until(lambda: amber.attendance.state == "away")
         step = amber.learner.step
-        amber.attendance.wish(Wish.PRESENT)
+        amber.attendance.wish(Mode.PRESENT)
         await more_exchanges(amber, 3)
         assert amber.learner.step > step
         assert amber.heard("caught up") == 0
@@ -96,13 +96,13 @@ def test_who_rested_shortly_goes_on_with_its_own_weights() -> None:
 
 def test_alone_it_trains_and_exchanges_nothing() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Wish.ALONE)
+        amber.attendance.wish(Mode.ALONE)
         await until(lambda: amber.attendance.state == "away")
         step, done = amber.learner.step, amber.counted().exchanges_ok
         await asyncio.sleep(100)
         assert amber.learner.step - step - 100 * 10 // H in (0, 1)  # the time may end with an outer step
         assert amber.counted().exchanges_ok == done
-        amber.attendance.wish(Wish.PRESENT)
+        amber.attendance.wish(Mode.PRESENT)
         await more_exchanges(amber, 3)
 
     play(scene)
@@ -114,9 +114,9 @@ def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> No
         amber.attendance.give(False)
         await asyncio.sleep(1)
         assert not amber.cores[-1]._standing.gives
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         await until(lambda: amber.attendance.state == "away")
-        amber.attendance.wish(Wish.PRESENT)
+        amber.attendance.wish(Mode.PRESENT)
         await more_exchanges(amber, 3)
         assert len(amber.cores) == 2
         assert not amber.cores[-1]._standing.gives
@@ -129,10 +129,10 @@ def test_what_the_owner_gives_holds_for_the_core_of_the_day_and_the_next() -> No
 
 def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        for wish in (Wish.ABSENT, Wish.PRESENT, Wish.ALONE, Wish.ABSENT, Wish.PRESENT):
+        for wish in (Mode.ABSENT, Mode.PRESENT, Mode.ALONE, Mode.ABSENT, Mode.PRESENT):
             amber.attendance.wish(wish)
         await more_exchanges(amber, 3)
-        for wish in (Wish.PRESENT, Wish.ALONE, Wish.PRESENT, Wish.ABSENT):
+        for wish in (Mode.PRESENT, Mode.ALONE, Mode.PRESENT, Mode.ABSENT):
             amber.attendance.wish(wish)
         await asyncio.sleep(20)
         tokens = amber.learner.tokens
@@ -142,8 +142,8 @@ def test_wishes_that_follow_each_other_at_once_end_with_the_last() -> None:
     play(scene)
 
 
-@pytest.mark.parametrize("wish", [Wish.ALONE, Wish.ABSENT])
-def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Wish) -> None:
+@pytest.mark.parametrize("wish", [Mode.ALONE, Mode.ABSENT])
+def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Mode) -> None:
     """The recipe waits between two inner phases; its partner stands still, and the core that would give up is gone."""
 
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
@@ -152,9 +152,9 @@ def test_a_trainer_that_waits_for_partners_is_not_left_waiting(wish: Wish) -> No
         step = amber.learner.step
         amber.attendance.wish(wish)
         await until(lambda: amber.learner.step > step, patience_s=5)
-        if wish is Wish.ALONE:
+        if wish is Mode.ALONE:
             await until(lambda: amber.learner.step > step + 5, patience_s=20)
-        assert not (amber.learner.is_waiting and wish is Wish.ABSENT)
+        assert not (amber.learner.is_waiting and wish is Mode.ABSENT)
 
     play(scene, recipe="gasloc")
 
@@ -169,9 +169,9 @@ def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waitin
             post(event)
             if isinstance(event, PhaseDone) and amber.attendance.state == "away" and not waited:
                 waited.append(event.step)
-                amber.attendance.wish(Wish.PRESENT)
+                amber.attendance.wish(Mode.PRESENT)
 
-        amber.attendance.wish(Wish.ALONE)
+        amber.attendance.wish(Mode.ALONE)
         await until(lambda: amber.attendance.state == "away")
         amber.attendance.post = called_back_meanwhile  # type: ignore[method-assign]
         await until(lambda: waited, patience_s=5)
@@ -182,7 +182,7 @@ def test_a_trainer_that_comes_to_wait_while_it_is_called_back_is_not_left_waitin
 
 def test_the_runs_end_alone_is_the_end() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Wish.ALONE)
+        amber.attendance.wish(Mode.ALONE)
         await until(lambda: amber.learner.ended)
 
     _, _, why = play(scene, amber_tokens=2000)
@@ -193,13 +193,13 @@ def test_away_before_it_ever_began() -> None:
     async def stage() -> None:
         network = MemoryNetwork(latency=0.01)
         amber = Member(network, "amber")
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         living = asyncio.create_task(amber.live())
         await asyncio.sleep(60)
         assert (amber.learner.tokens, amber.cores) == (0, [])
-        amber.attendance.wish(Wish.PRESENT)
+        amber.attendance.wish(Mode.PRESENT)
         await until(lambda: amber.learner.tokens > 0)
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         await asyncio.sleep(60)
         amber.attendance.post(LeaveRequested())
         async with asyncio.timeout(10):
@@ -216,8 +216,8 @@ def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
         amber.pace_s = 7.0
         for _ in range(5):
             await more_exchanges(amber, 1)
-            amber.attendance.wish(Wish.ALONE)
-            amber.attendance.wish(Wish.PRESENT)
+            amber.attendance.wish(Mode.ALONE)
+            amber.attendance.wish(Mode.PRESENT)
         amber.pace_s = 0.1
         await more_exchanges(amber, 3)
 
@@ -227,7 +227,7 @@ def test_displacements_of_the_last_core_never_reach_the_next_one() -> None:
 
 def test_events_that_come_while_nobody_is_there_are_dropped() -> None:
     async def scene(amber: Member, birch: Member, network: MemoryNetwork) -> None:
-        amber.attendance.wish(Wish.ABSENT)
+        amber.attendance.wish(Mode.ABSENT)
         await until(lambda: amber.attendance.state == "away")
         steps = amber.counted().outer_steps
         amber.attendance.post(OuterStepDone(1, 1.0, 1))

@@ -18,12 +18,12 @@ import pytest
 import torch
 
 from p2ptrain import checkpoint
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.cli import run_command
-from p2ptrain.errors import DeviceError
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
-from peer import building
+from peer import assembly
+from peer.capacity import check_memory, explained
 from peer.cli import admit, export, generate, invite, peer, revoke
-from peer.fit import check_memory, explained
 from peer.home import Home, check_no_other
 from peer.owner.commands import status
 
@@ -226,7 +226,7 @@ def test_a_device_that_is_not_there(
 def test_a_model_that_does_not_fit(
     home: Home, signed_run: SignedRun, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("peer.fit.installed_memory", lambda: 100_000)
+    monkeypatch.setattr("peer.capacity.installed_memory", lambda: 100_000)
     home.save_manifest(signed_run())
     said = refused("--home", home.path)
     assert "18,528 parameters and needs at least" in said
@@ -240,7 +240,7 @@ def test_memory_that_is_installed_but_not_free(
     def exhausted(*arguments: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(building, built, exhausted)
+    monkeypatch.setattr(assembly, built, exhausted)
     home.save_manifest(signed_run())
     assert "does not fit the memory that is free on cpu" in refused("--home", home.path)
 
@@ -316,7 +316,7 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
 
     monkeypatch.setattr(checkpoint, "save_file", full)
     for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
-        monkeypatch.setattr(f"peer.record.{name}", 0.0)
+        monkeypatch.setattr(f"peer.session_recorder.{name}", 0.0)
     home.save_manifest(signed_run())
     train(home)
     said = capfd.readouterr().out
@@ -335,7 +335,7 @@ def test_a_disk_that_is_full_at_the_end(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_file", full)
-    monkeypatch.setattr("peer.record.LAST_PATIENCE_S", 0.0)
+    monkeypatch.setattr("peer.session_recorder.LAST_PATIENCE_S", 0.0)
     home.save_manifest(signed_run())
     assert "the disk is full" in refused("--home", home.path)
     assert list(home.checkpoints.iterdir()) == []

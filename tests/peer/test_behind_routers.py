@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from swarm import ENDLESS, Program, Swarm, until
 
+from lab.hosts import Access, Network
+from lab.namespaces import check_means
 from p2ptrain.net.address import relay_of
 from peer.home import Home
-from peer.lab.hosts import Access, Network
-from peer.lab.namespaces import check_means
 
 pytestmark = [
     pytest.mark.net,

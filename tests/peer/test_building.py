@@ -11,15 +11,15 @@ from typing import Any, cast
 import pytest
 import torch
 
+from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.codec import CodecTerms
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
 from p2ptrain.outer import slices
-from p2ptrain.telemetry import EventLog, MemoryLog
 from p2ptrain.train.model import flat_model
 from p2ptrain.train.rules import codecs_of, matrices_of
-from peer import building
-from peer.building import Options, build, telling
+from peer import assembly
+from peer.assembly import PeerOptions, build, telling
 from peer.home import Home
 
 
@@ -38,7 +38,7 @@ def test_low_rank_messages_are_of_the_models_matrices(
     home.path.mkdir()
     device = torch.device("cpu")
     with contextlib.closing(EventLog(home.events)) as log:
-        session = build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
+        session = build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed, log)
     payloads = session.record.learner.payloads
 
     layout = flat_model(signed.manifest.model, signed.manifest.run.seed, device).layout
@@ -67,19 +67,19 @@ def test_who_makes_tokens_says_so_every_ten_seconds() -> None:
 def test_the_first_start_tells_how_far_it_is(
     signed_run: Callable[..., SignedManifest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "TOKENIZING_PERIOD_S", 0.0)
+    monkeypatch.setattr(assembly, "TOKENIZING_PERIOD_S", 0.0)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     home, device = Home(tmp_path / "home"), torch.device("cpu")
     home.path.mkdir()
     heard: list[str] = []
     with contextlib.closing(EventLog(home.events)) as log:
         log.listen(lambda kind, fields: heard.append(kind))
-        build(Options(link=None), device, home, Identity.load_or_create(home.identity), signed_run(), log)
+        build(PeerOptions(link=None), device, home, Identity.load_or_create(home.identity), signed_run(), log)
     assert "tokenizing" in heard
 
 
 def test_a_text_is_written_at_one_look_of_four(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(building, "generate_text", lambda *_: "To be")
+    monkeypatch.setattr(assembly, "generate_text", lambda *_: "To be")
     task = SimpleNamespace(model=SimpleNamespace(module=None))
-    write = building._sampler(cast(Any, task), cast(Any, None))
+    write = assembly._sampler(cast(Any, task), cast(Any, None))
     assert [write() for _ in range(8)] == ["", "To be", "", "", "", "To be", "", ""]

@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 from member import H, Member, more_exchanges
 
+from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
 from p2ptrain.net.memory import MemoryLink, MemoryNetwork, MemoryTransport
-from p2ptrain.net.rates import LOWEST_RATE, Rates
+from p2ptrain.net.throttle import LOWEST_RATE, Throttles
 from p2ptrain.net.virtual_time import run as run_in_virtual_time
 from p2ptrain.ports import Link
 from p2ptrain.swarm.deadlines import FIRST_RATE, MAX_PATIENCE
@@ -28,7 +28,7 @@ PARAMETERS = 1 << 18
 class CappedLink:
     """A link in memory that waits as ``net.links.StreamLink`` does."""
 
-    def __init__(self, link: Link, rates: Rates) -> None:
+    def __init__(self, link: Link, rates: Throttles) -> None:
         self.peer = link.peer
         self._link, self._rates = link, rates
 
@@ -48,7 +48,7 @@ class CappedLink:
 
 
 class CappedTransport:
-    def __init__(self, transport: MemoryTransport, rates: Rates) -> None:
+    def __init__(self, transport: MemoryTransport, rates: Throttles) -> None:
         self._transport, self._rates = transport, rates
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> Link:
@@ -69,7 +69,7 @@ def test_a_capped_peer_exchanges_after_few_misses_and_then_without_any(
     failed: list[int] = []
 
     async def stage() -> None:
-        network, rates = MemoryNetwork(latency=0.01), Rates(asyncio.get_running_loop().time)
+        network, rates = MemoryNetwork(latency=0.01), Throttles(asyncio.get_running_loop().time)
         (rates.up if direction == "up" else rates.down).rate = rate
         birch = Member(network, "birch", parameters=PARAMETERS)
         amber = Member(

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import uvloop
 
-from p2ptrain.errors import DeviceError, NetworkError
-from p2ptrain.ids import RunId
-from p2ptrain.net import daemon
+from p2ptrain.base.errors import DeviceError, NetworkError
+from p2ptrain.base.ids import RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.identity import Identity
-from p2ptrain.net.lanes import Lanes
 from p2ptrain.net.node import Node
-from p2ptrain.net.rates import Rates
-from p2ptrain.net.relay import RelayLimits
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.net.p2pd import daemon
+from p2ptrain.net.parallel_streams import ParallelStreams
+from p2ptrain.net.relay.relay import RelayLimits
+from p2ptrain.net.throttle import Throttles
 from peer import network
 from peer.network import Connection
 
@@ -70,14 +70,14 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
         here = Identity.load_or_create(tmp_path / "bootstrap.key")
         bootstrap = await Node.start(here, RUN, listen=["/ip4/127.0.0.1/tcp/0"], local=True)
         link = [f"{bootstrap.addresses[0]}/p2p/{bootstrap.peer_id}"]
-        rates, moves = Rates(), list[int]()
+        rates, moves = Throttles(), list[int]()
         connection, log = connection_of(
             tmp_path, bootstraps=link, rates=rates, relay=RelayLimits(), on_move=lambda: moves.append(connection.port)
         )
         try:
             await connection.start()
             await until(lambda: connection.node.has_company)
-            served = [each._transport if isinstance(each, Lanes) else each for each in connection._services]
+            served = [each._transport if isinstance(each, ParallelStreams) else each for each in connection._services]
             assert {each._rates for each in served} == {rates}
             killed = connection.node.daemon.pid
             moves.clear()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from people import GUEST, NOW, RUN, STRANGER, WITNESS, Somebody
 
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.cli import run_command
 from p2ptrain.framing import FrameKind
 from p2ptrain.manifest import SignedManifest, create_run, sign_run
@@ -20,10 +21,9 @@ from p2ptrain.net.receipt_service import ask_to_sign
 from p2ptrain.ports import Link
 from p2ptrain.receipts import Objection, Receipt, Total, total
 from p2ptrain.statements import packed
-from p2ptrain.telemetry import MemoryLog
 from peer import ledger as ledger_module
 from peer.cli import contributions
-from peer.contributions import PERIOD_S, Contributions, HearingNotebook, Standing
+from peer.contributions import PERIOD_S, Contributions, HearingNotebook, TrainingPosition
 from peer.home import Home
 from peer.ledger import Ledger, table
 
@@ -44,7 +44,7 @@ class Side:
             who.peer,
             who.state,
             self.ledger,
-            lambda: Standing(step=3, tokens=300),
+            lambda: TrainingPosition(step=3, tokens=300),
             self.log,
             wall=lambda: NOW + loop.time(),
             random=Random(1),

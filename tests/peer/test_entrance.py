@@ -16,22 +16,22 @@ from member import RUN as MEMBERS_RUN
 from member import Member
 from people import GUEST, STRANGER, WITNESS, Somebody
 
-from p2ptrain.admission import Gate, Refusal, Register, Rulings, office
-from p2ptrain.clock import steady
-from p2ptrain.errors import AdmissionError, JoinLinkError, NetworkError
+from p2ptrain.admission import AccessList, Gate, InviteRegister, Refusal, author
+from p2ptrain.base.clock import steady
+from p2ptrain.base.errors import AdmissionError, JoinLinkError, NetworkError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest import JoinLink, SignedManifest, create_run, load_run, sign_run
 from p2ptrain.net import virtual_time
-from p2ptrain.net.admission_service import Desk
+from p2ptrain.net.admission_service import AdmissionHandler
 from p2ptrain.net.directory import CLOCK_SKEW_S
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.identity import Identity
 from p2ptrain.net.memory import MemoryNetwork, MemoryTransport
 from p2ptrain.ports import Link, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
-from p2ptrain.telemetry import MemoryLog
-from peer.entrance import Entrance
+from peer.admission_client import AdmissionClient
 from peer.home import Home
 
 ADDRESS = f"/ip4/203.0.113.7/tcp/31337/p2p/{WITNESS.peer}"
@@ -49,8 +49,8 @@ class World:
         self.notebook = MemoryLog()
         self.is_up = True
         signed = self.signed
-        self.gate = Gate(policy, signed.run_id, office.author_of(signed))
-        self.desk = Desk(self.gate, Register(signed.run_id, WITNESS.peer), WITNESS.state)
+        self.gate = Gate(policy, signed.run_id, author.author_of(signed))
+        self.desk = AdmissionHandler(self.gate, InviteRegister(signed.run_id, WITNESS.peer), WITNESS.state)
 
     @property
     def signed(self) -> SignedManifest:
@@ -58,20 +58,22 @@ class World:
 
     def link(self, uses: int = 1) -> JoinLink:
         plain = JoinLink(self.signed.run_id, (ADDRESS,))
-        return office.invite(self.run, plain, 3600, uses, time.time())[0]
+        return author.invite(self.run, plain, 3600, uses, time.time())[0]
 
-    def rule(self, order: Callable[..., Rulings], *names: str) -> None:
+    def rule(self, order: Callable[..., AccessList], *names: str) -> None:
         self.gate.take(order(self.run, names, time.time()).encode())
 
-    def enter(self, link: JoinLink | None, who: Somebody = GUEST, down_s: float = 0.0, gone_for: int = 0) -> Entrance:
+    def enter(
+        self, link: JoinLink | None, who: Somebody = GUEST, down_s: float = 0.0, gone_for: int = 0
+    ) -> AdmissionClient:
         """The guest enters, or not; the witness answers after so long, and our p2pd is away so often."""
 
-        async def main() -> Entrance:
+        async def main() -> AdmissionClient:
             network = MemoryNetwork(latency=0.01, fail=lambda dialer, dialed: not self.is_up)
             await network.transport(WITNESS.peer).listen(self.desk.answer)
             connection = FakeConnection(network, who.peer)
             connection.gone_for = gone_for
-            entrance = Entrance(connection, self.home, self.signed, who.peer, self.notebook)
+            entrance = AdmissionClient(connection, self.home, self.signed, who.peer, self.notebook)
             self.is_up = down_s == 0
             asyncio.get_running_loop().call_later(down_s, lambda: setattr(self, "is_up", down_s < 1e6))
             await entrance.enter(link)
@@ -166,8 +168,8 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
             raise NetworkError("nobody answers there")
         return refusal
 
-    monkeypatch.setattr("peer.entrance.come_in", come_in)
-    entrance = Entrance(
+    monkeypatch.setattr("peer.admission_client.come_in", come_in)
+    entrance = AdmissionClient(
         FakeConnection(MemoryNetwork(), GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
     )
     ticket = SimpleNamespace(invite=SimpleNamespace(witnesses=(WITNESS.peer, STRANGER.peer)))
@@ -182,10 +184,10 @@ def test_what_another_witness_may_say_otherwise_is_waited_for(
 def test_a_ban_is_learnt_at_the_door_and_kept(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.enter(world.link(uses=5))
-    world.rule(office.revoke, GUEST.peer)
+    world.rule(author.revoke, GUEST.peer)
     (world.home.path / "badge").unlink()  # so that it asks
     assert Refusal.BANNED.value in said(world, world.link())
-    assert (world.home.path / office.RULINGS_FILE).exists()
+    assert (world.home.path / author.RULINGS_FILE).exists()
     assert Refusal.BANNED.value in said(world, world.link())
 
 
@@ -194,8 +196,8 @@ def test_a_new_invite_heals_a_revoked_one(tmp_path: Path) -> None:
     first = world.link()
     world.enter(first)
     invite = next(fields["invite"] for kind, fields in world.notebook.notes if kind == "let in")
-    world.rule(office.revoke, invite)
-    world.home.write(world.home.path / office.RULINGS_FILE, world.gate.rulings.encode())
+    world.rule(author.revoke, invite)
+    world.home.write(world.home.path / author.RULINGS_FILE, world.gate.rulings.encode())
     assert Refusal.REVOKED.value in said(world, None)
     assert Refusal.REVOKED.value in said(world, first)
     entrance = world.enter(world.link())
@@ -207,11 +209,11 @@ def test_an_allowlist_names_the_command_that_would_help(tmp_path: Path) -> None:
     world = World(tmp_path, "allowlist")
     plain = JoinLink(world.signed.run_id, (ADDRESS,))
     assert f"p2ptrain admit RUN {GUEST.peer}" in said(world, plain)
-    world.rule(office.admit, GUEST.peer)
+    world.rule(author.admit, GUEST.peer)
     assert world.enter(plain).gate is not None
 
 
-async def desks(*staff: tuple[Somebody, Desk], known: Sequence[PeerId]) -> FakeConnection:
+async def desks(*staff: tuple[Somebody, AdmissionHandler], known: Sequence[PeerId]) -> FakeConnection:
     """A guest's connection to several nodes."""
     network = MemoryNetwork(latency=0.01)
     for who, desk in staff:
@@ -224,13 +226,13 @@ async def desks(*staff: tuple[Somebody, Desk], known: Sequence[PeerId]) -> FakeC
 def test_a_node_that_is_behind_does_not_keep_us_out(tmp_path: Path) -> None:
     """Asked first, it knows no rulings yet."""
     world = World(tmp_path, "allowlist")
-    world.rule(office.admit, GUEST.peer)
-    behind = Desk(Gate("allowlist", world.signed.run_id, office.author_of(world.signed)))
+    world.rule(author.admit, GUEST.peer)
+    behind = AdmissionHandler(Gate("allowlist", world.signed.run_id, author.author_of(world.signed)))
 
-    async def main() -> Entrance:
+    async def main() -> AdmissionClient:
         known = (STRANGER.peer, WITNESS.peer)
         connection = await desks((STRANGER, behind), (WITNESS, world.desk), known=known)
-        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
         return entrance
 
@@ -244,16 +246,16 @@ def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: flo
     """One whose clock is ahead refuses an invite that has not run out, or grants a badge that nobody takes yet."""
     world = World(tmp_path)
     both = JoinLink(world.signed.run_id, (ADDRESS, ADDRESS.replace(WITNESS.peer, STRANGER.peer)))
-    link = office.invite(world.run, both, 3600, 1, time.time())[0]
-    fast = Desk(
-        world.gate, Register(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: time.time() + ahead_s
+    link = author.invite(world.run, both, 3600, 1, time.time())[0]
+    fast = AdmissionHandler(
+        world.gate, InviteRegister(world.signed.run_id, WITNESS.peer), WITNESS.state, wall=lambda: time.time() + ahead_s
     )
 
-    async def main() -> Entrance:
-        right = Desk(world.gate, Register(world.signed.run_id, STRANGER.peer), STRANGER.state)
+    async def main() -> AdmissionClient:
+        right = AdmissionHandler(world.gate, InviteRegister(world.signed.run_id, STRANGER.peer), STRANGER.state)
         known = (WITNESS.peer, STRANGER.peer)
         connection = await desks((WITNESS, fast), (STRANGER, right), known=known)
-        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(link)
         return entrance
 
@@ -264,12 +266,12 @@ def test_what_one_witness_refuses_another_may_grant(tmp_path: Path, ahead_s: flo
 
 def test_a_link_that_names_this_peer_itself_asks_the_others(tmp_path: Path) -> None:
     world = World(tmp_path, "allowlist")
-    world.rule(office.admit, GUEST.peer)
+    world.rule(author.admit, GUEST.peer)
 
-    async def main() -> Entrance:
+    async def main() -> AdmissionClient:
         connection = await desks((WITNESS, world.desk), known=(GUEST.peer, WITNESS.peer))
         del connection.there.known[GUEST.peer]
-        entrance = Entrance(connection, world.home, world.signed, GUEST.peer, world.notebook)
+        entrance = AdmissionClient(connection, world.home, world.signed, GUEST.peer, world.notebook)
         await entrance.enter(None)
         return entrance
 
@@ -290,7 +292,7 @@ class Gossip:
         self.world = World(folder, policy)
         self.author = Identity.load_or_create(folder / "author.key")
         connection = FakeConnection(MemoryNetwork(), GUEST.peer)
-        self.entrance = Entrance(connection, self.world.home, self.world.signed, GUEST.peer, self.world.notebook)
+        self.entrance = AdmissionClient(connection, self.world.home, self.world.signed, GUEST.peer, self.world.notebook)
 
     def record(self, **changes: Any) -> Presence:
         """Its own, with its signature under whatever it says."""
@@ -353,11 +355,11 @@ def test_in_a_private_run_records_of_those_who_are_not_let_in_do_not_count(tmp_p
     gate, author = gossip.entrance.gate, gossip.author.peer_id
     assert gate is not None
     assert gossip.left_s(gossip.record()) is None
-    gossip.world.rule(office.admit, author)
+    gossip.world.rule(author.admit, author)
     gate.take(gossip.world.gate.rulings.encode())
     assert gossip.left_s(gossip.record()) is not None
     assert gossip.left_s(FALSE_RECORDS["its signature changed"](gossip)) is None
-    gossip.world.rule(office.revoke, author)
+    gossip.world.rule(author.revoke, author)
     gate.take(gossip.world.gate.rulings.encode())
     assert gossip.left_s(gossip.record()) is None
 
@@ -383,12 +385,14 @@ def test_any_protocol_can_stand_behind_the_gate(tmp_path: Path) -> None:
             await link.send(*await link.receive())
 
         await network.transport(WITNESS.peer).listen(world.desk.answer)
-        guest = Entrance(FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook)
+        guest = AdmissionClient(
+            FakeConnection(network, GUEST.peer), world.home, world.signed, GUEST.peer, world.notebook
+        )
         await guest.enter(world.link())
         await network.transport(GUEST.peer).listen(guest.guarded(serve))
         stranger_home = Home(tmp_path / "stranger")
         stranger_home.path.mkdir()
-        stranger = Entrance(
+        stranger = AdmissionClient(
             FakeConnection(network, STRANGER.peer), stranger_home, world.signed, STRANGER.peer, MemoryLog()
         )
         whys = []

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from p2ptrain import checkpoint
-from p2ptrain.errors import UserError
+from p2ptrain.base.errors import UserError
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.train import flat_model
 from peer.home import Home

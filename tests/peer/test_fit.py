@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from p2ptrain.errors import DeviceError
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import parameter_count, preset
 from p2ptrain.train.autofit import CPU_ACTIVATION_BYTES, cpu_sequence_bytes
-from peer.fit import check_memory, explained, installed_memory
+from peer.capacity import check_memory, explained, installed_memory
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 GIB = 1 << 30

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import RunId
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import RunId
 from p2ptrain.manifest import SignedManifest
 from peer.home import Addresses, Home, cache_directory, default_home
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from p2ptrain.outcry import printable
-from peer.lines import line, size
+from p2ptrain.base.logging_setup import printable
+from peer.messages import line, size
 from peer.screen import Screen
 
 PEER = "12D3KooWDpJ7As7BWAwRMfu1VU2WCqNjvq387JEYKDBj4kx6nXTN"

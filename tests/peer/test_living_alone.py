@@ -16,14 +16,14 @@ import pytest
 import torch
 
 from p2ptrain import checkpoint
-from p2ptrain.errors import HomeError
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.telemetry import EventLog, MemoryLog
 from p2ptrain.manifest import SignedManifest
 from p2ptrain.net.identity import Identity
-from p2ptrain.telemetry import EventLog, MemoryLog
 from p2ptrain.train.loop import Signals
-from peer import app, model, record, stopping
+from peer import app, model, session_recorder, stopping
 from peer.app import run_peer
-from peer.building import Options, build
+from peer.assembly import PeerOptions, build
 from peer.home import Home
 from peer.stopping import JoiningStopped, Stopping
 
@@ -89,12 +89,12 @@ def fail_with(error: BaseException) -> Callable[..., Any]:
 @pytest.fixture
 def saves_always(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("SAVE_PERIOD_S", "SAVE_SHARE"):
-        monkeypatch.setattr(record, name, 0)
-    monkeypatch.setattr(record, "SAVE_RATE", math.inf)
+        monkeypatch.setattr(session_recorder, name, 0)
+    monkeypatch.setattr(session_recorder, "SAVE_RATE", math.inf)
 
 
 def test_a_run_to_its_end(home: Home) -> None:
-    run_peer(Options(None, home.path))
+    run_peer(PeerOptions(None, home.path))
     summary = json.loads(home.summary.read_text())
     assert summary["finished"]
     assert summary["outer_steps"] == 5
@@ -104,9 +104,9 @@ def test_a_run_to_its_end(home: Home) -> None:
 
 
 def test_an_ended_run_is_not_trained_further(home: Home) -> None:
-    run_peer(Options(None, home.path))
+    run_peer(PeerOptions(None, home.path))
     before = checkpoint.load_latest(home.checkpoints).checkpoint
-    run_peer(Options(None, home.path))
+    run_peer(PeerOptions(None, home.path))
     after = checkpoint.load_latest(home.checkpoints).checkpoint
     assert before is not None
     assert after is not None
@@ -116,10 +116,10 @@ def test_an_ended_run_is_not_trained_further(home: Home) -> None:
 def test_stopped_in_the_middle_and_resumed_equals_never_stopped(
     home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(record, "BEGINNING_S", math.inf)  # what is skipped for haste changes the loss
+    monkeypatch.setattr(session_recorder, "BEGINNING_S", math.inf)  # what is skipped for haste changes the loss
     with monkeypatch.context() as patch:
         stop_at_inner_step(patch, 13)
-        run_peer(Options(None, home.path))
+        run_peer(PeerOptions(None, home.path))
     assert [note["signal"] for note in notes(home, "stopping")] == ["SIGINT"]
     summary = json.loads(home.summary.read_text())
     assert (summary["tokens"], summary["finished"]) == (13 * 256, False)
@@ -133,7 +133,7 @@ def test_killed_in_an_inner_phase_it_loses_what_it_did_since_the_last_save(
     with monkeypatch.context() as patch:
         at_inner_step(patch, 14, fail_with(KeyboardInterrupt()))
         with pytest.raises(KeyboardInterrupt):
-            run_peer(Options(None, home.path))
+            run_peer(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
     assert (left.state["step"], left.state["inner_step"], left.state["tokens"]) == (2, 3, 13 * 256)
@@ -145,8 +145,8 @@ def assert_it_ends_as_if_never_stopped(home: Home, tmp_path: Path) -> None:
     twin.path.mkdir()
     for name in ("identity.key", "manifest.signed"):
         (twin.path / name).write_bytes((home.path / name).read_bytes())
-    run_peer(Options(None, home.path))
-    run_peer(Options(None, twin.path))
+    run_peer(PeerOptions(None, home.path))
+    run_peer(PeerOptions(None, twin.path))
     assert notes(home, "resumed")[0]["step"] == 2
     resumed, straight = (checkpoint.load_latest(each.checkpoints).checkpoint for each in (home, twin))
     assert resumed is not None
@@ -158,7 +158,7 @@ def assert_it_ends_as_if_never_stopped(home: Home, tmp_path: Path) -> None:
 def test_training_that_fails_is_saved(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
     with pytest.raises(ZeroDivisionError):
-        run_peer(Options(None, home.path))
+        run_peer(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
     assert left.state["tokens"] == 7 * 256
@@ -171,34 +171,36 @@ def test_what_failed_it_is_told_even_where_nothing_can_be_saved_any_more(
     at_inner_step(monkeypatch, 8, fail_with(ZeroDivisionError()))
     monkeypatch.setattr("p2ptrain.train.weights.Weights.state_dict", fail_with(RuntimeError("CUDA error: unspecified")))
     with pytest.raises(ZeroDivisionError):
-        run_peer(Options(None, home.path))
+        run_peer(PeerOptions(None, home.path))
     assert [note["why"] for note in notes(home, "not saved")] == ["RuntimeError: CUDA error: unspecified"]
 
 
 def test_a_look_that_fails_costs_no_training(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "LOOK_PERIOD_S", 0.0)
-    monkeypatch.setattr(record, "LOOK_SHARE", 0)  # or one look is all there is, and the text's turn is the second
-    monkeypatch.setattr("peer.building.generate_text", fail_with(IndexError("id 300 of 256")))
-    watched = record.Record.begin
+    monkeypatch.setattr(session_recorder, "LOOK_PERIOD_S", 0.0)
+    monkeypatch.setattr(
+        session_recorder, "LOOK_SHARE", 0
+    )  # or one look is all there is, and the text's turn is the second
+    monkeypatch.setattr("peer.assembly.generate_text", fail_with(IndexError("id 300 of 256")))
+    watched = session_recorder.SessionRecorder.begin
 
-    def begin(self: record.Record) -> None:
+    def begin(self: session_recorder.SessionRecorder) -> None:
         self.is_watched = lambda: True
         watched(self)
 
-    monkeypatch.setattr(record.Record, "begin", begin)
-    run_peer(Options(None, home.path))
+    monkeypatch.setattr(session_recorder.SessionRecorder, "begin", begin)
+    run_peer(PeerOptions(None, home.path))
     assert json.loads(home.summary.read_text())["finished"]
     assert "IndexError: id 300 of 256" in {note["why"] for note in notes(home, "not looked")}
 
 
 def test_a_held_out_loss_that_is_none_is_not_kept_as_the_first(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(record, "validation_loss", lambda *_, **__: math.nan)
-        run_peer(Options(None, home.path))
+        patch.setattr(session_recorder, "validation_loss", lambda *_, **__: math.nan)
+        run_peer(PeerOptions(None, home.path))
     left = checkpoint.load_latest(home.checkpoints).checkpoint
     assert left is not None
     assert left.state["val_loss_first"] is None
-    run_peer(Options(None, home.path))
+    run_peer(PeerOptions(None, home.path))
     assert math.isfinite(json.loads(home.summary.read_text())["val_loss_first"])
 
 
@@ -211,12 +213,12 @@ def test_held_out_losses_are_bounded_in_time_and_most_at_the_owners_stop(
         patiences.append(arguments[-1])
         return 5.0
 
-    monkeypatch.setattr(record, "validation_loss", measured)
+    monkeypatch.setattr(session_recorder, "validation_loss", measured)
     stop_at_inner_step(monkeypatch, 3)
-    run_peer(Options(None, home.path))
-    assert patiences == [record.BEGINNING_S, record.HASTE_S]
-    run_peer(Options(None, home.path))
-    assert patiences[2:] == [record.BEGINNING_S, record.LOSS_PATIENCE_S]
+    run_peer(PeerOptions(None, home.path))
+    assert patiences == [session_recorder.BEGINNING_S, session_recorder.HASTE_S]
+    run_peer(PeerOptions(None, home.path))
+    assert patiences[2:] == [session_recorder.BEGINNING_S, session_recorder.LOSS_PATIENCE_S]
     assert json.loads(home.summary.read_text())["val_loss_last"] == 5.0
 
 
@@ -233,18 +235,18 @@ def test_saves_are_paced_by_what_they_cost(
 ) -> None:
     clock, found = [1000.0], []
 
-    def slow(self: record.Record) -> int:
+    def slow(self: session_recorder.SessionRecorder) -> int:
         clock[0] += took_s
         return written
 
-    def stopped(self: record.Record) -> None:
+    def stopped(self: session_recorder.SessionRecorder) -> None:
         self.try_to_save()
         found.append(self._next_save - clock[0])
 
-    monkeypatch.setattr(record.Record, "save", slow)
-    monkeypatch.setattr(record.Record, "training_ended", stopped)
-    monkeypatch.setattr(record, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-    run_peer(Options(None, home.path))
+    monkeypatch.setattr(session_recorder.SessionRecorder, "save", slow)
+    monkeypatch.setattr(session_recorder.SessionRecorder, "training_ended", stopped)
+    monkeypatch.setattr(session_recorder, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+    run_peer(PeerOptions(None, home.path))
     assert found == [pytest.approx(pause_s, rel=0.01)]
 
 
@@ -255,7 +257,7 @@ def test_no_checkpoint_is_made_of_an_outer_step_under_way(
     signed = home.load_manifest(None)
     assert signed is not None
     with contextlib.closing(EventLog(home.events)) as log:
-        options, cpu = Options(None, home.path), torch.device("cpu")
+        options, cpu = PeerOptions(None, home.path), torch.device("cpu")
         session = build(options, cpu, home, Identity.load_or_create(home.identity), signed, log)
         session.record.begin()
         with monkeypatch.context() as patch:
@@ -268,9 +270,11 @@ def test_no_checkpoint_is_made_of_an_outer_step_under_way(
 
 def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[int] = []
-    save = record.Record.save
-    monkeypatch.setattr(record.Record, "save", lambda self: written.append(save(self)) or written[-1])
-    run_peer(Options(None, home.path))
+    save = session_recorder.SessionRecorder.save
+    monkeypatch.setattr(
+        session_recorder.SessionRecorder, "save", lambda self: written.append(save(self)) or written[-1]
+    )
+    run_peer(PeerOptions(None, home.path))
     newest = max(home.checkpoints.iterdir())
     assert written == [pytest.approx((newest / checkpoint.TENSORS).stat().st_size, rel=0.01)]
 
@@ -278,7 +282,7 @@ def test_what_a_save_writes_is_told(home: Home, monkeypatch: pytest.MonkeyPatch)
 def test_a_second_ctrl_c_ends_at_once(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     stop_at_inner_step(monkeypatch, 3, times=2)
     with pytest.raises(KeyboardInterrupt):
-        run_peer(Options(None, home.path))
+        run_peer(PeerOptions(None, home.path))
     assert not home.summary.exists()
     with home.locked():  # and the home is free
         pass
@@ -364,7 +368,7 @@ def test_a_signal_whose_exception_was_lost_still_ends_joining() -> None:
 
 
 def test_the_model_of_a_home(home: Home) -> None:
-    run_peer(Options(None, home.path))
+    run_peer(PeerOptions(None, home.path))
     found = checkpoint.load_latest(home.checkpoints).checkpoint
     assert found is not None
     loaded, tokenizer, signed = model.load_model(home)

@@ -10,16 +10,16 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from swarm import STRANGER
 
-from p2ptrain.errors import HomeError, ManifestError, NetworkError, UserError
-from p2ptrain.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.base.errors import HomeError, ManifestError, NetworkError, UserError
+from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import JoinLink, genuine_run, preset, public_key_of, sign
 from p2ptrain.manifest.document import canonical_json
 from p2ptrain.net import virtual_time
-from p2ptrain.telemetry import MemoryLog
-from peer import asking, lines
-from peer.asking import ask_for_manifest
+from peer import manifest_fetch, messages
 from peer.doctor import network as doctor
 from peer.home import Home
+from peer.manifest_fetch import ask_for_manifest
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 INSTALL = "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange."
@@ -70,7 +70,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, module: Any, *raw: bytes) -> Memory
 def test_who_is_handed_a_manifest_of_another_version_does_not_wait_for_a_better_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    log = answers(monkeypatch, asking, THEIRS)
+    log = answers(monkeypatch, manifest_fetch, THEIRS)
     with pytest.raises(ManifestError, match="speaks protocol version") as caught:
         virtual_time.run(ask_for_manifest(JoinLink(RUN, (ADDRESS,)), cast(Any, object), log))
     assert caught.value.remedy == INSTALL
@@ -81,7 +81,7 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A liar has another run's manifest, or bytes that the run's author did not sign: some other node may do better."""
     own = OURS.to_bytes()
     lies = (THEIRS, own.replace(OURS.signature.encode(), b"00" * 64), own + b"\n", b"", b"[]", own[:-1])
-    log = answers(monkeypatch, asking, *lies, own)
+    log = answers(monkeypatch, manifest_fetch, *lies, own)
     found = virtual_time.run(ask_for_manifest(JoinLink(OURS.run_id, (ADDRESS,)), cast(Any, object), log))
     assert found == OURS
     assert log.kinds() == ["no manifest", "waiting"] * len(lies)
@@ -112,14 +112,14 @@ def test_who_waits_says_whether_somebody_else_answers(
             return OURS.to_bytes()
         raise NetworkError(later or error if asked == 2 else error)
 
-    monkeypatch.setattr(asking, "fetch_manifest", fetch)
+    monkeypatch.setattr(manifest_fetch, "fetch_manifest", fetch)
     log = MemoryLog()
     virtual_time.run(ask_for_manifest(JoinLink(OURS.run_id, (ADDRESS,)), cast(Any, object), log))
     waits = [fields for kind, fields in log.notes if kind == "waiting"]
     assert len(waits) == 2
     for fields in waits:
         assert fields["why"].startswith(why)
-        assert ("firewall" in str(lines.line("waiting", fields))) is why.startswith("nobody")
+        assert ("firewall" in str(messages.line("waiting", fields))) is why.startswith("nobody")
 
 
 def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

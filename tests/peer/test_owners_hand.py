@@ -16,7 +16,7 @@ import pytest
 from swarm import Program, Swarm, endless_swarm, nowhere, until
 
 from p2ptrain import checkpoint
-from peer.owner.door import ask
+from peer.owner.control_socket import ask
 
 pytestmark = pytest.mark.net
 

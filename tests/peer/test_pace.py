@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from peer.pace import WINDOW_S, Pace
+from peer.throughput import WINDOW_S, Throughput
 
 
 class Training:
@@ -12,7 +12,7 @@ class Training:
 
     def __init__(self) -> None:
         self.now, self.tokens = 0.0, 0
-        self.pace = Pace(lambda: self.now)
+        self.pace = Throughput(lambda: self.now)
 
     def steps(self, count: int, seconds: float) -> None:
         for _ in range(count):

@@ -9,7 +9,7 @@ import time
 import pytest
 from swarm import ENDLESS, Program, Swarm
 
-from p2ptrain.admission import office
+from p2ptrain.admission import author
 from p2ptrain.manifest import JoinLink
 from peer.home import Home
 from peer.ledger import proved
@@ -34,7 +34,7 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
     with Swarm(**ENDLESS, admission__policy="invite") as swarm:
         run = swarm.root / "run"
         bootstrap = swarm.bootstrap()
-        invited, _ = office.invite(run, JoinLink.parse(swarm.link), 3600, 2, time.time())
+        invited, _ = author.invite(run, JoinLink.parse(swarm.link), 3600, 2, time.time())
         anna = swarm.peer("anna", link=str(invited))
         bert = swarm.peer("bert", link=str(invited))
         for each in (anna, bert):
@@ -51,7 +51,7 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         anna.wait_for("exchanged")
         assert anna.events("let in") == []
 
-        office.revoke(run, [bert.peer_id], time.time())
+        author.revoke(run, [bert.peer_id], time.time())
         bootstrap.wait_to_say("1 banned")
         anna.wait_for("rulings", banned=1)
         bert.wait_for("put out")
@@ -80,14 +80,14 @@ def test_a_list_grows_while_the_run_goes_on() -> None:
         assert f"p2ptrain admit RUN {anna.peer_id}" in turned_away(anna)
         doctor = "doctor", swarm.link, "--home", str(anna.home), "--local"
         assert "BAD     admission" in said(*doctor)
-        office.admit(run, [anna.peer_id], time.time())
+        author.admit(run, [anna.peer_id], time.time())
         bootstrap.wait_to_say("1 admitted")
         assert "ok      admission" in said(*doctor)
         anna = swarm.peer("anna")
         anna.wait_for("started")
         bert = swarm.peer("bert")
         assert "not on the run's list" in turned_away(bert)
-        office.admit(run, [bert.peer_id], time.time())
+        author.admit(run, [bert.peer_id], time.time())
         bootstrap.wait_to_say("2 admitted")
         swarm.peer("bert", link=None).wait_for("exchanged")  # its home knows the run by now
         anna.wait_for("exchanged")

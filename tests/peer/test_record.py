@@ -8,22 +8,22 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.errors import HomeError
-from p2ptrain.ids import PeerId
-from p2ptrain.telemetry import MemoryLog
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.train import Placement
 from p2ptrain.train.loop import Signals
-from peer.lines import line
-from peer.pace import Pace
-from peer.record import LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, Record
-from peer.state import Sources, State
+from peer.messages import line
+from peer.session_recorder import LAST_PATIENCE_S, LOOK_MOST_S, STEPS_REMEMBERED, SessionRecorder
+from peer.state import Sources, StatusView
 from peer.stopping import Stopping
+from peer.throughput import Throughput
 
 
 @pytest.fixture
-def record(monkeypatch: pytest.MonkeyPatch) -> Record:
+def record(monkeypatch: pytest.MonkeyPatch) -> SessionRecorder:
     """Its learner made no inner step yet."""
-    monkeypatch.setattr(Record, "_save_if_due", lambda self: None)
+    monkeypatch.setattr(SessionRecorder, "_save_if_due", lambda self: None)
     learner = SimpleNamespace(
         tokens=0, progress=0.0, step=0, loss=2.0, blocked_s=0.0, longest_blocked_s=0.0, inner_step_s=0.0
     )
@@ -33,38 +33,38 @@ def record(monkeypatch: pytest.MonkeyPatch) -> Record:
         ("home", "checkpoints", "me", "run", "nickname", "corpus", "placement", "tokens_per_peer"), 1
     )
     task = SimpleNamespace(coverage=0.0, learning_rate=3e-4)
-    return Record(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
+    return SessionRecorder(**cast(Any, {**parts, "learner": learner, "task": task, "notebook": MemoryLog()}))
 
 
-def steps(record: Record, *seconds: float) -> None:
+def steps(record: SessionRecorder, *seconds: float) -> None:
     for each in seconds:
         cast(Any, record.learner).inner_step_s = each
         record.inner_step_done()
 
 
-def test_the_longest_stall_is_told_in_median_inner_steps_but_the_first(record: Record) -> None:
+def test_the_longest_stall_is_told_in_median_inner_steps_but_the_first(record: SessionRecorder) -> None:
     steps(record, 9.0, 0.2, 0.1, 0.2, 0.3)
     cast(Any, record.learner).longest_blocked_s = 0.5
     assert record.summary()["longest_stall_inner_steps"] == 2.5
 
 
-def test_of_one_inner_step_no_stall_is_known(record: Record) -> None:
+def test_of_one_inner_step_no_stall_is_known(record: SessionRecorder) -> None:
     assert record.summary()["longest_stall_inner_steps"] is None
     steps(record, 9.0)
     assert record.summary()["longest_stall_inner_steps"] is None
 
 
-def test_progress_tells_the_learning_rate(record: Record) -> None:
+def test_progress_tells_the_learning_rate(record: SessionRecorder) -> None:
     steps(record, 0.1)
     assert dict(cast(MemoryLog, record.notebook).notes)["progress"]["learning_rate"] == 3e-4
 
 
 def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
-    record: Record, monkeypatch: pytest.MonkeyPatch
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 0.0
-    monkeypatch.setattr("peer.record.time.monotonic", lambda: now)
-    record.pace = Pace(lambda: now)
+    monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
+    record.pace = Throughput(lambda: now)
     for seconds in (*[1.0] * 101, *[4.0] * 25):
         now += seconds
         record.learner.tokens += 100
@@ -73,7 +73,7 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     notes = [note for kind, note in cast(MemoryLog, record.notebook).notes if kind == "progress"]
     assert notes[-1]["tokens_per_s"] == pytest.approx(25.0)
     assert record.summary()["tokens_per_s"] == pytest.approx(12_500 / 200)
-    monkeypatch.setattr(Record, "try_to_save", lambda self: None)
+    monkeypatch.setattr(SessionRecorder, "try_to_save", lambda self: None)
     record.held(True)
     now += 1000.0
     assert record.figures()["tokens_per_s"] == 0.0
@@ -87,32 +87,34 @@ def test_speed_is_that_of_the_last_minute_and_in_the_summary_the_mean(
     assert record.figures()["tokens_per_s"] == 0.0  # the final gossip trains nothing
 
 
-def test_however_long_a_look_takes_the_next_one_comes(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_however_long_a_look_takes_the_next_one_comes(record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that fell among everybody's start decides for no eight minutes."""
     now = 0.0
-    monkeypatch.setattr("peer.record.time.monotonic", lambda: now)
+    monkeypatch.setattr("peer.session_recorder.time.monotonic", lambda: now)
 
     def slow(*_: object, **__: object) -> float:
         nonlocal now
         now += 10.0
         return 2.0
 
-    monkeypatch.setattr(Record, "_held_out_loss", slow)
+    monkeypatch.setattr(SessionRecorder, "_held_out_loss", slow)
     record._look()
     assert record._next_look == now + LOOK_MOST_S
 
 
-def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``p2ptrain status``, the page and those who show the swarm: of one peer at one moment there is one such loss."""
     losses = iter((5.5, 4.5, float("nan")))
-    monkeypatch.setattr(Record, "_held_out_loss", lambda *_, **__: next(losses))
+    monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: next(losses))
     cast(Any, record).task = SimpleNamespace(
         theta=SimpleNamespace(device="cpu"),
         model=SimpleNamespace(layout=SimpleNamespace(parameter_count=5)),
         micro_batch=1,
     )
     record.placement = Placement(None, 1)
-    state = State(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
+    state = StatusView(PeerId("12D3KooWme"), "fox", lambda: ("training", ""))
     state.take(Sources(record.figures, lambda: (0.0, 0.0), lambda: (0, 0)))
     record.sampler = iter(("", "To be")).__next__
     record.begin()
@@ -126,7 +128,7 @@ def test_a_look_at_the_held_out_loss_is_what_everybody_is_told(record: Record, m
     assert "held_out" not in state.document()["figures"]
 
 
-def test_no_more_steps_are_remembered_than_a_median_needs(record: Record) -> None:
+def test_no_more_steps_are_remembered_than_a_median_needs(record: SessionRecorder) -> None:
     steps(record, *[1.0] * (3 * STEPS_REMEMBERED))
     assert len(record._inner_steps_s) == STEPS_REMEMBERED
 
@@ -134,12 +136,12 @@ def test_no_more_steps_are_remembered_than_a_median_needs(record: Record) -> Non
 class Disk:
     """Takes nothing for a while; time passes in sleep alone."""
 
-    def __init__(self, record: Record, full_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, record: SessionRecorder, full_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.full_s, self.slept = 0.0, full_s, 0
         self.kept: list[str] = []
         record.clock, record.sleep = (lambda: self.now), self.sleep
-        monkeypatch.setattr(Record, "save", lambda _: self.write("checkpoint"))
-        monkeypatch.setattr(Record, "_held_out_loss", lambda *_, **__: 2.0)
+        monkeypatch.setattr(SessionRecorder, "save", lambda _: self.write("checkpoint"))
+        monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: 2.0)
         cast(Any, record).home = SimpleNamespace(save_summary=lambda _: self.write("summary"))
 
     def write(self, what: str) -> int:
@@ -153,11 +155,11 @@ class Disk:
         self.slept += 1
 
 
-def told(record: Record) -> list[str | None]:
+def told(record: SessionRecorder) -> list[str | None]:
     return [line(kind, fields) for kind, fields in cast(MemoryLog, record.notebook).notes]
 
 
-def test_the_last_checkpoint_waits_for_a_full_disk(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_last_checkpoint_waits_for_a_full_disk(record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
     disk = Disk(record, 25.0, monkeypatch)
     record.end()
     assert disk.kept == ["checkpoint", "summary"]
@@ -168,7 +170,9 @@ def test_the_last_checkpoint_waits_for_a_full_disk(record: Record, monkeypatch: 
     ]
 
 
-def test_a_disk_that_stays_full_is_an_error_in_the_end(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_stays_full_is_an_error_in_the_end(
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk = Disk(record, 1e9, monkeypatch)
     with pytest.raises(HomeError, match="the disk is full"):
         record.end()
@@ -177,7 +181,9 @@ def test_a_disk_that_stays_full_is_an_error_in_the_end(record: Record, monkeypat
     assert told(record)[1:] == ["[save] NOT saved, the last checkpoint: the disk is full; given up"]
 
 
-def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Disk(record, 1e9, monkeypatch)
     signals = Signals()
 
@@ -199,11 +205,11 @@ def test_who_presses_ctrl_c_again_need_not_wait_for_the_disk(record: Record, mon
 class FakeCheckpoints:
     """Which state of the learner was saved, and a disk that may be full."""
 
-    def __init__(self, record: Record, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> None:
         self.saved, self.is_full = list[int](), False
         self._learner: Any = record.learner
         self._learner.state_dict = lambda: ({}, {"changes": self._learner.changes})
-        monkeypatch.setattr(Record, "_held_out_loss", lambda *_, **__: 2.0)
+        monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda *_, **__: 2.0)
         cast(Any, record).home = SimpleNamespace(save_summary=lambda _: None)
         cast(Any, record).checkpoints = self
 
@@ -218,11 +224,11 @@ class FakeCheckpoints:
 
 
 @pytest.fixture
-def checkpoints(record: Record, monkeypatch: pytest.MonkeyPatch) -> FakeCheckpoints:
+def checkpoints(record: SessionRecorder, monkeypatch: pytest.MonkeyPatch) -> FakeCheckpoints:
     return FakeCheckpoints(record, monkeypatch)
 
 
-def test_who_leaves_is_saved_before_the_goodbye(record: Record, checkpoints: FakeCheckpoints) -> None:
+def test_who_leaves_is_saved_before_the_goodbye(record: SessionRecorder, checkpoints: FakeCheckpoints) -> None:
     """Which takes seconds where the line is dead: an owner may have lost patience by then."""
     checkpoints.change()
     record.leaving()
@@ -231,21 +237,25 @@ def test_who_leaves_is_saved_before_the_goodbye(record: Record, checkpoints: Fak
     assert checkpoints.saved == [1]  # the goodbye changed nothing: a large model takes long to write
 
 
-def test_what_comes_in_amid_the_goodbye_is_saved_after_it(record: Record, checkpoints: FakeCheckpoints) -> None:
+def test_what_comes_in_amid_the_goodbye_is_saved_after_it(
+    record: SessionRecorder, checkpoints: FakeCheckpoints
+) -> None:
     record.leaving()
     checkpoints.change()
     record.end()
     assert checkpoints.saved == [0, 1]
 
 
-def test_who_rested_is_saved_already(record: Record, checkpoints: FakeCheckpoints) -> None:
+def test_who_rested_is_saved_already(record: SessionRecorder, checkpoints: FakeCheckpoints) -> None:
     record.held(True)
     record.leaving()
     record.end()
     assert checkpoints.saved == [0]
 
 
-def test_who_leaves_amid_an_outer_step_is_saved_after_the_goodbye(record: Record, checkpoints: FakeCheckpoints) -> None:
+def test_who_leaves_amid_an_outer_step_is_saved_after_the_goodbye(
+    record: SessionRecorder, checkpoints: FakeCheckpoints
+) -> None:
     record.learner.is_waiting = True
     record.leaving()
     assert checkpoints.saved == []
@@ -254,7 +264,7 @@ def test_who_leaves_amid_an_outer_step_is_saved_after_the_goodbye(record: Record
 
 
 def test_on_a_full_disk_the_goodbye_does_not_wait_and_the_end_does(
-    record: Record, checkpoints: FakeCheckpoints
+    record: SessionRecorder, checkpoints: FakeCheckpoints
 ) -> None:
     checkpoints.is_full = True
     record.sleep = lambda _: setattr(checkpoints, "is_full", False)
@@ -265,17 +275,17 @@ def test_on_a_full_disk_the_goodbye_does_not_wait_and_the_end_does(
 
 
 def test_who_is_held_amid_an_outer_step_is_saved_once_it_is_over(
-    record: Record, monkeypatch: pytest.MonkeyPatch
+    record: SessionRecorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What partners gave to it is in no checkpoint before: killed meanwhile, it would have kept none of it."""
     monkeypatch.undo()  # the fixture's: this is about when it is due
     saved: list[str] = []
 
-    def save(self: Record) -> int:
+    def save(self: SessionRecorder) -> int:
         saved.append("a checkpoint")
         return 0
 
-    monkeypatch.setattr(Record, "save", save)
+    monkeypatch.setattr(SessionRecorder, "save", save)
     record.is_watched = lambda: False
     record.learner.is_waiting = True
     record.held(True)

@@ -10,16 +10,16 @@ from typing import Any, cast
 
 import pytest
 
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.page.place import Place
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.page.view import MOST_PEERS
 from p2ptrain.swarm import PeerState, Presence
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train import Placement
-from peer.lines import line, without_places
-from peer.record import Record
-from peer.showing import Showing
-from peer.state import FAILURES, TOLD, Sources, State
+from peer.messages import line, without_places
+from peer.session_recorder import SessionRecorder
+from peer.sharing import Sharing
+from peer.state import FAILURES, TOLD, Sources, StatusView
 
 ME, OTHER = PeerId("12D3KooWme"), PeerId("12D3KooWother")
 FIGURES = {
@@ -38,20 +38,20 @@ EXCHANGED = {"peer": OTHER, "seconds": 0.5, "sent_bytes": 10, "received_bytes": 
 
 
 @pytest.fixture
-def state() -> State:
-    state = State(ME, "fox", lambda: ("training", ""), wall=lambda: 1000.0)
+def state() -> StatusView:
+    state = StatusView(ME, "fox", lambda: ("training", ""), wall=lambda: 1000.0)
     state.take(Sources(lambda: FIGURES, lambda: (5.0, 6.0), lambda: (100, 200)))
     state.shared_while(lambda: True)
     return state
 
 
 def test_before_there_is_a_trainer_it_says_what_the_owner_is_told() -> None:
-    document = State(ME, "fox", lambda: ("starting", "it looks around")).document()
+    document = StatusView(ME, "fox", lambda: ("starting", "it looks around")).document()
     assert (document["state"], document["why"]) == ("starting", "it looks around")
     assert json.loads(json.dumps(document, allow_nan=False)) == document | {"peers": []}
 
 
-def test_exchanges_are_told_and_kept(state: State) -> None:
+def test_exchanges_are_told_and_kept(state: StatusView) -> None:
     events: list[dict[str, Any]] = []
     state.on_event(events.append)
     state.hear("exchanged", EXCHANGED)
@@ -76,7 +76,7 @@ def test_exchanges_are_told_and_kept(state: State) -> None:
     assert document["disagreement"] == [(300.0, 1000.0, 0.2), (300.0, 1000.0, pytest.approx(0.3))]
 
 
-def test_failures_are_told_in_a_line(state: State) -> None:
+def test_failures_are_told_in_a_line(state: StatusView) -> None:
     events: list[dict[str, Any]] = []
     state.on_event(events.append)
     state.hear("failed", {"peer": OTHER, "why": "it \x1b[2J hung\nup"})
@@ -94,7 +94,7 @@ def test_every_failure_has_a_line_for_people() -> None:
         assert shown is not None, kind
 
 
-def test_curves_checkpoints_and_samples(state: State) -> None:
+def test_curves_checkpoints_and_samples(state: StatusView) -> None:
     state.hear("started", {"device": "cpu", "parameters": 5, "loss": 5.5, "progress": 50.0})
     state.hear("progress", {"progress": 100.0, "loss": 4.0})
     state.hear("progress", {"progress": 120.0})  # before the first outer step
@@ -110,7 +110,7 @@ def test_curves_checkpoints_and_samples(state: State) -> None:
     assert document["sample"]["text"] == "To be"
 
 
-def test_who_is_here(state: State) -> None:
+def test_who_is_here(state: StatusView) -> None:
     presence = Presence(
         OTHER, RunId("5" * 64), ("/ip4/1.2.3.4/tcp/5",), PeerState.TRAINING, 7, 700.0, True, "hen\x1b", 990, 75
     )
@@ -127,7 +127,7 @@ def test_who_is_here(state: State) -> None:
     assert state.document()["peers"][1]["path"] == "relayed"
 
 
-def test_what_it_tells_a_watcher(state: State) -> None:
+def test_what_it_tells_a_watcher(state: StatusView) -> None:
     state.hear("exchanged", EXCHANGED)
     state.hear("exchanged", EXCHANGED)
     row, exchanges = state.telling(1)
@@ -142,7 +142,7 @@ def test_what_it_tells_a_watcher(state: State) -> None:
     assert row["sample"].startswith("To be\nor  not")
 
 
-def test_others_hear_nothing_of_the_owners_computer_and_network(state: State) -> None:
+def test_others_hear_nothing_of_the_owners_computer_and_network(state: StatusView) -> None:
     """Paths hold names, and addresses at home are nobody's business; a bootstrap would show them to everybody."""
     places = "/home/alice.smith/x 192.168.1.23 192.168.1.23:4001 /ip4/192.168.1.23/tcp/4 fe80::1%eth0 [fd00::1]:80 ~/x"
     fields = dict.fromkeys(("why", "what", "remedy", "where", "path", "own"), f"dial tcp {places} timed out")
@@ -167,7 +167,7 @@ def test_a_host_is_no_word_where_a_sentence_ends_with_it() -> None:
     assert without_places(said) == "no answer from …. Again ….: none"
 
 
-def test_what_happened_before_the_owner_agreed_is_not_told(state: State) -> None:
+def test_what_happened_before_the_owner_agreed_is_not_told(state: StatusView) -> None:
     agreed = False
     state.shared_while(lambda: agreed)
     state.hear("failed", {"peer": OTHER, "why": "it hung"})
@@ -177,7 +177,7 @@ def test_what_happened_before_the_owner_agreed_is_not_told(state: State) -> None
     assert [each[:2] for each in state.telling(0)[1]] == [["exchange", 3]]
 
 
-def test_a_watcher_of_the_process_before_hears_of_this_one(state: State) -> None:
+def test_a_watcher_of_the_process_before_hears_of_this_one(state: StatusView) -> None:
     """Serials begin anew with each process: one that was never given out is another's."""
     state.hear("exchanged", EXCHANGED)
     assert [each[1] for each in state.telling(5000)[1]] == [1]
@@ -185,11 +185,11 @@ def test_a_watcher_of_the_process_before_hears_of_this_one(state: State) -> None
 
 
 def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: State
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, state: StatusView
 ) -> None:
     """At the beginning of a session, which may be the run's middle, and at the end of training."""
-    monkeypatch.setattr(Record, "_held_out_loss", lambda self, **_: 2.0)
-    monkeypatch.setattr("peer.record.checkpoint.save", lambda *arguments: tmp_path)
+    monkeypatch.setattr(SessionRecorder, "_held_out_loss", lambda self, **_: 2.0)
+    monkeypatch.setattr("peer.session_recorder.checkpoint.save", lambda *arguments: tmp_path)
     log = MemoryLog()
     parts = {
         "learner": SimpleNamespace(
@@ -208,7 +208,7 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     }
     names = ("home", "checkpoints", "me", "run", "nickname", "learner", "task", "corpus", "placement")
     names = (*names, "tokens_per_peer", "notebook")
-    record = Record(**cast(Any, {name: parts.get(name) for name in names}))
+    record = SessionRecorder(**cast(Any, {name: parts.get(name) for name in names}))
     record.begin()
     record.training_ended()
     for kind, fields in log.notes:
@@ -217,21 +217,21 @@ def test_held_out_losses_are_noted_with_the_progress_they_were_read_at(
     assert curve["held_out"] == [(700.0, 1000.0, 2.0)] * 2
 
 
-def test_the_log_does_not_get_the_token(state: State) -> None:
+def test_the_log_does_not_get_the_token(state: StatusView) -> None:
     """Others on this computer may read the log; the owner's terminal has the whole address."""
     log, said = MemoryLog(), list[str]()
-    showing = Showing(state, cast(Any, None), Place("0.0.0.0", 0, "secret"), False, said.append)
+    showing = Sharing(state, cast(Any, None), ListenAddress("0.0.0.0", 0, "secret"), False, said.append)
     with contextlib.ExitStack() as stack:
         showing.open(stack, log)
     assert "secret" not in str(log.notes)
     assert [kind for kind, _ in log.notes] == ["page"]
     assert said[0].endswith("/?token=secret")
     with contextlib.ExitStack() as stack:
-        Showing(state, cast(Any, None), Place(), False, said.append).open(stack, log)
+        Sharing(state, cast(Any, None), ListenAddress(), False, said.append).open(stack, log)
     assert len(said) == 1
 
 
-def test_figures_and_standing(state: State) -> None:
+def test_figures_and_standing(state: StatusView) -> None:
     document = state.document()
     assert document["state"] == "training"
     assert document["figures"] == {
@@ -252,14 +252,14 @@ def test_figures_and_standing(state: State) -> None:
     assert (own["sent_bytes"], own["received_bytes"], own["blocked_share"]) == (100, 200, 0.01)
 
 
-def test_its_line_is_watched_whether_anybody_looks_or_not(state: State) -> None:
+def test_its_line_is_watched_whether_anybody_looks_or_not(state: StatusView) -> None:
     """Whoever opens the page after an hour sees what that hour was like."""
     for _ in range(3):
         state.meet([], lambda peer: False)
     assert state.document()["traffic"] == [(1000.0, 5.0, 6.0)] * 3
 
 
-def test_of_a_large_swarm_it_says_how_many_there_are(state: State) -> None:
+def test_of_a_large_swarm_it_says_how_many_there_are(state: StatusView) -> None:
     """Also where not all of them are shown."""
     records = [
         Presence(PeerId(f"12D3KooW{n}"), RunId("5" * 64), (), PeerState.TRAINING, 7, 700.0, True, "hen", 990, 75)

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.errors import HomeError
+from p2ptrain.base.errors import HomeError
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.manifest import SignedManifest
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.loop import Signals
 from peer import app
 from peer.app import run_peer
-from peer.building import Options
+from peer.assembly import PeerOptions
 from peer.home import Home
-from peer.owner.hand import Hand
+from peer.owner.control import OwnerControl
 from peer.stopping import DOUBLED_S, JoiningStopped, Stopping
 
 
@@ -96,7 +96,7 @@ def test_a_peer_that_could_not_start_says_so(
     def fail(*_: object) -> None:
         raise HomeError("It is full.", "Free some.")
 
-    closes = Hand.__exit__
+    closes = OwnerControl.__exit__
 
     def interrupted(*arguments: object) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -106,6 +106,6 @@ def test_a_peer_that_could_not_start_says_so(
     home.path.mkdir()
     home.save_manifest(signed_run())
     monkeypatch.setattr(app, "build", fail)
-    monkeypatch.setattr(Hand, "__exit__", interrupted)
+    monkeypatch.setattr(OwnerControl, "__exit__", interrupted)
     with pytest.raises(HomeError, match="It is full"):
-        run_peer(Options(None, home.path))
+        run_peer(PeerOptions(None, home.path))

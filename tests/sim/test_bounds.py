@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import ScenarioError
+from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim import report as reports
-from p2ptrain.sim.reality import parse
-from p2ptrain.sim.report import Report
+from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario_file import changed, read
 from p2ptrain.sim.simulate import simulate
 from p2ptrain.sim.tables import changed_settings
+from p2ptrain.sim.testbed_fields import parse
 
 TIMES = ("arrives_at_s", "arrives_over_s", "leaves_at_s", "stays_s", "latency_s", "step_s")
 RATES = ("up_mbit_s", "down_mbit_s")
@@ -97,7 +97,9 @@ def test_a_report_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_scenario_of_a_strangers_is_not_listed_to_its_end(make) -> None:
     mine = simulate(make("run.seconds=2"))
-    theirs = Report.model_validate(mine.model_dump() | {"scenario": {f"f{place}": place for place in range(10_000)}})
+    theirs = SimulationReport.model_validate(
+        mine.model_dump() | {"scenario": {f"f{place}": place for place in range(10_000)}}
+    )
     lines = changed_settings(mine, theirs)
     assert len(lines) == 201
     assert lines[-1].startswith("and ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.sim.directory import MOST, REPLICAS, REQUEST_BYTES, SimulatedDirectory
 from p2ptrain.sim.sizes import presence_bytes
 from p2ptrain.swarm import PeerState, Presence

@@ -11,7 +11,7 @@ import torch
 from pydantic import ValidationError
 
 from p2ptrain.codec import CodecTerms, LowRankCodec, TopKCodec
-from p2ptrain.sim.ensemble import EnsembleSimulation, Lossy
+from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation, Lossy
 from p2ptrain.sim.scenario import MEGABIT, Scenario
 from p2ptrain.sim.simulate import simulate
 

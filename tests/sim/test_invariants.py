@@ -9,7 +9,7 @@ from torch import Tensor
 from p2ptrain.outer import OuterRule, OuterState, consensus_step
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
-from p2ptrain.sim.lockstep import Lockstep, LockstepRules
+from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.train.outer_phase import OuterPhase
 
 N, P, H, ROUNDS = 4, 12, 5, 20

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from p2ptrain.codec import get
-from p2ptrain.sim.liars import Liar, falsified
-from p2ptrain.sim.report import Report
+from p2ptrain.sim.adversaries import Adversary, falsified
+from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario_file import ScenarioError
 from p2ptrain.sim.simulate import simulate
 from p2ptrain.train.payloads import Payloads, Snapshot
@@ -30,7 +30,7 @@ CHANGES = (
 )
 
 
-def trained(make, lie: str | None) -> Report:
+def trained(make, lie: str | None) -> SimulationReport:
     liars = [] if lie is None else [{"name": "liars", "count": 2, "step_s": 1.0, "lie": lie}]
     return simulate(make(*CHANGES, groups=liars))
 
@@ -65,7 +65,7 @@ def test_two_of_eight_that_stay_at_the_beginning_do_not_keep_the_honest_there(ma
 
 def test_falsified_weights_are_what_they_are_called() -> None:
     weights = torch.linspace(-1, 1, 1000)
-    liar = Liar("random", 0.0, Random(1), lambda payload, random: payload)
+    liar = Adversary("random", 0.0, Random(1), lambda payload, random: payload)
     assert torch.equal(falsified(weights, "flipped", liar.random), -weights)
     assert torch.equal(falsified(weights, "scaled", liar.random), 3 * weights)
     noise = falsified(weights, "random", liar.random)
@@ -77,7 +77,7 @@ def test_a_liars_payload_is_well_formed_and_it_keeps_its_own_weights() -> None:
     weights = torch.linspace(-1, 1, 256)
     payloads = Payloads([256], get("fp32", 1024), None)
     payloads.publish(Snapshot(1, (weights,), (weights,)))
-    liar = Liar("flipped", 0.0, Random(1), lambda payload, random: payload)
+    liar = Adversary("flipped", 0.0, Random(1), lambda payload, random: payload)
     question = (0,), (), (), payloads.published
     true = payloads.encode(*question)
     lie = liar.sends(true, payloads, question)

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 import torch
 
+from p2ptrain.base.errors import CorpusError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.data import ByteTokenizer, Corpus, split_stream
-from p2ptrain.errors import CorpusError
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.sim import lm
-from p2ptrain.sim.lm import LanguageModelPool
-from p2ptrain.sim.text import Text, shares
-from p2ptrain.train import LanguageModelTask, Placement, Reader, flat_model, validation_loss
+from p2ptrain.sim.lm import pool as pool_module
+from p2ptrain.sim.lm.pool import LanguageModelPool
+from p2ptrain.sim.lm.text import Text, shares
+from p2ptrain.train import CorpusReader, LanguageModelTask, Placement, flat_model, validation_loss
 
 TINY = {
     "model.config.hidden_size": 16,
@@ -29,7 +29,7 @@ TINY = {
     "outer.inner_steps": 2,
     "run.tokens_per_peer": 6400,
 }
-READERS = tuple(Reader(1, PeerId(name)) for name in ("alice", "bob", "carol"))
+READERS = tuple(CorpusReader(1, PeerId(name)) for name in ("alice", "bob", "carol"))
 
 
 def manifest(**changes):
@@ -151,7 +151,7 @@ def test_a_prepared_step_must_be_taken_as_prepared():
 def test_sequences_beyond_one_pass_are_accumulated(monkeypatch):
     """A data-parallel peer has many: the same step to rounding."""
     whole, parts = pool(), pool()
-    monkeypatch.setattr(lm, "CPU_PASS_TOKENS", 48)
+    monkeypatch.setattr(pool_module, "CPU_PASS_TOKENS", 48)
     some = parts.tasks[0].inner_step(64.0).loss
     monkeypatch.undo()
     assert some == pytest.approx(whole.tasks[0].inner_step(64.0).loss, rel=1e-6)

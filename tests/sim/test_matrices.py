@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from p2ptrain.base.ids import RunId
 from p2ptrain.codec import CodecTerms, LowRankCodec, effective_rank
-from p2ptrain.ids import RunId
 from p2ptrain.outer import FlatLayout, slices
-from p2ptrain.sim.ensemble import EnsembleSimulation, Lossy
-from p2ptrain.sim.language import LanguageCohort, description, make_pool
 from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.pace import RankPace
+from p2ptrain.sim.lm.language import LanguageLearnerPool, description, make_pool
+from p2ptrain.sim.lockstep.ensemble import EnsembleSimulation, Lossy
 from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.step_times import RankStepTimes
 from p2ptrain.train.model import build_module
 from p2ptrain.train.payloads import Payloads, Snapshot
 from p2ptrain.train.rules import codecs_of, matrices_of
@@ -80,7 +80,7 @@ def test_swarm_and_lockstep_send_as_much_as_a_real_peer(fragments: int) -> None:
     ]
     assert sizes[fragments:] != [gradients.encoded_size(CodecTerms(length)) for length in lengths]
 
-    assert LanguageCohort(swarm, "cpu").rules(RunId("ab" * 32)).fragment_bytes == tuple(sizes)
+    assert LanguageLearnerPool(swarm, "cpu").rules(RunId("ab" * 32)).fragment_bytes == tuple(sizes)
     simulation = EnsembleSimulation(everybody)
     simulation.run()
     assert simulation._send.encoded["pseudo_gradient"] == 2 * sum(sizes[fragments:])
@@ -132,7 +132,7 @@ def test_the_effective_rank_is_that_of_the_matrices() -> None:
     each = scenario("dilocox", 1, pace={"policy": "rank"})
     simulation = EnsembleSimulation(each)
     pace = simulation._rank_pace
-    assert isinstance(pace, RankPace)
+    assert isinstance(pace, RankStepTimes)
     parts = layout(each)
     vector = of_rank(parts, RANK)
     pace.follow(vector, 2)

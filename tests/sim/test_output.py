@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 from commanding import SCENARIO, run
 
-from p2ptrain import cli, files
-from p2ptrain.errors import OutputError
-from p2ptrain.page.place import Place
-from p2ptrain.sim import reality
+from p2ptrain import cli
+from p2ptrain.base import files
+from p2ptrain.base.errors import OutputError
+from p2ptrain.page.listen_address import ListenAddress
+from p2ptrain.sim import testbed_fields
 from p2ptrain.sim.command import stopping
 from p2ptrain.sim.serving import simulate_and_show
 
@@ -122,10 +123,10 @@ def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path) -
         if len(said) > 1:
             raise OutputError("What is printed cannot be written: Broken pipe.", "")
 
-    scenario: Any = reality.load(path).simulated()
+    scenario: Any = testbed_fields.load(path).simulated()
     report = simulate_and_show(
         scenario,
-        Place.parse("0"),
+        ListenAddress.parse("0"),
         title="",
         device="cpu",
         say=say,

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import ScenarioError
-from p2ptrain.sim import reality, scenario_file
-from p2ptrain.sim.reality import Limit
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.sim import scenario_file, testbed_fields
 from p2ptrain.sim.scenario_file import changed
+from p2ptrain.sim.testbed_fields import Limit
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
 PARTED = 'partitions=[{at_s = 1, for_s = 1, sides = [["home"], ["bootstrap"]]}]'
@@ -28,7 +28,7 @@ def plain() -> dict[str, Any]:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> None:
-    assert reality.load(path).simulated().model_dump() == scenario_file.load(path).model_dump()
+    assert testbed_fields.load(path).simulated().model_dump() == scenario_file.load(path).model_dump()
 
 
 @pytest.mark.parametrize(
@@ -47,18 +47,18 @@ def test_what_is_simulated_is_what_the_simulator_reads_itself(path: Path) -> Non
 )
 def test_the_simulator_refuses_by_name(plain: dict[str, Any], change: str, line: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        reality.parse(changed(plain, [change])).simulated()
+        testbed_fields.parse(changed(plain, [change])).simulated()
     assert caught.value.problem == line
 
 
 def test_limits_change_nothing_that_is_simulated(plain: dict[str, Any]) -> None:
-    limited = reality.parse({**plain, "limits": {"tokens": {"at_least": 5}}})
-    assert limited.simulated() == reality.parse(plain).simulated()
+    limited = testbed_fields.parse({**plain, "limits": {"tokens": {"at_least": 5}}})
+    assert limited.simulated() == testbed_fields.parse(plain).simulated()
 
 
 def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plain: dict[str, Any]) -> None:
-    awaited = reality.parse(changed(plain, ["peers.home.awaited=weights"]))
-    assert awaited.simulated() == reality.parse(plain).simulated()
+    awaited = testbed_fields.parse(changed(plain, ["peers.home.awaited=weights"]))
+    assert awaited.simulated() == testbed_fields.parse(plain).simulated()
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plai
 )
 def test_what_is_wrong_is_told(plain: dict[str, Any], change: str, line: str) -> None:
     with pytest.raises(ScenarioError) as caught:
-        reality.parse(changed(plain, [change]))
+        testbed_fields.parse(changed(plain, [change]))
     assert caught.value.problem.startswith(line)
 
 
 def test_second_0_waits_for_nobody_who_is_not_invited(plain: dict[str, Any]) -> None:
     uninvited = ["admission=invite", "peers.home.invited=false"]
     with pytest.raises(ScenarioError, match=r"peers\.home\.arrives_at_s: who is not invited never trains"):
-        reality.parse(changed(plain, uninvited))
-    assert not reality.parse(changed(plain, [*uninvited, "peers.home.arrives_at_s=3"])).peers[0].invited
+        testbed_fields.parse(changed(plain, uninvited))
+    assert not testbed_fields.parse(changed(plain, [*uninvited, "peers.home.arrives_at_s=3"])).peers[0].invited
 
 
 def test_limits_are_inclusive() -> None:
@@ -106,30 +106,30 @@ def test_limits_are_inclusive() -> None:
 
 
 def test_what_a_scenario_is_compared_with_has_its_own_peers_and_nothing_happens(plain: dict[str, Any]) -> None:
-    assert reality.parse(plain).calm() is None
+    assert testbed_fields.parse(plain).calm() is None
     undisturbed = {"peers": [{"name": "calm", "count": 3, "step_s": 1.0}]}
     data = changed({**plain, "undisturbed": undisturbed}, [PARTED, "bootstrap.dies_at_s=3", BROKEN])
-    calm = reality.parse(data).calm()
+    calm = testbed_fields.parse(data).calm()
     assert calm is not None
     assert [group.name for group in calm.peers] == ["calm"]
     assert (calm.partitions, calm.bootstrap.dies_at_s, calm.limits, calm.undisturbed) == ([], None, {}, None)
-    assert calm.outer == reality.parse(plain).outer
+    assert calm.outer == testbed_fields.parse(plain).outer
     assert calm.peers[0].model_fields_set == {"name", "count", "step_s"}
 
 
 def test_a_lie_that_needs_bytes_is_not_simulated(plain: dict[str, Any]) -> None:
     crowd = [{"count": 3, "step_s": 1.0}, {"count": 1, "step_s": 1.0, "lie": "drip"}]
     with pytest.raises(ScenarioError) as caught:
-        reality.parse({**plain, "peers": crowd}).simulated()
+        testbed_fields.parse({**plain, "peers": crowd}).simulated()
     assert caught.value.problem == "peers[1].lie: drip is said in bytes, and only p2ptrain testnet has them"
 
 
 def test_churn_needs_places_that_are_free_again(plain: dict[str, Any]) -> None:
     group = {"count": 2, "step_s": 1.0, "leaves_at_s": 5.0, "leaves_every_s": 5.0, "returns_after_s": 10.0}
     with pytest.raises(ScenarioError) as caught:
-        reality.parse({**plain, "peers": [group]})
+        testbed_fields.parse({**plain, "peers": [group]})
     assert caught.value.problem == "peers[0].leaves_every_s: who comes in another's place has to go before it comes"
-    churn = reality.parse({**plain, "peers": [{**group, "returns_after_s": 0.0}]})
+    churn = testbed_fields.parse({**plain, "peers": [{**group, "returns_after_s": 0.0}]})
     with pytest.raises(ScenarioError) as caught:
         churn.simulated()
     assert caught.value.problem == "peers[0].leaves_every_s: only p2ptrain testnet has that"
@@ -138,5 +138,5 @@ def test_churn_needs_places_that_are_free_again(plain: dict[str, Any]) -> None:
 def test_no_simulated_death_waits_for_an_exchange(plain: dict[str, Any]) -> None:
     group = {"count": 2, "step_s": 1.0, "leaves_at_s": 5.0, "leaves": "killed", "amid_exchange": True}
     with pytest.raises(ScenarioError) as caught:
-        reality.parse({**plain, "peers": [group]}).simulated()
+        testbed_fields.parse({**plain, "peers": [group]}).simulated()
     assert caught.value.problem == "peers[0].amid_exchange: only p2ptrain testnet has that"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from p2ptrain.errors import ScenarioError
+from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim import report as reports
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import simulate

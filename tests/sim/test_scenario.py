@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import ScenarioError
-from p2ptrain.sim.pace import inner_steps
+from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.scenario_file import changed, load, parse
+from p2ptrain.sim.step_times import inner_steps
 
 EXAMPLES = sorted((Path(__file__).parent.parent.parent / "bench" / "scenarios").glob("*.toml"))
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import ScenarioError
-from p2ptrain.page.place import Place
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.sim import scenario_file
 from p2ptrain.sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
 from p2ptrain.sim.simulate import StoppedError, begin, simulate
@@ -88,7 +88,7 @@ def test_an_average_over_everybody_has_no_gossip_to_watch() -> None:
 def shown(scenario: Any, is_stopped: Any) -> Any:
     return simulate_and_show(
         scenario,
-        Place(),
+        ListenAddress(),
         title="rough",
         device="cpu",
         say=lambda text: None,

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from p2ptrain.sim.report import Report
+from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.simulate import StoppedError, begin, simulate
 
 
-def learnt(make, *changes: str, groups=None) -> Report:
+def learnt(make, *changes: str, groups=None) -> SimulationReport:
     """With a quadratic to learn."""
     return simulate(make("learner={kind = 'quadratic', parameters = 2048, noise = 0.05}", *changes, groups=groups))
 

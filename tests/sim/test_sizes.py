@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain import framing, wire
-from p2ptrain.ids import PeerId, RunId
+from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.net.payload import send_payload
 from p2ptrain.sim.sizes import message_bytes, payload_bytes, presence_bytes
 from p2ptrain.swarm import DeclineReason, PeerState, Presence, Terms

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import preset, with_changes
-from p2ptrain.sim import kernels
-from p2ptrain.sim.stacked import StackedLlama
+from p2ptrain.sim.lm import kernels
+from p2ptrain.sim.lm.stacked import StackedLlama
 from p2ptrain.train import flat_model
 from p2ptrain.train.model import summed_loss
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from commanding import SCENARIO, run
 
-from p2ptrain import cli, files
+from p2ptrain import cli
+from p2ptrain.base import files
 from p2ptrain.sim import simulate as door
 
 

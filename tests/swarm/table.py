@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 
-from p2ptrain.ids import LinkId, PeerId, RunId
+from p2ptrain.base.ids import LinkId, PeerId, RunId
 from p2ptrain.swarm import Peer, PeerState, Presence, SwarmRules
 from p2ptrain.swarm.events import (
     Adopt,

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.ids import PeerId, RunId
-from p2ptrain.sim.shelves import Shelves
-from p2ptrain.swarm.buckets import (
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.sim.shelves import SimulatedBuckets
+from p2ptrain.swarm.presence_buckets import (
     LOST,
     MAX_GETS,
     MAX_LEVEL,
@@ -22,8 +22,8 @@ from p2ptrain.swarm.buckets import (
     SAMPLE,
     SPLIT,
     TARGET,
-    Bucket,
-    Buckets,
+    PresenceBucket,
+    PresenceBuckets,
     fitting_level,
     home,
 )
@@ -41,7 +41,7 @@ class Swarm:
 
     random: Random = field(default_factory=lambda: Random(7))
     now: float = 0.0
-    views: dict[PeerId, Buckets] = field(default_factory=dict)
+    views: dict[PeerId, PresenceBuckets] = field(default_factory=dict)
     announcements: Counter[int] = field(default_factory=Counter)
     """Keys of one announcement: how often so many."""
     lookups: Counter[int] = field(default_factory=Counter)
@@ -49,11 +49,11 @@ class Swarm:
     """Records in the largest answer."""
 
     def __post_init__(self) -> None:
-        self.shelves: Shelves[None] = Shelves(RUN)
+        self.shelves: SimulatedBuckets[None] = SimulatedBuckets(RUN)
 
     def grow(self, size: int) -> None:
         for peer in PEERS[len(self.views) : size]:
-            self.views[peer] = Buckets(self.random)
+            self.views[peer] = PresenceBuckets(self.random)
 
     def shrink(self, size: int) -> None:
         """Most go without a word."""
@@ -77,7 +77,7 @@ class Swarm:
         self.now += ANNOUNCE_PERIOD_S
         return {peer: self.lookup(buckets) for peer, buckets in self.views.items()}
 
-    def lookup(self, buckets: Buckets) -> set[PeerId]:
+    def lookup(self, buckets: PresenceBuckets) -> set[PeerId]:
         answers = self.shelves.lookup(buckets, self.now)
         self.lookups[len(answers)] += 1
         self.largest = max(self.largest, *map(len, answers))
@@ -170,7 +170,7 @@ def test_peers_one_level_apart_find_each_other_for_certain(level: int, records: 
     other = level + apart
     if not 0 <= other <= MAX_LEVEL:
         return
-    announcer = Buckets(Random(seed))
+    announcer = PresenceBuckets(Random(seed))
     announcer.level, announcer.size = level, records * 2**level
     homes = announcer.homes(RUN, PEERS[0])
     assert len(homes) == len(set(homes))
@@ -191,7 +191,7 @@ def test_a_small_swarm_is_found_whole_with_one_get(size: int) -> None:
         assert all(others == set(swarm.views) for others in found.values())
     assert set(swarm.lookups) == {1}
     assert max(swarm.announcements) <= 2
-    assert swarm.lookup(Buckets(Random(1))) == set(swarm.views)  # a newcomer too
+    assert swarm.lookup(PresenceBuckets(Random(1))) == set(swarm.views)  # a newcomer too
 
 
 @pytest.mark.parametrize("size", [100, 150, 400, 1000, 3000])
@@ -228,7 +228,7 @@ def test_a_swarm_that_appears_at_once_at_the_root_settles_too() -> None:
     assert max(swarm.levels()) - min(swarm.levels()) <= 1
     for _ in range(4):
         swarm.round()
-    assert len(swarm.shelves.get(Bucket(0, 0), swarm.now)) < 1.4 * SAMPLE
+    assert len(swarm.shelves.get(PresenceBucket(0, 0), swarm.now)) < 1.4 * SAMPLE
 
 
 @pytest.fixture(scope="module")
@@ -269,14 +269,14 @@ def test_ten_thousand_peers_cost_no_more_than_ten(large: Swarm) -> None:
 
     load = large.shelves.stores + large.shelves.gets
     assert max(load.values()) < 0.01 * load.total()
-    assert large.shelves.gets[Bucket(0, 0)] == 0  # for newcomers alone
+    assert large.shelves.gets[PresenceBucket(0, 0)] == 0  # for newcomers alone
 
 
 def test_a_newcomer_to_ten_thousand_finds_its_level_in_one_lookup(large: Swarm) -> None:
     large.forget_counts()
     large.round()
     for seed in range(20):
-        newcomer = Buckets(Random(seed))
+        newcomer = PresenceBuckets(Random(seed))
         found = large.lookup(newcomer)
         assert len(found) > TARGET
         assert newcomer.level in large.levels() | {min(large.levels()) - 1}
@@ -335,7 +335,7 @@ def test_a_bucket_that_could_not_be_read_costs_one_lookup_and_no_more() -> None:
 
 def test_a_half_of_the_swarm_is_not_all_of_it() -> None:
     """So few records send the asker to the root, which is not asked before the next lookup."""
-    one = Buckets(Random(1))
+    one = PresenceBuckets(Random(1))
     one.level = 1
     search = one.search()
     search.answered(38)

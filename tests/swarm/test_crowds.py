@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from table import RULES, presence
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import Peer, SwarmRules
 from p2ptrain.swarm.events import Lookup, Note, PeersSeen, Started, Woke
 from p2ptrain.swarm.rules import CROWDED_LOOKUP_PERIOD_S, ENOUGH_PEERS, FRESH_PEERS, LOOKUP_PERIOD_S

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from table import Table
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.events import LeaveRequested
 from p2ptrain.swarm.messages import Acknowledge
 

@@ -8,11 +8,11 @@ import pytest
 from plain_membership import PlainMembership
 from table import presence
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.messages import PeerState
-from p2ptrain.swarm.record import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
+from p2ptrain.swarm.peer_info import FAILURE_PAUSE_S, MISFITS_FORGIVEN, QUARANTINE_S, REST, Fault
 from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
 
 BIRCH = PeerId("birch")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from table import presence
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.membership import Membership
 from p2ptrain.swarm.offences import HALF_LIFE_S, MOST_REMEMBERED, Offences
-from p2ptrain.swarm.record import FAR_S, QUARANTINE_S, Fault
+from p2ptrain.swarm.peer_info import FAR_S, QUARANTINE_S, Fault
 
 BIRCH = PeerId("birch")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from table import RULES, RUN, Table, presence
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm.events import Donate, LinkFailed, PeersSeen, Received, Send, SwapDone
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms, WeightsRequest
-from p2ptrain.swarm.overtime import REST
 from p2ptrain.swarm.partners import own_terms
+from p2ptrain.swarm.slow_partners import REST
 
 DRAGGER = PeerId("dragger")
 

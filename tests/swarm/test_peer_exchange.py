@@ -10,7 +10,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from table import RULES, Table, presence
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.net.rate_limiter import RateLimiter
 from p2ptrain.swarm import Offer, Peer, PeerState, Terms
 from p2ptrain.swarm.deadlines import PAYLOAD_BOUNDS_S

@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from table import RULES, RUN, Seat, Table, presence
 
-from p2ptrain.ids import LinkId, PeerId
-from p2ptrain.swarm import PeerState, exchanging
+from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.swarm import PeerState, exchange_manager
 from p2ptrain.swarm.catchup import PullUnderWay, steps_near
 from p2ptrain.swarm.claims import supported
 from p2ptrain.swarm.events import (
@@ -34,7 +34,7 @@ from p2ptrain.swarm.events import (
 from p2ptrain.swarm.matching import STEPS_SLACK, implausible_step
 from p2ptrain.swarm.messages import Acknowledge, Decline, DeclineReason, Offer, WeightsReply, WeightsRequest
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.record import Fault, Known
+from p2ptrain.swarm.peer_info import Fault, PeerInfo
 from p2ptrain.swarm.rules import (
     BEGINNER_STEPS,
     FINAL_PACE_S,
@@ -701,7 +701,7 @@ def test_pairs_that_meet_nobody_else_are_not_a_swarm_that_agrees(monkeypatch):
     table.run(3.0)
     table.step(*mates)
     with monkeypatch.context() as patched:
-        patched.setattr(exchanging, "choose", only_the_mate)
+        patched.setattr(exchange_manager, "choose", only_the_mate)
         table.end_training()
         table.run(40.0)  # everybody has looked up that all are done
         assert min(table[name].core.counters.exchanges_ok for name in mates) > 5
@@ -727,8 +727,8 @@ def test_a_claim_counts_where_others_are_near(claims, believed):
     assert [known.progress for known in supported(claiming(*claims), near=80.0)] == believed
 
 
-def claiming(*progress: float) -> list[Known]:
-    return [Known(PeerId(f"peer {each}"), 1e9, progress=float(each)) for each in progress]
+def claiming(*progress: float) -> list[PeerInfo]:
+    return [PeerInfo(PeerId(f"peer {each}"), 1e9, progress=float(each)) for each in progress]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from p2ptrain.ids import PeerId
-from p2ptrain.swarm.pieces import (
+from p2ptrain.base.ids import PeerId
+from p2ptrain.swarm.download_plan import (
     FIRST_RATE,
     MOST_DONORS,
     PATIENCE,
@@ -22,8 +22,8 @@ from p2ptrain.swarm.pieces import (
     Action,
     Cancel,
     Compare,
+    DownloadPlan,
     Fetch,
-    Gathering,
     cut,
 )
 
@@ -55,7 +55,7 @@ class Play:
     def __init__(self, script: Script, pieces: int = 12, have: Mapping[int, PeerId] | None = None) -> None:
         self.script = script
         self.now = 0.0
-        self.gathering = Gathering([SIZE] * pieces, list(script.rates), have)
+        self.gathering = DownloadPlan([SIZE] * pieces, list(script.rates), have)
         self.asked: Counter[tuple[PeerId, int]] = Counter()
         self.compared: Counter[int] = Counter()
         self.came: dict[int, list[PeerId]] = {}
@@ -236,7 +236,7 @@ def test_what_is_here_is_not_asked_again_and_is_compared_all_the_same() -> None:
 
 
 def test_answers_that_nobody_asked_for_change_nothing() -> None:
-    gathering = Gathering([SIZE] * 2, [A, B])
+    gathering = DownloadPlan([SIZE] * 2, [A, B])
     gathering.act(0.0)
     assert gathering.fetched(PeerId("stranger"), 0, 1.0) == []
     assert gathering.fetched(B, 0, 1.0) == []  # it was asked for piece 1
@@ -276,7 +276,7 @@ def test_whom_a_decision_drops_is_replaced_as_a_judge_at_once():
     for seed in range(400):
         random = Random(seed)
         donors = random.sample([A, B, C, D], random.choice([3, 4]))
-        gathering = Gathering([100] * random.choice([2, 3, 4]), donors)
+        gathering = DownloadPlan([100] * random.choice([2, 3, 4]), donors)
         asked = list(gathering.act(0.0))
         while not (gathering.is_done or gathering.is_stuck):
             action = asked.pop(random.randrange(len(asked)))

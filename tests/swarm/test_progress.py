@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from table import RULES
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.progress import (
     FALL_SLACK,

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 from table import RULES, Table, presence
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm import Peer, PeerState
 from p2ptrain.swarm.events import (
     Adopted,
@@ -29,7 +29,7 @@ from p2ptrain.swarm.events import (
 )
 from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer
 from p2ptrain.swarm.partners import own_terms
-from p2ptrain.swarm.promises import FORGIVEN, MOST_OURS, Promises
+from p2ptrain.swarm.promises import FORGIVEN, MOST_OURS, RoundCommitments
 from p2ptrain.swarm.rules import MAX_KNOWN, ROUND_PATIENCE_S, ROUND_RECALL_S
 
 WAITING = replace(RULES, exchanges_per_step=0, free=(), between=(0,), topology="ring")
@@ -472,7 +472,7 @@ def test_who_promised_to_come_broke_no_word_while_we_were_held_up(seconds: float
 
 
 def test_who_broke_a_promise_is_forgiven_in_time() -> None:
-    promises, fox = Promises(), PeerId("fox")
+    promises, fox = RoundCommitments(), PeerId("fox")
     promises.broke(fox)
     promises.broke(fox)
     assert [promises.count(fox) for _ in range(4)] == [False, False, False, True]
@@ -483,7 +483,7 @@ def test_who_broke_a_promise_is_forgiven_in_time() -> None:
 
 
 def test_promises_are_bounded_by_number_and_the_oldest_go() -> None:
-    promises, fox = Promises(), PeerId("fox")
+    promises, fox = RoundCommitments(), PeerId("fox")
     promises.broke(fox)
     for number in range(MAX_KNOWN - 1):
         promises.broke(PeerId(f"peer {number}"))

@@ -15,7 +15,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from table import RULES, Table, presence
 
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.swarm import Offer, Peer, PeerState, SwarmRules
 from p2ptrain.swarm.events import (
     Adopted,

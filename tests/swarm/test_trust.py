@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from table import RULES, Table
 
-from p2ptrain.ids import PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import SwarmRules
 from p2ptrain.swarm.events import OuterStepDone, Received, Swap
 from p2ptrain.swarm.messages import Accept, Offer, Terms
@@ -23,8 +23,8 @@ from p2ptrain.swarm.trust import (
     PER_PARTNER,
     PER_REPLAYER,
     TIMES_STRANGE,
+    DistanceStats,
     Replays,
-    Usual,
     are_strange,
     per_fragment,
 )
@@ -32,9 +32,9 @@ from p2ptrain.swarm.trust import (
 PARTNERS = [PeerId(f"peer {number}") for number in range(7)]
 
 
-def grown(differences: list[float], weights: float = 1.0) -> Usual:
+def grown(differences: list[float], weights: float = 1.0) -> DistanceStats:
     """Everybody was met as often as is remembered, and was this far off."""
-    usual = Usual()
+    usual = DistanceStats()
     for _ in range(PER_PARTNER):
         for peer, difference in zip(PARTNERS, differences, strict=True):
             usual.measured(peer, difference, weights)
@@ -63,7 +63,7 @@ def test_a_radius_does_not_shrink_with_agreement_below_a_share_of_the_weights() 
 
 
 def test_before_enough_was_measured_only_strangers_are_kept_out() -> None:
-    usual = Usual()
+    usual = DistanceStats()
     assert usual.radius() == math.inf
     for peer in PARTNERS[: LEAST_PARTNERS - 1]:
         for _ in range(LEAST_EXCHANGES):
@@ -87,7 +87,7 @@ def test_numbers_that_are_none_teach_nothing(difference: float, weights: float) 
 
 
 def test_memory_is_bounded_and_those_met_last_are_remembered() -> None:
-    usual = Usual()
+    usual = DistanceStats()
     for number in range(1000):
         usual.measured(PeerId(f"stranger {number}"), 0.1 if number < 900 else 0.2, 1.0)
     assert len(usual._differences) == MOST_PARTNERS

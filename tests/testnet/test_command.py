@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.errors import UserError
-from peer.lab.window import looked_at
+from lab.window import looked_at
+from p2ptrain.base.errors import UserError
 from peer.testnet.command import testnet
 
 
@@ -32,7 +32,7 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
         acted.append(arguments)
         return 0
 
-    monkeypatch.setattr("peer.lab.act_out", act_out)
+    monkeypatch.setattr("lab.act_out", act_out)
     assert testnet(["--scenario", "it.toml", "--page", "8080"], standalone_mode=False) == 0
     assert testnet(["--scenario", "it.toml", "--stage", "docker"], standalone_mode=False) == 0
     assert [(each[2], each[-1]) for each in acted] == [("local", "8080"), ("docker", "")]

@@ -18,10 +18,10 @@ import pytest
 from rich.console import Console
 
 from p2ptrain.manifest import preset
-from peer.testnet import conduct as conducting
-from peer.testnet.conduct import Ending, Means, conduct
+from peer.testnet import runner as conducting
 from peer.testnet.plan import Plan, lay_out
 from peer.testnet.processes import last_words
+from peer.testnet.runner import Ending, Means, conduct
 from peer.testnet.watch import Watch
 
 BOOTSTRAP = """

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2ptrain import checkpoint
-from p2ptrain.errors import HomeError
+from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import create_run, sign_run
 from p2ptrain.train import flat_model
 from peer.home import Home

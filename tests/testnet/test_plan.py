@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import pytest
 
-from p2ptrain.errors import HomeError, ManifestError
+from p2ptrain.base.errors import HomeError, ManifestError
 from p2ptrain.manifest import create_run, differences, load_run, preset, render_toml, sign_run, with_changes
 from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
 

@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from peer.testnet.conduct import Ending
 from peer.testnet.report import (
-    Figures,
     Measured,
-    Outcome,
-    Report,
+    TestnetReport,
+    TrainerFigures,
+    TrainerOutcome,
     comparison,
     machine,
     next_steps,
@@ -23,8 +22,9 @@ from peer.testnet.report import (
     summary,
     table,
 )
+from peer.testnet.runner import Ending
 
-FIGURES = Figures(
+FIGURES = TrainerFigures(
     id="12D3KooWa",
     val_loss_first=5.5,
     val_loss_last=2.0,
@@ -37,10 +37,12 @@ FIGURES = Figures(
     blocked_fraction=0.01,
     outer_steps=30,
 )
-PEERS = tuple(Outcome(f"peer-{number}", FIGURES, True, "the run's end") for number in (1, 2, 3))
-SOLO = Outcome("solo", replace(FIGURES, exchanges_ok=0, val_loss_last=2.5), True, "the run's end")
+PEERS = tuple(TrainerOutcome(f"peer-{number}", FIGURES, True, "the run's end") for number in (1, 2, 3))
+SOLO = TrainerOutcome("solo", replace(FIGURES, exchanges_ok=0, val_loss_last=2.5), True, "the run's end")
 ENDING = Ending({"peer-1": 0, "peer-2": 0, "peer-3": 0, "solo": 0}, (), False, 60.0)
-GOOD = Report(PEERS, SOLO, ENDING, Measured(1.9, 0.015, 0.002, "To be"), 1, "2026-01-01T00:00:00+00:00", "a computer")
+GOOD = TestnetReport(
+    PEERS, SOLO, ENDING, Measured(1.9, 0.015, 0.002, "To be"), 1, "2026-01-01T00:00:00+00:00", "a computer"
+)
 
 PROMISED_KEYS = {
     "peers",
@@ -66,11 +68,11 @@ PEER_KEYS = {
 }
 
 
-def with_peer_2(**changes: object) -> Report:
+def with_peer_2(**changes: object) -> TestnetReport:
     return replace(GOOD, peers=(PEERS[0], replace(PEERS[1], figures=replace(FIGURES, **changes)), PEERS[2]))
 
 
-def shown(report: Report) -> str:
+def shown(report: TestnetReport) -> str:
     console = Console(width=120, record=True, file=None, force_terminal=False)
     with console.capture() as capture:
         console.print(table(report))
@@ -110,12 +112,12 @@ def test_a_crash_is_a_failure(status: int, said: str) -> None:
 def test_a_crash_that_ended_the_testnet_is_told_once() -> None:
     trouble = "peer-2 ended with status 1; the end of output.log:\nboom"
     ending = replace(ENDING, statuses={**ENDING.statuses, "peer-2": 1}, troubles=(trouble,))
-    peers = (PEERS[0], Outcome("peer-2", None), replace(PEERS[2], finished=False))
+    peers = (PEERS[0], TrainerOutcome("peer-2", None), replace(PEERS[2], finished=False))
     assert replace(GOOD, ending=ending, peers=peers).failures == [trouble]
 
 
 def test_a_missing_summary_is_a_failure() -> None:
-    report = replace(GOOD, peers=(*PEERS[:2], Outcome("peer-3", None)))
+    report = replace(GOOD, peers=(*PEERS[:2], TrainerOutcome("peer-3", None)))
     assert report.failures == ["peer-3 left no summary.json"]
     assert "no summary" in shown(report)
 
@@ -182,7 +184,7 @@ def test_a_trainers_summary_is_read(tmp_path: Path) -> None:
 def test_a_missing_or_torn_summary_counts_as_none(text: str | None, tmp_path: Path) -> None:
     if text is not None:
         (tmp_path / "summary.json").write_text(text)
-    assert outcome("peer-1", tmp_path / "summary.json") == Outcome("peer-1", None)
+    assert outcome("peer-1", tmp_path / "summary.json") == TrainerOutcome("peer-1", None)
 
 
 def test_the_table_shows_everyone() -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from p2ptrain.ids import PeerId
-from p2ptrain.telemetry import EventLog
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.telemetry import EventLog
 from peer.home import Home
-from peer.testnet.plan import Trainer
-from peer.testnet.watch import Tail, View, Watch, described, noted
+from peer.testnet.plan import TrainerProcess
+from peer.testnet.watch import Tail, TrainerProgress, Watch, described, noted
 
 NAMES = {PeerId("12D3KooWowl"): "peer-2"}
 PROGRESS = {
@@ -24,8 +24,10 @@ PROGRESS = {
 
 
 def test_a_view_follows_the_notes() -> None:
-    assert noted(View(), {"kind": "tokenizing", "tokens": 1200}, NAMES) == View(last="making tokens: 1,200")
-    view = noted(View(), {"kind": "started"}, NAMES)
+    assert noted(TrainerProgress(), {"kind": "tokenizing", "tokens": 1200}, NAMES) == TrainerProgress(
+        last="making tokens: 1,200"
+    )
+    view = noted(TrainerProgress(), {"kind": "started"}, NAMES)
     assert (view.begun, view.last) == (False, "training")
     coming = noted(view, {"kind": "catching up", "peer": "12D3KooWowl"}, NAMES)
     assert (coming.begun, coming.catches_up) == (False, True)
@@ -63,7 +65,7 @@ def watched(tmp_path: Path, *, terminal: bool) -> tuple[Watch, EventLog]:
     home = Home(tmp_path / "peer-1")
     home.path.mkdir()
     console = Console(width=120, force_terminal=terminal, record=True, file=(tmp_path / "screen").open("w"))
-    return Watch([Trainer("peer-1", home, PeerId("12D3KooWfox"))], console), EventLog(home.events)
+    return Watch([TrainerProcess("peer-1", home, PeerId("12D3KooWfox"))], console), EventLog(home.events)
 
 
 def test_the_watch_reads_what_a_peer_notes(tmp_path: Path) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from p2ptrain.base.ids import PeerId
 from p2ptrain.data import ByteTokenizer, Corpus, split_stream
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest import Manifest, preset, with_changes
-from p2ptrain.train import FlatModel, LanguageModelTask, Placement, Reader, flat_model
+from p2ptrain.train import CorpusReader, FlatModel, LanguageModelTask, Placement, flat_model
 
 CPU = torch.device("cpu")
 TINY = {
@@ -41,7 +41,7 @@ class TinyRun:
             self.corpus,
             self.manifest.training,
             self.manifest.run.tokens_per_peer,
-            Reader(self.manifest.run.seed, PeerId(peer)),
+            CorpusReader(self.manifest.run.seed, PeerId(peer)),
             Placement(autocast, micro_batch),
         )
 

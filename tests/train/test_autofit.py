@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from p2ptrain.errors import DeviceError
+from p2ptrain.base.errors import DeviceError
 from p2ptrain.manifest import preset
 from p2ptrain.train import Placement, autofit, choose_device, place
 from p2ptrain.train.autofit import cpu_micro_batch, fastest, fitting, search_micro_batch

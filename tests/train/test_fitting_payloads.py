@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from bench.liars import BLOCK, BLOCKS, COMMON, LIES, coarse, peer, refusals, toll
+from p2ptrain.base.errors import MisfitError
 from p2ptrain.codec import FIRST_PACE, LARGEST_MAGNITUDE, PACE, get
 from p2ptrain.codec.steps import SKETCH_BYTES
-from p2ptrain.errors import MisfitError
 from p2ptrain.swarm.trust import are_strange
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
-from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, Verdict, Widths
+from p2ptrain.train.widths import FITTED, LEAST_GAP, MISFIT_BLOCKS, Fit, WidthFeedback, Widths
 
 
 def lopsided(part: Tensor) -> Tensor:
@@ -47,8 +47,10 @@ def test_bytes_that_are_no_weights_are_refused_and_teach_little() -> None:
     assert met(one, other).distance == pytest.approx(before, rel=0.2)
 
 
-@pytest.mark.parametrize(("told", "verdict"), [(0.9 * LEAST_GAP, Verdict.FITS), (2.0 * LEAST_GAP, Verdict.NARROW)])
-def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdict: Verdict) -> None:
+@pytest.mark.parametrize(
+    ("told", "verdict"), [(0.9 * LEAST_GAP, WidthFeedback.FITS), (2.0 * LEAST_GAP, WidthFeedback.NARROW)]
+)
+def test_weights_that_are_as_good_as_equal_fit_whatever_wraps(told: float, verdict: WidthFeedback) -> None:
     """Else peers that agree would leave each other alone for it at the run's end."""
     widths = Widths()
     widths._fitted[0] = FITTED

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn import functional
 
+from p2ptrain.base.errors import DeviceError, ManifestError
 from p2ptrain.data import assign
-from p2ptrain.errors import DeviceError, ManifestError
-from p2ptrain.train import LanguageModelTask, Placement, Reader, build_module, inner, learning_rate
+from p2ptrain.train import CorpusReader, LanguageModelTask, Placement, build_module, inner, learning_rate
 
 
 def run(task, steps, start=0):
@@ -245,7 +245,9 @@ def test_a_tokenizer_larger_than_the_model_is_refused(tiny_run):
 
     corpus = type(tiny.corpus)(tiny.corpus.tokens, tiny.corpus.split, Wide())
     with pytest.raises(ManifestError, match="the tokenizer has 300 ids, the model only 256"):
-        LanguageModelTask(tiny.model(), corpus, tiny.manifest.training, 6400, Reader(1, "alice"), Placement(None, 1))
+        LanguageModelTask(
+            tiny.model(), corpus, tiny.manifest.training, 6400, CorpusReader(1, "alice"), Placement(None, 1)
+        )
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from p2ptrain import codec
-from p2ptrain.errors import RemoteError
-from p2ptrain.ids import LinkId, PeerId
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.outer import OuterRule, slices
 from p2ptrain.recipes import RECIPES
 from p2ptrain.sim import QuadraticTask
 from p2ptrain.swarm import PeerState, Terms
 from p2ptrain.swarm.events import Adopted, Applied, ExchangeDue, OuterStepDone, TrainingEnded, Unfit
-from p2ptrain.telemetry import MemoryLog
 from p2ptrain.train.learner import REWARM_STEPS, Learner
 from p2ptrain.train.rules import LearnerRules
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from p2ptrain.errors import ManifestError
+from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest import parameter_count, preset, with_changes
 from p2ptrain.train import build_module, model
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from p2ptrain.errors import RemoteError
+from p2ptrain.base.errors import RemoteError
 from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
 
 

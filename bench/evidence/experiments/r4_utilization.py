@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.evidence.layout import Experiment, PlotPanel, PlotPoint, ResultTable, TableRow, columns
-from bench.evidence.published import CONTENDERS, HOME, MEGABITS, MODELS, STRAGGLERS, CostSetting, checks, entries
+from bench.evidence.published import CONTENDERS, HOME, MEGABITS, MODELS, STRAGGLERS, CostColumn, checks, entries
 
 _ROWS = tuple(TableRow(method.name) for method in CONTENDERS)
 _OTHER_BITS = (" int8", " modular4", "topk", ", one swap")
@@ -21,7 +21,7 @@ _DRAWN = (
     "sparseloco",
     "swarm",
 )
-_AT_HOME = CostSetting(HOME, 20)
+_AT_HOME = CostColumn(HOME, 20)
 
 
 def _heading(megabits: int) -> str:
@@ -30,7 +30,7 @@ def _heading(megabits: int) -> str:
 
 def _table(model: str, share: float) -> ResultTable:
     slow = "" if share == 1.0 else f", one straggler at {100 * share:.0f} % (share of the others)"
-    lines = {_heading(megabits): CostSetting(model, megabits, share) for megabits in MEGABITS}
+    lines = {_heading(megabits): CostColumn(model, megabits, share) for megabits in MEGABITS}
     everyone = _ROWS if model == "135M" and share == 1.0 else _FEW_ROWS
     return ResultTable(
         f"Utilization in %, {model}{slow}", everyone, columns("utilization", lines, scale=100, digits=1, best="high")
@@ -68,7 +68,7 @@ R4 = Experiment(
             tuple(TableRow(name) for name in ("swarm", "swarm int8", "swarm modular4", "swarm modular4, one swap")),
             columns(
                 "delivered",
-                {f"{model}, {_heading(each)}": CostSetting(model, each) for model in MODELS for each in MEGABITS[:3]},
+                {f"{model}, {_heading(each)}": CostColumn(model, each) for model in MODELS for each in MEGABITS[:3]},
                 scale=100,
                 digits=0,
             ),
@@ -80,7 +80,7 @@ R4 = Experiment(
             "Mbit/s",
             "utilization",
             {
-                name: tuple(PlotPoint(name, CostSetting(model, each, share), each, "utilization") for each in MEGABITS)
+                name: tuple(PlotPoint(name, CostColumn(model, each, share), each, "utilization") for each in MEGABITS)
                 for name in _DRAWN
             },
             logarithmic=True,

@@ -19,8 +19,8 @@ from fuzz_targets.common import (
     run,
 )
 from p2ptrain import wire
-from p2ptrain.admission import Badge, Gate, Rulings, Ticket
-from p2ptrain.errors import JoinLinkError, NetworkError, RemoteError
+from p2ptrain.admission import AccessList, Certificate, Gate, InviteCredential
+from p2ptrain.base.errors import JoinLinkError, NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.gate import GatedTransport
 from p2ptrain.net.porter import turn_away
@@ -33,19 +33,19 @@ MESSAGE = (FrameKind.MESSAGE, wire.encode_message(MESSAGES[0]))
 
 @refusing(RemoteError)
 def badge(data: bytes) -> None:
-    found = Badge.decode(data, RUN, people.PUBLIC)
+    found = Certificate.decode(data, RUN, people.PUBLIC)
     assert found == people.badge(), "nobody else has signed anything here"
     assert found.encode() == data
 
 
 @refusing(JoinLinkError)
 def ticket(data: bytes) -> None:
-    assert Ticket.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.ticket()
+    assert InviteCredential.parse(data.decode("utf-8", "replace"), RUN, people.PUBLIC) == people.ticket()
 
 
 @refusing(RemoteError)
 def rulings(data: bytes) -> None:
-    assert Rulings.decode(data, RUN, people.PUBLIC).encode() == data
+    assert AccessList.decode(data, RUN, people.PUBLIC).encode() == data
 
 
 @refusing(RemoteError)

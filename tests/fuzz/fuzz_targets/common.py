@@ -16,12 +16,12 @@ import people
 from hivemind.utils import timed_storage
 
 from p2ptrain import framing, wire
-from p2ptrain.errors import NetworkError, RemoteError
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.framing import FrameKind, PartEnd
-from p2ptrain.ids import PROTOCOL_VERSION, PeerId, RunId
 from p2ptrain.manifest import presets
 from p2ptrain.manifest.signing import public_key_of, sign
-from p2ptrain.net import dht_protocol, directory, payload, rulings
+from p2ptrain.net import access_list_store, dht_protocol, directory, payload
 from p2ptrain.swarm import PeerState, Presence
 from p2ptrain.swarm.messages import (
     Accept,
@@ -121,7 +121,7 @@ MESSAGES: tuple[Message, ...] = (
 def in_the_seeds_days() -> Iterator[None]:
     """What lasts for a minute must not depend on the day: neither a seed nor an input that was found once."""
     with contextlib.ExitStack() as stack:
-        for module in (dht_protocol, directory, rulings, timed_storage):
+        for module in (dht_protocol, directory, access_list_store, timed_storage):
             stack.enter_context(mock.patch.object(module, "get_dht_time", return_value=NOW))
         yield
 
@@ -156,7 +156,7 @@ class BytesLink:
 
 
 class BytesStream:
-    """A stream of p2pd's (``net.streams.Stream``) on which these bytes arrive, and then the end."""
+    """A stream of p2pd's (``net.p2pd.streams.Stream``) on which these bytes arrive, and then the end."""
 
     is_closing = False
     lacking = 0

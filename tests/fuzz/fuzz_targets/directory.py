@@ -39,10 +39,12 @@ from fuzz_targets.common import (
 )
 from p2ptrain import statements
 from p2ptrain.admission import Gate
-from p2ptrain.errors import RemoteError
-from p2ptrain.net import control, dht_protocol, directory, hop, probe, rulings
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.net import access_list_store, dht_protocol, directory
 from p2ptrain.net.directory import PresenceValidator, presence_key
-from p2ptrain.swarm.buckets import home
+from p2ptrain.net.p2pd import control
+from p2ptrain.net.relay import circuit_v2, probe
+from p2ptrain.swarm.presence_buckets import home
 
 PLACE_IN_DHT = DHTID.generate(source=presence_key(RUN, home(RUN, PEER, 0)))
 SUBKEY = MSGPackSerializer.dumps(PEER)
@@ -89,14 +91,16 @@ def rulings_record(data: bytes) -> bool:
     """Also as if the author had signed it."""
     signed, serials = [data], {RULINGS.serial}
     with contextlib.suppress(RemoteError):
-        match statements.unpacked(data, rulings.MAX_RULINGS_BYTES):
+        match statements.unpacked(data, access_list_store.MAX_RULINGS_BYTES):
             case [serial, *_, _] as fields:
                 signature = statements.signature(people.AUTHOR, b"p2ptrain rulings 1", [RUN, *fields[:-1]])
                 signed.append(statements.packed([*fields[:-1], signature]))
                 if type(serial) is int:
                     serials.add(serial)
     records = [
-        DHTRecord(rulings.key_bytes(RUN), MSGPackSerializer.dumps(serial), value, NOW + rulings.LIFETIME_S)
+        DHTRecord(
+            access_list_store.key_bytes(RUN), MSGPackSerializer.dumps(serial), value, NOW + access_list_store.LIFETIME_S
+        )
         for serial in serials
         for each in signed
         for value in (each, msgpack.packb(each))
@@ -249,10 +253,10 @@ def _answers() -> tuple[bytes, bytes]:
 
 def relay_messages(data: bytes) -> bool:
     read = 0
-    for parse in (hop.question, hop.status, hop.stop_status):
+    for parse in (circuit_v2.question, circuit_v2.status, circuit_v2.stop_status):
         with contextlib.suppress(ValueError):
             found = parse(data)
-            if isinstance(found, hop.Question):
+            if isinstance(found, circuit_v2.CircuitRequest):
                 assert len(found.target) <= len(data)
             read += 1
     return read > 0
@@ -263,10 +267,10 @@ def framed_message(data: bytes) -> None:
     """A message on a relay's stream, its length ahead: nobody is read for longer than it may be."""
     stream = BytesStream(data)
     try:
-        message = run(control.read_message(stream, hop.MAX_MESSAGE_BYTES))
-        assert len(message) <= hop.MAX_MESSAGE_BYTES
+        message = run(control.read_message(stream, circuit_v2.MAX_MESSAGE_BYTES))
+        assert len(message) <= circuit_v2.MAX_MESSAGE_BYTES
     finally:
-        assert len(data) - len(stream.rest) <= control.MAX_LENGTH_BYTES + hop.MAX_MESSAGE_BYTES
+        assert len(data) - len(stream.rest) <= control.MAX_LENGTH_BYTES + circuit_v2.MAX_MESSAGE_BYTES
 
 
 def tls_certificate(data: bytes) -> bool:
@@ -312,8 +316,13 @@ def targets() -> dict[str, Target]:
         "dht_store": Target(dht_store, (STORE.SerializeToString(), twice.SerializeToString()), 5),
         "dht_ping": Target(dht_ping, (pong.SerializeToString(), stored.SerializeToString()), 5),
         "relay_messages": Target(
-            relay_messages, (hop.reserve(), hop.answer(hop.Status.OK, 1_700_000_000), hop.lead(b"peer"))
+            relay_messages,
+            (
+                circuit_v2.reserve(),
+                circuit_v2.answer(circuit_v2.CircuitStatus.OK, 1_700_000_000),
+                circuit_v2.lead(b"peer"),
+            ),
         ),
-        "framed_message": Target(framed_message, (hop.framed(hop.reserve()),), 5),
+        "framed_message": Target(framed_message, (circuit_v2.framed(circuit_v2.reserve()),), 5),
         "tls_certificate": Target(tls_certificate, (certificate(),)),
     }

@@ -32,28 +32,28 @@ from fuzz_targets.common import (
     said,
 )
 from p2ptrain import framing
-from p2ptrain.admission import Gate, Refusal, Register
+from p2ptrain.admission import Gate, InviteRegister, Refusal
+from p2ptrain.base.errors import ManifestError, NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
 from p2ptrain.codec import get
-from p2ptrain.errors import ManifestError, NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
-from p2ptrain.ids import PeerId
 from p2ptrain.manifest.signing import SignedManifest
 from p2ptrain.net import (
     address,
     admission_service,
     figures_service,
-    lanes,
     manifest_service,
-    reach,
+    parallel_streams,
     receipt_service,
     virtual_time,
 )
-from p2ptrain.net.copies import Copies
 from p2ptrain.net.driver import at_once
-from p2ptrain.net.gathering import Gatherer
 from p2ptrain.net.links import StreamLink
 from p2ptrain.net.node import Node
 from p2ptrain.net.payload import lanes_of
+from p2ptrain.net.relay import dial_back
+from p2ptrain.net.weight_download import Downloader
+from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.page.metrics import exposition
 from p2ptrain.receipts import Book, Objection, Receipt
 from p2ptrain.train.payloads import Payloads, Snapshot
@@ -71,12 +71,12 @@ def asked_about_reach(data: bytes) -> None:
     async def dial(host: str, port: int) -> PeerId:
         raise NetworkError("nobody is dialed")
 
-    run(reach.answer(BytesLink(data), PLACE, reach.Allowances(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
+    run(dial_back.answer(BytesLink(data), PLACE, dial_back.DialBackLimits(), dial, clock=lambda: 0.0, wall=lambda: 0.0))
 
 
 @refusing(*OURS)
 def told_about_reach(data: bytes) -> None:
-    sight = run(reach.ask_to_look(BytesTransport(data), PEER, (), 31337))
+    sight = run(dial_back.ask_to_look(BytesTransport(data), PEER, (), 31337))
     assert sight.place == "" or address.is_dialable(sight.place)
     assert sight.why.isprintable()
     assert len(sight.why) < 1000
@@ -91,7 +91,7 @@ MOST_DOCUMENT_BYTES = 100_000
 @refusing(*OURS)
 def asked_for_figures(data: bytes) -> None:
     telling = {"loss": 2.0, "device": "cpu"}, [["failure", 1, NOW, "it broke"]]
-    teller = figures_service.Teller(lambda: lambda serial: telling, clock=lambda: 0.0)
+    teller = figures_service.FiguresService(lambda: lambda serial: telling, clock=lambda: 0.0)
     run(teller.answer(BytesLink(data)))
 
 
@@ -126,8 +126,8 @@ GIVEN_BYTES = sum(SIZES) + len(SIZES) * SKETCH_BYTES
 @refusing(*OURS)
 def asked_for_copies(data: bytes) -> None:
     """By anybody, and by whom we promised our weights."""
-    run(Copies(PAYLOADS, at_once, lambda: 0.0).give(BytesLink(data)))
-    run(Copies(PAYLOADS, at_once, lambda: 0.0).answer(BytesLink(data)))
+    run(WeightServer(PAYLOADS, at_once, lambda: 0.0).give(BytesLink(data)))
+    run(WeightServer(PAYLOADS, at_once, lambda: 0.0).answer(BytesLink(data)))
 
 
 class Donor(BytesLink):
@@ -160,7 +160,7 @@ def _is_gathered(link: Callable[[PeerId], BytesLink]) -> bool:
     async def dial(peer: PeerId, addresses: Any) -> BytesLink:
         return link(peer)
 
-    gatherer = Gatherer(dial, SIZES, at_once, Silence())
+    gatherer = Downloader(dial, SIZES, at_once, Silence())
     with contextlib.suppress(*OURS):
         parts = virtual_time.run(gatherer.gather(link(PEER), dict.fromkeys(DONORS, ())))
         assert tuple(map(len, parts)) == SIZES
@@ -200,7 +200,7 @@ def asked_to_sign(data: bytes) -> bool:
 @refusing(*OURS)
 def _is_signed(data: bytes) -> bool:
     link = BytesLink(data, GUEST.peer)
-    notary = receipt_service.Notary(RUN, book(WITNESS.peer, GUEST.peer), WITNESS.state, wall=lambda: NOW)
+    notary = receipt_service.ReceiptService(RUN, book(WITNESS.peer, GUEST.peer), WITNESS.state, wall=lambda: NOW)
     run(notary.answer(link))
     [(_, answer)] = link.sent
     match msgpack.unpackb(answer):
@@ -235,8 +235,8 @@ def gate() -> Gate:
 
 @refusing(*OURS)
 def asked_about_admission(data: bytes) -> None:
-    register = Register(RUN, WITNESS.peer)
-    desk = admission_service.Desk(gate(), register, WITNESS.state, wall=lambda: NOW)
+    register = InviteRegister(RUN, WITNESS.peer)
+    desk = admission_service.AdmissionHandler(gate(), register, WITNESS.state, wall=lambda: NOW)
     link = BytesLink(data, GUEST.peer)
     run(desk.answer(link))
     [(_, answer)] = link.sent
@@ -286,13 +286,13 @@ def told_manifest(data: bytes) -> None:
 
 # --- lanes --------------------------------------------------------------------------------------------------------
 
-TOKEN = bytes(range(lanes.TOKEN_BYTES))
+TOKEN = bytes(range(parallel_streams.TOKEN_BYTES))
 
 
 @refusing(*OURS)
 def asked_for_a_lane(data: bytes) -> None:
     """Whoever says what it is for is held, and hears the same."""
-    node = lanes.Lanes(cast(Node, None))
+    node = parallel_streams.ParallelStreams(cast(Node, None))
 
     class Echoed(BytesLink):
         async def send(self, kind: int, body: bytes | memoryview) -> None:
@@ -310,8 +310,8 @@ def asked_for_a_lane(data: bytes) -> None:
 
 @refusing(*OURS)
 def told_of_lanes(data: bytes) -> None:
-    link = lanes.Lanes(cast(Node, None)).of(cast(StreamLink, BytesLink(data)), ours=False)
-    road = run(link.widened(lanes.WIDE_FROM_BYTES))
+    link = parallel_streams.ParallelStreams(cast(Node, None)).of(cast(StreamLink, BytesLink(data)), ours=False)
+    road = run(link.widened(parallel_streams.WIDE_FROM_BYTES))
     assert len(lanes_of(road)) == 1
 
 
@@ -320,7 +320,7 @@ def told_of_lanes(data: bytes) -> None:
 
 def targets() -> dict[str, Target]:
     """By name."""
-    sight = [PLACE, reach.Dialed.NO.value, "nobody answers", NOW]
+    sight = [PLACE, dial_back.DialOutcome.NO.value, "nobody answers", NOW]
     row = [["tokens", 300], ["loss", 2.0], ["step", 7], ["progress", 2000.0], ["device", "cpu"], ["sample", "Once"]]
     news = [
         ["exchange", 1, NOW, GUEST.peer, 0.5, 1000, 0.1, "direct"],

@@ -25,16 +25,16 @@ from fuzz_targets.common import (
     run,
 )
 from p2ptrain import codec, framing, wire
-from p2ptrain.errors import JoinLinkError, ManifestError, NetworkError, RemoteError
+from p2ptrain.base.errors import JoinLinkError, ManifestError, NetworkError, RemoteError
 from p2ptrain.framing import FrameKind, PartEnd
 from p2ptrain.manifest.document import parse_toml, render_toml
 from p2ptrain.manifest.link import JoinLink
 from p2ptrain.manifest.signing import SignedManifest
 from p2ptrain.net import address, identity, payload
-from p2ptrain.net.control import FarEnd
 from p2ptrain.net.links import Limits, StreamLink
-from p2ptrain.net.rates import Rates
+from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.session import message_in
+from p2ptrain.net.throttle import Throttles
 
 # --- frames and messages ------------------------------------------------------------------------------------------
 
@@ -50,7 +50,7 @@ def header(data: bytes) -> None:
 
 def stream_frames(data: bytes) -> bool:
     """Frame after frame, by turns as its length asks for and into a buffer of ours."""
-    link = StreamLink(FarEnd(PEER, PLACE), BytesStream(data), Limits(), Rates())
+    link = StreamLink(FarEnd(PEER, PLACE), BytesStream(data), Limits(), Throttles())
     lengths: list[int] = []
 
     async def receive() -> None:

@@ -1,0 +1,140 @@
+"""What a bootstrap does in a run that does not take everybody: witness, and hand out the author's rulings.
+
+::
+
+    RUN/rulings.signed    the author's; looked at every few seconds, and replaced by newer ones from the DHT: an author
+                          who begins anew on another machine has lost no ban
+    HOME/guests.json      who came by which invite: a use that was given is given, also after a crash
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from bootstrap.messages import Say
+from p2ptrain.admission import Gate, InviteRegister
+from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
+from p2ptrain.base import files
+from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.logging_setup import reporting
+from p2ptrain.manifest import KEY_FILE, SignedManifest
+from p2ptrain.net.access_list_store import AccessListStore
+from p2ptrain.net.admission_service import AdmissionHandler, serve_admission
+from p2ptrain.net.identity import Identity
+from p2ptrain.net.node import Node
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.transport import P2PTransport
+
+LOOK_EVERY_S = 3.0
+"""How soon a ruling that the author wrote is handed out. A guess; the file is small, and mostly not even read."""
+
+
+class AdmissionServer:
+    """Lives as long as the bootstrap; nodes come and go. Raises UserError where a file of its owner's is wrong."""
+
+    def __init__(self, run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> None:
+        self._say = say
+        self._signed = signed
+        self._file = run / RULINGS_FILE
+        self._register_file = home / "guests.json"
+        self._seen = self._stamp()
+        policy = signed.manifest.admission.policy
+        self.gate = Gate(policy, signed.run_id, author_of(signed), rulings=load_access_list(self._file, signed))
+        self._desk = AdmissionHandler(self.gate, self._register(identity), identity.state, self._keep)
+        say("doorman", f"the link alone lets nobody in; for each guest: {_order(run, policy)}")
+
+    async def serve(self, node: Node, rates: Throttles) -> P2PTransport:
+        """Stand at a node's door until the returned transport is closed."""
+        node.stand_at(self.gate)
+        return await serve_admission(node, self._desk, rates)
+
+    async def watch(self, node: Node) -> None:
+        """Keep the file's, the DHT's and our own rulings the same: the newest. For ever; survives NetworkError."""
+        shelf = AccessListStore(lambda: node.dht, self.gate, self._learnt)
+        keeping = asyncio.create_task(shelf.run())
+        keeping.add_done_callback(reporting("the keeper of rulings"))
+        try:
+            while True:
+                await asyncio.sleep(LOOK_EVERY_S)
+                if self._look():
+                    try:
+                        await shelf.store()
+                    except NetworkError:
+                        continue  # it looks again within a minute
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
+
+    def _look(self) -> bool:
+        """Read the author's file if it changed; whether it is newer than what we hand out."""
+        stamp = self._stamp()
+        if stamp == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            rulings = load_access_list(self._file, self._signed)
+        except AdmissionError as error:
+            self._say("doorman", f"{error.problem} What was handed out before still counts.")
+            return False
+        if rulings is None or not self.gate.take(rulings.encode()):
+            return False
+        self._tell()
+        return True
+
+    def _learnt(self) -> None:
+        """The DHT had newer rulings than the author's directory."""
+        self._tell()
+        try:
+            files.replace(self._file, self.gate.rulings.encode())
+        except OSError as error:
+            self._say("doorman", f"the newest rulings could not be saved in {self._file}: {error.strerror}")
+        self._seen = self._stamp()
+
+    def _tell(self) -> None:
+        rulings = self.gate.rulings
+        self._say(
+            "doorman",
+            f"rulings {rulings.serial}: {len(rulings.admitted)} admitted, {len(rulings.banned)} banned,"
+            f" {len(rulings.revoked)} invites revoked",
+        )
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._file.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def _register(self, identity: Identity) -> InviteRegister:
+        path = self._register_file
+        try:
+            return InviteRegister.decode(path.read_bytes(), self._signed.run_id, identity.peer_id)
+        except FileNotFoundError:
+            return InviteRegister(self._signed.run_id, identity.peer_id)
+        except OSError as error:
+            raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+        except ValueError as error:
+            raise HomeError(
+                f"{path} cannot be used: {error}.",
+                "Move it away; invites that were used can then be used again, so revoke those first.",
+            ) from error
+
+    def _keep(self, encoded: bytes, guest: PeerId, invite: str) -> None:
+        files.replace(self._register_file, encoded)
+        self._say("doorman", f"let {guest} in by invite {invite}")
+
+
+def _order(run: Path, policy: str) -> str:
+    """By what the author lets a guest in, here or where the key is: a rented server has the signed manifest alone."""
+    if (run / KEY_FILE).exists():
+        return f"p2ptrain invite {run}" if policy == "invite" else f"p2ptrain admit {run} PEER_ID"
+    if policy == "invite":
+        return f"where {KEY_FILE} lies, p2ptrain invite RUN --link LINK"
+    return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
+
+
+def doorman_of(run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> AdmissionServer | None:
+    """None: the run is open."""
+    return None if signed.manifest.admission.policy == "open" else AdmissionServer(run, home, signed, identity, say)

@@ -1,0 +1,60 @@
+"""Who is here, looked up again and again: told of, remembered for the next start, and shown."""
+
+from __future__ import annotations
+
+import asyncio
+
+from bootstrap import messages
+from bootstrap.messages import Say
+from bootstrap.swarm_view import SwarmView
+from p2ptrain.base.errors import NetworkError
+from p2ptrain.net.directory import PeerCache
+from p2ptrain.net.node import Node
+
+LOOKUP_EVERY_S = 3.0
+"""How soon a peer that came is told of. A guess: a lookup in our own store is a few ms."""
+STATUS_EVERY_S = 60.0
+"""How often everyone is listed while nobody comes or goes. A guess."""
+
+
+async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, view: SwarmView) -> None:
+    """Tell of peers that come and go, and remember where they are. Survives NetworkError.
+
+    In a swarm so large that a lookup finds a sample of it, who came or went cannot be told, only how many there are.
+    """
+    loop = asyncio.get_running_loop()
+    before: messages.View = {}
+    saw_all = True
+    told_at = loop.time()
+    say("peers", messages.status_line(before, tokens_per_peer))
+    while True:
+        await asyncio.sleep(LOOKUP_EVERY_S)
+        has_company = node.has_company
+        try:
+            found = await node.directory.lookup() if has_company else []
+        except NetworkError:  # nobody answers just now: what was known is as good as anything, until it runs out
+            view.meet((), 0 if node.directory.sees_all else node.directory.size)
+            continue
+        now, sees_all = messages.living(found), node.directory.sees_all
+        total = None if sees_all else node.directory.size
+        view.meet(found, total if has_company else 0)  # 0: nobody was asked, as when p2pd has just been started again
+        lines = messages.news(before, now, tokens_per_peer) if saw_all and sees_all else []
+        is_due = loop.time() - told_at > STATUS_EVERY_S
+        if lines or is_due:
+            _remember(node, cache, now, say)
+        for line in lines:
+            say("peers", line)
+        if (lines and len(now) > 1) or (now and is_due):
+            size = 0 if sees_all else node.directory.size
+            say("peers", messages.status_line(now, tokens_per_peer, size))
+            told_at = loop.time()
+        before, saw_all = now, sees_all
+
+
+def _remember(node: Node, cache: PeerCache, now: messages.View, say: Say) -> None:
+    node.learn(now.values())
+    try:
+        if now:  # the last to leave stay in the cache: they may come back
+            cache.save(now.values())
+    except OSError as error:
+        say("bootstrap", f"the list of peers could not be saved: {error.strerror}")

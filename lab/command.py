@@ -1,0 +1,315 @@
+"""``p2ptrain testnet --scenario``: a scenario file in, ``report.json`` and an exit status out."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import sys
+import tempfile
+import traceback
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from lab import closing
+from lab import report as reports
+from lab.artifacts import Artifacts, read_left
+from lab.cell import REFUSED, run_in_a_cell
+from lab.clock import library
+from lab.containers import build, check_engine, check_folder, has_netem, line_of, sweep_folder
+from lab.figures import compared, figures_of
+from lab.freezing import marked
+from lab.hosts import rehearse
+from lab.inner_main import MARK, course_of, play
+from lab.namespaces import check_means
+from lab.plan import check, manifest_of
+from lab.report import ScenarioVerdict
+from lab.script import Script, written
+from lab.showing import show, terminal
+from lab.stages import StageName, members
+from lab.window import TOKEN, looked_at, token
+from p2ptrain.base import files
+from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioError, UserError
+from p2ptrain.sim import testbed_fields
+from p2ptrain.sim.testbed_fields import RealScenario
+from peer.testnet.plan import Plan, claimed, lay_out
+from peer.testnet.report import machine
+
+EXIT_FAILED = 1
+FOLDER_PREFIX = "p2pt-lab-"
+UNDISTURBED = "undisturbed"
+"""The folder of what a scenario is compared with."""
+Calms = dict[str, tuple[str, dict[str, Any]]]
+"""Undisturbed runs, as they were written: of which scenario they were, and their figures."""
+STOP_DEADLINE_S = 30.0
+"""For everything inside to end after Ctrl+C; then the kernel ends it. A guess."""
+
+
+def act_out_all(folder: Path, changes: Sequence[str], stage: StageName, out: Path, threads: int, page: str = "") -> int:
+    """Act out every scenario of a folder, one after the other; ``out/report.json`` has all reports. As ``act_out``."""
+    paths = sorted(folder.glob("*.toml"))
+    if not paths:
+        raise ScenarioError(f"{folder} holds no scenario.", "Name a scenario file, or a folder of *.toml files.")
+    _check_stage(stage, page)  # what this machine cannot do is told once
+    reports_of: list[Any] = []
+    console = terminal()
+    calms: Calms = {}
+    for path in paths:
+        reports_of.append(_acted_out(path, changes, stage, out / path.stem, threads, page, console, calms))
+        out.mkdir(parents=True, exist_ok=True)
+        files.replace(out / "report.json", _json(reports_of))  # what is done is kept, also when the next one is stopped
+    missed = [each["scenario"] for each in reports_of if not each["passed"]]
+    console.print(f"{len(paths) - len(missed)} of {len(paths)} scenarios passed; all figures in {out / 'report.json'}")
+    for name in missed:
+        console.print(f"FAILED: {name}", style="bold red")
+    return EXIT_FAILED if missed else 0
+
+
+def _acted_out(
+    path: Path,
+    changes: Sequence[str],
+    stage: StageName,
+    out: Path,
+    threads: int,
+    page: str,
+    console: Console,
+    calms: Calms,
+) -> Any:
+    """``act_out`` one of several: its report. What fails it fails no other, but that the owner stops it."""
+    try:
+        status = act_out(path, changes, stage, out, threads, page, calms)
+        report = json.loads((out / "report.json").read_bytes())
+        return report | {"passed": report["passed"] and not status}
+    except OutputError:  # nobody takes what we print: no scenario's fault
+        raise
+    except UserError as error:
+        why = str(error)
+    except Exception as error:  # a fault of ours in one scenario: hours of the others must not be lost for it
+        why = f"{type(error).__name__}: {error}"
+        console.print(traceback.format_exc(), markup=False, soft_wrap=True)
+    console.print(f"{path.stem} FAILED: {why}", style="bold red", markup=False, soft_wrap=True)
+    return _dated(reports.refused(path.stem, stage, why))
+
+
+def _check_stage(stage: StageName, page: str) -> str:
+    """Where the stage shows the swarm. Raises DeviceError where this machine has no such stage, UserError as there."""
+    if stage == "namespaces":
+        check_means()
+        rehearse()
+    if stage == "docker":
+        check_engine()
+    return looked_at(page, stage)
+
+
+def act_out(
+    path: Path,
+    changes: Sequence[str],
+    stage: StageName,
+    out: Path,
+    threads: int,
+    page: str = "",
+    calms: Calms | None = None,
+) -> int:
+    """Act out the scenario of a file; the exit status. Raises UserError, and KeyboardInterrupt when all has ended.
+
+    Args:
+        page: where to show the swarm meanwhile; empty: nowhere.
+        calms: undisturbed runs of other scenarios of the same folder. One that is the same to the letter is not acted
+            out again; one that was acted out here is added.
+    """
+    if path.is_dir():
+        return act_out_all(path, changes, stage, out, threads, page)
+    scenario = testbed_fields.load(path, changes)
+    script = written(scenario)
+    check(scenario, script, stage)
+    page = _check_stage(stage, page)
+    if any(group.clock_off_s for group in scenario.peers):
+        library()
+    calm = scenario.calm()
+    if calm is not None:
+        check(calm, written(calm), stage)
+    manifest_of(scenario)  # whatever is wrong with it is told before anything is removed
+    if stage == "docker":
+        out = out.absolute()  # a container begins in another folder
+        check_folder(out)
+        build()
+        _check_lines([scenario] if calm is None else [scenario, calm])
+    with claimed(out, lambda: _sweep(out, stage)):
+        figures = dict[str, Any]()
+        if calm is not None and calms is not None and (same := calms.get(calm.model_dump_json())) is not None:
+            terminal().print(f"{path.stem}, compared with what {same[0]} was compared with")
+            figures["undisturbed"] = same[1]
+        elif calm is not None:
+            terminal().print(f"{path.stem}, undisturbed first, to compare with")
+            course, figures["undisturbed"] = _acted(calm, stage, out / UNDISTURBED, threads, page)
+            if course["troubles"]:
+                verdict = reports.spoiled(path.stem, stage, figures["undisturbed"], course)
+                files.replace(out / "report.json", _json(_dated(verdict)))
+                show(verdict, out, terminal())
+                return EXIT_FAILED
+            if calms is not None:
+                calms[calm.model_dump_json()] = path.stem, figures["undisturbed"]
+            terminal().print(f"{path.stem}, as it is written")
+        course, own = _acted(scenario, stage, out, threads, page)
+        if calm is not None:
+            figures["compared"] = compared(own, figures["undisturbed"])
+        verdict = reports.judged(path.stem, stage, scenario, {**own, **figures}, course)
+        files.replace(out / "report.json", _json(_dated(verdict)))
+        if stage == "docker":
+            verdict = verdict.beside(closing.conclude(out, script, course, verdict.faults, threads, terminal()))
+            files.replace(out / "report.json", _json(_dated(verdict)))
+        show(verdict, out, terminal())
+    return 0 if verdict.passed else EXIT_FAILED
+
+
+def _check_lines(scenarios: Sequence[RealScenario]) -> None:
+    """Raises ScenarioError where containers' lines are to be late or lossy, and the kernel under them cannot."""
+    if not any("both" in line_of(group) for scenario in scenarios for group in scenario.peers) or has_netem():
+        return
+    for scenario in scenarios:
+        check(scenario, written(scenario), "docker", netem=False)
+
+
+def _sweep(out: Path, stage: StageName) -> None:
+    """Containers of a testnet that was killed write there until they are gone."""
+    if stage == "docker":
+        for folder in (out, out / UNDISTURBED):
+            sweep_folder(folder)
+
+
+def _acted(
+    scenario: RealScenario, stage: StageName, out: Path, threads: int, page: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Act it out in an empty folder: its course and its figures."""
+    script = written(scenario)
+    out.mkdir(exist_ok=True)
+    plan = lay_out(
+        out, manifest_of(scenario), [part.name for part in script.parts], solo=False, seed=None, has_door=True
+    )
+    mark = uuid.uuid4().hex
+    if stage == "namespaces":
+        _play_in_a_cell(out, scenario, threads, mark)
+    else:
+        with _own_place(mark):
+            play(out, scenario, stage, threads, page)
+    return _measured(scenario, script, plan, threads, mark)
+
+
+@contextlib.contextmanager
+def _own_place(mark: str) -> Iterator[None]:
+    """A mark for all children, and a folder of its own for their sockets; both are gone afterwards.
+
+    Where we are killed, the folder stays, without any socket that anyone uses, and the next one that comes removes it.
+    """
+    for debris in Path("/tmp").glob(f"{FOLDER_PREFIX}*"):
+        with contextlib.suppress(OSError), _locked(debris):
+            shutil.rmtree(debris)
+    before = {name: os.environ.get(name) for name in (MARK, "TMPDIR", TOKEN)}
+    folder = Path(tempfile.mkdtemp(prefix=FOLDER_PREFIX, dir="/tmp"))  # short: sockets' paths are limited
+    os.environ[MARK], os.environ["TMPDIR"], tempfile.tempdir = mark, str(folder), None
+    os.environ[TOKEN] = token()
+    try:
+        with _locked(folder):
+            yield
+    finally:
+        tempfile.tempdir = None
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """The folder is ours as long as this lasts. Raises OSError where it is somebody else's."""
+    handle = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) -> None:
+    """``play``, inside. It ends when we do, whatever ends us; SIGTERM ends us as Ctrl+C does."""
+    (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "lab", str(out.absolute()), str(threads)]
+    status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark})
+    if status == REFUSED:
+        raise DeviceError(
+            "This machine does not let a testnet be shut in; why is told above.",
+            "In a container, start that with --privileged; --stage local needs nothing of this.",
+        )
+    if status:
+        raise RuntimeError(f"the inside of the testnet ended with status {status}; its words are above")
+
+
+def _measured(
+    scenario: RealScenario, script: Script, plan: Plan, threads: int, mark: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The course, and figures from what everybody left and what is left of them."""
+    document = course_of(plan.out)
+    course, inside = document["course"], document["left"]
+    left = [
+        read_left(part, trainer.peer_id, trainer.home.path)
+        for part, trainer in zip(script.parts, plan.peers, strict=True)
+    ]
+    sides = {
+        str(place): [members(side, lambda group: _names(script, group)) for side in partition.sides]
+        for place, partition in enumerate(scenario.partitions)
+    }
+    figures = figures_of(course, left, _disagreement(plan, course, left, threads), sides)
+    there = _namespaces_in_use()
+    figures |= {
+        "left_processes": inside["processes"] + len(marked(MARK, mark)),
+        "left_sockets": inside["sockets"],
+        "left_namespaces": sum(each in there for each in inside["namespaces"]),
+    }
+    return course, figures
+
+
+def _names(script: Script, group: str) -> list[str]:
+    return [part.name for part in script.parts if part.group == group]
+
+
+def _disagreement(plan: Plan, course: Mapping[str, Any], left: Sequence[Artifacts], threads: int) -> float | None:
+    """Of the last checkpoints of those who stayed; None where fewer than two have one."""
+    import torch
+
+    from peer.testnet.measure import disagreement, weights_of
+
+    torch.set_num_threads(threads)
+    weights = []
+    for trainer, its in zip(plan.peers, left, strict=True):
+        lives = course["lives"].get(trainer.name)
+        if not lives or lives[-1]["ended_by_us"] or its.part.settings.lie is not None:
+            continue
+        with contextlib.suppress(HomeError):  # its exit status tells more
+            weights.append(weights_of(trainer.home.checkpoints))
+    return disagreement(weights) if len(weights) > 1 else None
+
+
+def _namespaces_in_use() -> set[str]:
+    found = set()
+    for place in Path("/proc").glob("[0-9]*/ns/net"):
+        with contextlib.suppress(OSError):  # just gone, or another user's
+            found.add(str(place.readlink()))
+    return found
+
+
+def _dated(verdict: ScenarioVerdict) -> dict[str, Any]:
+    """The report as it is kept: with the machine that it is of, and when it was written."""
+    return verdict.document() | {"machine": machine(), "date": datetime.now(UTC).isoformat(timespec="seconds")}
+
+
+def _json(document: Any) -> bytes:
+    return (json.dumps(reports.finite(document), indent=1, allow_nan=False, default=str) + "\n").encode()

@@ -1,0 +1,293 @@
+"""Who was started, and how each thing that the script says is done to somebody.
+
+Acts take turns (``lab.turns``): those that concern one host one after the other, all others side by side, since a stage
+may take its time. One that the stage cannot do is missed, with its reason; the testnet goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from lab.breakage import BREAKAGE, Breakages
+from lab.clock import beside
+from lab.exchange_probe import amid_exchange
+from lab.pulse import Pulse
+from lab.run_record import Done
+from lab.script import Act, Do, Script, told
+from lab.stages import Stage
+from lab.suspends import Suspends
+from lab.task_queue import TaskQueue
+from p2ptrain.admission import author
+from p2ptrain.base.errors import DeviceError
+from p2ptrain.manifest import JoinLink
+from p2ptrain.sim.testbed_fields import BOOTSTRAP, RealGroup
+from peer.testnet import processes
+from peer.testnet.plan import Plan, TrainerProcess
+from peer.testnet.processes import Child
+from peer.testnet.runner import SILENCE_S, said
+from peer.testnet.watch import Watch
+
+STARTING_S = 90.0
+"""So long the script waits until somebody who comes trains. A guess: imports take 3 s, and 30 s on a busy machine."""
+INVITED_S = 3600
+"""For how long an invite is good, longer than any scenario."""
+ENDING_S = 10.0
+"""For a process that was killed to be gone. A guess: it takes milliseconds."""
+
+
+@dataclass(slots=True)
+class Life:
+    """One process of a peer."""
+
+    child: Child
+    ended_by_us: str = ""
+    """What we did to end it before its run did: a ``Do``; empty: nothing."""
+
+
+@dataclass(slots=True)
+class Conductor:
+    """Everybody who was started so far, and what became of the script."""
+
+    plan: Plan
+    script: Script
+    stage: Stage
+    threads: int
+    watch: Watch
+    lives: dict[str, list[Life]] = field(default_factory=dict)
+    bootstraps: dict[str, list[Life]] = field(default_factory=dict)
+    """By name, each one's processes."""
+    naps: Suspends = field(init=False)
+    breakages: Breakages = field(default_factory=Breakages)
+    pulse: Pulse = field(default_factory=Pulse)
+    turns: TaskQueue = field(default_factory=TaskQueue)
+    """Acts that are under way, by host."""
+    done: list[Done] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    coming: set[str] = field(default_factory=set)
+    """Who is just being started by the script."""
+    starting: dict[str, float] = field(default_factory=dict)
+    """Whom the script waits for, and until when, on the monotonic clock."""
+    why_unended: dict[str, str] = field(default_factory=dict)
+    """Hosts whose last occupant we did not end as we should have, and why not: nobody comes in its place."""
+    link: str = ""
+
+    def __post_init__(self) -> None:
+        self.naps = Suspends(self.stage)
+
+    def begin(self, act: Act) -> None:
+        """Let one thing happen, after what happens on the same host before it. The script goes on meanwhile."""
+        if act.do is Do.START:
+            self.coming.add(act.who)
+        self.turns.give(self._host(act.who), partial(self._act, act))
+
+    async def _act(self, act: Act) -> None:
+        """Make it happen, or note why it cannot."""
+        self.watch.say(f"{act.at_s:g} s: {told(act.who, act.do)}")
+        try:
+            why_not = await self._happens(act)
+        except DeviceError as error:  # of the stage, which mostly can do the next thing
+            why_not = error.problem.rstrip(".")
+        finally:
+            if act.do is Do.START:
+                self.coming.discard(act.who)
+        if why_not:
+            self.missed.append(f"{told(act.who, act.do)}: {why_not}")
+        else:
+            self.done.append(Done(act.at_s, time.time(), act.do, act.who))
+
+    async def _happens(self, act: Act) -> str:
+        """Why it cannot, if so."""
+        match act.do:
+            case Do.PART:
+                self.stage.parts(act.who)
+            case Do.HEAL:
+                self.stage.heals(act.who)
+            case Do.START:
+                if why_not := self.why_unended.pop(self._host(act.who), ""):
+                    return f"who was there before {why_not}"
+                if act.who in self.running:
+                    return "it is still there"
+                await self.start(act.who)
+            case _:
+                if act.who not in self.running:
+                    if act.do in (Do.KILL, Do.STOP):
+                        self.why_unended[self._host(act.who)] = "had gone by itself"
+                    return "it is not there any more"
+                return await self._do_to(self.running[act.who], act)
+        return ""
+
+    async def _do_to(self, child: Child, act: Act) -> str:
+        """Something happens to somebody who is there: why it cannot, if so."""
+        if self._waits(act) and not await amid_exchange(self._trainer(act.who).home.path):
+            return "it was amid no exchange"
+        if act.do in BREAKAGE:
+            self.breakages.do(act, child.process.pid)
+        elif act.do is Do.FREEZE:
+            await self.naps.begin(act.who, self._host(act.who), child.process.pid)
+        elif act.do is Do.BAN:
+            author.revoke(self.plan.run, [self._trainer(act.who).peer_id], time.time())
+        elif act.do is not Do.THAW:
+            await self._end(child, act)
+        elif act.who in self.naps:
+            await self.naps.end(act.who)
+        else:
+            return "it did not fall asleep"
+        return ""
+
+    def _waits(self, act: Act) -> bool:
+        """Until the peer is amid an exchange."""
+        return act.do in (Do.KILL, Do.FREEZE) and act.who in self.lives and self._settings(act.who).amid_exchange
+
+    async def _end(self, child: Child, act: Act) -> None:
+        """Kill it, or wake it and ask it to leave."""
+        life = (self.lives | self.bootstraps)[act.who][-1]
+        life.ended_by_us = act.do  # before it ends, since this is no crash
+        try:
+            if act.do is Do.KILL:
+                await asyncio.to_thread(self.stage.kill, act.who, child.process.pid)
+            elif act.who in self.naps:  # or it would not hear us
+                await self.naps.end(act.who)
+        except DeviceError:
+            life.ended_by_us = ""
+            self.why_unended[self._host(act.who)] = "could not be ended"
+            raise
+        if act.do is Do.KILL:
+            await self.naps.forget(act.who)
+            await asyncio.wait([child.ended], timeout=ENDING_S)  # or who comes at once would find it there
+        else:
+            child.terminate()
+
+    async def start(self, who: str) -> None:
+        """A peer, or the bootstrap again."""
+        if who == BOOTSTRAP:
+            await self.start_bootstrap(who)
+            self.starting[who] = time.monotonic() + STARTING_S
+            return
+        trainer, settings = self._trainer(who), self._settings(who)
+        arguments = [
+            self._invitation(settings),
+            *self.stage.arguments,
+            "--nickname",
+            who,
+            "--home",
+            str(trainer.home.path),
+        ]
+        module = "peer" if settings.lie is None else "lab.hostile"
+        arguments[:0] = [] if settings.lie is None else [settings.lie]
+        arguments += ["--share"] if self.stage.page and settings.lie is None else []
+        inside = beside(settings.clock_off_s, self.stage.inside(self._host(who), who))
+        log = self.breakages.log(who, trainer.log)
+        child = await processes.start(who, module, arguments, log, self.threads, inside)
+        life = Life(child) if settings.invited else Life(child, Do.TURN_AWAY)
+        self.lives.setdefault(who, []).append(life)  # from here on it ends with us
+        try:
+            await asyncio.to_thread(self.stage.started, who, settings)
+        except DeviceError:  # without its line it would be another
+            self.lives[who][-1].ended_by_us = Do.STOP
+            child.terminate()
+            raise
+        self.watch.views[who] = replace(self.watch.views[who], begun=False, catches_up=False, last="starting")
+        self.starting[who] = time.monotonic() + STARTING_S
+
+    def _invitation(self, settings: RealGroup) -> str:
+        """The link by which one of this group joins."""
+        if self.plan.signed.manifest.admission.policy == "open" or not settings.invited:
+            return self.link
+        invited, _ = author.invite(self.plan.run, JoinLink.parse(self.link), INVITED_S, 1, time.time())
+        return str(invited)
+
+    async def start_bootstrap(self, name: str, beside: str = "") -> Child:
+        """Or another, once it has died; ``beside`` is the link of those that are there before it."""
+        home = self.plan.bootstrap.with_name(name)
+        self.link_file(name).unlink(missing_ok=True)  # of its last process, which may have had other addresses
+        arguments = [str(self.plan.run), *self.stage.arguments, "--home", str(home)]
+        arguments += ["--beside", beside] if beside else []
+        arguments += self.stage.page if name == BOOTSTRAP else []
+        inside = self.stage.inside(name, name)
+        child = await processes.start(name, "bootstrap", arguments, home / "output.log", 1, inside)
+        self.bootstraps.setdefault(name, []).append(Life(child))
+        return child
+
+    def link_file(self, name: str) -> Path:
+        return self.plan.bootstrap.with_name(name) / "join-link.txt"
+
+    def _trainer(self, who: str) -> TrainerProcess:
+        return next(each for each in self.plan.peers if each.name == who)
+
+    def _settings(self, who: str) -> RealGroup:
+        return next(part.settings for part in self.script.parts if part.name == who)
+
+    def _host(self, who: str) -> str:
+        return next((part.host for part in self.script.parts if part.name == who), who)
+
+    @property
+    def running(self) -> dict[str, Child]:
+        """Who is there, bootstraps too."""
+        found = {name: lives[-1].child for name, lives in (self.lives | self.bootstraps).items()}
+        return {name: child for name, child in found.items() if not child.ended.done()}
+
+    @property
+    def is_waiting(self) -> bool:
+        """Somebody comes and is not there yet: the script's clock stands still."""
+        now, running = time.monotonic(), self.running
+        self.starting = {
+            who: until
+            for who, until in self.starting.items()
+            if who in running and now < until and not self._has_come(who)
+        }
+        return bool(self.coming or self.starting)
+
+    def _has_come(self, who: str) -> bool:
+        """Who starts trains, or takes weights, where that is what is awaited; a bootstrap that starts again has told
+        its link, by which others join from now on."""
+        if who != BOOTSTRAP:
+            view = self.watch.views[who]
+            return view.begun or (view.catches_up and self._settings(who).awaited == "weights")
+        link = self.link_file(who).read_text(encoding="utf-8").strip() if self.link_file(who).exists() else ""
+        if link and len(self.script.bootstraps) == 1:  # where there are several, the old link names the others too
+            self.link = link
+        return bool(link)
+
+    @property
+    def trainers(self) -> list[Child]:
+        return [life.child for lives in self.lives.values() for life in lives]
+
+    @property
+    def all_bootstraps(self) -> list[Child]:
+        return [life.child for lives in self.bootstraps.values() for life in lives]
+
+    @property
+    def running_trainers(self) -> list[Child]:
+        return [child for name, child in self.running.items() if name not in self.bootstraps]
+
+    @property
+    def somebody_finished(self) -> bool:
+        """A peer has ended by itself and well."""
+        return any(life.child.status == 0 and not life.ended_by_us for lives in self.lives.values() for life in lives)
+
+    def troubles(self, silence_s: float) -> list[str]:
+        """Why it makes no sense to go on, if so."""
+        found = [
+            f"{name} ended with status {life.child.status}; {said(life.child)}"
+            for name, lives in self.lives.items()
+            for life in lives
+            if life.child.status and not life.ended_by_us
+        ]
+        found += [
+            f"the {name} ended with status {life.child.status}; {said(life.child)}"
+            for name, lives in self.bootstraps.items()
+            for life in lives
+            if life.child.ended.done() and not life.ended_by_us
+        ]
+        if silence_s > SILENCE_S:
+            found.append(f"no peer has noted anything for {silence_s:.0f} s")
+        return found
+
+    async def mend_all(self) -> None:
+        """Whoever sleeps wakes, and whatever is broken works again: now everybody may save."""
+        self.missed += await self.naps.end_all()
+        self.breakages.mend()

@@ -1,0 +1,232 @@
+"""Figures from what everybody left: numbers by name; those of one peer are ``peers.NAME.FIGURE``. Without torch.
+
+docs/LABORATORY.md lists them. ``lab.report`` holds them against a scenario's limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lab.artifacts import TOLD, Artifacts
+from lab.broken import broken_off
+from lab.healing import across, steps_to_contact, steps_to_heal, within
+from lab.joining import PULLS, pulled, schedules
+from lab.newcomers import loss_soon
+from lab.noticing import noticing
+from lab.pulse import FIGURES as GROWTH
+from lab.pulse import ends, growth
+from lab.script import Do
+from peer.testnet.report import LEARNED
+
+NEWCOMER_S = 60.0
+"""Who comes so shortly before everything is over need not have taken anybody's weights. A guess: starting takes 3 s,
+and 30 s on a busy machine."""
+
+WAITS = ("blocked_share", "longest_stall")
+"""How much of the time exchanges held the trainer up, and for how long at once."""
+
+
+def figures_of(
+    course: Mapping[str, Any],
+    left: Sequence[Artifacts],
+    disagreement: float | None,
+    sides: Mapping[str, Sequence[Sequence[str]]],
+) -> dict[str, Any]:
+    """All figures but what is left behind.
+
+    Args:
+        course: ``play.Course`` as plain data.
+        disagreement: of the last checkpoints of those who stayed.
+        sides: of each partition, the names of the peers on each of its sides.
+    """
+    lives: Mapping[str, list[Mapping[str, Any]]] = course["lives"]
+    peers = {
+        each.part.name: _peer_figures(each, lives.get(each.part.name, []), left, course["done"]) | noticing(each, left)
+        for each in left
+    }
+    honest = [each for each in left if each.part.settings.lie is None]
+    names = {each.part.name for each in honest}
+    ours = [peers[each.part.name] for each in honest]
+    there = [each for each in honest if peers[each.part.name]["stayed"]]
+    staying = [peers[each.part.name] for each in there]
+    samples, steady = course["samples"], {each.part.name for each in there}
+    growing = [growth(those) for name, those in samples.items() if name in steady]
+    parted = [across(left, course["done"], key, parts) for key, parts in sides.items()]
+    healed = [steps_to_heal(there, course["done"], key, parts) for key, parts in sides.items()]
+    met = [steps_to_contact(there, course["done"], key, parts) for key, parts in sides.items()]
+    return {
+        "peers": peers,
+        "stayed": len(staying),
+        "finished": _sum(staying, "finished"),
+        "learned": sum(_learned(each) for each in staying),
+        "worst_loss": _most(each["loss"] for each in staying),
+        "mean_loss": _mean(each["loss"] for each in staying),
+        "tokens": _sum(staying, "tokens"),
+        "exchanges_made": _sum(list(peers.values()), "exchanges_made"),
+        "relayed_exchanges": _sum(ours, "relayed_exchanges"),
+        "exchanges_between_routers": between_routers(honest),
+        "fewest_exchanges": min((each["exchanges_made"] for each in staying), default=0),
+        "fewest_exchanges_afterwards": min((each["exchanges_afterwards"] for each in staying), default=0),
+        "exchanges_per_outer_step": _least(each["exchanges_per_outer_step"] for each in staying),
+        "uplink_share": _least(each["uplink_share"] for each in staying),
+        "exchanges_failed": _sum(list(peers.values()), "exchanges_failed"),
+        "exchanges_broken": _sum(ours, "exchanges_broken"),
+        "fewest_tokens_meanwhile": (least := _least(each["tokens_meanwhile"] for each in staying)),
+        "slowest_pace_meanwhile": _over(least, _most(each["tokens_meanwhile"] for each in staying)),
+        **{name: _sum(ours, name) for name in ("half_commits", "offences", "caught_up", "resumed", *TOLD)},
+        **_newcomer_figures(honest, peers, course["done"]),
+        **{name: _most(each[name] for each in ours) for name in PULLS},
+        "saved_afterwards": _sum(staying, "saved_afterwards"),
+        **{name: _most(each[name] for each in staying) for name in WAITS},
+        "disagreement": disagreement,
+        "last_distance": _most(each["last_distance"] for each in staying),
+        "exchanges_across": sum(during for during, _ in parted),
+        "exchanges_across_afterwards": min((after for _, after in parted), default=0),
+        "exchanges_within": _least(within(left, course["done"], key, parts) for key, parts in sides.items()),
+        "outer_steps_to_contact": None if None in met else _most(met),
+        "outer_steps_to_heal": None if None in healed else _most(healed),
+        "restarts": sum(max(len(each) - 1, 0) for name, each in lives.items() if name in names),
+        "unexpected_exits": sum(
+            life["status"] != 0 and not life["ended_by_us"] for each in lives.values() for life in each
+        ),
+        "missed_acts": len(course["missed"]),
+        "wall_s": course["wall_s"],
+        "peak_memory": _most(peak for name, peak in course.get("peaks", {}).items() if name in steady),
+        **{name: _most(each.get(name) for each in growing) for name in GROWTH},
+        "bootstraps": {name: growth(samples[name]) for name in samples if name not in peers},
+        "watched": {name: ends(those) for name, those in samples.items() if those},
+        "groups": {
+            group: _group_figures([peers[each.part.name] for each in there if each.part.group == group])
+            for group in dict.fromkeys(each.part.group for each in honest)
+        },
+    }
+
+
+def between_routers(honest: Sequence[Artifacts]) -> int:
+    """Exchanges of two that are both behind routers, as each of the two counted them."""
+    behind = {each.peer_id for each in honest if each.part.settings.router}
+    return sum(made.partner in behind for each in honest if each.peer_id in behind for made in each.exchanges())
+
+
+def _newcomer_figures(
+    honest: Sequence[Artifacts], peers: Mapping[str, Mapping[str, Any]], done: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """Of those who were started after second 0, for the first time or again."""
+    came = {act["who"]: float(act["time"]) for act in done if act["do"] == Do.START}
+    newcomers = [each for each in honest if each.part.name in came]
+    caught_up = [each for each in newcomers if each.since("caught up", came[each.part.name])]
+    over = max((each.last_time for each in honest), default=0.0)
+    due = [each for each in newcomers if each in caught_up or came[each.part.name] <= over - NEWCOMER_S]
+    staying = {each.part.name: peers[each.part.name]["loss"] for each in honest if peers[each.part.name]["stayed"]}
+    theirs = _mean(loss for name, loss in staying.items() if name in came)
+    others = _mean(loss for name, loss in staying.items() if name not in came)
+    early = [each for each in honest if each.part.name not in came]
+    return {
+        "newcomers": len(newcomers),
+        "newcomers_caught_up": len(caught_up),
+        "newcomers_caught_up_share": len(caught_up) / len(due) if due else None,
+        "newcomers_loss": theirs / others if theirs is not None and others else None,
+        "newcomers_learning_rate": schedules([each for each in honest if each.part.name in staying], set(came)),
+        "newcomers_loss_soon": _most(loss_soon(each, came[each.part.name], early) for each in newcomers),
+    }
+
+
+def _group_figures(members: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Of those of a group who stayed."""
+    return {
+        "stayed": len(members),
+        "loss": _mean(each["loss"] for each in members),
+        **{name: _most(each[name] for each in members) for name in WAITS},
+        **{
+            name: _mean(each[name] for each in members)
+            for name in ("tokens", "exchanges_made", "exchanges_afterwards", "exchanges_failed")
+        },
+        "exchanges_per_outer_step": _least(each["exchanges_per_outer_step"] for each in members),
+        **{name: _sum(members, name) for name in ("exchanges_broken", "caught_up_afterwards", *TOLD)},
+    }
+
+
+def compared(figures: Mapping[str, Any], undisturbed: Mapping[str, Any]) -> dict[str, Any]:
+    """Every figure over the same one of the undisturbed scenario, where both are there."""
+    found: dict[str, Any] = {}
+    for name, value in figures.items():
+        other = undisturbed.get(name)
+        if isinstance(value, Mapping) and isinstance(other, Mapping):
+            found[name] = compared(value, other)
+        elif _is_number(value) and _is_number(other) and other:
+            found[name] = value / other
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _peer_figures(
+    left: Artifacts,
+    lives: Sequence[Mapping[str, Any]],
+    everybody: Sequence[Artifacts],
+    done: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    summary, steps = left.summary or {}, left.steps()
+    acts = [float(act["time"]) for act in done]
+    last_act = max(acts, default=0.0)
+    while_training = [each for each in left.exchanges() if each.began < left.trained_at()]
+    stayed = bool(lives) and not lives[-1]["ended_by_us"]
+    return {
+        "stayed": stayed,
+        "finished": bool(summary.get("finished", False)),
+        "exits": [life["ended_by_us"] or life["status"] for life in lives],
+        "loss_first": summary.get("val_loss_first"),
+        "loss": summary.get("val_loss_last"),
+        "tokens": summary.get("tokens"),
+        "exchanges_made": len(while_training),
+        "exchanges_afterwards": sum(each.began > last_act for each in while_training),
+        "uplink_share": left.uplink_share(),
+        "relayed_exchanges": sum(each.is_relayed for each in left.exchanges()),
+        "exchanges_per_outer_step": len(while_training) / steps if steps else None,
+        "exchanges_failed": left.count("failed"),
+        "exchanges_broken": broken_off(left, everybody, done),
+        "tokens_meanwhile": left.tokens_between(min(acts), last_act) if acts else None,
+        "half_commits": summary.get("half_commits"),
+        "offences": left.count("broke protocol"),
+        "caught_up": left.count("caught up"),
+        "caught_up_afterwards": left.since("caught up", last_act),
+        **pulled(left),
+        "resumed": left.count("resumed"),
+        "saved_afterwards": left.saved_since(last_act),
+        **{name: name in left.said for name in TOLD},
+        "blocked_share": summary.get("blocked_fraction"),
+        "longest_stall": summary.get("longest_stall_inner_steps"),
+        "last_distance": left.last_distance(),
+        "why": summary.get("why", ""),
+    }
+
+
+def _learned(figures: Mapping[str, Any]) -> bool:
+    first, last = figures["loss_first"], figures["loss"]
+    return first is not None and last is not None and last < LEARNED * first  # NaN did not learn
+
+
+def _most(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known, key=lambda value: (math.isnan(value), value), default=None)  # no number is worse than any
+
+
+def _least(values: Any) -> float | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+def _over(one: float | None, other: float | None) -> float | None:
+    return one / other if one is not None and other else None
+
+
+def _mean(values: Any) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _sum(figures: Sequence[Mapping[str, Any]], name: str) -> int:
+    return sum(int(each[name] or 0) for each in figures)

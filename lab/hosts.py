@@ -1,0 +1,263 @@
+"""A small internet of network namespaces: hosts on access lines around one backbone.
+
+::
+
+    host ── access line ── backbone ── access line ── router (masquerades) ── host
+    11.0.1.2              11.0.n.1                    11.0.2.2, 192.168.1.1   192.168.1.2
+
+The backbone is a router in a namespace of its own: a bridge among the machine's own links would meet its firewall (a
+Docker host drops what is bridged). No link leads from any of these namespaces to the machine's own network, so nothing
+here reaches anything outside. Addresses are of 11.0.0.0/8, which counts as public (private ones are not announced to
+the world), and whose owners cannot be reached from inside.
+
+A line is a veth pair; with delay or loss it is two TUN devices and a process that carries the packets (``lab.line``:
+not every kernel has netem). Rates are token buckets (tbf), the upstream's at the host, the downstream's at the
+backbone.
+
+Who closes what: ``Network.close`` ends the lines and lets go of the namespaces. It is also what the kernel does when we
+die: descriptors close, and lines follow their parent (``p2ptrain.base.launcher``). Processes inside belong to their
+starters.
+"""
+
+from __future__ import annotations
+
+import select
+import subprocess
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lab.namespaces import Namespace
+from p2ptrain.base.errors import DeviceError
+from p2ptrain.base.launcher import launched
+
+MOST_HOSTS = 250
+QUEUE_MS = 300
+"""Longest a packet waits before a narrow line. A guess: home routers buffer between 50 ms and a second."""
+SMALLEST_BURST = 32_000
+"""Bytes that pass a narrow line at once; some twenty packets. A guess."""
+LINE_DEADLINE_S = 20.0
+"""For a line's process to come up. A guess: .05 s here."""
+
+_ROUTER_FILTER = """
+table ip router {
+    chain out { type nat hook postrouting priority 100; policy accept; oifname "wan0" masquerade; }
+    chain through {
+        type filter hook forward priority 0; policy drop;
+        ct state established,related accept
+        iifname "lan0" accept
+    }
+    chain in {
+        type filter hook input priority 0; policy drop;
+        ct state established,related accept
+        iifname "lan0" accept
+    }
+}
+"""
+"""A home router as it comes out of the box: everything may go out, nothing new comes in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The line between a host and the backbone."""
+
+    up_mbit_s: float | None = None
+    """None: as fast as this machine is."""
+    down_mbit_s: float | None = None
+    delay_s: float = 0.0
+    """One way."""
+    loss: float = 0.0
+    """Share of the packets, each way."""
+    router: bool = False
+    """Behind a router that masquerades and lets nothing in that was not asked for."""
+
+
+@dataclass(slots=True)
+class Host:
+    """A computer: processes started with ``inside`` see its links and nothing else."""
+
+    name: str
+    namespace: Namespace
+    address: str
+    """Its own; behind a router a private one."""
+    public: str
+    """What others see; behind a router the router's."""
+    _line: subprocess.Popen[bytes] | None = None
+    _router: Namespace | None = None
+
+    def inside(self, *command: str) -> list[str]:
+        """The command that runs ``command`` (first an absolute path) on this host."""
+        return self.namespace.inside(*command)
+
+    def close(self) -> None:
+        if self._line is not None:
+            self._line.terminate()
+            try:
+                self._line.wait(5.0)
+            except subprocess.TimeoutExpired:
+                self._line.kill()
+                self._line.wait()
+            if self._line.stdout is not None:
+                self._line.stdout.close()
+            self._line = None
+        for each in (self.namespace, self._router):
+            if each is not None:
+                each.close()
+
+
+@dataclass(slots=True)
+class Network:
+    """The backbone and its hosts. Use as a context manager. Call ``namespaces.check_means`` first."""
+
+    hosts: dict[str, Host] = field(default_factory=dict)
+    _backbone: Namespace = field(init=False)
+    _asleep: set[str] = field(default_factory=set)
+    _partitions: dict[int, list[list[str]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._backbone = Namespace("backbone")
+        self._backbone.ip(["link set lo up"])
+        self._backbone.forward()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def add(self, name: str, access: Access | None = None, seed: int = 0) -> Host:
+        """A new host on a line of its own. ``seed`` decides which packets the line loses."""
+        access = access or Access()
+        number = len(self.hosts) + 1
+        if name in self.hosts or number > MOST_HOSTS:
+            raise ValueError(f"{name} is taken, or there are {MOST_HOSTS} hosts already")
+        public = f"11.0.{number}.2"
+        host = Host(name, Namespace(name), public, public)
+        self.hosts[name] = host  # from now on close() knows it, whatever fails below
+        edge = host.namespace
+        if access.router:
+            edge = host._router = Namespace(f"{name}'s router")
+        host._line = self._connect(edge, number, access, seed)
+        edge.ip(["link set lo up", f"route add default via 11.0.{number}.1"])
+        if host._router is not None:
+            _put_behind(host, host._router)
+        return host
+
+    def _connect(self, edge: Namespace, number: int, access: Access, seed: int) -> subprocess.Popen[bytes] | None:
+        """The line: wan0 at the edge, line<number> at the backbone."""
+        far, line = f"line{number}", None
+        if access.delay_s or access.loss:
+            line = _started_line(edge, self._backbone, far, access, seed)
+        else:
+            self._backbone.ip([f"link add {far} type veth peer name wan0 netns {edge.path}"])
+        self._backbone.ip([f"address add 11.0.{number}.1/30 dev {far}", f"link set {far} up"])
+        edge.ip([f"address add 11.0.{number}.2/30 dev wan0", "link set wan0 up"])
+        _narrow(edge, "wan0", access.up_mbit_s)
+        _narrow(self._backbone, far, access.down_mbit_s)
+        return line
+
+    def cut(self, name: str, is_cut: bool = True) -> None:
+        """Nothing passes this host's line, or everything does again. Connections are not told."""
+        (self._asleep.add if is_cut else self._asleep.discard)(name)
+        self._filter()
+
+    def part(self, key: int, sides: Sequence[Collection[str]]) -> None:
+        """Nothing passes between hosts of different sides until ``heal(key)``; who is on no side reaches all."""
+        self._partitions[key] = [sorted(side) for side in sides]
+        self._filter()
+
+    def heal(self, key: int) -> None:
+        self._partitions.pop(key, None)
+        self._filter()
+
+    def _filter(self) -> None:
+        """One atomic replacement of everything that the backbone drops."""
+        rules = []
+        for name in sorted(self._asleep):
+            rules += [f"ip saddr {self.hosts[name].public} drop", f"ip daddr {self.hosts[name].public} drop"]
+        for sides in self._partitions.values():
+            for side in sides:
+                ours = ", ".join(self.hosts[name].public for name in side)
+                theirs = ", ".join(self.hosts[name].public for other in sides if other is not side for name in other)
+                if ours and theirs:
+                    rules.append(f"ip saddr {{ {ours} }} ip daddr {{ {theirs} }} drop")
+        body = "\n".join(["type filter hook forward priority 0; policy accept;", *rules])
+        table = f"table ip lab\ndelete table ip lab\ntable ip lab {{\nchain apart {{\n{body}\n}}\n}}\n"
+        self._backbone.run("nft", "-f", "-", given=table)
+
+    def close(self) -> None:
+        """Safe to call twice."""
+        for host in self.hosts.values():
+            host.close()
+        self._backbone.close()
+
+
+def rehearse() -> None:
+    """Make one of everything and let it go again. Raises DeviceError where this machine refuses something."""
+    try:
+        with Network() as network:
+            network.add("one", Access(up_mbit_s=1.0, delay_s=0.001, router=True))
+            network.cut("one")
+    except (RuntimeError, OSError) as error:
+        raise DeviceError(
+            f"This machine lacks something that hosts in namespaces need: {' '.join(str(error).split())}",
+            "The kernel may lack veth, tbf, nftables or TUN, or a container hides /dev/net/tun. Or take --stage local.",
+        ) from error
+
+
+def _put_behind(host: Host, router: Namespace) -> None:
+    """Between them a private network, the same behind every router, as at people's homes."""
+    host.address = "192.168.1.2"
+    router.ip(
+        [
+            f"link add lan0 type veth peer name wan0 netns {host.namespace.path}",
+            "address add 192.168.1.1/24 dev lan0",
+            "link set lan0 up",
+        ]
+    )
+    host.namespace.ip(
+        [
+            "link set lo up",
+            f"address add {host.address}/24 dev wan0",
+            "link set wan0 up",
+            "route add default via 192.168.1.1",
+        ]
+    )
+    router.forward()
+    router.run("nft", "-f", "-", given=_ROUTER_FILTER)
+
+
+def _narrow(namespace: Namespace, link: str, mbit_s: float | None) -> None:
+    """Let so much leave through the link."""
+    if mbit_s is None:
+        return
+    burst = max(SMALLEST_BURST, round(mbit_s * 1e6 / 8 / 100))  # 10 ms' worth: kernels that tick 100 times a second
+    rate = f"{round(mbit_s * 1e6)}bit"
+    namespace.run(
+        "tc", "qdisc", "add", "dev", link, "root", "tbf", "rate", rate, "burst", f"{burst}b", "latency", f"{QUEUE_MS}ms"
+    )
+
+
+def _started_line(edge: Namespace, backbone: Namespace, far: str, access: Access, seed: int) -> subprocess.Popen[bytes]:
+    """The process that carries packets between wan0 and ``far``; both are there when this returns."""
+    program = str(Path(__file__).with_name("line.py"))
+    ends = [edge.path, "wan0", backbone.path, far]
+    options = [str(access.delay_s), str(access.loss), str(seed)]
+    process = subprocess.Popen(
+        launched(sys.executable, "-I", "-S", program, *ends, *options),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout is not None  # asked for
+    ready, _, _ = select.select([process.stdout], [], [], LINE_DEADLINE_S)
+    if not ready or process.stdout.readline() != b"ready\n":
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        raise RuntimeError(f"the line of {edge.name} did not come up: status {process.returncode}")
+    return process

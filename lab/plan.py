@@ -1,0 +1,122 @@
+"""A scenario as a run of real peers: its manifest, and what a stage cannot act out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lab.script import Script
+from lab.stages import StageName, own_latency
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.manifest import Manifest, preset, with_changes
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.scenario_file import by_name
+from p2ptrain.sim.testbed_fields import RealGroup, RealScenario
+
+MOST_PEERS = 64
+"""Processes of half a gigabyte each; as in a testnet without a scenario."""
+
+_NO_AUTHOR = "00" * 32
+
+
+def check(scenario: RealScenario, script: Script, stage: StageName, netem: bool = True) -> None:
+    """Raises ScenarioError with one line for each thing that real peers, or this stage, cannot act out.
+
+    Args:
+        netem: whether the kernel under containers makes packets late and loses them (``containers.has_netem``).
+    """
+    faults = [*_learner_faults(scenario), *_crowd_faults(scenario, script)]
+    for place, group in enumerate(scenario.peers):
+        faults += [f"peers[{place}].{fault}" for fault in _group_faults(group, stage, netem)]
+    if stage != "namespaces" and scenario.partitions:
+        has = "has one loopback for all" if stage == "local" else "has one network for all"
+        faults.append(f"partitions: stage {stage} {has}; take --stage namespaces")
+    if faults:
+        lines = by_name(faults, [group.name for group in scenario.peers])
+        raise ScenarioError("\n".join(lines), "Change these fields; docs/LABORATORY.md tells what a testnet can do.")
+
+
+def _learner_faults(scenario: RealScenario) -> list[str]:
+    faults, learner = [], scenario.learner
+    if learner.kind != "lm":
+        faults.append(f"learner.kind: real peers train a language model, and not {learner.kind}; take lm")
+    elif learner.data != "iid":
+        faults.append(f"learner.data: a run's peers all read the whole corpus, and not {learner.data}; take iid")
+    if scenario.run.failed_exchanges:
+        faults.append("run.failed_exchanges: no real exchange fails to order; take peers.packet_loss or partitions")
+    if scenario.run.split != "validation":
+        faults.append(f"run.split: real peers have one held-out split, and no {scenario.run.split}; take validation")
+    if scenario.pace.policy != "fixed":
+        faults.append(f"pace.policy: real peers make the run's inner steps, and not {scenario.pace.policy}; take fixed")
+    if not RECIPES[scenario.outer.recipe].exchanges:
+        faults.append(f"outer.recipe: {scenario.outer.recipe} exchanges nothing, so its peers are no swarm")
+    elif scenario.needs_everybody:
+        faults.append(f"outer.recipe: {scenario.outer.recipe} averages over all peers at once; only simulate can")
+    return faults
+
+
+def _crowd_faults(scenario: RealScenario, script: Script) -> list[str]:
+    faults = []
+    if len(script.hosts) > MOST_PEERS:  # of those on one host only one is there at a time
+        faults.append(f"peers: {len(script.hosts)} in all, and at most {MOST_PEERS} are acted out")
+    if not script.first:
+        faults.append("peers: nobody is there from the beginning; give a group arrives_at_s = 0")
+    return faults
+
+
+def _group_faults(group: RealGroup, stage: StageName, netem: bool) -> list[str]:
+    faults = []
+    if group.loss:
+        faults.append("loss: no real exchange fails to order; take packet_loss")
+    if stage == "local":
+        wanted = {
+            "up_mbit_s": group.up_mbit_s,
+            "down_mbit_s": group.down_mbit_s,
+            "latency_s": own_latency(group),
+            "packet_loss": group.packet_loss,
+            "router": group.router,
+        }
+        faults += [
+            f"{field}: stage local has no lines; take --stage namespaces" for field, value in wanted.items() if value
+        ]
+    if stage != "namespaces":
+        faults += [
+            f"troubles: stage {stage} has no disk to break ({trouble.what}); take --stage namespaces"
+            for trouble in group.troubles
+            if trouble.what in ("disk_full", "read_only")
+        ]
+    if stage == "docker":
+        beyond = {
+            "latency_s": not netem and own_latency(group),
+            "packet_loss": not netem and group.packet_loss,
+            "router": group.router,
+            "clock_off_s": group.clock_off_s,
+            "amid_exchange": group.amid_exchange,
+            "troubles": [each.what for each in group.troubles if each.what not in ("disk_full", "read_only")],
+        }
+        faults += [
+            f"{field}: stage docker cannot act that out; take --stage namespaces"
+            for field, value in beyond.items()
+            if value
+        ]
+    return faults
+
+
+def manifest_of(scenario: RealScenario) -> Manifest:
+    """The run that trains what the scenario's learner ``lm`` trains. Raises ManifestError where it is none."""
+    from p2ptrain.sim.learning import LanguageModelLearner
+    from p2ptrain.sim.lm.language import description, training
+
+    learner = scenario.learner
+    assert isinstance(learner, LanguageModelLearner)  # check() saw to it
+    changes: dict[str, Any] = {
+        "run.name": "laboratory",
+        "run.seed": scenario.run.seed,
+        "run.tokens_per_peer": scenario.tokens_per_peer,
+        "model.config": description(learner).config.model_dump(),
+        "training": training(learner, scenario.tokens_per_peer, fold=1).model_dump(),
+        "outer": scenario.outer.model_dump(),
+        "codec": scenario.codec.model_dump(),
+        "swarm": scenario.swarm.model_dump(),
+        "admission.policy": scenario.admission,
+    }
+    return with_changes(preset("demo", _NO_AUTHOR), changes)

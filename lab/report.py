@@ -1,0 +1,124 @@
+"""What became of a scenario: its figures (``lab.figures``) held against its limits. Without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from lab.script import told
+from p2ptrain.sim.testbed_fields import Limit, RealScenario
+
+ALWAYS = {
+    "unexpected_exits": Limit(at_most=0),
+    "left_processes": Limit(at_most=0),
+    "left_sockets": Limit(at_most=0),
+    "left_namespaces": Limit(at_most=0),
+}
+"""Limits that no scenario need name."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScenarioVerdict:
+    """The report."""
+
+    scenario: str
+    stage: str
+    passed: bool
+    figures: dict[str, Any]
+    limits: dict[str, dict[str, Any]]
+    """Each with its bounds, what was found, and whether it was kept."""
+    faults: list[str]
+    """Why it did not pass, in plain words."""
+    course: list[str]
+    """What happened, in order."""
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def beside(self, faults: Sequence[str]) -> ScenarioVerdict:
+        """The same with faults that were found otherwise."""
+        return replace(self, passed=self.passed and not faults, faults=[*self.faults, *faults])
+
+
+def spoiled(title: str, stage: str, figures: Mapping[str, Any], course: Mapping[str, Any]) -> ScenarioVerdict:
+    """What it was to be compared with did not come about, so that nothing else was acted out."""
+    troubles = [f"undisturbed: {trouble}" for trouble in course["troubles"]]
+    return ScenarioVerdict(title, stage, False, {"peers": {}, "undisturbed": figures}, {}, troubles, _happened(course))
+
+
+def refused(title: str, stage: str, why: str) -> ScenarioVerdict:
+    """It could not be acted out, or not be measured."""
+    return ScenarioVerdict(title, stage, False, {"peers": {}}, {}, [why], [])
+
+
+def judged(
+    title: str,
+    stage: str,
+    scenario: RealScenario,
+    figures: Mapping[str, Any],
+    course: Mapping[str, Any],
+) -> ScenarioVerdict:
+    """The figures held against the scenario's limits and those that always hold."""
+    limits: dict[str, dict[str, Any]] = {}
+    troubles = list(course["troubles"])
+    for name, limit in {**ALWAYS, **scenario.limits}.items():
+        found = figure(figures, name)
+        kept = found is not None and limit.holds(found)
+        limits[name] = {**limit.model_dump(exclude_none=True), "found": found, "kept": kept}
+        if not kept:
+            bounds = ", ".join(f"{word.replace('_', ' ')} {bound:g}" for word, bound in _bounds(limit))
+            shown = "there is no such figure" if found is None else f"{found:g}"
+            troubles.append(f"{name}: {shown}, where {bounds} was to be")
+    return ScenarioVerdict(title, stage, not troubles, dict(figures), limits, troubles, _happened(course))
+
+
+def _happened(course: Mapping[str, Any]) -> list[str]:
+    happened = [f"{act['at_s']:g} s: {told(act['who'], act['do'])}" for act in course["done"]]
+    return happened + [f"missed: {each}" for each in course["missed"]]
+
+
+def grown(figures: Mapping[str, Any]) -> list[str]:
+    """Of each process that a limit on growth may be about: what it had at first, once it had settled, and at last."""
+    if figures.get("memory_growth") is None:  # nobody was watched for long enough
+        return []
+    return [
+        f"{name}: "
+        + ", ".join(
+            f"{seen.replace('_', ' ')} {first:,.0f} and at last {last:,.0f}" for seen, (first, last) in those.items()
+        )
+        for name, those in figures["watched"].items()
+    ]
+
+
+def finite(tree: Any) -> Any:
+    """The same with null for numbers that JSON does not have."""
+    if isinstance(tree, Mapping):
+        return {str(name): finite(value) for name, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [finite(value) for value in tree]
+    return None if isinstance(tree, float) and not math.isfinite(tree) else tree
+
+
+def figure(figures: Mapping[str, Any], name: str) -> float | None:
+    """A number by its dotted name; True is 1. None: there is none, or it was not measured."""
+    found = _leaf(figures, name)
+    if not isinstance(found, int | float) or not math.isfinite(found):
+        return None
+    return float(found)
+
+
+def _leaf(tree: Any, name: str) -> Any:
+    """What a dotted name leads to. Names of peers may have dots too (``seat-1-1.2``), so the longest one counts."""
+    if not name or not isinstance(tree, Mapping):
+        return tree if not name else None
+    steps = name.split(".")
+    for length in range(len(steps), 0, -1):
+        if (key := ".".join(steps[:length])) in tree:
+            return _leaf(tree[key], ".".join(steps[length:]))
+    return None
+
+
+def _bounds(limit: Limit) -> list[tuple[str, float]]:
+    return list(limit.model_dump(exclude_none=True).items())

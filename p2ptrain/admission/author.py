@@ -1,0 +1,170 @@
+"""What a run's author does about who may take part: invite, admit, revoke. Files of the run's directory.
+
+::
+
+    RUN/run.key             signs all of it (``p2ptrain.manifest.directory``)
+    RUN/rulings.signed      the newest rulings; no secret. The bootstrap notices new ones within seconds and hands them
+                            out. One that runs elsewhere needs this file there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from p2ptrain.admission.records import MAX_RULINGS, MAX_USES, MAX_WITNESSES, AccessList, Invite, InviteCredential
+from p2ptrain.base import files
+from p2ptrain.base.errors import AdmissionError, RemoteError
+from p2ptrain.base.ids import PeerId, RunId, key_of
+from p2ptrain.manifest import JoinLink, SignedManifest, load_run, read_key
+from p2ptrain.statements import KEY_BYTES
+
+RULINGS_FILE = "rulings.signed"
+LINK_FILE = Path("bootstrap") / "join-link.txt"
+"""What a bootstrap without --home writes in the run's directory."""
+LONGEST_S = 365 * 86_400
+"""An invite is short-lived: it is a secret in a chat. A year is for those who know what they do."""
+
+_OPEN = "p2ptrain init makes a new run, whose admission.policy you may set to invite or allowlist before you sign it."
+
+
+def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
+    """The rulings in a file; None when there is none. Raises AdmissionError when it is damaged or another run's."""
+    try:
+        return AccessList.decode(path.read_bytes(), signed.run_id, author_of(signed))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise AdmissionError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
+    except RemoteError:
+        raise AdmissionError(
+            f"{path} holds no rulings that this run's author signed.", "Bring back the right file, or move it away."
+        ) from None
+
+
+def author_of(signed: SignedManifest) -> bytes:
+    """The public key of the run's author, 32 bytes."""
+    return bytes.fromhex(signed.manifest.run.public_key)
+
+
+def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) -> tuple[JoinLink, Invite]:
+    """A link that lets ``uses`` peers in for so long. The nodes of the given link are its witnesses.
+
+    Raises AdmissionError and ManifestError.
+    """
+    signed = _gated(run)
+    if signed.manifest.admission.policy != "invite":
+        raise AdmissionError(
+            f"The run in {run} takes the peers on its list, and no invites.",
+            f"Name each: p2ptrain admit {run} PEER_ID",
+        )
+    check_link(run, signed, link)
+    if not 1 <= uses <= MAX_USES:
+        raise AdmissionError(f"An invite brings in 1 to {MAX_USES:,} peers, not {uses}.", "Choose another --uses.")
+    witnesses = dict.fromkeys(PeerId(each.rpartition("/p2p/")[2]) for each in link.addresses)
+    named = tuple(each for each in witnesses if key_of(each) is not None)[:MAX_WITNESSES]
+    key = Ed25519PrivateKey.from_private_bytes(os.urandom(KEY_BYTES))
+    blank = Invite(key.public_key().public_bytes_raw(), int(now) + lifetime_s, uses, named)
+    issued = blank.signed(signed.run_id, read_key(run))
+    return JoinLink(link.run_id, link.addresses, str(InviteCredential(issued, key.private_bytes_raw()))), issued
+
+
+def printed_link(run: Path) -> JoinLink:
+    """The link that the run's bootstrap printed last. Raises AdmissionError and JoinLinkError."""
+    path = run / LINK_FILE
+    try:
+        return JoinLink.parse(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise AdmissionError(
+            f"No bootstrap of the run in {run} has printed a link here.",
+            f"Start it with p2ptrain bootstrap {run}, or give its link with --link.",
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise AdmissionError(f"{path} cannot be read: {files.cause(error)}.", "Give the link with --link.") from error
+
+
+def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
+    """Raises AdmissionError where it is to another run than the one in that directory."""
+    if link.run_id != signed.run_id:
+        raise AdmissionError(
+            f"The link is to run {link.run_id[:12]}…, and {run} holds run {signed.run_id[:12]}….",
+            "Name the link that this run's bootstrap printed with --link.",
+        )
+
+
+def seconds(text: str) -> int:
+    """``30m``, ``12h`` or ``7d`` in seconds. Raises AdmissionError."""
+    found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text.strip())
+    span = int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
+    if not 0 < span <= LONGEST_S:
+        raise AdmissionError(
+            f"{text[:40]!r} is no time for which an invite can hold.", "Write it like 30m, 12h or 7d; at most 365d."
+        )
+    return span
+
+
+def admit(run: Path, names: Sequence[str], now: float) -> AccessList:
+    """Let these peers in, also those that were banned. Raises AdmissionError and ManifestError."""
+    signed = _gated(run)
+    peers = {_peer(each) for each in names}
+    before = load_access_list(run / RULINGS_FILE, signed) or AccessList()
+    return _rule(run, signed.run_id, before, peers | {*before.admitted}, {*before.banned} - peers, before.revoked, now)
+
+
+def revoke(run: Path, names: Sequence[str], now: float) -> AccessList:
+    """Ban these peers, and revoke these invites with all who came by them. Raises AdmissionError and ManifestError."""
+    signed = _gated(run)
+    invites = {each for each in names if len(each) == 16 and set(each) <= set("0123456789abcdef")}
+    peers = {_peer(each) for each in names if each not in invites}
+    before = load_access_list(run / RULINGS_FILE, signed) or AccessList()
+    admitted, banned = {*before.admitted} - peers, peers | {*before.banned}
+    return _rule(run, signed.run_id, before, admitted, banned, {*before.revoked} | invites, now)
+
+
+def _rule(
+    run: Path,
+    run_id: RunId,
+    before: AccessList,
+    admitted: Sequence[PeerId] | set[PeerId],
+    banned: Sequence[PeerId] | set[PeerId],
+    revoked: Sequence[str] | set[str],
+    now: float,
+) -> AccessList:
+    """Write new rulings; nothing new leaves the file alone."""
+    names = tuple(sorted(admitted)), tuple(sorted(banned)), tuple(sorted(revoked))
+    if names == (before.admitted, before.banned, before.revoked):
+        return before
+    serial = max(before.serial + 1, int(now))
+    try:
+        rulings = AccessList(serial, int(now), *names).signed(run_id, read_key(run))
+    except ValueError:
+        raise AdmissionError(
+            f"The rulings would have {sum(map(len, names)):,} names, and at most {MAX_RULINGS:,} are allowed.",
+            "An open run with a new manifest takes any number of peers.",
+        ) from None
+    path = run / RULINGS_FILE
+    try:
+        files.replace(path, rulings.encode())
+    except OSError as error:
+        raise AdmissionError(f"{path} cannot be written: {error.strerror}.", "Free some space on that disk.") from error
+    return rulings
+
+
+def _gated(run: Path) -> SignedManifest:
+    signed = load_run(run)
+    if signed.manifest.admission.policy == "open":
+        raise AdmissionError(f"The run in {run} is open: it takes whoever has its link.", _OPEN)
+    return signed
+
+
+def _peer(text: str) -> PeerId:
+    if key_of(text) is None:
+        raise AdmissionError(
+            f"{text[:80]!r} is no peer id.",
+            "A peer says its own when it is turned away, 12D3KooW… and 52 characters in all; an invite has 16 digits.",
+        )
+    return PeerId(text)

@@ -1,0 +1,73 @@
+"""What a witness signs, and how often: the register of who came by which invite."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from p2ptrain.admission.check import Refusal
+from p2ptrain.admission.records import AccessList, Invite, attest, is_introduced
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.statements import Sign
+
+MAX_INVITES = 1000
+"""That are still valid, and have been used; the 1001st waits until one has run out. A guess."""
+
+
+@dataclass(slots=True)
+class InviteRegister:
+    """Who came by which invite, and when. It must be on disk before an answer is sent, or a crash gives a use away."""
+
+    run: RunId
+    me: PeerId
+    guests: dict[bytes, dict[PeerId, int]] = field(default_factory=dict)
+    """By invite's key: each guest and when it came, in seconds since 1970."""
+    expiries: dict[bytes, int] = field(default_factory=dict)
+
+    def admit(
+        self, invite: Invite, peer: PeerId, introduction: bytes, rulings: AccessList, now: float, sign: Sign
+    ) -> tuple[int, bytes] | Refusal:
+        """Attest that a guest came, or say why not. Whoever asks again gets the same answer again."""
+        if self.me not in invite.witnesses or not is_introduced(invite, self.run, peer, introduction):
+            return Refusal.NOT_GENUINE
+        if peer in rulings.banned:
+            return Refusal.BANNED
+        if invite.id in rulings.revoked:
+            return Refusal.REVOKED
+        if now > invite.expires_at:
+            return Refusal.LATE
+        self._forget(now)
+        guests = self.guests.get(invite.key, {})
+        if peer not in guests and len(guests) >= invite.uses:
+            return Refusal.USED_UP
+        if invite.key not in self.guests and len(self.guests) >= MAX_INVITES:
+            return Refusal.NO_ROOM
+        at = guests.setdefault(peer, int(now))
+        self.guests[invite.key] = guests
+        self.expiries[invite.key] = invite.expires_at
+        return at, attest(sign, self.run, invite, peer, at)
+
+    def encode(self) -> bytes:
+        rows = {key.hex(): [self.expiries[key], guests] for key, guests in self.guests.items()}
+        return json.dumps({"run": self.run, "invites": rows}, indent=1).encode()
+
+    @classmethod
+    def decode(cls, body: bytes, run: RunId, me: PeerId) -> InviteRegister:
+        """Inverse of ``encode``, for a file of our own. ValueError when it is damaged, or another run's."""
+        register = cls(run, me)
+        try:
+            document: Any = json.loads(body)
+            if document["run"] != run:
+                raise ValueError("it belongs to another run")
+            for key, (expires_at, guests) in document["invites"].items():
+                register.expiries[bytes.fromhex(key)] = int(expires_at)
+                register.guests[bytes.fromhex(key)] = {PeerId(str(peer)): int(at) for peer, at in guests.items()}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"it is damaged ({type(error).__name__})") from None
+        return register
+
+    def _forget(self, now: float) -> None:
+        """Invites that have run out bring in nobody, however often they were used."""
+        for key in [key for key, expires_at in self.expiries.items() if expires_at < now]:
+            del self.expiries[key], self.guests[key]

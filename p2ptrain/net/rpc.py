@@ -1,0 +1,41 @@
+"""The talk of the small services: lists of plain values, one a frame, in the writing of ``p2ptrain.statements``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from p2ptrain.base.errors import RemoteError
+from p2ptrain.framing import FrameKind
+from p2ptrain.ports import Link
+from p2ptrain.statements import packed, unpacked
+
+MOST_NESTED = 16
+"""Lists in lists, in what anybody says. A guess: nothing of ours has more than five, and a thousand Python cannot even
+print, to say that they are none of ours."""
+
+
+async def say(link: Link, words: list[Any]) -> None:
+    """Send one list. Raises NetworkError."""
+    await link.send(FrameKind.MESSAGE, packed(words))
+
+
+async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
+    """Receive one list. Raises NetworkError, and RemoteError for what is none or is longer.
+
+    Args:
+        about: what the talk is of, for the error's text.
+    """
+    kind, body = await link.receive()
+    if kind != FrameKind.MESSAGE:
+        raise RemoteError(f"words about {about} were due, not a frame of kind {kind}")
+    words = unpacked(body, most_bytes)
+    if _nests_deeper(words, MOST_NESTED):
+        raise RemoteError(f"words about {about} were due, not lists in lists in lists")
+    return words
+
+
+def _nests_deeper(words: list[Any], levels: int) -> bool:
+    return levels == 0 or any(isinstance(each, list) and _nests_deeper(each, levels - 1) for each in words)
+
+
+__all__ = ["MOST_NESTED", "hear", "say"]

@@ -1,0 +1,317 @@
+"""Taking a model from several donors at once, each piece believed when another donor's copy is near it.
+
+``swarm.download_plan`` decides whom to ask for what; this asks. A donor that promised its weights is asked on the
+stream of that promise, everybody else, and for comparisons that one too, on streams of ``copies.COPIES_PROTOCOL``. What
+a pull that failed had fetched is kept for the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from p2ptrain.base.errors import NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId, short
+from p2ptrain.net.payload import receive_payload
+from p2ptrain.net.rpc import say
+from p2ptrain.ports import Link, Notebook
+from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, Fetch, cut
+from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
+
+SKETCH_DEADLINE_S = 60.0
+"""For a comparison, dialing included; a busy machine sketches a large piece within it. A guess."""
+REST_S = 10.0
+"""A stream that nothing is asked on for so long is ended, well before its other end takes us for dead
+(``links.Limits.idle_s``), and opened again when it is needed."""
+KEEP_S = 900.0
+"""What a failed pull had fetched counts for so long after its first piece: as long as a pull may take."""
+FAREWELL_S = 2.0
+"""To say that we have enough. A guess."""
+
+Dial = Callable[[PeerId, Sequence[str]], Awaitable[Link]]
+
+
+@dataclass(slots=True)
+class _ReceivedWeights:
+    """What is here of the weights."""
+
+    parts: list[bytearray]
+    """All fragments, of which only the pieces that somebody gave hold anything."""
+    givers: dict[int, PeerId]
+    since: float
+
+
+class Downloader:
+    """Takes whole models. Each call owns its tasks and streams, and ends them before it returns.
+
+    Args:
+        dial: opens a stream to a peer's ``Copies``; None: nobody is asked but who promised its weights.
+        sizes: bytes of each fragment in fp32.
+        work: runs a function off the loop.
+        notebook: told how many gave, what of it was asked for anew, and where nobody could be asked to confirm it.
+        taken: told how many bytes of weights came from whom.
+    """
+
+    def __init__(
+        self,
+        dial: Dial | None,
+        sizes: Sequence[int],
+        work: Callable[..., Awaitable[Any]],
+        notebook: Notebook,
+        taken: Callable[[PeerId, int], None] = lambda peer, size: None,
+    ) -> None:
+        self._dial = dial
+        self._sizes = tuple(sizes)
+        self._work = work
+        self._notebook = notebook
+        self._taken = taken
+        self._kept: _ReceivedWeights | None = None
+
+    async def gather(self, promised: Link, others: Mapping[PeerId, Sequence[str]]) -> list[bytearray]:
+        """All fragments of a model, believed by others where any can be asked.
+
+        Args:
+            promised: the stream on which a donor promised its weights; closed afterwards.
+            others: who else may be asked, and the addresses of all.
+
+        Raises:
+            RemoteError: that donor broke the protocol, or others' weights are near each other's and far from its own.
+            NetworkError: some pieces are not to be had, or it is one's word against another's.
+        """
+        giver, now = promised.peer, asyncio.get_running_loop().time()
+        kept, self._kept = self._kept, None
+        if kept is None or now - kept.since > KEEP_S:
+            kept = _ReceivedWeights([bytearray(size) for size in self._sizes], {}, now)
+        lines = {giver: self._line(giver, others.get(giver, ()), promised)}
+        if self._dial is not None:
+            lines |= {peer: self._line(peer, places) for peer, places in others.items() if peer != giver}
+        judges = {peer: self._line(peer, others.get(peer, ())) for peer in lines}
+        pull = _Download(lines, judges, kept, self._sizes, self._work, self._taken)
+        try:
+            await pull.run()
+        finally:
+            if pull.gathering.here and (giver in pull.gathering.dropped or not pull.gathering.is_done):
+                self._keep(_ReceivedWeights(kept.parts, pull.gathering.here, kept.since))
+        self._judge(pull.gathering, giver)
+        self._tell(pull.gathering, asyncio.get_running_loop().time() - now)
+        return kept.parts
+
+    def _tell(self, gathering: DownloadPlan, seconds: float) -> None:
+        self._notebook.note(
+            "took weights",
+            donors=len(set(gathering.here.values())),
+            pieces=len(gathering.here),
+            broke_off=len(gathering.broke_off),
+            asked_again=gathering.asked_again,
+            size_bytes=sum(self._sizes),
+            seconds=seconds,
+        )
+
+    def _keep(self, kept: _ReceivedWeights) -> None:
+        """For the next pull, which may never come: a model's memory is not held for longer than its pieces count."""
+        self._kept, loop = kept, asyncio.get_running_loop()
+        loop.call_at(kept.since + KEEP_S, self._forget, kept)
+
+    def _forget(self, kept: _ReceivedWeights) -> None:
+        if self._kept is kept:
+            self._kept = None
+
+    def _judge(self, gathering: DownloadPlan, giver: PeerId) -> None:
+        if giver in gathering.dropped:
+            raise RemoteError("its weights are far from those of others")
+        if gathering.is_done:
+            if not gathering.was_compared:
+                self._notebook.note("unconfirmed", peer=giver, why="nobody else could be asked for its copy")
+            return
+        if gathering.is_disputed:
+            raise NetworkError(f"the weights of {short(giver)} and of others are far apart")
+        if gathering.lacks_pieces:
+            raise NetworkError(f"{short(giver)} broke off, and nobody else gave the rest of the weights")
+        self._kept = None
+        self._notebook.note("unconfirmed", peer=giver, why="nobody else could be asked for its copy")
+
+    def _line(self, peer: PeerId, addresses: Sequence[str], promised: Link | None = None) -> _DonorChannel:
+        async def dial() -> Link:
+            if self._dial is None:
+                raise NetworkError(f"{short(peer)} ended the stream")
+            return await self._dial(peer, addresses)
+
+        return _DonorChannel(dial, promised)
+
+
+class _Download:
+    """One model on its way: who is asked over which streams, and what comes of it.
+
+    Args:
+        lines: to all that may give pieces, those to be preferred first; whose stream is open promised its weights.
+        judges: to the same peers, for comparisons.
+    """
+
+    def __init__(
+        self,
+        lines: Mapping[PeerId, _DonorChannel],
+        judges: Mapping[PeerId, _DonorChannel],
+        kept: _ReceivedWeights,
+        sizes: Sequence[int],
+        work: Callable[..., Awaitable[Any]],
+        taken: Callable[[PeerId, int], None],
+    ) -> None:
+        self._spans = cut(sizes)
+        self.gathering = DownloadPlan([span.size for span in self._spans], list(lines), kept.givers)
+        self._giver = next(iter(lines))
+        self._lines = lines
+        self._judges = judges
+        self._parts = kept.parts
+        self._work = work
+        self._taken = taken
+        self._failure: RemoteError | None = None
+        self._outcomes: asyncio.Queue[Callable[[], list[Action]]] = asyncio.Queue()
+        self._running: dict[tuple[PeerId, int, bool], asyncio.Task[None]] = {}
+        """By donor, piece, and whether it is compared: a donor may be asked for both."""
+
+    async def run(self) -> None:
+        """Until all pieces are here and believed, or nobody is left. Raises RemoteError as ``Gatherer.gather``."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                await self._follow(tasks)
+                for task in self._running.values():
+                    task.cancel()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FAREWELL_S):
+                    await asyncio.gather(*(line.end() for line in self._every_line()))
+        if self._failure is not None:
+            raise self._failure
+
+    async def _follow(self, tasks: asyncio.TaskGroup) -> None:
+        loop, gathering = asyncio.get_running_loop(), self.gathering
+        actions = gathering.act(loop.time())
+        while True:
+            for action in actions:
+                self._begin(action, tasks)
+            if gathering.is_done or gathering.is_stuck or self._failure is not None:
+                return
+            for line in self._every_line():
+                if line.is_resting(loop.time()):
+                    tasks.create_task(line.end())
+            rest_at = min(line.rests_at for line in self._every_line())
+            try:
+                async with asyncio.timeout_at(min(gathering.next_deadline(loop.time()), rest_at)):
+                    outcome = await self._outcomes.get()
+            except TimeoutError:
+                actions = gathering.act(loop.time())
+            else:
+                actions = outcome()
+
+    def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
+        place = action.donor, action.piece, isinstance(action, Compare)
+        if isinstance(action, Cancel) and self._lines[action.donor].is_promised:
+            return  # to break off there would break the promise's stream: what comes is not used
+        if (task := self._running.pop(place, None)) is not None:
+            task.cancel()
+        if not isinstance(action, Cancel):
+            self._running[place] = tasks.create_task(self._perform(action))
+
+    async def _perform(self, action: Fetch | Compare) -> None:
+        donor, number = action.donor, action.piece
+        try:
+            if isinstance(action, Fetch):
+                async with asyncio.timeout_at(action.deadline):
+                    piece = await self._lines[donor].ask(["piece", number], self._spans[number].size)
+                self._outcomes.put_nowait(partial(self._take, donor, number, piece))
+            else:
+                async with asyncio.timeout(SKETCH_DEADLINE_S):
+                    far = await self._compare(donor, number)
+                self._outcomes.put_nowait(lambda: self.gathering.compared(donor, number, far, _now()))
+        except (NetworkError, TimeoutError):
+            self._outcomes.put_nowait(partial(self._lose, donor))
+        except RemoteError as error:
+            self._outcomes.put_nowait(partial(self._lose, donor, error))
+
+    async def _compare(self, donor: PeerId, number: int) -> float:
+        span, seed = self._spans[number], secrets.randbits(63)
+        theirs = await self._judges[donor].ask(["sketch", number, seed], SKETCH_BYTES)
+        ours = torch.frombuffer(self._parts[span.fragment], dtype=torch.float32)[span.start // 4 : span.stop // 4]
+        return distance(await self._work(sketch, ours, seed), bytes(theirs))
+
+    def _take(self, donor: PeerId, number: int, piece: bytearray) -> list[Action]:
+        """Keep a piece, if it is the first of two to come."""
+        span, lacked = self._spans[number], number not in self.gathering.here
+        actions = self.gathering.fetched(donor, number, _now())
+        if lacked and number in self.gathering.here:
+            memoryview(self._parts[span.fragment])[span.start : span.stop] = piece
+            self._taken(donor, span.size)
+        return actions
+
+    def _lose(self, donor: PeerId, broke: RemoteError | None = None) -> list[Action]:
+        if donor == self._giver:
+            self._failure = broke
+        self.gathering.lost(donor)
+        return self.gathering.act(_now())
+
+    def _every_line(self) -> list[_DonorChannel]:
+        return [*self._lines.values(), *self._judges.values()]
+
+
+class _DonorChannel:
+    """Questions to one peer, one after another, over a stream that is opened when it is needed."""
+
+    def __init__(self, dial: Callable[[], Awaitable[Link]], promised: Link | None = None) -> None:
+        self._dial = dial
+        self._link = promised
+        self._asking = asyncio.Lock()
+        self._asked_at = _now()
+        self.is_promised = promised is not None
+        """It is the stream on which a donor promised its weights."""
+
+    @property
+    def rests_at(self) -> float:
+        """When its stream is to end, if nothing is asked until then."""
+        return float("inf") if self._link is None or self._asking.locked() else self._asked_at + REST_S
+
+    def is_resting(self, now: float) -> bool:
+        return self.rests_at <= now
+
+    async def ask(self, question: list[Any], size: int) -> bytearray:
+        """An answer of so many bytes. Raises NetworkError, RemoteError; a stream that had ended is opened once more."""
+        async with self._asking:
+            if self._link is not None:
+                with contextlib.suppress(NetworkError):
+                    return await self._answer(self._link, question, size)
+            self._link = await self._dial()
+            return await self._answer(self._link, question, size)
+
+    async def _answer(self, link: Link, question: list[Any], size: int) -> bytearray:
+        try:
+            await say(link, question)
+            answer = (await receive_payload(link, [size]))[0]
+        except BaseException:  # broken off: what comes next on it is no answer
+            self._link, self.is_promised = None, False
+            with contextlib.suppress(NetworkError):
+                await link.close()
+            raise
+        self._asked_at = _now()
+        return answer
+
+    async def end(self) -> None:
+        """Say that we have enough, and close. An answer on its way is broken off."""
+        link, self._link, self.is_promised = self._link, None, False
+        if link is None:
+            return
+        with contextlib.suppress(NetworkError):
+            try:
+                if not self._asking.locked():
+                    await say(link, ["enough"])
+            finally:  # nobody else has it any more
+                await link.close()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

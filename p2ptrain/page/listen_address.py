@@ -1,0 +1,102 @@
+"""Where a page is served, and whether it can be.
+
+To import it needs no extra: commands look here before they begin anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from dataclasses import dataclass
+from typing import Self
+
+from p2ptrain.base.errors import UserError
+
+LOOPBACK = "127.0.0.1"
+LOOPBACK_NAMES = (LOOPBACK, "::1", "localhost")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenAddress:
+    """Where to listen."""
+
+    host: str = LOOPBACK
+    port: int = 0
+    """0: any free one."""
+    token: str = ""
+    """Empty: one is drawn where one is needed."""
+    hosts: tuple[str, ...] = ()
+    """The names under which it may be opened. Empty: on a loopback the loopback's, elsewhere any."""
+
+    @classmethod
+    def parse(cls, text: str, token: str = "", hosts: str = "") -> Self:
+        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. ``hosts``: with commas between them. Raises UserError."""
+        host, _, port = text.rpartition(":")
+        if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
+            raise UserError(
+                f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
+            )
+        allowed = tuple(bare for name in hosts.split(",") if (bare := name.strip().strip("[]").lower()))
+        return cls(host.strip("[]") or LOOPBACK, int(port), token, allowed)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host in LOOPBACK_NAMES
+
+
+def check_installed() -> None:
+    """Raises UserError where the extra is missing."""
+    try:
+        import aiohttp
+        import prometheus_client
+    except ImportError as error:
+        raise UserError(
+            f"The page needs {error.name}, which is not installed.", "Type: pip install 'p2ptrain[page]'."
+        ) from None
+    del aiohttp, prometheus_client
+
+
+def check_listen_address(place: ListenAddress) -> None:
+    """Raises UserError where a page could not listen there just now, or where the extra is missing."""
+    check_installed()
+    listener_at(place).close()
+
+
+def listener_at(place: ListenAddress) -> socket.socket:
+    """Listens there. Raises UserError where it cannot."""
+    family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
+    listener: socket.socket | None = None
+    try:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((place.host, place.port))
+        listener.listen(128)
+    except (OSError, UnicodeError) as error:
+        if listener is not None:
+            listener.close()
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise UserError(
+            f"The page cannot be served at {host}:{place.port}: {why}.",
+            _cure(place, error),
+        ) from error
+    return listener
+
+
+_OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
+"""The same by IPv6."""
+
+
+def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
+    if not _is_of_the_address(error):
+        return "Choose another port, or 0 for any free one."
+    if place.host in _OTHERWISE:
+        return f"This computer has no IPv4. Type: {_OTHERWISE[place.host]}:{place.port}."
+    return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
+
+
+def _is_of_the_address(error: OSError | UnicodeError) -> bool:
+    """Whether another port would not help: no such address or family here, or a name that is nobody's or none."""
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        return True
+    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

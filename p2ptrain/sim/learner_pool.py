@@ -1,0 +1,183 @@
+"""The learners of one simulation: who makes them, what they share, and who judges them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import log10
+from random import Random
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from p2ptrain.base.ids import RunId
+from p2ptrain.codec import CodecTerms, wish_size
+from p2ptrain.outer import slices
+from p2ptrain.ports import Notebook
+from p2ptrain.recipes import RECIPES
+from p2ptrain.sim.counting import Blank, BlankPayload, CountingLearner, CountingRules
+from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
+from p2ptrain.sim.learners import QuadraticTask
+from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
+from p2ptrain.sim.lm.language import LanguageLearnerPool
+from p2ptrain.sim.notes import NoteCounts
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
+from p2ptrain.swarm import SwarmRules
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Encoded
+from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
+
+
+class LearnerPool(Protocol):
+    """Makes learners and judges them."""
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What this kind of learner does not show."""
+
+    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
+        """A new learner with initial weights.
+
+        Args:
+            seat: which of the scenario's peers it is: 0 to ``total_peers`` - 1. One that comes in the place of another
+                has its seat, and its data.
+            inner_steps: H.
+        """
+
+    def rules(self, run: RunId) -> SwarmRules:
+        """What the protocol core has to know."""
+
+    def prepare(self, trainers: list[SimulatedTrainer]) -> None:
+        """All these are about to make an inner step: batch what can be batched."""
+
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        """Their slow weights; ``final``: with all the data there is, however long that takes."""
+
+    def garble(self, payload: Any, random: Random) -> Any:
+        """What a liar sends in place of this: the same sizes, anything in them."""
+
+
+class BytesLearnerPool:
+    """Learners that only count."""
+
+    left_out = (
+        "weights: no loss, no discarded inner phase, and every exchange measures the scenario's disagreement",
+        "the time that encoding, decoding and applying displacements take",
+    )
+
+    def __init__(self, scenario: Scenario) -> None:
+        assert isinstance(scenario.learner, BytesLearner)
+        self._scenario = scenario
+        self._rules: dict[int, CountingRules] = {}
+
+    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> CountingLearner:
+        if inner_steps not in self._rules:
+            scenario, recipe = self._scenario, RECIPES[self._scenario.outer.recipe]
+            assert isinstance(scenario.learner, BytesLearner)
+            codecs = codecs_of(scenario.codec)[: 1 if recipe.mix("pseudo_gradient") is None else 2]
+            lengths = [piece.stop - piece.start for piece in _slices(scenario)]
+            each = [(codec, length) for codec in codecs for length in lengths]
+            wishes = [wish_size(codec, length) for codec, length in each]
+            self._rules[inner_steps] = CountingRules(
+                inner_steps=inner_steps,
+                tokens_per_peer=float(scenario.tokens_per_peer),
+                tokens_per_step=scenario.learner.tokens_per_step,
+                blocks=recipe.blocks,
+                streams=len(codecs),
+                fragments=tuple(Blank(codec.encoded_size(CodecTerms(length))) for codec, length in each),
+                wishes=tuple(map(Blank, wishes)) if any(wishes) else (),
+                weights=tuple(Blank(4 * length) for length in lengths),
+                disagreement=scenario.learner.disagreement,
+                due=replace(learner_rules(scenario.outer, 0.0), inner_steps=inner_steps).due,
+            )
+        return CountingLearner(self._rules[inner_steps])
+
+    def rules(self, run: RunId) -> SwarmRules:
+        return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
+
+    def prepare(self, trainers: list[SimulatedTrainer]) -> None:
+        pass
+
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        assert isinstance(self._scenario.learner, BytesLearner)
+        return Evaluation(None, None, self._scenario.learner.disagreement)
+
+    def garble(self, payload: BlankPayload, random: Random) -> BlankPayload:
+        return replace(payload, parts=tuple(Blank(part.size, garbage=True) for part in payload.parts))
+
+
+class QuadraticLearnerPool:
+    """Learners of one diagonal quadratic, each with an optimum a little off the common one."""
+
+    left_out = ("the time that encoding, decoding and applying displacements take",)
+
+    def __init__(self, scenario: Scenario) -> None:
+        assert isinstance(scenario.learner, QuadraticLearner)
+        self._scenario = scenario
+        self._slices = _slices(scenario)
+        self._codecs = codecs_of(scenario.codec)
+        random = torch.Generator().manual_seed(scenario.run.seed)
+        parameters = scenario.learner.parameters
+        ends = scenario.learner.smallest_curvature, scenario.learner.largest_curvature
+        self._curvature = torch.logspace(log10(ends[0]), log10(ends[1]), parameters)
+        self._optimum = torch.randn(parameters, generator=random)
+
+    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
+        scenario = self._scenario
+        assert isinstance(scenario.learner, QuadraticLearner)
+        seed = (scenario.run.seed * 1_000_003 + seat + 1) % 2**64  # what torch's generators take
+        own = torch.randn(self._optimum.shape, generator=torch.Generator().manual_seed(seed))
+        task = QuadraticTask(
+            curvature=self._curvature,
+            optimum=self._optimum + scenario.learner.spread * own,
+            learning_rate=scenario.learner.learning_rate,
+            noise=scenario.learner.noise,
+            seed=seed,
+            tokens_per_step=scenario.learner.tokens_per_step,
+        )
+        rules = replace(learner_rules(scenario.outer, float(scenario.tokens_per_peer)), inner_steps=inner_steps)
+        return Learner(task, rules, self._slices, self._codecs[0], notebook, gradient_codec=self._codecs[1])
+
+    def rules(self, run: RunId) -> SwarmRules:
+        return _rules(self._scenario, self.learner(0, self._scenario.outer.inner_steps, NoteCounts()), run)
+
+    def prepare(self, trainers: list[SimulatedTrainer]) -> None:
+        pass
+
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        slow = slow_weights(learners)
+        mean = slow.mean(0)
+        of_mean = float(self.losses(mean[None]))
+        return Evaluation(tuple(self.losses(slow).tolist()), of_mean, disagreement(slow, mean))
+
+    def losses(
+        self,
+        weights: Tensor,  # [M, P]
+    ) -> Tensor:
+        """[M] on the common quadratic."""
+        return 0.5 * (self._curvature * (weights - self._optimum).square()).sum(1)
+
+    def garble(self, payload: Encoded, random: Random) -> Encoded:
+        return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
+
+
+def make(scenario: Scenario, device: str = "cpu") -> LearnerPool:
+    """The learners that a scenario names."""
+    match scenario.learner:
+        case BytesLearner():
+            return BytesLearnerPool(scenario)
+        case QuadraticLearner():
+            return QuadraticLearnerPool(scenario)
+        case LanguageModelLearner():
+            return LanguageLearnerPool(scenario, device)
+
+
+def _slices(scenario: Scenario) -> tuple[slice, ...]:
+    return slices(scenario.learner.parameters, scenario.outer.fragments)
+
+
+def _rules(scenario: Scenario, learner: Learner | CountingLearner, run: RunId) -> SwarmRules:
+    tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
+    return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)

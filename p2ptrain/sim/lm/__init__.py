@@ -1,0 +1,1 @@
+"""Simulated peers that train real small language models, all in one pool of stacked weights."""

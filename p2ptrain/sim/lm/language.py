@@ -1,0 +1,157 @@
+"""The learners of a simulation that trains real small language models: one pool for all seats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from random import Random
+
+import torch
+from torch import Tensor
+
+from p2ptrain.base.ids import PeerId, RunId
+from p2ptrain.manifest import TrainingSection
+from p2ptrain.manifest.model import GroupedConfig, Llama
+from p2ptrain.outer import slices
+from p2ptrain.ports import Notebook
+from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
+from p2ptrain.sim.learning import LanguageModelLearner
+from p2ptrain.sim.lm.pool import LanguageModelPool
+from p2ptrain.sim.lm.text import Text, shares
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
+from p2ptrain.swarm import SwarmRules
+from p2ptrain.train.inner import CorpusReader
+from p2ptrain.train.learner import Learner
+from p2ptrain.train.payloads import Encoded
+from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_rules
+
+
+def make_pool(scenario: Scenario, device: str, together: bool = False) -> LanguageModelPool:
+    """The models of a scenario's peers.
+
+    Args:
+        together: one model that all peers train with one large batch each step, instead of one for each.
+    """
+    learner = scenario.learner
+    assert isinstance(learner, LanguageModelLearner)
+    peers = scenario.total_peers
+    fold = peers if together else 1
+    text = Text.builtin(learner.sequence_length)
+    readers = [CorpusReader(scenario.run.seed, PeerId(f"seat-{seat}")) for seat in range(1 if together else peers)]
+    return LanguageModelPool(
+        description(learner),
+        training(learner, scenario.tokens_per_peer, fold),
+        scenario.tokens_per_peer * fold,
+        text,
+        shares(text, readers, learner.data),
+        scenario.run.seed,
+        device,
+    )
+
+
+def description(learner: LanguageModelLearner) -> Llama:
+    """Its model as a manifest describes it."""
+    config = GroupedConfig(
+        vocab_size=256,
+        hidden_size=learner.hidden_size,
+        intermediate_size=learner.intermediate_size,
+        num_hidden_layers=learner.layers,
+        num_attention_heads=learner.heads,
+        num_key_value_heads=learner.heads,
+        max_position_embeddings=learner.sequence_length,
+        hidden_act="silu",
+        initializer_range=0.02,
+        norm_epsilon=1e-5,
+        tie_word_embeddings=True,
+        rope_theta=10_000.0,
+    )
+    return Llama(architecture="LlamaForCausalLM", config=config)
+
+
+def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> TrainingSection:
+    """Its inner optimization, for so many peers' batches in one."""
+    return TrainingSection(
+        sequence_length=learner.sequence_length,
+        sequences_per_step=learner.sequences_per_step * fold,
+        learning_rate=learner.learning_rate,
+        warmup_tokens=round(learner.warmup_fraction * tokens_per_peer) * fold,
+        schedule=learner.schedule,
+        final_learning_rate_fraction=learner.final_learning_rate_fraction,
+        optimizer=learner.optimizer,
+        muon_momentum=0.95,
+        beta1=0.9,
+        beta2=0.95,
+        epsilon=1e-8,
+        weight_decay=0.1,
+        gradient_clip=1.0,
+    )
+
+
+class LanguageLearnerPool:
+    """Learners of one pool; ``cohort.Cohort``."""
+
+    left_out = ("the time that encoding, decoding and applying displacements take",)
+
+    def __init__(self, scenario: Scenario, device: str) -> None:
+        self.pool = make_pool(scenario, device)
+        self._scenario = scenario
+        self._initial = self.pool.theta[0].clone()
+        self._slices = slices(self.pool.theta.shape[1], scenario.outer.fragments)
+        self._matrices = matrices_of(self.pool.layout, self._slices)
+        self._codecs = codecs_of(scenario.codec)
+        self._seats: dict[SimulatedLearner, int] = {}
+
+    def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
+        """The seat's row of the pool, at the initial weights; who comes in another's place reads on in its text."""
+        task = self.pool.tasks[seat]
+        task.theta.copy_(self._initial)
+        task.reset(warmup_steps=0)
+        rules = replace(
+            learner_rules(self._scenario.outer, float(self._scenario.tokens_per_peer)), inner_steps=inner_steps
+        )
+        slow, gradients = self._codecs
+        learner = Learner(task, rules, self._slices, slow, notebook, gradient_codec=gradients, matrices=self._matrices)
+        self._seats[learner] = seat
+        return learner
+
+    def rules(self, run: RunId) -> SwarmRules:
+        scenario = self._scenario
+        learner = self.learner(0, scenario.outer.inner_steps, _Silent())
+        tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
+        return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)
+
+    def prepare(self, trainers: list[SimulatedTrainer]) -> None:
+        """On an accelerator, all steps that end now in one batch; on the CPU one by one is faster."""
+        if self.pool.device.type != "cpu":
+            ready = [trainer.learner for trainer in trainers if not trainer.learner.is_waiting]
+            self.pool.prepare([(self._seats[learner], learner.progress) for learner in ready])
+
+    def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
+        return judged(self._scenario, self.pool, slow_weights(learners), final)
+
+    def garble(self, payload: Encoded, random: Random) -> Encoded:
+        return replace(payload, parts=tuple(random.randbytes(len(part)) for part in payload.parts))
+
+
+def judged(
+    scenario: Scenario,
+    pool: LanguageModelPool,
+    slow: Tensor,  # [N, P]
+    final: bool,
+) -> Evaluation:
+    """Held-out losses of each and of their mean: of a part of the split for curves, of all of it at the end."""
+    learner = scenario.learner
+    assert isinstance(learner, LanguageModelLearner)
+    mean = slow.mean(0)
+    sequences = None if final else learner.curve_sequences
+    if bool((slow == slow[0]).all()):
+        loss = float(pool.evaluate(mean[None], scenario.run.split, sequences))
+        return Evaluation((loss,) * len(slow), loss, 0.0)
+    losses = pool.evaluate(torch.cat([slow, mean[None]]), scenario.run.split, sequences)
+    return Evaluation(tuple(losses[:-1].tolist()), float(losses[-1]), disagreement(slow, mean))
+
+
+class _Silent:
+    def note(self, kind: str, **fields: object) -> None:
+        """Nobody listens."""

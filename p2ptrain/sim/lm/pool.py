@@ -1,0 +1,260 @@
+"""Learner ``lm``: a real small language model for every simulated peer, all of them in one pool.
+
+The pool holds the peers' weights as rows of one tensor and computes like ``train.inner.LanguageModelTask``: the same
+sequences, schedule, clipping, optimizer and state, on the written-out model of ``sim.lm.stacked``. What one peer
+computes does not depend on who is computed with it: on the CPU peers are taken one by one, which is faster there, so
+results are bitwise the same however steps are grouped; on CUDA they share batched kernels and agree to rounding.
+
+Legend: N peers of the pool, n some of them, M weight vectors, P parameters (padded), B sequences, T tokens a sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from p2ptrain.outer import FlatLayout, flatten_module
+from p2ptrain.sim.lm.row_optimizer import RowOptimizer
+from p2ptrain.sim.lm.stacked import StackedLlama
+from p2ptrain.sim.lm.text import Part, Text, TextShare
+from p2ptrain.train.inner import InnerStepResult, learning_rate
+from p2ptrain.train.model import build_module
+from p2ptrain.train.optimizer import hidden_matrices
+
+if TYPE_CHECKING:
+    from p2ptrain.manifest import Decoder, TrainingSection
+
+CPU_PASS_TOKENS = 2048
+"""Tokens computed at once on the CPU; more sequences are accumulated. Our measurement, T = 64, 123 thousand weights:
+10.9, 9.4, 9.2 and 8.5 us a token at 256, 512, 1024 and 2048."""
+
+CUDA_PASS_TOKENS = 1 << 18
+"""Tokens of all peers together computed at once on CUDA: about 4 GB with the same model. A guess."""
+
+KEPT_BYTES = 31 << 20
+"""See ``_keep_freed_memory``."""
+
+
+class LanguageModelPool:
+    """The language models of all simulated peers.
+
+    Args:
+        description: the model, a Llama.
+        training: the manifest's section. A simulated data-parallel "peer" of N computers is one with N times the
+            sequences a step, N times the warm-up and N times ``tokens_per_peer``.
+        tokens_per_peer: where the schedule ends.
+        text: what is read, cut into the manifest's sequence length.
+        shares: one a peer.
+        seed: of the initial weights, which all peers share.
+        device: where all of it lives.
+    """
+
+    def __init__(
+        self,
+        description: Decoder,
+        training: TrainingSection,
+        tokens_per_peer: int,
+        text: Text,
+        shares: Sequence[TextShare],
+        seed: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if text.corpus.sequence_length != training.sequence_length:
+            raise ValueError(
+                f"the text is cut into {text.corpus.sequence_length}, not {training.sequence_length} tokens"
+            )
+        _keep_freed_memory()
+        module = build_module(description, seed)
+        self.layout = FlatLayout.of(module)
+        self.model = StackedLlama.of(description, self.layout)
+        self.hidden = hidden_matrices(module) if training.optimizer == "muon" else frozenset[str]()
+        """Parameters that Muon moves."""
+        self.training = training
+        self.tokens_per_peer = tokens_per_peer
+        self.text = text
+        self.device = torch.device(device)
+        self.theta = flatten_module(module).detach().to(self.device).repeat(len(shares), 1)
+        """[N, P] fp32 the fast weights of all peers."""
+        self.gradient, self.first_moment, self.second_moment = (torch.zeros_like(self.theta) for _ in range(3))
+        self._tokens = text.tokens.to(self.device)
+        self._span = torch.arange(training.sequence_length + 1, device=self.device)
+        self.tasks = tuple(PooledTask(self, row, share) for row, share in enumerate(shares))
+        """One ``ports.InnerTask`` a peer."""
+
+    def prepare(self, steps: Sequence[tuple[int, float]]) -> None:
+        """Make the next inner step of some peers, each given with its progress, in as few kernels as pay.
+
+        Their weights move here; the ``inner_step`` that must follow with the same progress only hands out the result.
+        So displacements are applied before, not in between (there they would count as applied after the step).
+        """
+        for start in range(0, len(steps), self._rows_at_once):
+            self._step(steps[start : start + self._rows_at_once])
+
+    def evaluate(
+        self,
+        thetas: Tensor,  # [M, P] any weights of the model
+        part: Part,
+        sequences: int | None = None,  # evenly spaced; None: all
+    ) -> Tensor:
+        """[M] fp64 on the CPU: mean cross entropy in nats a token over held-out text."""
+        starts = self.text.starts(part)
+        count = len(starts) if sequences is None else max(1, min(sequences, len(starts)))
+        chosen = torch.tensor([starts[place * len(starts) // count] for place in range(count)], device=self.device)
+        totals = torch.zeros(len(thetas), dtype=torch.float64)
+        for place, theta in enumerate(thetas):
+            model = self.model.parameters(theta.to(self.device))
+            for piece in chosen.split(self._sequences_at_once(1)):
+                totals[place] += self.model.losses(model, self._batch(piece)).double().cpu()
+        return totals / (count * self.training.sequence_length)
+
+    def _step(self, steps: Sequence[tuple[int, float]]) -> None:
+        tasks = [self.tasks[row] for row, _ in steps]
+        starts = [task.next_starts() for task in tasks]
+        losses = self._gradients(tasks, torch.tensor(starts, device=self.device)) / self.training.tokens_per_step
+        for task, loss, (_, progress) in zip(tasks, losses.tolist(), steps, strict=True):
+            task.finish(loss, progress)
+
+    def _gradients(
+        self,
+        tasks: Sequence[PooledTask],
+        starts: Tensor,  # [n, B] first tokens of the sequences of each
+    ) -> Tensor:
+        """[n] summed losses; the mean gradients are in the tasks' rows of ``gradient``."""
+        pieces = starts.split(self._sequences_at_once(len(tasks)), dim=1)
+        weight = 1 / self.training.tokens_per_step
+        if len(tasks) == 1:
+            task = tasks[0]
+            task.gradient.zero_()
+            losses = [self.model.accumulate(task.model, task.slope, self._batch(piece[0]), weight) for piece in pieces]
+            return torch.stack(losses).sum()[None]
+        rows = torch.tensor([task.row for task in tasks], device=self.device)
+        gradient = torch.zeros_like(self.theta[: len(tasks)])
+        model, slope = self.model.parameters(self.theta[rows]), self.model.parameters(gradient)
+        losses = [self.model.accumulate(model, slope, self._batch(piece), weight) for piece in pieces]
+        self.gradient[rows] = gradient
+        return torch.stack(losses).sum(0)
+
+    def _batch(
+        self,
+        starts: Tensor,  # [n, B]
+    ) -> Tensor:
+        """[n, B, T+1] int64."""
+        return self._tokens[starts[..., None] + self._span].long()
+
+    @property
+    def _rows_at_once(self) -> int:
+        if self.device.type == "cpu":
+            return 1
+        return max(1, CUDA_PASS_TOKENS // self.training.tokens_per_step)
+
+    def _sequences_at_once(self, rows: int) -> int:
+        """Of each row."""
+        most = CPU_PASS_TOKENS if self.device.type == "cpu" else CUDA_PASS_TOKENS
+        return max(1, most // (rows * self.training.sequence_length))
+
+
+class PooledTask:
+    """One peer of the pool: a ``ports.InnerTask`` whose theta is a row of the pool's."""
+
+    def __init__(self, pool: LanguageModelPool, row: int, share: TextShare) -> None:
+        self.row = row
+        self.step = 0
+        """Inner steps ever made: this peer's place in its text. Never reset."""
+        self.theta = pool.theta[row]
+        """[P] fp32, in place."""
+        self.gradient = pool.gradient[row]
+        self.model, self.slope = pool.model.parameters(self.theta), pool.model.parameters(self.gradient)
+        self._pool = pool
+        self._share = share
+        self._moments = pool.first_moment[row], pool.second_moment[row]
+        self._optimizer = RowOptimizer(
+            pool.layout, pool.training, pool.hidden, self.theta, self.gradient, *self._moments
+        )
+        self._rewarm_steps = 0  # length of the present re-warming
+        self._rewarmed = 0  # steps of it that are done
+        self._prepared: tuple[float, InnerStepResult] | None = None
+
+    def inner_step(self, progress: float) -> InnerStepResult:
+        """One inner step, or the result of the one that the pool has prepared with this progress."""
+        if self._prepared is None:
+            self._pool.prepare([(self.row, progress)])
+        assert self._prepared is not None
+        prepared, result = self._prepared
+        if prepared != progress:
+            raise RuntimeError(f"peer {self.row} was prepared at progress {prepared}, not {progress}")
+        self._prepared = None
+        return result
+
+    def reset(self, warmup_steps: int) -> None:
+        """Forget the moments and let the rate rise linearly over the next ``warmup_steps`` steps."""
+        for moment in self._moments:
+            moment.zero_()
+        self._optimizer.steps = 0
+        self._rewarm_steps, self._rewarmed = warmup_steps, 0
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What ``LanguageModelTask.state_dict`` holds, under the same names. Views of live memory."""
+        self._refuse_prepared()
+        counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
+        return {
+            "first_moment": self._moments[0],
+            "second_moment": self._moments[1],
+            "counters": torch.tensor(counters, dtype=torch.int64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Inverse of ``state_dict``; raises KeyError or ValueError where it does not fit, and then changes nothing."""
+        self._refuse_prepared()
+        first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
+        if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
+            raise ValueError(
+                f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
+                f" where {list(self.theta.shape)} and [4] belong"
+            )
+        self._moments[0].copy_(first)
+        self._moments[1].copy_(second)
+        self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = counters.tolist()
+
+    # --- the pool's side ----------------------------------------------------------------------------------------------
+
+    def next_starts(self) -> list[int]:
+        """The first tokens of the sequences that the next step reads."""
+        self._refuse_prepared()
+        pool = self._pool
+        return self._share.starts(pool.text.corpus.split, self.step, pool.training.sequences_per_step)
+
+    def finish(self, loss: float, progress: float) -> None:
+        """Clip the gradient and take the optimizer's step, unless it is not finite; keep what ``inner_step`` hands out.
+
+        Clipping is that of ``torch.nn.utils.clip_grad_norm_``.
+        """
+        training = self._pool.training
+        norm = float(torch.linalg.vector_norm(self.gradient))
+        if math.isfinite(norm):
+            if norm + 1e-6 > training.gradient_clip:
+                self.gradient.mul_(training.gradient_clip / (norm + 1e-6))
+            rate = learning_rate(progress + training.tokens_per_step, training, self._pool.tokens_per_peer)
+            if self._rewarmed < self._rewarm_steps:
+                rate *= (self._rewarmed + 1) / self._rewarm_steps
+            self._optimizer.step(rate)
+            self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
+        self.step += 1
+        self._prepared = progress, InnerStepResult(loss, training.tokens_per_step)
+
+    def _refuse_prepared(self) -> None:
+        if self._prepared is not None:
+            raise RuntimeError(f"peer {self.row} was prepared, and its inner step not taken")
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what it frees, where it is glibc: once for the process, and harmless anywhere else.
+
+    It returns large blocks to the system at once and fetches them back page by page, until a freed block teaches it
+    better: it then keeps blocks of up to that size, and twice as much at the end of its heap. 32 MB is the most it
+    learns. (Our measurement: steps of 1024 and 2048 tokens take 9.2 and 8.5 us a token instead of 10.9 and 12.8.)
+    """
+    torch.empty(KEPT_BYTES, dtype=torch.uint8)

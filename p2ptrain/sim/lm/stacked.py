@@ -1,0 +1,302 @@
+"""A Llama for several peers at once: their weights are the rows of one tensor, forward and backward are written out.
+
+The mathematics is that of ``transformers.LlamaForCausalLM`` (arXiv 2302.13971) on the same flat layout; a test holds
+losses and gradients to the real module's. Written out, because a small model spends half of its time in autograd and in
+operations that need not be there (our measurement, 123 thousand weights, 512 tokens, one core: the module takes 18 us a
+token, torch.func.vmap over it 19 to 28, this 9.4):
+
+- q, k and v, and gate and up, are one matrix each, and query heads that share a key head are rows of one product;
+- rotary positions are one complex multiplication, once a head's rows i and i + D/2 lie side by side;
+- for one peer on the CPU, products go to oneDNN (``kernels.linear``).
+
+A single peer's tensors have no dimension N: so its products have two, which is what oneDNN takes.
+
+Legend: N peers, P parameters (padded), B sequences, T tokens a sequence, M = B*T, C hidden size, F feed-forward size,
+H query heads, K key heads, G = H/K, D head size, J = (H+2K)*D, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from p2ptrain.base.errors import ManifestError
+from p2ptrain.manifest.model import Decoder, Llama
+from p2ptrain.outer import FlatLayout
+from p2ptrain.sim.lm.kernels import (
+    Fixed,
+    Normalized,
+    cross_entropy,
+    fixed,
+    linear,
+    norm_backward,
+    normalized,
+    outer,
+)
+
+ALIGNMENT = 16
+"""The hidden size is a multiple of it: then q, k and v, and gate and up, lie without a gap in the flat layout, and each
+group is one matrix."""
+
+
+class Block(NamedTuple):
+    """One block's parameters, as views of a flat weight or gradient tensor."""
+
+    query_key_value: Tensor  # [N, J, C]
+    attended: Tensor  # [N, C, H*D]
+    gate_up: Tensor  # [N, 2F, C]
+    down: Tensor  # [N, C, F]
+    norm1: Tensor  # [N, 1, C]
+    norm2: Tensor  # [N, 1, C]
+
+
+class Parameters(NamedTuple):
+    """All parameters, as views of a flat weight or gradient tensor."""
+
+    embedding: Tensor  # [N, V, C]
+    blocks: list[Block]
+    norm: Tensor  # [N, 1, C]
+    head: Tensor  # [N, V, C], the embedding itself where they are tied
+
+
+class _BlockCache(NamedTuple):
+    """What a block's backward pass needs."""
+
+    norm1: Normalized
+    x1: Tensor  # [N, M, C] input of the attention
+    matrix: Tensor  # [N, J, C] that of q, k and v, in the order of ``Fixed.rows``
+    query: Tensor  # [N*B*K, G*T, D] rotated
+    key: Tensor  # [N*B*K, T, D] rotated
+    value: Tensor  # [N*B*K, T, D]
+    chances: Tensor  # [N*B*K, G*T, T] softmax of the scores
+    attended: Tensor  # [N, M, H*D]
+    norm2: Normalized
+    x2: Tensor  # [N, M, C] input of the feed-forward part
+    gate_and_up: Tensor  # [N, M, 2F]
+    opened: Tensor  # [N, M, F] silu(gate)
+    inner: Tensor  # [N, M, F] silu(gate) * up
+
+
+@dataclass(frozen=True, slots=True)
+class StackedLlama:
+    """The shape of one model, and the losses and gradients of any number of weight vectors of that shape."""
+
+    layout: FlatLayout
+    layers: int
+    heads: int
+    key_heads: int
+    head_size: int
+    hidden: int
+    inner: int
+    epsilon: float
+    rope_theta: float
+    tied: bool
+
+    @classmethod
+    def of(cls, description: Decoder, layout: FlatLayout) -> StackedLlama:
+        """Raises ManifestError for what is not a Llama with silu."""
+        fits = description.config.hidden_act == "silu" and description.config.hidden_size % ALIGNMENT == 0
+        if not (isinstance(description, Llama) and fits):
+            wrong = description.config
+            raise ManifestError(
+                f"learner lm does not compute {description.architecture} with hidden_act {wrong.hidden_act} and"
+                f" hidden_size {wrong.hidden_size}",
+                f"Take LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
+            )
+        config = description.config
+        return cls(
+            layout=layout,
+            layers=config.num_hidden_layers,
+            heads=config.num_attention_heads,
+            key_heads=config.num_key_value_heads,
+            head_size=description.head_size,
+            hidden=config.hidden_size,
+            inner=config.intermediate_size,
+            epsilon=config.norm_epsilon,
+            rope_theta=config.rope_theta,
+            tied=config.tie_word_embeddings,
+        )
+
+    def parameters(
+        self,
+        flat: Tensor,  # [N, P] or [P]
+    ) -> Parameters:
+        """Weights, or gradients, as matrices: views, to be made once and used for every step."""
+        places = dict(zip(self.layout.names, zip(self.layout.offsets, self.layout.shapes, strict=True), strict=True))
+
+        def view(name: str, height: int = 0) -> Tensor:
+            """One parameter, or the ``height`` rows from its beginning."""
+            offset, shape = places[name]
+            shape = (height or (shape[0] if len(shape) == 2 else 1), shape[-1])
+            return flat[..., offset : offset + prod(shape)].unflatten(-1, shape)
+
+        blocks = []
+        for number in range(self.layers):
+            name = f"model.layers.{number}."
+            blocks.append(
+                Block(
+                    view(name + "self_attn.q_proj.weight", (self.heads + 2 * self.key_heads) * self.head_size),
+                    view(name + "self_attn.o_proj.weight"),
+                    view(name + "mlp.gate_proj.weight", 2 * self.inner),
+                    view(name + "mlp.down_proj.weight"),
+                    view(name + "input_layernorm.weight"),
+                    view(name + "post_attention_layernorm.weight"),
+                )
+            )
+        embedding = view("model.embed_tokens.weight")
+        head = embedding if self.tied else view("lm_head.weight")
+        return Parameters(embedding, blocks, view("model.norm.weight"), head)
+
+    @torch.no_grad()
+    def losses(
+        self,
+        model: Parameters,
+        batch: Tensor,  # [N, B, T+1] int64 on the device of the model
+    ) -> Tensor:
+        """[N] cross entropy in nats, summed over the B*T predicted tokens of each peer."""
+        x, _, _ = self._forward(model, batch, [])
+        logits = linear(x, model.head)
+        targets = batch[..., 1:].flatten(-2)
+        return (
+            functional.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="none")
+            .view_as(targets)
+            .sum(-1)
+        )
+
+    @torch.no_grad()
+    def accumulate(
+        self,
+        model: Parameters,
+        slope: Parameters,  # to which the gradients are added
+        batch: Tensor,  # [N, B, T+1] int64 on the device of the model
+        weight: float = 1.0,  # of this batch in the gradient: 1/tokens where the mean loss is wanted
+    ) -> Tensor:
+        """[N] the losses as ``losses`` gives them; adds their gradients, times ``weight``, to ``slope``."""
+        kept: list[_BlockCache] = []
+        x, norm, place = self._forward(model, batch, kept)
+        loss, logits = cross_entropy(linear(x, model.head), batch[..., 1:].flatten(-2)[..., None])
+        logits.mul_(weight)
+        slope.head.add_(outer(logits, x))
+        flow = torch.zeros_like(x)  # [N, M, C] gradient by the residual stream, from here on
+        norm_backward(linear(logits, model.head.mT), norm, model.norm, slope.norm, flow)
+        fixed = self._fixed(x, batch.shape[-1] - 1)
+        for number in reversed(range(self.layers)):
+            self._block_backward(model.blocks[number], slope.blocks[number], kept[number], flow, fixed)
+        embedding = torch.zeros_like(model.embedding).flatten(0, -2)
+        embedding.index_add_(0, place, flow.flatten(0, -2))
+        slope.embedding.add_(embedding.view(model.embedding.shape))
+        return loss
+
+    # --- forward ------------------------------------------------------------------------------------------------------
+
+    def _forward(self, model: Parameters, batch: Tensor, kept: list[_BlockCache]) -> tuple[Tensor, Normalized, Tensor]:
+        """The output [N, M, C] after its norm, what the norm keeps, and each token's row of all embeddings [N*M].
+
+        Appends to ``kept`` what every block's backward pass needs.
+        """
+        place = batch[..., :-1]
+        if batch.dim() == 3:
+            peers, vocabulary = model.embedding.shape[:2]
+            place = place + torch.arange(0, peers * vocabulary, vocabulary, device=batch.device)[:, None, None]
+        place = place.flatten()
+        x = functional.embedding(place, model.embedding.flatten(0, -2)).view(*batch.shape[:-2], -1, self.hidden)
+        fixed = self._fixed(x, batch.shape[-1] - 1)
+        for block in model.blocks:
+            x = self._block(block, x, fixed, kept)
+        return *normalized(x, model.norm, self.epsilon), place
+
+    def _block(self, block: Block, x: Tensor, fixed: Fixed, kept: list[_BlockCache]) -> Tensor:
+        tokens = fixed.mask.shape[1]
+        x1, norm1 = normalized(x, block.norm1, self.epsilon)
+        matrix = block.query_key_value.index_select(-2, fixed.rows)
+        qkv = linear(x1, matrix).view(-1, tokens, self.heads + 2 * self.key_heads, self.head_size)
+        self._turn(qkv, fixed.turn)
+        query, key, value = (self._gather(part) for part in self._split(qkv))
+        scores = torch.baddbmm(fixed.mask.expand(len(query), -1, -1), query, key.mT, alpha=self.head_size**-0.5)
+        chances = torch.softmax(scores, dim=-1)
+        attended = self._scatter(torch.bmm(chances, value), tokens).reshape(*x.shape[:-1], -1)
+        x = linear(attended, block.attended).add_(x)
+
+        x2, norm2 = normalized(x, block.norm2, self.epsilon)
+        gate_and_up = linear(x2, block.gate_up)
+        gate, up = gate_and_up.chunk(2, dim=-1)
+        opened = functional.silu(gate)
+        inner = opened * up
+        kept.append(
+            _BlockCache(norm1, x1, matrix, query, key, value, chances, attended, norm2, x2, gate_and_up, opened, inner)
+        )
+        return x.add_(linear(inner, block.down))
+
+    # --- backward -----------------------------------------------------------------------------------------------------
+
+    def _block_backward(
+        self,
+        block: Block,
+        slope: Block,  # gradients of the parameters: added to
+        kept: _BlockCache,
+        flow: Tensor,  # [N, M, C] gradient by the block's output; becomes that by its input, in place
+        fixed: Fixed,
+    ) -> None:
+        slope.down.add_(outer(flow, kept.inner))
+        inner = linear(flow, block.down.mT)
+        gate, up = kept.gate_and_up.chunk(2, dim=-1)
+        gate_and_up = torch.empty_like(kept.gate_and_up)
+        by_gate, by_up = gate_and_up.chunk(2, dim=-1)
+        torch.mul(inner, kept.opened, out=by_up)
+        torch.ops.aten.silu_backward.grad_input(inner.mul_(up), gate, grad_input=by_gate)
+        slope.gate_up.add_(outer(gate_and_up, kept.x2))
+        norm_backward(linear(gate_and_up, block.gate_up.mT), kept.norm2, block.norm2, slope.norm2, flow)
+
+        tokens = fixed.mask.shape[1]
+        slope.attended.add_(outer(flow, kept.attended))
+        attended = linear(flow, block.attended.mT).view(-1, tokens, self.heads, self.head_size)
+        attended = self._gather(attended)
+        chances = torch.bmm(attended, kept.value.mT)
+        scores = torch.ops.aten._softmax_backward_data(chances, kept.chances, -1, chances.dtype)
+        scores.mul_(self.head_size**-0.5)
+        qkv = flow.new_empty(len(kept.key) // self.key_heads, tokens, self.heads + 2 * self.key_heads, self.head_size)
+        by_query, by_key, by_value = self._split(qkv)
+        by_query.copy_(self._scatter(torch.bmm(scores, kept.key), tokens))
+        by_key.copy_(self._scatter(torch.bmm(scores.mT, kept.query), tokens))
+        by_value.copy_(self._scatter(torch.bmm(kept.chances.mT, attended), tokens))
+        self._turn(qkv, fixed.turn_back)
+        qkv = qkv.view(*flow.shape[:-1], -1)
+        slope.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
+        norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, slope.norm1, flow)
+
+    # --- pieces -------------------------------------------------------------------------------------------------------
+
+    def _split(
+        self,
+        qkv: Tensor,  # [N*B, T, H+2K, D]
+    ) -> tuple[Tensor, ...]:
+        """Its queries, keys and values: views."""
+        return qkv.split((self.heads, self.key_heads, self.key_heads), dim=2)
+
+    def _turn(
+        self,
+        qkv: Tensor,  # [N*B, T, H+2K, D], changed in place
+        turn: Tensor,  # [T, 1, D/2] complex
+    ) -> None:
+        """Turn queries and keys by their places."""
+        pairs = torch.view_as_complex(qkv.view(*qkv.shape[:-1], -1, 2))
+        pairs[:, :, : self.heads + self.key_heads].mul_(turn)
+
+    def _gather(self, part: Tensor) -> Tensor:
+        """[N*B, T, K*G, D] -> [N*B*K, G*T, D], contiguous, as products want it. (For keys and values G is 1.)"""
+        sequences, tokens, heads, _ = part.shape
+        part = part.view(sequences, tokens, self.key_heads, -1, self.head_size).permute(0, 2, 3, 1, 4)
+        return part.reshape(sequences * self.key_heads, heads // self.key_heads * tokens, self.head_size)
+
+    def _scatter(self, gathered: Tensor, tokens: int) -> Tensor:
+        """Inverse of ``_gather``; not contiguous."""
+        part = gathered.view(-1, self.key_heads, gathered.shape[1] // tokens, tokens, self.head_size)
+        return part.permute(0, 3, 1, 2, 4).flatten(2, 3) if part.shape[2] > 1 else part[:, :, 0].transpose(1, 2)
+
+    def _fixed(self, like: Tensor, tokens: int) -> Fixed:
+        return fixed(self.heads, self.key_heads, self.head_size, self.rope_theta, tokens, like.device, like.dtype)

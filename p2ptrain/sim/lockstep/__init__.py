@@ -1,0 +1,1 @@
+"""Recipes that average over all peers at once, simulated in lockstep."""

@@ -1,0 +1,321 @@
+"""Simulates the recipes that average over everybody at once: lockstep steps, and what they cost on these lines.
+
+There are no messages. An outer step takes as long as the slowest computer's inner phase, and an average over the
+narrowest line (``sim.lockstep.averages``): a ring all-reduce or, where messages do not add up to one, a gathering. An
+average that fails is made again until everybody has the exact one. Averages that are used late hide behind the next
+phase as far as they fit, with all their attempts.
+
+Legend: N peers, F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from random import Random
+
+import torch
+from torch import Tensor
+
+from p2ptrain.base.telemetry import MemoryLog
+from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
+from p2ptrain.codec.base import MagnitudeError
+from p2ptrain.outer import OuterRule, slices
+from p2ptrain.ports import InnerTask
+from p2ptrain.recipes import RECIPES, Stream
+from p2ptrain.sim import learner_pool as cohorts
+from p2ptrain.sim.evaluation import Evaluation, disagreement, finite
+from p2ptrain.sim.learning import LanguageModelLearner
+from p2ptrain.sim.lm.language import judged, make_pool
+from p2ptrain.sim.lockstep.averages import Averages
+from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
+from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, CurvePoint, GroupFigures, SimulationReport
+from p2ptrain.sim.scenario import Scenario
+from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
+from p2ptrain.sim.step_times import RankStepTimes
+from p2ptrain.train.rules import codecs_of, matrices_of
+
+
+class Lossy:
+    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it.
+
+    Args:
+        matrices: that lie in each fragment; none at all: nothing is known of them.
+    """
+
+    def __init__(self, scenario: Scenario, matrices: Sequence[Matrices] = ()) -> None:
+        recipe = RECIPES[scenario.outer.recipe]
+        slow, gradients = codecs_of(scenario.codec)
+        self._codecs: dict[Stream, Codec] = {"slow": slow, "pseudo_gradient": gradients}
+        self._decay = scenario.outer.momentum if recipe.feedback else 1.0
+        self._matrices = tuple(matrices) or ((),) * scenario.outer.fragments
+        self._feedback: dict[tuple[Stream, int, int], Feedback] = {}
+        """By stream, fragment and peer."""
+        self.encoded: dict[Stream, int] = {}
+        """Bytes of one peer's messages, all in all."""
+
+    def __call__(self, stream: Stream, fragment: int, values: Tensor) -> Tensor:
+        codec = self._codecs[stream]
+        terms = CodecTerms(values.shape[1], matrices=self._matrices[fragment])
+        self.encoded[stream] = self.encoded.get(stream, 0) + codec.encoded_size(terms)
+        if codec.name == "fp32":
+            return values
+        assert is_decodable(codec), "the scenario refuses others"
+        rows = []
+        for place, row in enumerate(values.cpu().float()):
+            if needs_feedback(codec):
+                feedback = self._feedback.get((stream, fragment, place)) or Feedback.empty(len(row))
+                message, feedback = compress(codec, row, feedback, terms, self._decay)
+                self._feedback[stream, fragment, place] = feedback
+            else:
+                message = codec.encode(row.contiguous(), terms)
+            rows.append(codec.decode(message, terms))
+        return torch.stack(rows).to(values)
+
+    def use_rank(self, rank: int) -> None:
+        """From the next message on, pseudo-gradients travel with this rank. What is still to be sent stays whole."""
+        self._codecs["pseudo_gradient"] = LowRankCodec(rank)
+
+
+class EnsembleSimulation:
+    """All peers of a scenario in lockstep, from its start to its report."""
+
+    def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
+        self.scenario = scenario
+        self._recipe = RECIPES[scenario.outer.recipe]
+        self._together = self._recipe.gradients
+        self._pool = None
+        self._cohort = None
+        if isinstance(scenario.learner, LanguageModelLearner):
+            self._pool = make_pool(scenario, device, self._together)
+            self._tasks: list[InnerTask] = list(self._pool.tasks)
+        else:
+            cohort = self._cohort = cohorts.make(scenario)
+            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario refuses others"
+            seats = range(scenario.total_peers)
+            self._tasks = [cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task for seat in seats]
+        matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
+        if self._pool is not None:
+            layout = self._pool.layout
+            matrices = matrices_of(layout, slices(layout.total, scenario.outer.fragments))
+        self._send = Lossy(scenario, matrices)
+        self._averages = Averages(scenario, Random(f"{scenario.run.seed}/conditions"))
+        self._lockstep = self._make_lockstep()
+        self._rank_pace = None
+        if scenario.pace.policy == "rank":
+            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, matrices[0])
+        self._curve: list[CurvePoint] = []
+        self._made = 0
+        """Inner steps of each peer."""
+        self._has_diverged = False
+        """Losses, averages or what was to be sent are no numbers any more, and the simulation is over."""
+        self._now = self._sent = self._received = 0.0
+        self._wall_s = self._cpu_s = 0.0
+
+    def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
+        """Run to the end, or until ``is_stopped``; True at the end."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            while not self._is_over:
+                if is_stopped():
+                    return False
+                self._step()
+                if progress is not None:
+                    progress(self._made / self._inner_steps)
+            self._look(final=True)
+            return True
+        finally:
+            self._wall_s += time.perf_counter() - wall
+            self._cpu_s += time.process_time() - cpu
+
+    def report(self, title: str) -> SimulationReport:
+        scenario = self.scenario
+        everybody = self._figures(scenario.total_peers, max(group.step_s for group in scenario.peers))
+        return SimulationReport(
+            version=REPORT_VERSION,
+            title=title,
+            scenario=scenario.model_dump(),
+            simulated_s=self._now,
+            ending=self._ending,
+            events=self._lockstep.step,
+            overall=everybody,
+            groups={name: self._figures(group.count, group.step_s) for name, group in scenario.named()},
+            curve=self._curve,
+            notes=self._averages.notes() | (self._rank_pace.notes() if self._rank_pace is not None else {}),
+            left_out=[
+                "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line, or"
+                " of gathering all messages through a store",
+                *LEFT_OUT,
+            ],
+            cost=Cost(
+                wall_s=self._wall_s,
+                cpu_s=self._cpu_s,
+                events_per_s=self._lockstep.step / max(self._wall_s, 1e-9),
+                peak_memory_bytes=peak_memory_bytes(),
+            ),
+        )
+
+    # --- arithmetic ---------------------------------------------------------------------------------------------------
+
+    def _step(self) -> None:
+        """Everybody's next outer step, and a point of the curve when one is due."""
+        before, inner_steps = dict(self._send.encoded), self.scenario.outer.inner_steps
+        if self._rank_pace is not None:  # no token more than with a fixed H: the last phase may be cut short
+            inner_steps = min(self._rank_pace.inner_steps, self._inner_steps - self._made)
+            self._send.use_rank(self._rank_pace.rank)
+        try:
+            self._lockstep.outer_step(inner_steps)
+        except MagnitudeError:
+            self._has_diverged = True
+            return
+        average = self._lockstep.average
+        if not (isfinite(self._lockstep.loss) and average.isfinite().all()):
+            self._has_diverged = True
+        elif self._rank_pace is not None:
+            self._rank_pace.follow(average, inner_steps)
+        encoded = {stream: total - before.get(stream, 0) for stream, total in self._send.encoded.items()}
+        self._pass_time(encoded, inner_steps)
+        looks, self._made = self._made // self._look_every, self._made + inner_steps
+        if self._made // self._look_every > looks and not self._is_done:
+            self._look(final=False)
+
+    @property
+    def _is_over(self) -> bool:
+        return self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)
+
+    @property
+    def _ending(self) -> str:
+        return "all of them diverged" if self._has_diverged else "all peers are done"
+
+    @property
+    def _is_done(self) -> bool:
+        return self._made >= self._inner_steps
+
+    @property
+    def _loss(self) -> float | None:
+        return None if self._has_diverged else finite(self._lockstep.loss)
+
+    @property
+    def _inner_steps(self) -> int:
+        """Of each peer in the whole run: whole phases of the scenario's H."""
+        return self._outer_steps * self.scenario.outer.inner_steps
+
+    @property
+    def _look_every(self) -> int:
+        """Inner steps between two points of the curve."""
+        return max(1, self._outer_steps // self.scenario.run.points) * self.scenario.outer.inner_steps
+
+    @property
+    def _outer_steps(self) -> int:
+        """Of the run, if they have the scenario's H."""
+        return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
+
+    def _make_lockstep(self) -> Lockstep:
+        scenario, outer = self.scenario, self.scenario.outer
+        fold = scenario.total_peers if self._together else 1
+        rules = LockstepRules(
+            recipe=RECIPES["local"] if self._together else self._recipe,
+            outer=OuterRule(outer.learning_rate, 0.0 if self._recipe.feedback else outer.momentum, outer.nesterov),
+            inner_steps=outer.inner_steps,
+            topology=outer.topology,
+            partners=outer.partners,
+            fragments=outer.fragments,
+            seed=RUN,
+        )
+        return Lockstep(
+            self._tasks,
+            rules,
+            advance=self._advance,
+            tokens_per_step=scenario.learner.tokens_per_step * fold,
+            send=self._send,
+            reach=self._reaches,
+        )
+
+    def _advance(self, progress: float) -> list[float]:
+        return [task.inner_step(progress).loss for task in self._tasks]
+
+    def _reaches(self, step: int, one: int, other: int) -> bool:
+        """Drawn from the pair and the step, so that both sides, and all who ask again, find the same."""
+        run = self.scenario.run
+        if not run.failed_exchanges:
+            return True
+        pair = f"{min(one, other)}/{max(one, other)}"
+        return Random(f"{run.seed}/conditions/{step}/{pair}").random() >= run.failed_exchanges
+
+    def _look(self, final: bool) -> None:
+        lockstep, peers = self._lockstep, self.scenario.total_peers
+        judgement = self._judge(lockstep.slow, final)
+        losses = judgement.losses or ()
+        mean = finite(sum(losses) / len(losses))
+        if self._has_diverged:  # weights of before the last phase may look well still
+            mean, judgement = None, Evaluation(None, None, None)
+        self._curve.append(
+            CurvePoint(
+                time_s=self._now,
+                outer_steps=float(lockstep.step),
+                tokens=lockstep.progress / (peers if self._together else 1),
+                loss=self._loss,
+                validation=mean,
+                validation_of_mean=finite(judgement.loss_of_mean),
+                disagreement=finite(judgement.disagreement),
+                groups={name: mean for name, _ in self.scenario.named()},
+            )
+        )
+
+    def _judge(self, slow: Tensor, final: bool) -> Evaluation:
+        if self._pool is not None:
+            return judged(self.scenario, self._pool, slow, final)
+        mean = slow.mean(0)
+        assert isinstance(self._cohort, cohorts.QuadraticLearnerPool)
+        losses = self._cohort.losses(slow)
+        return Evaluation(tuple(losses.tolist()), float(self._cohort.losses(mean[None])), disagreement(slow, mean))
+
+    # --- time and bytes -----------------------------------------------------------------------------------------------
+
+    def _pass_time(self, encoded: Mapping[Stream, int], inner_steps: int) -> None:
+        """One outer step: everybody's inner phase, and the averages between or beside them.
+
+        Args:
+            encoded: bytes of one peer's messages in it.
+            inner_steps: of it.
+        """
+        seconds = {"blocking": 0.0, "overlapped": 0.0}
+        for mix in self._recipe.mixes:
+            message = 4 * self.scenario.learner.parameters if self._together else encoded.get(mix.stream, 0)
+            passage = self._averages.passage(mix, message)
+            self._sent += passage.up_bytes
+            self._received += passage.down_bytes
+            seconds[mix.when] += passage.seconds
+        slowest = max(group.step_s for group in self.scenario.peers) * inner_steps
+        self._now += max(slowest, seconds["overlapped"]) + seconds["blocking"]
+
+    def _figures(self, peers: int, step_s: float) -> GroupFigures:
+        steps = self._lockstep.step
+        bits = 8 * self._sent / (self.scenario.learner.parameters * steps) if steps else None
+        up, down = (
+            Bytes(payload=passed, weights=0.0, control=0.0, directory=0.0, total=passed)
+            for passed in (self._sent, self._received)
+        )
+        tokens = self._lockstep.progress / (self.scenario.total_peers if self._together else 1)
+        return GroupFigures(
+            peers=peers,
+            outer_steps=steps * peers,
+            tokens=round(tokens) * peers,
+            loss=self._loss,
+            utilization=min(self._made * step_s / self._now, 1.0) if self._now else None,
+            up=up,
+            down=down,
+            bits_per_parameter=bits,
+            payload_bits_per_parameter=bits,
+            exchanges=0,
+            exchanges_failed=0,
+            half_commits=0,
+            offers_declined=0,
+            offers_refused=0,
+            offers_unanswered=0,
+            solo_share=0.0,
+            pulls=0,
+            offences=0,
+            endings={self._ending: peers},
+        )

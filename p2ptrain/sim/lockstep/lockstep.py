@@ -1,0 +1,252 @@
+"""All peers in step: the recipes that average over everybody at once, and an ideal network for all others.
+
+No messages and no clock: after H inner steps of everybody, each average is a matrix or a mean. It is how recipes with
+a global average are simulated (``sim.cost`` says what their waiting costs), and what the invariants of the recipes are
+checked on. The arithmetic of an outer step is the learner's own (``train.outer_phase``), on all peers' weights stacked.
+
+Legend: N peers, P parameters, F elements of one fragment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from p2ptrain.base.ids import PeerId
+from p2ptrain.outer import (
+    OuterRule,
+    OuterState,
+    displaced,
+    late_momentum,
+    late_pseudo_gradient,
+    merged,
+    outer_step,
+    own_fresh,
+    pseudo_gradient,
+    slices,
+)
+from p2ptrain.ports import InnerTask
+from p2ptrain.recipes import Mix, Recipe, Stream
+from p2ptrain.swarm.topology import Topology, planned_partners
+from p2ptrain.train.outer_phase import OuterPhase
+
+Send = Callable[[Stream, int, Tensor], Tensor]
+"""What the others see of a stream: its fragment of this number [N, F], through a codec and back."""
+
+Reach = Callable[[int, int, int], bool]
+"""Whether the exchange between two peers (their places) at this outer step succeeds; the same for both orders."""
+
+
+def exactly(stream: Stream, fragment: int, values: Tensor) -> Tensor:
+    """Nothing is lost on the way."""
+    return values
+
+
+def always(step: int, one: int, other: int) -> bool:
+    """No exchange fails."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class LockstepRules:
+    """What all peers do."""
+
+    recipe: Recipe
+    outer: OuterRule
+    inner_steps: int
+    """H, where an outer step is not told another."""
+    topology: Topology = "random"
+    partners: int = 1
+    fragments: int = 1
+    """Read by recipes that go fragment by fragment."""
+    late_steps: int = 5
+    """Inner steps until a fragment's average arrives: Streaming DiLoCo's tau (arXiv 2501.18512 overlaps 1 to 10)."""
+    alpha: float = 0.5
+    """Weight of the fast weights where a late average is merged: Streaming DiLoCo's alpha."""
+    seed: str = ""
+    """Of the pairings."""
+
+
+class Lockstep:
+    """N peers, one outer step at a time.
+
+    Args:
+        tasks: the peers' inner optimizations; all begin at the first one's weights.
+        rules: the same for all.
+        advance: makes one inner step of all tasks at this progress; returns their losses. One batch, if it can.
+        send: what the others see of a stream.
+        reach: which exchanges between partners succeed. An average over everybody is made until it succeeds.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[InnerTask],
+        rules: LockstepRules,
+        advance: Callable[[float], Sequence[float]],
+        tokens_per_step: float,
+        send: Send = exactly,
+        reach: Reach = always,
+    ) -> None:
+        assert all(mix.stream != "fast" and mix.share == 1 for mix in rules.recipe.mixes), (
+            "a recipe without steps in common"
+        )
+        self.step = 0
+        self.progress = 0.0
+        self.loss = float("nan")
+        """Mean training loss of all peers' last inner phase."""
+        self.average = tasks[0].theta[:0].clone()
+        """[P] everybody's mean of the pseudo-gradients as they were sent, by which the first peer took its last outer
+        step; empty while there was none."""
+        self._tasks = tuple(tasks)
+        self._rules = rules
+        self._advance = advance
+        self._tokens = tokens_per_step
+        self._send = send
+        self._reach = reach
+        self._peers = [PeerId(f"{place:06d}") for place in range(len(tasks))]
+        first = tasks[0].theta
+        count = rules.fragments if rules.recipe.delay == "inner_steps" else 1
+        self._slices = slices(len(first), count)
+        slow = first.clone().expand(len(tasks), -1)
+        self._states = [OuterState(slow[:, f].clone(), torch.zeros_like(slow[:, f])) for f in self._slices]
+        self._before: list[tuple[Tensor, Tensor] | None] = [None] * count  # mean and own g, a phase ago
+        self._set_theta()
+
+    @property
+    def slow(self) -> Tensor:
+        """[N, P] everybody's slow weights."""
+        return torch.cat([state.slow for state in self._states], dim=1)
+
+    def outer_step(self, inner_steps: int | None = None) -> None:
+        """Everybody's next inner steps, H of them or as many as are given, and the outer step after them."""
+        recipe = self._rules.recipe
+        steps = inner_steps or self._rules.inner_steps
+        if recipe.delay == "inner_steps":
+            losses = self._stream(steps)
+        else:
+            overlapped = [mix for mix in recipe.mixes if mix.when == "overlapped" and mix.stream == "slow"]
+            pulls = [self._displacement(mix, self._states[0].slow) for mix in overlapped]
+            losses = [self._inner_step() for _ in range(steps)]
+            for pull in pulls:  # as late as it may come: the inner phase has not seen it
+                self._states[0] = displaced(self._states[0], pull)
+                self._move(pull)
+            if recipe.delay == "none":
+                self._mix()
+            else:
+                self._use_late_average()
+            self._set_theta()
+        self.loss = sum(losses) / len(losses)
+        self.step += 1
+
+    # --- three ways to an outer step --------------------------------------------------------------------------------
+
+    def _mix(self) -> None:
+        """Average at once."""
+        recipe = self._rules.recipe
+        phase = OuterPhase.begin(recipe, self._rules.outer, self._states, [self._theta()])
+        for mix in recipe.mixes:
+            if (mix.stream, mix.when, mix.who) == ("pseudo_gradient", "blocking", "all"):
+                phase.gradients[0] = self._mean(self._send(mix.stream, 0, phase.gradients[0]))  # to the bit the same
+                self.average = phase.gradients[0][0].clone()
+            elif mix.when == "blocking":
+                phase.take(mix.stream, 0, self._displacement(mix, phase.snapshots(mix.stream)[0]))
+        self._states = list(phase.conclude())
+        late = recipe.mix("pseudo_gradient")
+        if late is not None and late.when == "overlapped":
+            correction = self._displacement(late, phase.snapshots("pseudo_gradient")[0])
+            if recipe.mix("slow") is not None:
+                self._states[0] = late_momentum(self._states[0], correction)
+            else:
+                self._states[0], _ = late_pseudo_gradient(self._states[0], correction, self._rules.outer)
+
+    def _use_late_average(self) -> None:
+        """Step by the average of the phase before; at the first phase there is none."""
+        g = pseudo_gradient(self._states[0], self._theta())
+        sent = self._send("pseudo_gradient", 0, g)
+        mean_before, own_before = self._before[0] or (torch.zeros_like(g), torch.zeros_like(g))
+        if self._rules.recipe.delay == "phase_own_fresh":
+            use = own_fresh(mean_before, own_before, sent, len(self._tasks))
+        else:
+            use = mean_before
+        if self._before[0] is not None:
+            self.average = mean_before[0].clone()
+        self._before[0] = self._mean(sent), sent
+        self._states[0] = outer_step(self._states[0], use, self._rules.outer)
+
+    def _stream(self, steps: int) -> list[float]:
+        """Fragment f's phase ends f / F of the way through everybody's; its average arrives some inner steps later."""
+        rules, losses = self._rules, []
+        count = len(self._slices)
+        for inner in range(steps):
+            losses.append(self._inner_step())
+            for fragment, piece in enumerate(self._slices):
+                sent_at = (fragment + 1) * steps // count - 1
+                if inner == sent_at:
+                    g = pseudo_gradient(self._states[fragment], self._theta()[:, piece])
+                    self._before[fragment] = self._mean(self._send("pseudo_gradient", fragment, g)), g
+                arrived = self._before[fragment]
+                if arrived is not None and inner == (sent_at + rules.late_steps) % steps:
+                    self._states[fragment] = outer_step(self._states[fragment], arrived[0], rules.outer)
+                    fresh = merged(self._theta()[:, piece], self._states[fragment].slow, rules.alpha)
+                    for task, row in zip(self._tasks, fresh, strict=True):
+                        task.theta[piece].copy_(row)
+                    self._before[fragment] = None
+        return losses
+
+    # --- averages -----------------------------------------------------------------------------------------------------
+
+    def _displacement(self, mix: Mix, own: Tensor) -> Tensor:
+        """[N, F] what this average adds to the own values.
+
+        Everybody's mean stands in their place, and is the same for all whatever was lost in sending. Partners add the
+        difference of what both sent, so that the mean stays where it is.
+        """
+        sent = self._send(mix.stream, 0, own)
+        return self._mean(sent) - own if mix.who == "all" else self._neighbours_mean(sent) - sent
+
+    def _mean(self, sent: Tensor) -> Tensor:
+        """[N, F] everybody's mean, for each."""
+        return sent.mean(0).expand_as(sent).clone()
+
+    def _neighbours_mean(self, sent: Tensor) -> Tensor:
+        """[N, F] ``W sent`` with the Metropolis weights of this outer step's plan."""
+        return (self.weights().to(sent.dtype) @ sent).to(sent.dtype)
+
+    def weights(self) -> Tensor:
+        """[N, N] W of this outer step: symmetric, doubly stochastic."""
+        rules, peers = self._rules, self._peers
+        place = {peer: at for at, peer in enumerate(peers)}
+        plans = [
+            {place[p] for p in planned_partners(rules.topology, rules.partners, me, peers, rules.seed, self.step + 1)}
+            for me in peers
+        ]
+        mixing = torch.eye(len(peers), dtype=torch.float64)
+        for one, others in enumerate(plans):
+            for other in others:
+                if self._reach(self.step, min(one, other), max(one, other)):
+                    share = 1.0 / (1 + max(len(plans[one]), len(plans[other])))
+                    mixing[one, other] += share
+                    mixing[one, one] -= share
+        return mixing
+
+    # --- fast weights -------------------------------------------------------------------------------------------------
+
+    def _inner_step(self) -> float:
+        losses = self._advance(self.progress)
+        self.progress += self._tokens
+        return float(sum(losses)) / len(losses)
+
+    def _theta(self) -> Tensor:
+        """[N, P]"""
+        return torch.stack([task.theta for task in self._tasks])
+
+    def _set_theta(self) -> None:
+        for task, row in zip(self._tasks, self.slow, strict=True):
+            task.theta.copy_(row)
+
+    def _move(self, displacement: Tensor) -> None:
+        for task, row in zip(self._tasks, displacement, strict=True):
+            task.theta.add_(row)

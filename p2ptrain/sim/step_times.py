@@ -1,0 +1,87 @@
+"""How fast simulated computers are, and how many inner steps each makes between two outer steps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from random import Random
+
+from torch import Tensor
+
+from p2ptrain.codec import CodecTerms, Matrices, effective_rank
+from p2ptrain.outer.adaptive import rank_and_inner_steps
+from p2ptrain.outer.policy import straggler_inner_steps
+from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds of one inner step after the other."""
+
+    step_s: float
+    jitter: float
+    random: Random | None
+    """None where there is no jitter."""
+
+    def __call__(self) -> float:
+        if self.random is None:
+            return self.step_s
+        return self.step_s * (1.0 + self.jitter * (2.0 * self.random.random() - 1.0))
+
+
+def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
+    """H of the peers in this group, where it does not change.
+
+    Args:
+        payload_bytes: that a peer sends in one exchange.
+    """
+    steps = scenario.outer.inner_steps
+    match scenario.pace.policy:
+        case "fixed" | "rank":  # recipes that could follow a rank have no groups that differ
+            return steps
+        case "by_speed":
+            fastest = min(each.step_s for each in scenario.peers)
+            return max(1, round(steps * fastest / group.step_s))
+        case "straggler":
+            widest = max(each.up_mbit_s or 0.0 for each in scenario.peers)
+            if not widest or group.up_mbit_s is None:
+                return steps
+            exchange_s = payload_bytes / (widest * MEGABIT)
+            share = group.up_mbit_s / widest
+            return straggler_inner_steps(steps, scenario.outer.partners, exchange_s / group.step_s, share)
+
+
+class RankStepTimes:
+    """Rank and H of everybody's next outer step (``outer.adaptive``).
+
+    Args:
+        first_rank: r_1, the scenario's.
+        first_inner_steps: H_1.
+        matrices: that lie in the average; empty: nothing is known of them.
+    """
+
+    def __init__(self, first_rank: int, first_inner_steps: int, matrices: Matrices = ()) -> None:
+        self.rank = first_rank
+        self.inner_steps = first_inner_steps
+        self._first = first_rank, first_inner_steps
+        self._matrices = matrices
+        self._effective_ranks: list[float] = []
+        self._made: Counter[tuple[int, int]] = Counter()
+
+    def follow(self, average: Tensor, made: int) -> None:
+        """The outer step is over.
+
+        Args:
+            average: [P] what everybody stepped by; no elements where nothing has arrived yet.
+            made: inner steps of it; the last phase of a run may be cut short.
+        """
+        self._made[self.rank, made] += 1
+        if len(average):
+            terms = CodecTerms(len(average), matrices=self._matrices)
+            self._effective_ranks.append(effective_rank(average.float().cpu(), terms))
+        self.rank, self.inner_steps = rank_and_inner_steps(self._effective_ranks, *self._first)
+
+    def notes(self) -> dict[str, int]:
+        """How many outer steps had which rank and H; the mean of both follows."""
+        made = sorted(self._made.items(), reverse=True)
+        return {f"outer steps of rank {rank} and {steps} inner steps": count for (rank, steps), count in made}

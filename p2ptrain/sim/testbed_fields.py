@@ -1,0 +1,285 @@
+"""What a scenario may say beyond what is simulated: fields that only a testnet of real peers can act out.
+
+``p2ptrain simulate`` and ``p2ptrain testnet`` read the same file. These fields are kept apart from ``sim.scenario``,
+because no number of a simulation depends on them: the simulator refuses those that it cannot honour, by name, and says
+that it judges no limits. docs/LABORATORY.md tells what a testnet makes of all fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, get_args
+
+from pydantic import Field, model_validator
+
+from p2ptrain.base.errors import ScenarioError
+from p2ptrain.manifest.section import Section
+from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scenario
+from p2ptrain.sim.scenario_file import by_name, parsed, read
+
+BOOTSTRAP = "bootstrap"
+"""What partitions call the bootstrap; no group may be called so."""
+
+
+Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies"]
+"""disk_full: nothing more can be written where its home is. read_only: nothing there can be changed. no_descriptors:
+neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
+
+WireLie = Literal[
+    "frames", "shapes", "enormous", "infinite", "endless", "drip", "lingering", "heavy", "flood", "forged_record"
+]
+"""Lies that a simulation has no bytes for. frames: random bytes where a frame belongs. shapes: payloads of another
+length. enormous: weights of 1e30. infinite: a sketch of infinite weights, in codecs that have sketches. endless: a
+payload that goes on. drip: a byte now and then. lingering: it says that it waits for as long as anybody likes, and
+sends as slowly as no link gives up. heavy: its weights count a million times. flood: it calls everybody without a
+pause, and says nothing. forged_record: it announces others at its own address, in the directory and to its
+partners."""
+
+
+class Trouble(Section):
+    """Something of a computer that breaks."""
+
+    what: Breakage
+    """disk_full, read_only, no_descriptors or daemon_dies."""
+
+    at_s: Moment
+    """When."""
+
+    for_s: Duration | None = None
+    """For how long; to the end if left out. A daemon that died stays dead: its peer may start another."""
+
+
+class RealGroup(Group):
+    """Peers that are alike, on real lines."""
+
+    lie: Lie | WireLie | None = None  # type: ignore[assignment]  # wider, and never assigned: sections are frozen
+    """A simulated peer's lies (``sim.scenario.Lie``), and those that need real bytes."""
+
+    troubles: list[Trouble] = Field(default_factory=list, max_length=100)
+    """What breaks on each of their computers."""
+
+    clock_off_s: float = Field(default=0.0, ge=-1e9, le=1e9)
+    """So much their clocks are fast, or slow where it is negative."""
+
+    router: bool = False
+    """Whether each is behind a home router of its own: it masquerades, and lets nothing new in."""
+
+    packet_loss: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the packets that its line loses, each way."""
+
+    returns: Literal["anew", "resumed"] = "anew"
+    """Who comes after returns_after_s: another peer without any weights (anew) or the same with its home (resumed)."""
+
+    awaited: Literal["training", "weights"] = "training"
+    """Until when the scenario's clock stands still for one that comes: until it trains, or only until it begins to take
+    others' weights, so that something may happen meanwhile. A simulation's clock never stands still."""
+
+    amid_exchange: bool = False
+    """Whether death and sleep wait until the peer that they befall is amid an exchange."""
+
+    invited: bool = True
+    """Where the run takes in only whom its author invited: whether each of them is."""
+
+    banned_at_s: Moment | None = None
+    """When the run's author bans each of them."""
+
+    leaves_every_s: Duration | None = None
+    """The first of the group goes at leaves_at_s, and so long after that the next, in turn and again and again, until
+    somebody has done the whole run."""
+
+
+class Partition(Section):
+    """A time in which the network is in parts."""
+
+    at_s: Moment
+    """When it falls apart."""
+
+    for_s: Duration
+    """For how long."""
+
+    sides: Annotated[list[list[GroupName]], Field(min_length=2, max_length=10)]
+    """The groups on each side; bootstrap names the bootstrap. Who is on no side reaches everybody."""
+
+
+class Bootstrap(Section):
+    """The run's entry point, or points."""
+
+    count: int = Field(default=1, ge=1, le=4)
+    """How many there are; the join link names all. What follows happens to the first."""
+
+    dies_at_s: Duration | None = None
+    """When it is killed; without it it stays to the end."""
+
+    returns_after_s: Moment | None = None
+    """So long after that it is started again."""
+
+
+class Limit(Section):
+    """What a figure must keep to."""
+
+    at_least: float | None = None
+    """It is no smaller."""
+
+    at_most: float | None = None
+    """It is no larger."""
+
+    def holds(self, figure: float) -> bool:
+        return (self.at_least is None or figure >= self.at_least) and (self.at_most is None or figure <= self.at_most)
+
+
+class Undisturbed(Section):
+    """What to compare with: the same scenario with other peers, and nothing that happens to network or bootstrap."""
+
+    peers: list[RealGroup] = Field(min_length=1, max_length=1000)
+    """In place of the scenario's."""
+
+
+class RealScenario(Scenario):
+    """A scenario that real peers may act out."""
+
+    peers: list[RealGroup] = Field(min_length=1, max_length=1000)  # type: ignore[assignment]  # frozen: nobody appends
+    partitions: list[Partition] = Field(default_factory=list, max_length=100)
+    bootstrap: Bootstrap = Bootstrap()
+    begins: Literal["training", "learned"] = "training"
+    """What second 0 waits for: that everybody who is there from the beginning trains, or that each has learned, too."""
+
+    admission: Literal["open", "invite"] = "open"
+    """Who may take part: everybody, or whom the run's author invited and has not banned."""
+
+    undisturbed: Undisturbed | None = None
+    limits: dict[str, Limit] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _reality_agrees(self) -> Self:
+        faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
+        faults += _admission_faults(self)
+        if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
+            faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
+        faults += [
+            f"peers[{place}].name: {BOOTSTRAP} is the bootstrap's name"
+            for place, (name, _) in enumerate(self.named())
+            if name == BOOTSTRAP
+        ]
+        if faults:
+            raise ValueError("\n".join(faults))
+        return self
+
+    def simulated(self) -> Scenario:
+        """What the simulator makes of it. Raises ScenarioError for what only a testnet can act out."""
+        faults = [
+            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces has that"
+            for place, group in enumerate(self.peers)
+            for field in ("router", "packet_loss")
+            if getattr(group, field)
+        ]
+        faults += [
+            f"peers[{place}].{field}: only p2ptrain testnet has that"
+            for place, group in enumerate(self.peers)
+            for field in ("troubles", "clock_off_s", "leaves_every_s", "amid_exchange")
+            if getattr(group, field)
+        ]
+        faults += [
+            f"peers[{place}].lie: {group.lie} is said in bytes, and only p2ptrain testnet has them"
+            for place, group in enumerate(self.peers)
+            if group.lie in get_args(WireLie)
+        ]
+        faults += [
+            f"peers[{place}].returns: only p2ptrain testnet has resumed"
+            for place, group in enumerate(self.peers)
+            if group.returns == "resumed"
+        ]
+        if self.partitions:
+            faults.append("partitions: only p2ptrain testnet --stage namespaces has them")
+        if self.bootstrap != Bootstrap():
+            faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
+        if self.admission != "open":
+            faults.append("admission: only p2ptrain testnet has a door")
+        if self.begins != "training":
+            faults.append("begins: only p2ptrain testnet waits for that")
+        if faults:
+            lines = by_name(faults, [group.name for group in self.peers])
+            raise ScenarioError("\n".join(lines), "Run it with p2ptrain testnet --scenario, or leave these out.")
+        data = self.model_dump(exclude=set(RealScenario.model_fields) - set(Scenario.model_fields))
+        for group in data["peers"]:
+            for field in set(RealGroup.model_fields) - set(Group.model_fields):
+                del group[field]
+        return Scenario.model_validate(data)
+
+    def calm(self) -> RealScenario | None:
+        """What it is to be compared with; None where that is not asked for. Raises ScenarioError."""
+        if self.undisturbed is None:
+            return None
+        # What the scenario leaves out stays left out: a stage without lines takes no latency that somebody asked for.
+        data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"}, exclude_unset=True)
+        return parse({**data, "peers": self.undisturbed.model_dump(exclude_unset=True)["peers"]})
+
+
+def _partition_faults(scenario: RealScenario) -> list[str]:
+    known, faults = {BOOTSTRAP, *(name for name, _ in scenario.named())}, []
+    for place, partition in enumerate(scenario.partitions):
+        named = [name for side in partition.sides for name in side]
+        faults += [
+            f"partitions[{place}].sides: no group is called {name}; there are {', '.join(sorted(known))}"
+            for name in named
+            if name not in known
+        ]
+        if len(named) != len(set(named)) or not all(partition.sides):
+            faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on one side at most")
+    return faults
+
+
+def _trouble_faults(scenario: RealScenario) -> list[str]:
+    return [
+        f"peers[{place}].troubles[{number}].for_s: a daemon that died stays dead; leave it out"
+        for place, group in enumerate(scenario.peers)
+        for number, trouble in enumerate(group.troubles)
+        if trouble.what == "daemon_dies" and trouble.for_s is not None
+    ]
+
+
+def _churn_faults(scenario: RealScenario) -> list[str]:
+    faults = []
+    for place, group in enumerate(scenario.peers):
+        is_killed = group.leaves == "killed" and (group.leaves_at_s, group.stays_s) != (None, None)
+        if group.amid_exchange and not (is_killed or group.freezes):
+            faults.append(f"peers[{place}].amid_exchange: it is neither killed nor frozen; give leaves_at_s or freezes")
+        if group.leaves_every_s is None:
+            continue
+        if group.leaves_at_s is None:
+            faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first goes")
+        elif group.returns_after_s is not None and group.returns_after_s >= group.leaves_every_s * group.count:
+            faults.append(f"peers[{place}].leaves_every_s: who comes in another's place has to go before it comes")
+    return faults
+
+
+def _admission_faults(scenario: RealScenario) -> list[str]:
+    faults = []
+    for place, group in enumerate(scenario.peers):
+        if scenario.admission == "open":
+            faults += [
+                f'peers[{place}].{field}: the run takes everybody; give admission = "invite"'
+                for field, is_given in (("invited", not group.invited), ("banned_at_s", group.banned_at_s is not None))
+                if is_given
+            ]
+        elif not group.invited and group.arrives_at_s == 0:
+            faults.append(
+                f"peers[{place}].arrives_at_s: who is not invited never trains, and all are awaited; let it come later"
+            )
+    return faults
+
+
+def _limit_faults(scenario: RealScenario) -> list[str]:
+    return [
+        f"limits.{name}: give at_least, at_most or both" for name, limit in scenario.limits.items() if limit == Limit()
+    ]
+
+
+def load(path: Path, changes: Sequence[str] = ()) -> RealScenario:
+    """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    return parse(read(path, changes))
+
+
+def parse(data: Mapping[str, Any]) -> RealScenario:
+    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+    return parsed(RealScenario, data)

@@ -1,0 +1,156 @@
+"""What the parts of the protocol core share: who we are, where we stand, whom we know, the effects collected so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
+
+from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.swarm.deadlines import Deadlines
+from p2ptrain.swarm.events import Close, Effect, LinkFailed, Note, Open
+from p2ptrain.swarm.membership import Membership
+from p2ptrain.swarm.messages import PeerState, Presence
+from p2ptrain.swarm.peer_info import Fault
+from p2ptrain.swarm.progress import ProgressBudget
+from p2ptrain.swarm.rules import LEAST_STRANGERS, MAX_KNOWN, PASS_ON, SwarmRules
+from p2ptrain.swarm.trust import DistanceStats
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened since the start. Read by the terminal, the summary and the tests; written only by the core."""
+
+    exchanges_ok: int = 0
+    exchanges_failed: int = 0
+    """Ended after the partner had agreed, without a commit."""
+    half_commits: int = 0
+    """Of these: the partner may have committed (two generals); each moves the swarm's mean by |dx| / n."""
+    offers_unanswered: int = 0
+    offers_withdrawn: int = 0
+    """By partners, once we had accepted."""
+    offers_declined: int = 0
+    """By partners."""
+    offers_refused: int = 0
+    """By us."""
+    solo_steps: int = 0
+    """Outer steps after which nothing was committed before the next one ended."""
+    outer_steps: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    pulls: int = 0
+    donations: int = 0
+    offences: int = 0
+    """Times a partner broke the protocol."""
+    clipped: int = 0
+    """Exchanges that measured more than our radius."""
+
+
+@dataclass(slots=True)
+class CoreState:
+    """The mutable state of one peer that exchanges and catching up both read."""
+
+    me: PeerId
+    rules: SwarmRules
+    random: Random
+    members: Membership
+    step: int = 0
+    progress: float = 0.0
+    rate: float = 0.0
+    """Our own tokens per second, 0 until an outer step is done."""
+    seconds_per_outer_step: float = 0.0
+    """Of our own training, without waiting for partners; 0 until one is done."""
+    settled: bool = False
+    """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
+    was_in_step: bool = False
+    """We dropped out of it: our own progress says about where the swarm was. A newcomer's says nothing."""
+    strangers: set[PeerId] = field(default_factory=set)
+    """Partners whose weights had nothing in common with ours, since an exchange committed."""
+    boasts: dict[PeerId, float] = field(default_factory=dict)
+    """Who said that it was further (tokens) than can be true, and how far; the latest come last."""
+    is_lost: bool = False
+    """All whom we met lately were strangers: ours are the odd weights."""
+    gives: bool = True
+    """Whether newcomers get our weights."""
+    state: PeerState = PeerState.JOINING
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    usual: DistanceStats = field(default_factory=DistanceStats)
+    counters: Counters = field(default_factory=Counters)
+    effects: list[Effect] = field(default_factory=list)
+    serial: int = 0
+    budget: ProgressBudget = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.budget = ProgressBudget(self.rules.catch_up_tokens, self.rules.tokens_per_outer_step)
+
+    def emit(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def note(self, kind: str, peer: PeerId | None = None, why: str = "", seconds: float = 0.0) -> None:
+        self.emit(Note(kind=kind, peer=peer, why=why, seconds=seconds))
+
+    @property
+    def worth(self) -> float:
+        """Progress (tokens) of the weights that we have: none, where they are the odd ones."""
+        return 0.0 if self.is_lost else self.progress
+
+    def meet_stranger(self, peer: PeerId) -> None:
+        """It is in step, and its weights have nothing in common with ours."""
+        if len(self.strangers) < MAX_KNOWN:
+            self.strangers.add(peer)
+
+    def boasted(self, peer: PeerId, progress: float) -> None:
+        """It said that it was further than can be true."""
+        furthest = max(self.boasts.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
+        self.boasts[peer] = furthest
+        if len(self.boasts) > MAX_KNOWN:
+            del self.boasts[next(iter(self.boasts))]
+
+    def believes(self, peer: PeerId) -> bool:
+        """Whether what it says of its progress may raise ours: not before we are where it said that it was. It is we
+        who may have been left behind."""
+        return self.boasts.get(peer, 0.0) <= self.progress
+
+    def is_odd(self, now: float) -> bool:
+        """Whether our weights have nothing in common with those of most who are here, us included: of two equal halves
+        neither is odd."""
+        here = {known.peer for known in self.members.live(now)}
+        self.strangers &= here
+        return len(self.strangers) >= max(LEAST_STRANGERS, (len(here) + 1) // 2 + 1)
+
+    def find_company(self) -> None:
+        """Somebody's weights are near ours, or ours are somebody's now."""
+        self.strangers.clear()
+        self.is_lost = False
+
+    def drop_out(self) -> None:
+        """We are a newcomer again, but one that knows where the swarm was."""
+        self.settled, self.was_in_step = False, True
+
+    def forget_stillborn(self) -> None:
+        """What was opened only now and is closed again is not opened at all: nobody need hear of it."""
+        opened = {effect.link for effect in self.effects if isinstance(effect, Open)}
+        stillborn = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
+        self.effects = [
+            effect for effect in self.effects if not (isinstance(effect, Open | Close) and effect.link in stillborn)
+        ]
+
+    def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:
+        """Remember a conversation that failed against its peer, and say so.
+
+        Args:
+            seconds: for how long an exchange had been under way that both had agreed to.
+        """
+        self.counters.offences += int(event.their_fault)
+        self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault, seconds)
+        if fault is Fault.WITHDRAWN:
+            self.note("skipped", event.link.peer, "it took back its offer, and we had accepted")
+        else:
+            self.note("broke protocol" if event.their_fault else "failed", event.link.peer, event.why, seconds)
+
+    def new_link(self, peer: PeerId) -> LinkId:
+        self.serial += 1
+        return LinkId(peer=peer, serial=self.serial, outbound=True)
+
+    def known_to_pass_on(self, now: float, to: PeerId) -> tuple[Presence, ...]:
+        return self.members.sample(self.random, PASS_ON, now, excluding=to)

@@ -1,0 +1,350 @@
+"""Exchanges from offer to application: drives the state machine of ``p2ptrain.swarm.exchange``."""
+
+from __future__ import annotations
+
+from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.swarm.claims import is_left_behind
+from p2ptrain.swarm.core_state import CoreState
+from p2ptrain.swarm.events import Close, Commit, LinkFailed, Open, Send, Swap, SwapDone
+from p2ptrain.swarm.exchange import Exchange, ExchangeBook, ExchangeState
+from p2ptrain.swarm.judging import Judge
+from p2ptrain.swarm.matching import answer, refusal
+from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, DeclineReason, Offer, PeerState, Terms
+from p2ptrain.swarm.partners import choose, implausible, own_offer, own_terms, pause_after
+from p2ptrain.swarm.peer_info import Fault, PeerInfo
+from p2ptrain.swarm.progress import left, progress_displacement
+from p2ptrain.swarm.rounds import HURRIED_S, Meeting, Round, Rounds
+from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
+from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
+
+ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
+"""How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
+CHOICE = 4
+"""So many times as many fragments are offered as are exchanged, where so many are free: the partner has others engaged
+than we. Offers of just enough were declined twice for each exchange (simulated: 16 fragments, 4 an exchange)."""
+
+
+class ExchangeManager:
+    """All exchanges of one peer, ours and others'."""
+
+    def __init__(self, standing: CoreState) -> None:
+        self._standing = standing
+        self.book = ExchangeBook(standing.rules.free_fragments)
+        self.rounds = Rounds(standing)
+        self._judge = Judge(standing)
+        self._overtime = SlowPartnerPenalty(standing)
+        self._due = 0  # exchanges we still owe this outer step
+        self._committed_since_step = True
+        self.last_commit_at = 0.0
+        self.distances: list[tuple[PeerId, float]] = []  # of the last commits, newest last
+
+    # --- what the peer calls ------------------------------------------------------------------------------------
+
+    def step_done(self, now: float) -> None:
+        """New snapshots are there. The exchanges of this outer step are due, and those of the last one lapse; unless
+        they fall due one by one in the phase (``one_due``).
+        """
+        if not self._committed_since_step:
+            self._standing.counters.solo_steps += 1
+        self._committed_since_step = False
+        if not self._standing.rules.due_in_phase:
+            self._due = self._standing.rules.exchanges_per_step if self._standing.rules.free_fragments else 0
+        self._open_round(self._standing.step, self._standing.rules.beside, False, now)
+        self.seek(now)
+
+    def one_due(self, now: float) -> None:
+        """The trainer came to where an exchange is to begin."""
+        self._due = min(self._due + 1, self._standing.rules.exchanges_per_step)
+        self.seek(now)
+
+    def phase_done(self, step: int, now: float) -> None:
+        """The trainer waits for the exchanges that this outer step planned."""
+        self._open_round(step, self._standing.rules.between, True, now)
+
+    def training_ended(self, now: float) -> None:
+        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there. What was
+        measured before says nothing of it.
+        """
+        self.book.limit(range(self._standing.rules.fragments))
+        self.last_commit_at = now
+        self.distances = []
+
+    def make_due(self, now: float) -> None:
+        """One exchange is due without an outer step: the final gossip."""
+        if self._due == 0 and not len(self.book):
+            self._due = 1
+            self.seek(now)
+
+    def seek(self, now: float) -> None:
+        """Offer what is due to a random free partner, one offer at a time."""
+        standing = self._standing
+        if self._due == 0 or standing.is_lost or standing.state not in (PeerState.TRAINING, PeerState.FINISHING):
+            return
+        if self.book.offers(0) or len(self.book) >= MAX_EXCHANGES:
+            return
+        free = self.book.free_fragments()[: CHOICE * standing.rules.most_per_exchange]
+        if not free:
+            return
+        partner = choose(standing, self.book.partners(), now)
+        if partner is not None:
+            self._offer(partner, tuple(sorted(free)), own_terms(standing, partner.peer), 0, now)
+
+    def call_planned(self, now: float) -> None:
+        """Offer to the partners that this outer step planned, all at once."""
+        for planned, peer in self.rounds.due(now):
+            known = self._standing.members.get(peer)
+            is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
+            planned.turn(peer, Meeting.CALLED if is_called else Meeting.MISSED)
+            if known is not None and is_called:
+                terms = own_terms(self._standing, peer, len(planned.meetings))
+                hurried = not self.rounds.is_waited_for(planned, peer)
+                self._offer(known, planned.fragments, terms, planned.step, now, hurried)
+        self.rounds.proceed_if_over()
+
+    # --- messages and completions ---------------------------------------------------------------------------------
+
+    def offered(self, link: LinkId, offer: Offer, now: float) -> None:
+        """Somebody wants to exchange: accept, or say why not."""
+        standing = self._standing
+        offers = self.book.offers(offer.round)
+        crossing = next((each for each in offers if each.link.peer == link.peer), None)
+        prompt = standing.deadlines.prompt_reply_s()
+        reply: Round | tuple[int, ...] | DeclineReason
+        refused = refusal(
+            offer,
+            state=standing.state,
+            settled=standing.settled,
+            progress=standing.worth,
+            distrusted=standing.members.is_distrusted(link.peer, now),
+            implausible=implausible(standing, link.peer, offer.terms),
+            rules=standing.rules,
+        )
+        if refused is not None:
+            reply = refused
+        elif offer.round:
+            reply = self.rounds.answer(offer, link.peer, crossing is not None, now)
+        else:
+            reply = answer(
+                offer,
+                link.peer,
+                me=standing.me,
+                crossing=crossing is not None,
+                offering=any(now - offer.started_at < prompt for offer in offers),
+                engaged=self.book.is_engaged_with(link.peer) or self._overtime.waits(link.peer, now),
+                free=self.book.free_fragments(),
+                under_way=len(self.book) - len(offers),
+                rules=standing.rules,
+            )
+        if isinstance(reply, DeclineReason):
+            standing.counters.offers_refused += 1
+            if not (offer.round and reply in ROUTINE):
+                standing.note("refused", link.peer, reply.value)
+            standing.emit(Send(link, Decline(reply, standing.state, standing.step, standing.progress, known=())))
+            standing.emit(Close(link))
+            return
+        for withdrawn in offers:  # it crossed theirs, which wins, or stays unanswered
+            if withdrawn is crossing or not offer.round:
+                self.book.remove(withdrawn.link)
+                standing.emit(Close(withdrawn.link))
+        if isinstance(reply, Round):
+            reply.turn(link.peer, Meeting.MEETING)
+            fragments, mine = reply.fragments, own_terms(standing, link.peer, len(reply.meetings))
+        else:
+            fragments, mine = reply, own_terms(standing, link.peer)
+        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, now, round=offer.round)
+        standing.emit(Send(link, Accept(fragments, mine, known=standing.known_to_pass_on(now, link.peer))))
+        self._swap(exchange, fragments, offer.terms, now)
+
+    def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
+        """Our offer was accepted: swap. Its fragments are still free: accepting another's offer withdraws our own."""
+        standing = self._standing
+        exchange = self.book.get(link)
+        if exchange is None:  # dropped meanwhile
+            standing.emit(Close(link))
+            return
+        most = len(exchange.fragments) if exchange.round else standing.rules.most_per_exchange
+        is_offered = set(accept.fragments) <= set(exchange.fragments) and len(accept.fragments) <= most
+        if exchange.state is not ExchangeState.OFFERED or not is_offered:
+            self.failed(LinkFailed(link, "it accepted what was not offered", their_fault=True), now)
+            return
+        standing.deadlines.replied(now - exchange.started_at)
+        if why := implausible(standing, link.peer, accept.terms):
+            self.failed(LinkFailed(link, why), now)
+            return
+        if exchange.round:
+            self.rounds.turn(exchange.round, exchange.fragments, link.peer, Meeting.MEETING)
+        else:
+            self._due = max(self._due - 1, 0)
+        self._swap(exchange, accept.fragments, accept.terms, now)
+
+    def declined(self, link: LinkId, decline: Decline, now: float) -> None:
+        """Our offer was declined: leave that peer alone for a moment and try another."""
+        standing = self._standing
+        exchange = self.book.remove(link)
+        standing.emit(Close(link))
+        if exchange is None:
+            return
+        standing.counters.offers_declined += 1
+        standing.deadlines.replied(now - exchange.started_at)
+        if exchange.round and decline.reason in ROUTINE:
+            self.rounds.put_off(exchange, decline.reason, now)
+            self.call_planned(now)
+            return
+        standing.note("skipped", link.peer, decline.reason.value)
+        if exchange.round:
+            self.rounds.ended(exchange, Meeting.MISSED, now)
+            return
+        standing.members.pause(link.peer, now + pause_after(standing, decline.reason, exchange))
+        self.seek(now)
+
+    def swapped(self, done: SwapDone, now: float) -> None:
+        """Both payloads are through on our side: say so."""
+        standing = self._standing
+        exchange = self.book.get(done.link)
+        if exchange is None or exchange.state is not ExchangeState.SWAPPING:
+            return
+        standing.counters.sent_bytes += done.sent_bytes
+        standing.counters.received_bytes += done.received_bytes
+        if lie := self._judge.lie(exchange, done):
+            self.failed(lie, now)
+            return
+        exchange.confirm(done)
+        standing.emit(Send(done.link, Acknowledge()))
+
+    def acknowledged(self, link: LinkId, now: float) -> bool:
+        """Both sides have everything: commit. Whether there was something to commit."""
+        standing = self._standing
+        exchange = self.book.get(link)
+        if exchange is None:
+            standing.emit(Close(link))
+            return False
+        if exchange.state is not ExchangeState.CONFIRMING or exchange.theirs is None:
+            self.failed(LinkFailed(link, "it acknowledged too early", their_fault=True), now)
+            return False
+        seconds = now - exchange.swap_started_at
+        standing.members.praise(link.peer)
+        if exchange.is_timed:
+            self._overtime.exchanged(exchange, now)
+            standing.deadlines.transferred(max(exchange.sent_bytes, exchange.received_bytes), seconds)
+        standing.counters.exchanges_ok += 1
+        standing.find_company()
+        standing.settled = standing.settled or not is_left_behind(standing, now)
+        self._committed_since_step = True
+        self.last_commit_at = now
+        self.distances = [*self.distances[-15:], (link.peer, exchange.distance)]
+        self.book.commit(exchange)
+        moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
+        moved = min(moved, left(standing.progress, standing.rules) if standing.believes(link.peer) else 0.0)
+        if standing.state is PeerState.FINISHING:  # agreed on before: nothing would raise us again
+            moved = max(moved, 0.0)
+        standing.emit(Commit(link, standing.budget.take(moved, link.peer)))
+        standing.emit(Close(link))
+        standing.emit(exchange.told(seconds))
+        self._judge.mixed(exchange, now)
+        self.rounds.ended(exchange, Meeting.MET, now)
+        return True
+
+    def applied(self, link: LinkId, now: float) -> None:
+        """The displacement is in the weights: its fragments are free again."""
+        if self.book.remove(link) is not None:
+            self.seek(now)
+
+    def failed(self, event: LinkFailed, now: float) -> None:
+        """A link ended early, or we end it: discard, remember, try another."""
+        standing = self._standing
+        exchange = self.book.get(event.link)
+        if exchange is None or exchange.state is ExchangeState.COMMITTED:
+            return
+        self.book.remove(event.link)
+        standing.emit(Close(event.link))
+        if exchange.state is ExchangeState.OFFERED:
+            standing.counters.offers_unanswered += 1
+            fault, meeting = Fault.UNANSWERED, Meeting.MISSED
+            self.rounds.unanswered(exchange, now)
+        else:
+            withdrawn = event.unbegun and exchange.state is ExchangeState.SWAPPING and not event.link.outbound
+            standing.counters.offers_withdrawn += withdrawn
+            standing.counters.exchanges_failed += not withdrawn
+            broken = Fault.MISFIT if event.misfit else Fault.BROKEN
+            fault, meeting = Fault.WITHDRAWN if withdrawn else broken, Meeting.FAILED
+            if exchange.is_timed:
+                self._overtime.exchanged(exchange, now)
+            if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
+                self._due = min(self._due + 1, standing.rules.exchanges_per_step)
+        if exchange.state is ExchangeState.CONFIRMING:
+            standing.counters.half_commits += 1
+        standing.blame(event, fault, now, exchange.swapped_s(now))
+        self.rounds.ended(exchange, meeting, now)
+        self.seek(now)
+
+    def hold_on(self, now: float, seconds: float) -> None:
+        """We were held up for so long: what partners sent before their deadlines passed may lie unread, and nobody
+        held us meanwhile but we."""
+        self.rounds.hold_on(seconds)
+        for exchange in self.book:
+            exchange.skip(seconds)
+            if exchange.deadline <= now:
+                exchange.deadline = now + UNREAD_S
+
+    def expire(self, now: float) -> None:
+        """Give up on partners whose deadline has passed."""
+        for exchange in self.book:
+            if exchange.deadline <= now:
+                if not exchange.hurried:
+                    self._standing.deadlines.missed()
+                waited = now - (exchange.swap_started_at or exchange.started_at)
+                self.failed(LinkFailed(exchange.link, f"no answer for {waited:.1f} s"), now)
+        self.rounds.expire(now)
+        self.call_planned(now)
+
+    def drop_unsettled(self) -> None:
+        """We are leaving or about to catch up: close what no partner can have committed yet."""
+        for exchange in self.book:
+            if exchange.state in (ExchangeState.OFFERED, ExchangeState.SWAPPING):
+                self.book.remove(exchange.link)
+                self._standing.emit(Close(exchange.link))
+        for awaited in (False, True):
+            self.rounds.close(awaited)
+
+    def abandon(self) -> None:
+        """Our weights are about to be replaced: a difference to the old ones must not be added to the new ones."""
+        self.drop_unsettled()
+        for exchange in self.book.in_state(ExchangeState.CONFIRMING):
+            self.book.remove(exchange.link)
+            self._standing.counters.exchanges_failed += 1
+            self._standing.counters.half_commits += 1
+            self._standing.emit(Close(exchange.link))
+
+    def next_deadline(self) -> float:
+        """When ``expire`` has something to do."""
+        return min(self.book.next_deadline(), self.rounds.next_deadline())
+
+    @property
+    def is_due(self) -> bool:
+        return self._due > 0
+
+    # --- how an exchange begins -------------------------------------------------------------------------------------
+
+    def _open_round(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
+        if fragments:
+            self.rounds.open(step, fragments, awaited, now)
+            self.call_planned(now)
+
+    def _offer(
+        self, partner: PeerInfo, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
+    ) -> None:
+        link, deadlines = self._standing.new_link(partner.peer), self._standing.deadlines
+        if not round_:  # a round's calls are planned with it
+            self._standing.members.called(partner.peer, now)
+        deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
+        exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)
+        self.book.put(exchange)
+        self._standing.emit(Open(link, partner.addresses, own_offer(self._standing, exchange, now)))
+
+    def _swap(self, exchange: Exchange, fragments: tuple[int, ...], theirs: Terms, now: float) -> None:
+        standing = self._standing
+        size = sum(standing.rules.fragment_bytes[fragment] for fragment in fragments)
+        patience_s = standing.deadlines.payload_s(size, theirs.seconds_per_byte)
+        exchange.swap(fragments, theirs, now, now + patience_s)
+        self.book.put(exchange)
+        standing.emit(Swap(exchange.link, fragments, exchange.mine, theirs))

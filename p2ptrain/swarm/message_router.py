@@ -1,0 +1,104 @@
+"""Conversations: which part of the core a message or a failed link belongs to, and what may not be said where.
+
+A link carries one conversation, an exchange or a pull, and its first message says which. A message that belongs to the
+other one, or comes from the wrong side or too late, is an offence: the link is closed and its peer is blamed.
+"""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.swarm.catchup import CatchUp
+from p2ptrain.swarm.core_state import CoreState
+from p2ptrain.swarm.events import Close, LinkFailed
+from p2ptrain.swarm.exchange import ExchangeState
+from p2ptrain.swarm.exchange_manager import ExchangeManager
+from p2ptrain.swarm.final_gossip import FinalGossip
+from p2ptrain.swarm.messages import (
+    Accept,
+    Acknowledge,
+    Decline,
+    Message,
+    Offer,
+    Terms,
+    WeightsReply,
+    WeightsRequest,
+)
+from p2ptrain.swarm.peer_info import Fault
+
+OFFERED = ExchangeState.OFFERED
+
+
+class MessageRouter:
+    """All links of one peer, by what is said on them."""
+
+    def __init__(
+        self, standing: CoreState, exchanging: ExchangeManager, catch_up: CatchUp, final_gossip: FinalGossip
+    ) -> None:
+        self._standing = standing
+        self._exchanging = exchanging
+        self._catch_up = catch_up
+        self._final_gossip = final_gossip
+
+    def received(self, link: LinkId, message: Message, now: float) -> None:
+        """A message came: hand it to the part of the core that waits for it. The first case that fits decides."""
+        match message:
+            case Offer() | WeightsRequest() if self._exchanging.book.get(link) or self._catch_up.holds(link):
+                self._violation(link, "a second opening message on one link", now)
+            case Offer() | WeightsRequest() if link.outbound:
+                self._violation(link, "an opening message in reply to ours", now)
+            case Accept() | Acknowledge() if self._catch_up.holds(link):
+                self._violation(link, "an answer to an offer where weights were asked for", now)
+            case WeightsReply() if self._exchanging.book.get(link):
+                self._violation(link, "weights in reply to an offer", now)
+            case Decline() if (exchange := self._exchanging.book.get(link)) and exchange.state is not OFFERED:
+                self._violation(link, "it declined what it had accepted", now)
+            case Offer(terms=terms) | Accept(terms=terms) if not self._standing.rules.is_fair(terms.weight):
+                self.failed(LinkFailed(link, f"it claims a mixing weight of {terms.weight:g}", their_fault=True), now)
+                self._standing.emit(Close(link))
+            case Offer():
+                self._exchanging.offered(link, message, now)
+                if message.run == self._standing.rules.run and message.protocol == self._standing.rules.protocol:
+                    self._hear(link.peer, message.terms, now)
+            case WeightsRequest():
+                self._catch_up.requested(link, message, now)
+            case Accept():
+                self._exchanging.accepted(link, message, now)
+                self._hear(link.peer, message.terms, now)
+            case Decline():
+                self._hear(link.peer, message, now)
+                if self._catch_up.holds(link):
+                    self._catch_up.declined(link, message, now)
+                else:
+                    self._exchanging.declined(link, message, now)
+            case Acknowledge():
+                if self._exchanging.acknowledged(link, now):
+                    self._final_gossip.exchanged(now)
+            case WeightsReply():
+                self._catch_up.replied(link, message, now)
+            case _:
+                assert_never(message)
+
+    def failed(self, event: LinkFailed, now: float) -> None:
+        """A link ended early."""
+        standing = self._standing
+        if self._catch_up.failed(event, now):
+            return
+        if self._exchanging.book.get(event.link) is not None:
+            self._exchanging.failed(event, now)
+        elif event.their_fault and not standing.members.is_distrusted(event.link.peer, now):
+            standing.blame(event, Fault.OFFENCE, now)  # garbage in place of an opening message
+
+    def _hear(self, peer: PeerId, said: Terms | Decline, now: float) -> None:
+        """Believe what a peer says of itself only as far as it can be true."""
+        ceiling = self._standing.rules.progress_ceiling
+        settled = said.settled if isinstance(said, Terms) else None
+        if 0 <= said.progress <= ceiling:  # False for NaN
+            self._standing.members.hear(peer, said.state, said.step, said.progress, now, settled)
+
+    def _violation(self, link: LinkId, why: str, now: float) -> None:
+        event = LinkFailed(link, why, their_fault=True)
+        self._exchanging.failed(event, now)
+        self._catch_up.failed(event, now)
+        self._standing.emit(Close(link))

@@ -1,0 +1,232 @@
+"""How a peer enters a run that does not take everybody, and stays in it: its badge, the author's rulings, its gate.
+
+::
+
+    HOME/badge             what an invite and a witness made of us; shown to others. Kept: an invite is used once
+    HOME/rulings.signed    the author's newest rulings that we saw, so that a silent DHT lifts no ban
+
+An open run has none of this, and nothing here does anything for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+
+from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
+from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
+from p2ptrain.base.clock import steady
+from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
+from p2ptrain.base.ids import PeerId
+from p2ptrain.base.logging_setup import reporting
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.access_list_store import AccessListStore
+from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, AdmissionHandler, ask_rulings, come_in
+from p2ptrain.net.directory import CLOCK_SKEW_S
+from p2ptrain.net.gate import GatedTransport
+from p2ptrain.net.identity import verify
+from p2ptrain.ports import Link, Notebook, Transport
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
+from peer.home import Home
+from peer.network import Connection
+
+BADGE_FILE = "badge"
+PAUSE_S = (2.0, 30.0)
+"""First and longest pause between two rounds of asking for a badge; as for the manifest."""
+MOST_ASKED = 4
+"""Nodes that a peer asks for rulings while it is not let in, bootstraps first; one that is gone costs ten seconds. A
+guess."""
+_CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
+"""What one witness says, and another that does not answer just now may say otherwise."""
+_CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
+
+
+class AdmissionClient:
+    """One peer's way into one run. ``gate`` is None where the run is open.
+
+    ``enter`` runs in the network's loop before anything else of the run, ``tending`` while the peer lives.
+    """
+
+    def __init__(
+        self, connection: Connection, home: Home, signed: SignedManifest, me: PeerId, notebook: Notebook
+    ) -> None:
+        self._connection = connection
+        self._home = home
+        self._signed = signed
+        self._me = me
+        self._notebook = notebook
+        self._why: Refusal | None = None
+        self.gate = gate_of(home, signed)
+
+    def transport(self, over: Transport | None = None) -> Transport:
+        """What members speak over: the connection's exchanges, or another protocol that gives weights away."""
+        plain = self._connection if over is None else over
+        if self.gate is None:
+            return plain
+        return GatedTransport(plain, self.gate, self._me, self._notebook)
+
+    def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
+        """A handler of inbound links, for members only: of every protocol that gives weights away."""
+        if self.gate is None:
+            return handler
+        return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
+
+    def counts(self, peer: PeerId) -> bool:
+        """Whether a peer may take part, by what it showed before and what the author has ruled since."""
+        return self.gate is None or self.gate.counts(peer, time.time())
+
+    def live_until(self, presence: Presence) -> float | None:
+        """On the steady clock, until when a record counts; None when it is another run's, its signature or its times do
+        not hold, or its peer may not take part. Whoever hands it on may be lying, and a directory's node as well."""
+        if presence.run != self._signed.run_id:
+            return None
+        now = time.time()
+        if not self.counts(presence.peer):
+            return None
+        age = now - presence.issued_at
+        left = min(presence.lifetime_s, PRESENCE_LIFETIME_S) - age
+        if age < -CLOCK_SKEW_S or left <= 0 or not verify(presence):
+            return None
+        return steady() + min(left, PRESENCE_LIFETIME_S)
+
+    @property
+    def standing(self) -> str:
+        """Whether this run lets us in, or why not, in a few words; empty where it takes everybody. From any thread."""
+        if self.gate is None:
+            return ""
+        why = self._why
+        return f"let in ({self.gate.policy})" if why is None else f"NOT let in: {why}. {remedy(why, self._me)}"
+
+    async def enter(self, link: JoinLink | None) -> None:
+        """Get a badge where we need one and hold an invite; learn the newest rulings where we are not let in.
+
+        Raises AdmissionError when we may not take part, JoinLinkError when the link's invite is none. While no witness
+        answers it goes on trying, and says so; who is let in by what it holds waits for nobody.
+        """
+        gate = self.gate
+        if gate is None:
+            return
+        ticket = InviteCredential.parse(link.invite, self._signed.run_id, gate.author) if link and link.invite else None
+        self._connection.stand_at(gate)
+        await self._connection.serve(ADMISSION_PROTOCOL, LIMITS, AdmissionHandler(gate).answer)
+        pause, longest = PAUSE_S
+        while self._look(gate) is not None:
+            answered = await self._ask_rulings(gate)
+            why = self._look(gate)
+            if why in _CURED_BY_INVITE and ticket is not None:
+                try:
+                    why = await self._come_in(gate, ticket)
+                except NetworkError as error:
+                    self._notebook.note("no badge", why=str(error), seconds=pause)
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, longest)
+                    continue
+            elif not answered and not gate.rulings.serial:
+                return  # nobody told us of rulings, and they may well name us: partners decide
+            if why is not None:
+                raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
+
+    @contextlib.asynccontextmanager
+    async def tending(self) -> AsyncIterator[None]:
+        """Keep our rulings and the DHT's the same meanwhile."""
+        if self.gate is None:
+            yield
+            return
+        shelf = AccessListStore(lambda: self._connection.node.dht, self.gate, self._ruled)
+        task = asyncio.create_task(shelf.run())
+        task.add_done_callback(reporting("the keeper of rulings"))
+        try:
+            yield
+        finally:
+            task.cancel()
+
+    async def _ask_rulings(self, gate: Gate) -> bool:
+        """Ask one after another until one's rulings let us in; whether anybody answered. Some may be behind."""
+        answered = False
+        try:
+            node = self._connection.node
+        except NetworkError:  # p2pd is being restarted: as where nobody answers
+            return answered
+        others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
+        for peer in [each for each in others if each != self._me][:MOST_ASKED]:
+            try:
+                if await ask_rulings(self._asking(), peer, node.known.get(peer, ()), gate):
+                    self._ruled()
+            except (NetworkError, RemoteError):  # the next one, or the DHT later
+                continue
+            answered = True
+            if gate.refusal(self._me, gate.badge, time.time()) is None:
+                break
+        return answered
+
+    async def _come_in(self, gate: Gate, ticket: InviteCredential) -> Refusal | None:
+        """Ask the invite's witnesses for a badge; why we are not in even so. NetworkError: none answered.
+
+        What one refuses another may grant that has newer rulings or a better clock; so may a badge hold where another
+        does not. Not where it is used up: the author counts on each of them.
+        """
+        whys: list[str] = []
+        refusal: Refusal | None = None
+        for witness in ticket.invite.witnesses:
+            places = self._connection.node.known.get(witness, ())
+            try:
+                made = await come_in(self._asking(), witness, places, ticket, gate, self._me)
+            except (NetworkError, RemoteError) as error:
+                whys.append(str(error))
+                continue
+            if made is Refusal.USED_UP:
+                return made
+            why = made if isinstance(made, Refusal) else gate.refusal(self._me, made.encode(), time.time())
+            if why is not None or isinstance(made, Refusal):
+                refusal = refusal or why
+                continue
+            gate.badge = made.encode()
+            self._home.write(self._home.path / BADGE_FILE, gate.badge)
+            self._notebook.note("let in", peer=witness, invite=ticket.invite.id)
+            return None
+        if refusal is None or (whys and refusal in _CURED_BY_ANOTHER):
+            raise NetworkError("; ".join([*whys, *([] if refusal is None else [refusal])]))
+        return refusal
+
+    def _asking(self) -> Transport:
+        return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)
+
+    def _ruled(self) -> None:
+        """The gate has newer rulings."""
+        assert self.gate is not None
+        rulings = self.gate.rulings
+        try:
+            self._home.write(self._home.path / RULINGS_FILE, rulings.encode())
+        except HomeError as error:
+            self._notebook.note("not saved", what="the run's rulings", why=error.problem)
+        counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
+        self._notebook.note("rulings", serial=rulings.serial, **counts)
+        before, why = self._why, self._look(self.gate)
+        if why is not None and why is not before:
+            self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
+
+    def _look(self, gate: Gate) -> Refusal | None:
+        """Why we are not let in, now; kept for ``standing``."""
+        self._why = gate.refusal(self._me, gate.badge, time.time())
+        return self._why
+
+
+def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
+    """What the peer of a home knows of who may take part; None where the run is open. Raises HomeError."""
+    policy = signed.manifest.admission.policy
+    if policy == "open":
+        return None
+    rulings = load_access_list(home.path / RULINGS_FILE, signed)
+    return Gate(policy, signed.run_id, author_of(signed), _read(home.path / BADGE_FILE), rulings)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise HomeError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error

@@ -1,0 +1,60 @@
+"""Asking the addresses of a join link for the run's manifest, for as long as it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from p2ptrain.base.errors import NetworkError, RemoteError, UserError
+from p2ptrain.manifest import JoinLink, SignedManifest, genuine_run
+from p2ptrain.net import address
+from p2ptrain.net.manifest_service import fetch_manifest, stranger
+from p2ptrain.net.node import Node
+from p2ptrain.net.p2pd.backoff import BACKOFF
+from p2ptrain.ports import Notebook
+
+PAUSE_S = (2.0, 30.0)
+"""First and longest pause between two rounds of asking. A guess."""
+
+SILENCE = "Is the bootstrap running, the address right, its port open in the firewall and forwarded by the router?"
+STRANGERS = "Ask whoever gave you the link for a new one."
+"""Somebody answers: neither firewall nor router is in the way."""
+
+
+async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: Notebook) -> SignedManifest:
+    """Ask until one hands out the run's manifest. Says what it tried after every round.
+
+    Raises ManifestError where one does, and it is of another p2ptrain.
+
+    Args:
+        node: the one to ask from just now; raises NetworkError while there is none.
+    """
+    pause, longest = PAUSE_S
+    strangers: dict[str, str] = {}  # who answers at which address, if it is not whom the link names
+    while True:
+        for each in link.addresses:
+            place, peer = address.split_peer(each)
+            assert peer is not None  # JoinLink saw to it
+            raw = b""
+            try:
+                raw = await fetch_manifest(node(), peer, [place], link.run_id)
+                signed = SignedManifest.from_bytes(raw)
+                signed.verify(link.run_id)
+            except UserError as error:
+                if genuine_run(raw) == link.run_id:
+                    raise  # they did what they could: another p2ptrain has to be installed here
+                notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
+            except (NetworkError, RemoteError) as error:
+                if why := stranger(str(error)):
+                    strangers[each] = why
+                elif not str(error).endswith(BACKOFF):  # that alone says nothing new
+                    strangers.pop(each, None)
+                notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
+            else:
+                return signed
+        why, remedy = "nobody handed out the run's manifest", SILENCE
+        if len(strangers) == len(link.addresses):
+            why, remedy = strangers[link.addresses[0]], STRANGERS
+        notebook.note("waiting", why=why, seconds=pause, remedy=remedy)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, longest)

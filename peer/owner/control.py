@@ -1,0 +1,332 @@
+"""The thread that watches settings, month, hour and commands, and tells the rest of the peer what follows from them.
+
+It begins with the home's lock held and before anything else of the peer, so that a peer that cannot find its swarm can
+be asked why. Once there is a trainer, ``take`` gives it something to hold. It alone writes its own state; what it reads
+of others are single numbers and references, each whole at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from p2ptrain.net.throttle import Throttles
+from p2ptrain.ports import Clock, Notebook
+from p2ptrain.train.loop import Signals
+from peer.home import Home
+from peer.messages import line
+from peer.owner import status
+from peer.owner.control_socket import ControlServer
+from peer.owner.pause import PauseFile
+from peer.owner.policy import GIVEN_SHARE, PolicyDecision, decide
+from peer.owner.settings import WAITING, Settings, SettingsFile
+from peer.owner.traffic import TrafficCount
+from peer.participation import Mode, Participation, TrainerControl
+from peer.session_recorder import SessionRecorder
+
+POLL_S = 1.0
+"""Between two looks at file, month and hour: so long an edit waits, and so long a month that is used up goes on."""
+SAVE_PERIOD_S = 10.0
+"""Between two writes of the month's traffic: what SIGKILL costs the count."""
+MEASURED_S = 60.0
+"""The rates that ``status`` shows are of this last while."""
+KEPT_LINES = 5
+MOST_TOLD = 200
+"""Characters of an error of our own."""
+MOST_STUMBLES = 20
+"""So many of them are told."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingHandle:
+    """What there is to hold once a trainer exists."""
+
+    record: SessionRecorder
+    attendance: Participation | None
+    """None: a recipe that exchanges nothing."""
+    reins: TrainerControl
+    admission: Callable[[], str] = str
+    """Whether the run lets this peer in; empty where it takes everybody."""
+
+
+class OwnerControl:
+    """A context manager; ``stopping`` comes after it, ``notebook`` and the home's lock before."""
+
+    def __init__(
+        self,
+        home: Home,
+        file: SettingsFile,
+        settings: Settings,
+        rates: Throttles,
+        signals: Signals,
+        notebook: Notebook,
+        now: Callable[[], datetime] = datetime.now,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        self._home = home
+        self._file = file
+        self._settings = settings
+        self._rates = rates
+        self._signals = signals
+        self._notebook = notebook
+        self._now = now
+        self._clock = clock
+        self._traffic = TrafficCount(home.path)
+        self._booked = (0, 0, 0)
+        self._save_at = 0.0
+        self._is_saved = True
+        self._samples: deque[tuple[float, int, int]] = deque(maxlen=round(MEASURED_S / POLL_S) + 1)
+        self._pause = PauseFile(home.path)
+        self._paused = False
+        self._verdict = PolicyDecision(Mode.PRESENT, gives=True)
+        self._fault = ""
+        self._held: TrainingHandle | None = None
+        self._heard: deque[tuple[float, str]] = deque(maxlen=KEPT_LINES)
+        self._door: ControlServer | None = None
+        self._bell, self._button = socket.socketpair()
+        self._ends = threading.Event()
+        self._stumbles: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name="owner", daemon=True)
+
+    def __enter__(self) -> Self:
+        if why := self._traffic.load():
+            self._notebook.note("not counted", why=f"what {self._traffic.path} held: {why}")
+        self._recall_pause()
+        self._count()
+        self._obey()
+        try:
+            self._door = ControlServer(self._home.path)
+        except OSError as error:
+            self._notebook.note("no door", why=error.strerror or str(error))
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends.set()
+        self._button.send(b"!")
+        self._thread.join()
+        for each in (self._door, self._bell, self._button):
+            if each is not None:
+                each.close()
+        self._count()
+        self._save()
+
+    def take(self, held: TrainingHandle) -> None:
+        """There is a trainer now. Before its loop begins."""
+        self._held = held
+        self._button.send(b"!")
+
+    def hear(self, kind: str, fields: dict[str, Any]) -> None:
+        """Keep the last lines for ``status``; ``telemetry.Listener``."""
+        if kind != "progress" and (text := line(kind, fields)) is not None:
+            self._heard.append((self._clock(), text))
+
+    # --- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        watched: list[Any] = [self._bell] if self._door is None else [self._bell, self._door.socket]
+        while not self._ends.is_set():
+            try:
+                self._turn(watched)
+            except Exception as error:  # a fault of ours: budget, hours and commands hang on this thread
+                self._tell_of(error)
+                self._ends.wait(POLL_S)  # it may be the waiting that failed
+
+    def _turn(self, watched: list[Any]) -> None:
+        ready, _, _ = select.select(watched, [], [], POLL_S)
+        if self._bell in ready:
+            self._bell.recv(64)
+        self.look()
+        if self._door is not None and self._door.socket in ready and not self._door.serve(self.answer):
+            self._ends.wait(POLL_S)  # the client still waits, and would wake us at once
+
+    def look(self) -> None:
+        """Once a second: what has changed, and what follows. A part that fails stops no other."""
+        for part in (self._read, self._count, self._save_if_due, self._obey):
+            try:
+                part()
+            except Exception as error:  # the same, in one part of it
+                self._tell_of(error)
+
+    def _tell_of(self, error: Exception) -> None:
+        """A fault of ours, once: the thread outlives it, since budget, hours and commands hang on it."""
+        what = f"{type(error).__name__}: {error}"[:MOST_TOLD]
+        if what not in self._stumbles and len(self._stumbles) < MOST_STUMBLES:
+            self._stumbles.add(what)
+            with contextlib.suppress(Exception):  # it may be the notebook that fails
+                self._notebook.note("owner stumbled", why=what)
+
+    def _read(self) -> None:
+        match self._file.changed():
+            case Settings() as settings:
+                self._accept(settings)
+            case str(why) if why != self._fault:
+                self._fault = why
+                self._notebook.note("settings refused", why=why)
+
+    def _save_if_due(self) -> None:
+        if self._clock() >= self._save_at:
+            self._save_at = self._clock() + SAVE_PERIOD_S
+            self._save()
+
+    def _accept(self, settings: Settings) -> None:
+        old, self._settings, self._fault = self._settings, settings, ""
+        changes = [
+            f"{each.name} {getattr(settings, each.name)!r}, before {getattr(old, each.name)!r}"
+            + (" (from the next start)" if each.name in WAITING else "")
+            for each in fields(Settings)
+            if getattr(settings, each.name) != getattr(old, each.name)
+        ]
+        self._notebook.note("settings", what="; ".join(changes) or "nothing else than before")
+
+    def _obey(self) -> None:
+        """Let what is wished be so."""
+        self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
+        before, self._verdict = self._verdict, self._decide()
+        verdict = self._verdict
+        self._rates.gives, self._rates.rests = verdict.gives, verdict.wish is not Mode.PRESENT
+        if verdict.wish is not before.wish:
+            match verdict.wish:
+                case Mode.ABSENT:
+                    self._notebook.note("paused", why=verdict.why)
+                case Mode.ALONE:
+                    self._notebook.note("budget used up", why=verdict.why)
+                case Mode.PRESENT:
+                    self._notebook.note("called back")
+        if verdict.has_given_its_share and not before.has_given_its_share:
+            self._notebook.note("share given", percent=round(100 * GIVEN_SHARE))
+        held = self._held
+        if held is None:
+            return
+        if held.attendance is not None:
+            held.attendance.wish(verdict.wish)
+            held.attendance.give(verdict.gives)
+        elif verdict.wish is Mode.ABSENT:
+            held.reins.hold()
+        elif not self._signals.begin.is_set():
+            held.reins.begin()
+
+    def _decide(self) -> PolicyDecision:
+        now = self._now()
+        return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
+
+    def _recall_pause(self) -> None:
+        """What the owner asked of an earlier process."""
+        self._paused, fault = self._pause.load()
+        if fault:
+            self._notebook.note("pause not kept", why=fault)
+        if self._paused:
+            self._verdict = self._decide()
+            self._notebook.note("still paused", home=str(self._home.path))
+
+    def _set_pause(self, is_paused: bool) -> None:
+        self._paused = is_paused
+        if fault := self._pause.keep(is_paused):
+            self._notebook.note("pause not kept", why=fault)
+        self._obey()
+
+    def _count(self) -> None:
+        rates = self._rates
+        now = rates.up.total_bytes, rates.down.total_bytes, rates.given_bytes
+        sent, received, given = (count - booked for count, booked in zip(now, self._booked, strict=True))
+        self._traffic.add(sent, received, given, self._now())
+        self._booked = now
+        self._samples.append((self._clock(), *now[:2]))
+
+    def _save(self) -> None:
+        try:
+            self._traffic.save()
+            self._is_saved = True
+        except OSError as error:
+            if self._is_saved:  # once, not every ten seconds
+                self._notebook.note("not counted", why=f"{self._traffic.path} cannot be written: {error.strerror}")
+            self._is_saved = False
+
+    # --- commands ---------------------------------------------------------------------------------------------------
+
+    def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Obey a command, or say why not; ``status`` with it in any case."""
+        match request.get("command"):
+            case "status":
+                told = ""
+            case "pause":
+                told = "already paused" if self._paused else "pausing"
+                self._set_pause(True)
+            case "resume":
+                told = "resuming" if self._paused else "not paused"
+                self._set_pause(False)
+                if self._verdict.wish is Mode.ABSENT:
+                    told = f"it still rests: {self._verdict.why}"
+            case "finish":
+                told = self._finish()
+            case _:
+                return {"error": "no such command"}
+        return {"told": told, "status": self._status()}
+
+    def _finish(self) -> str:
+        """Obey, or say why not."""
+        held, last = self._held, self._signals.last
+        if self._signals.stop.is_set() or last.is_set():
+            return "already finishing"
+        if held is None:
+            os.kill(os.getpid(), signal.SIGTERM)  # there is no step to end yet: as Ctrl+C does
+            return "stopping before training began"
+        held.reins.finish()
+        self._notebook.note("finishing")
+        return "finishing"
+
+    # --- for whoever shows the peer; from any thread ------------------------------------------------------------------
+
+    @property
+    def shares(self) -> bool:
+        """The owner agreed to others showing this peer's figures."""
+        return self._settings.share_figures
+
+    def standing(self) -> tuple[str, str]:
+        """One word for what the peer does, and why."""
+        held, leaving = self._held, self._signals.stop.is_set() or self._signals.last.is_set()
+        record, attendance = (None, None) if held is None else (held.record, held.attendance)
+        state, reason = status.state_of(record, attendance, self._verdict.wish.name, leaving)
+        return state, reason if leaving else self._verdict.why or reason
+
+    def traffic(self) -> tuple[int, int]:
+        """Bytes sent and received since the start."""
+        return self._rates.up.total_bytes, self._rates.down.total_bytes
+
+    def _status(self) -> dict[str, Any]:
+        now, held = self._now(), self._held
+        sent_rate, received_rate = self.measured()
+        month = self._traffic.month(now)
+        return status.figures(
+            home=self._home,
+            record=None if held is None else held.record,
+            attendance=None if held is None else held.attendance,
+            admission="" if held is None else held.admission(),
+            standing=self.standing(),
+            settings=self._settings,
+            fault=self._fault,
+            month=month,
+            rates=(sent_rate, received_rate),
+            heard=[(self._clock() - at, text) for at, text in list(self._heard)],
+        )
+
+    def measured(self) -> tuple[float, float]:
+        """Bytes per second sent and received lately."""
+        if len(self._samples) < 2:
+            return 0.0, 0.0
+        (begun, sent, received), (at, sent_now, received_now) = self._samples[0], self._samples[-1]
+        seconds = max(at - begun, POLL_S)
+        return (sent_now - sent) / seconds, (received_now - received) / seconds

@@ -1,0 +1,100 @@
+"""Letting others see: this peer's page, and its figures for bootstraps that show the swarm.
+
+Who closes what: the page ends with the stack it was opened on, the tasks with ``tending``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+from p2ptrain.base.clock import steady
+from p2ptrain.base.logging_setup import reporting
+from p2ptrain.manifest import JoinLink, SignedManifest
+from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS, FiguresService, Telling
+from p2ptrain.page.listen_address import ListenAddress
+from p2ptrain.page.server import PageServer
+from p2ptrain.ports import Notebook
+from peer.home import Home
+from peer.network import Connection
+from peer.owner.control import OwnerControl
+from peer.participation import Participation
+from peer.paths import Paths
+from peer.session_recorder import SessionRecorder
+from peer.state import Sources, StatusView
+
+MEET_S = 2.0
+"""Between two looks at who is here. A guess: as often as the page asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """See the module.
+
+    Args:
+        place: where to show this peer; None: nowhere.
+        always: figures are shared whatever the settings say.
+        say: for the owner's eyes alone: the log and ``p2ptrain status`` do not get it.
+    """
+
+    state: StatusView
+    hand: OwnerControl
+    place: ListenAddress | None
+    always: bool
+    say: Callable[[str], None] = print
+
+    @property
+    def is_shared(self) -> bool:
+        return self.always or self.hand.shares
+
+    def is_watched(self) -> bool:
+        """Somebody may look."""
+        return self.place is not None or self.is_shared
+
+    def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
+        """The page, if there is to be one. Raises UserError where it cannot be served."""
+        if self.place is not None:
+            server = stack.enter_context(PageServer(self.place, self.state.document))
+            self.state.on_event(server.tell)
+            notebook.note("page", url=server.address)
+            if server.url != server.address:
+                self.say(f"[page] open it with its token: {server.url}")
+
+    def know(self, signed: SignedManifest, home: Home, record: SessionRecorder, local: bool) -> None:
+        """There is a run, and somebody who trains."""
+        parameters = record.task.model.layout.parameter_count
+        self.state.run(signed, parameters, lambda: _join(signed, home, local))
+        self.state.take(Sources(record.figures, self.hand.measured, self.hand.traffic))
+        self.state.shared_while(lambda: self.is_shared)
+        record.is_watched = self.is_watched
+
+    @contextlib.asynccontextmanager
+    async def tending(self, connection: Connection, attendance: Participation, paths: Paths) -> AsyncIterator[None]:
+        """In the network's loop: answer those who ask for figures, and keep the list of who is here."""
+
+        def telling() -> Telling | None:
+            return self.state.telling if self.is_shared else None
+
+        async def meet() -> None:
+            while True:
+                records = attendance.live_records(steady())
+                self.state.meet(records, lambda peer: paths.relay(peer) is not None)
+                await asyncio.sleep(MEET_S)
+
+        await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(telling).answer)
+        meeting = asyncio.create_task(meet())
+        meeting.add_done_callback(reporting("the list of who is here"))
+        try:
+            yield
+        finally:
+            meeting.cancel()
+
+
+def _join(signed: SignedManifest, home: Home, local: bool) -> str:
+    """The command by which others join just now; empty where a link alone lets nobody in."""
+    addresses = home.load_addresses().link_addresses()
+    if signed.manifest.admission.policy != "open" or not addresses:
+        return ""
+    return f"p2ptrain peer '{JoinLink(signed.run_id, addresses)}'{' --local' if local else ''}"
