@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
 import shlex
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from types import ModuleType
 from typing import Literal
 
 import click
@@ -95,8 +97,7 @@ def testnet(
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
-        from lab import act_out
-
+        act_out = _laboratory().act_out
         place = out if _is_given(context, "out") else Path("out/lab") / scenario.stem
         return act_out(scenario, changes, stage, place, threads, page or "")
     chosen = chosen_manifest(preset, manifest)
@@ -119,6 +120,23 @@ def testnet(
                 watch.say("interrupted; everything is stopped")
                 raise
     return EXIT_FAILED if report.failures else 0
+
+
+def _laboratory() -> ModuleType:
+    """Import ``lab`` from the clone that this module is part of, also in the processes that it will start.
+
+    Raises UserError where there is no clone: the installed package has no laboratory.
+    """
+    clone = Path(__file__).resolve().parents[2]
+    if not (clone / "lab" / "__init__.py").is_file():
+        raise UserError(
+            "--scenario needs the laboratory, which is part of the repository and not of the installed package.",
+            "Clone the repository, run `make install` in it, and use its .venv/bin/p2ptrain.",
+        )
+    if str(clone) not in sys.path:
+        sys.path.insert(0, str(clone))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(clone), os.environ.get("PYTHONPATH", "")]))
+    return importlib.import_module("lab")
 
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import configparser
 import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
+from setuptools import find_packages
 
 from lab.window import looked_at
 from p2ptrain.base.errors import UserError
 from peer.testnet.command import testnet
+
+ROOT = Path(__file__).parents[2]
 
 
 def test_a_page_that_cannot_be_served_replaces_no_earlier_testnet(tmp_path: Path) -> None:
@@ -43,3 +47,19 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
         with pytest.raises(UserError, match="Address already in use"):
             looked_at(port, "local")
     assert looked_at("0.0.0.0:0", "local") == "0.0.0.0:0"
+
+
+def test_a_scenario_without_a_clone_is_refused_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the package is installed without the repository around it."""
+    monkeypatch.setattr("peer.testnet.command.__file__", str(tmp_path / "peer" / "testnet" / "command.py"))
+    with pytest.raises(UserError, match="--scenario needs the laboratory") as caught:
+        testnet(["--scenario", "it.toml"], standalone_mode=False)
+    assert "make install" in caught.value.remedy
+
+
+def test_the_package_that_is_shipped_holds_no_laboratory() -> None:
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "setup.cfg")
+    packages = find_packages(str(ROOT), include=config["options.packages.find"]["include"].split())
+    assert "peer.testnet" in packages
+    assert [each for each in packages if "lab" in each.split(".")] == []
