@@ -37,7 +37,7 @@ def figures_of(
     """All figures but what is left behind.
 
     Args:
-        course: ``play.Course`` as plain data.
+        course: ``play.RunRecord`` as plain data.
         disagreement: of the last checkpoints of those who stayed.
         sides: of each partition, the names of the peers on each of its sides.
     """

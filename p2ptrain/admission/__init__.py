@@ -21,7 +21,7 @@ is of use to its peer alone.
 records   the three above as bytes, signed and checked
 check     ``refusal``: whether a peer may take part, and why not
 gate      ``Gate``: what one node knows of all this, and whom it lets in
-witness   ``Register``: what a witness signs, and how often
+witness   ``InviteRegister``: what a witness signs, and how often
 office    what the author does: invite, admit, revoke (files of the run's directory)
 """
 

@@ -1,8 +1,8 @@
 """What Python's logging says in a process's terminal: short lines that steer nothing. Parts may be a stranger's words.
 
 Libraries log what they like: hivemind the lines of p2pd, asyncio the traceback of a task that nobody waits for. Without
-a handler of our own Python would print all of it as it is. ``heard`` has it printed line by line, each printable and
-cut, and so many lines a minute: a stranger who knows how to make a library complain fills neither terminal nor log.
+a handler of our own Python would print all of it as it is. ``logging_installed`` has it printed line by line, each
+printable and cut, and so many lines a minute: a stranger who knows how to make a library complain fills neither terminal nor log.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def reporting(who: str) -> Callable[[asyncio.Task[Any]], None]:
 
 @contextlib.contextmanager
 def logging_installed() -> Iterator[None]:
-    """Inside, what the whole process logs and nobody else takes goes to the terminal through ``Terminal``."""
+    """Inside, what the whole process logs and nobody else takes goes to the terminal through ``RateLimitedHandler``."""
     root, terminal = logging.getLogger(), RateLimitedHandler()
     root.addHandler(terminal)
     try:

@@ -1,7 +1,7 @@
 """Noteworthy things, once: the terminal, the JSONL log and the tests all read the same notes.
 
-``enduring_output`` keeps a process alive whose output nobody takes any more: a log on a full disk, a pipe whose reader
-ended, a terminal that was closed. ``minded_output`` is for commands that are there for what they print: the same is
+``lossy_output`` keeps a process alive whose output nobody takes any more: a log on a full disk, a pipe whose reader
+ended, a terminal that was closed. ``strict_output`` is for commands that are there for what they print: the same is
 an error of theirs, told in one line.
 
 A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home, bounded:

@@ -234,7 +234,7 @@ class ParallelLink:
 
 
 class _OpenStreamGroup:
-    """What a large payload travels on (``payload.Road``). Its conversation's link ends it."""
+    """What a large payload travels on (``payload.StreamGroup``). Its conversation's link ends it."""
 
     def __init__(self, lanes: Sequence[DirectLink], owner: ParallelStreams) -> None:
         self.peer = lanes[0].peer

@@ -125,8 +125,8 @@ class WideLink(DirectLink, Protocol):
     """A link that can have more streams for a large payload (``net.parallel_streams``)."""
 
     async def widened(self, size_bytes: int) -> Link:
-        """What to move a payload over, of so many bytes each way, maybe a ``Road``: both sides ask at the same point of
-        their talk, and use it for that payload alone. Raises NetworkError and RemoteError."""
+        """Return the link that carries a payload of so many bytes each way, possibly a ``StreamGroup``. Both sides ask
+        at the same point of the conversation, and use it for that payload alone. Raises NetworkError and RemoteError."""
 
 
 @runtime_checkable
@@ -148,7 +148,7 @@ async def begun(link: Link) -> None:
 
 
 def lanes_of(link: Link) -> Sequence[Link]:
-    """``Road.lanes``; the link itself where it is none."""
+    """``StreamGroup.lanes``; the link itself where it is none."""
     return link.lanes if isinstance(link, StreamGroup) else (link,)
 
 

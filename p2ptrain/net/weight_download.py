@@ -52,7 +52,7 @@ class Downloader:
     """Takes whole models. Each call owns its tasks and streams, and ends them before it returns.
 
     Args:
-        dial: opens a stream to a peer's ``Copies``; None: nobody is asked but who promised its weights.
+        dial: opens a stream to a peer's ``WeightServer``; None: nobody is asked but who promised its weights.
         sizes: bytes of each fragment in fp32.
         work: runs a function off the loop.
         notebook: told how many gave, what of it was asked for anew, and where nobody could be asked to confirm it.
@@ -177,7 +177,7 @@ class _Download:
         """By donor, piece, and whether it is compared: a donor may be asked for both."""
 
     async def run(self) -> None:
-        """Until all pieces are here and believed, or nobody is left. Raises RemoteError as ``Gatherer.gather``."""
+        """Until all pieces are here and believed, or nobody is left. Raises RemoteError as ``Downloader.gather``."""
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._follow(tasks)

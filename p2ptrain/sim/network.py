@@ -50,7 +50,7 @@ class SimulatedNetwork:
     Args:
         lookup_s: how long the directory takes to answer.
         lifetime_s: how long a presence record counts.
-        prepare: see ``Metronome``.
+        prepare: see ``StepBatcher``.
     """
 
     def __init__(

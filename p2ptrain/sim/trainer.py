@@ -1,7 +1,7 @@
 """The trainer thread of a simulated peer: inner steps that take time, one after the other.
 
 A step's work is done at the instant it ends. Trainers whose steps end at the same instant are served together, so that
-a learner that can batch them may (``Metronome``). A learner that only counts tells how many steps lie before the next
+a learner that can batch them may (``StepBatcher``). A learner that only counts tells how many steps lie before the next
 one that matters; these are passed in one event, and made up for when something arrives in between.
 """
 

@@ -20,7 +20,7 @@ is here. Any donor may be asked for one, also those that give no piece: few that
 honest copy is seen beside theirs. A donor with ``MOST_STRIKES`` is dropped, and what nobody else has confirmed of it is
 asked of others. A donor that is lost costs the pieces that it had not finished, and nothing else.
 
-The shell fetches and compares, and says how it went; ``Gathering`` holds no byte of them.
+The shell fetches and compares, and says how it went; ``DownloadPlan`` holds no byte of them.
 """
 
 from __future__ import annotations

@@ -230,8 +230,11 @@ class Rounds:
         return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
 
     def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
-        """It dragged on lately. Who is much slower than others comes again after four times what was too long
-        (``Overtime``); who takes nearly all of the time that was agreed on, or breaks off then, ever more rarely."""
+        """Report whether a planned partner is left out for having been slow.
+
+        A partner much slower than others returns after four times what was too long (``SlowPartnerPenalty``). One that
+        takes nearly all of the agreed time, or breaks off then, returns ever more rarely.
+        """
         drags = peer in found.resting if found is not None else self._in_time.are_void(peer)
         return drags or self._overtime.waits(peer, now)
 

@@ -7,7 +7,7 @@ else's, or stand still. Three bounds, of which honest peers meet none:
 ``are_strange``    the difference is longer than our weights: nothing in common. Not mixed; an offence
                    the ``TIMES_STRANGE``th time, of which a committed exchange takes back half
 ``Replays``        these very bytes were mixed twice already, and still they are far off. The same
-``Usual.radius``   ``FACTOR`` times what is usual among our partners: the difference is clipped to it
+``DistanceStats.radius``   ``FACTOR`` times what is usual among our partners: the difference is clipped to it
 =================  ====================================================================================
 
 The radius travels in the terms and both sides clip to the smaller, so that a clipped exchange, too, leaves the pair's

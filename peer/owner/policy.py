@@ -24,7 +24,7 @@ class PolicyDecision:
     wish: Mode
     why: str = ""
     gives: bool = False
-    """Whether others get bytes for their own sake (``Rates.gives``)."""
+    """Whether others get bytes for their own sake (``Throttles.gives``)."""
 
     @property
     def has_given_its_share(self) -> bool:

@@ -32,7 +32,7 @@ def state_of(
     """One word for what the peer does, and why as far as that is known here.
 
     Args:
-        wish: a ``Wish``'s name.
+        wish: a ``Mode``'s name.
     """
     if leaving:
         return "finishing", "saving, then leaving"

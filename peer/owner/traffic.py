@@ -26,7 +26,7 @@ class Month:
     sent: int = 0
     received: int = 0
     given: int = 0
-    """Of both: what was for others' own sake (``Rates.gives``)."""
+    """Of both: what was for others' own sake (``Throttles.gives``)."""
 
     @property
     def both(self) -> int:

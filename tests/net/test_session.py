@@ -39,8 +39,10 @@ class Plain:
 
 
 class TwoLanes:
-    """A link, and what it was widened to (``payload.WideLink``, ``payload.Road``): a payload's first chunk comes by the
-    one stream, its second by the other."""
+    """A link, and what it was widened to (``payload.WideLink``, ``payload.StreamGroup``).
+
+    A payload's first chunk comes by the one stream, its second by the other.
+    """
 
     def __init__(self, first: MemoryLink, second: MemoryLink) -> None:
         self.peer = first.peer

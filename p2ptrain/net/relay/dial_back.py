@@ -3,7 +3,7 @@ bytes pass. Every node answers; ``p2ptrain doctor`` and ``net.relay.reachability
 
 A protocol of its own (docs/PROTOCOL.md), so that it outlives changes of the exchange protocol. A node that is asked to
 dial dials nothing but the address that the question came from, so nobody is used to scan others; and it answers seldom
-enough to be of no use in a flood: ``Allowances``.
+enough to be of no use in a flood: ``DialBackLimits``.
 """
 
 from __future__ import annotations

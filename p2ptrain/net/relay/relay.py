@@ -17,7 +17,7 @@ in the place of ours. So it is told that nobody can dial it (``net.p2pd.daemon``
 asks for no places, announces what it announced, and is the DHT's server as before.
 
 What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them. Once that owner gives
-nothing (``Rates.gives``) circuits end, there are no new ones, and no place is renewed: guests go elsewhere.
+nothing (``Throttles.gives``) circuits end, there are no new ones, and no place is renewed: guests go elsewhere.
 
 Anybody may ask, under as many names as they like. So streams and circuits are counted by peer and by IP address, and
 from where too many questions come they are not heard (``net.rate_limiter``).

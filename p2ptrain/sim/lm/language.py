@@ -89,7 +89,7 @@ def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> 
 
 
 class LanguageLearnerPool:
-    """Learners of one pool; ``cohort.Cohort``."""
+    """Learners of one pool; ``cohort.LearnerPool``."""
 
     left_out = ("the time that encoding, decoding and applying displacements take",)
 
