@@ -2,7 +2,8 @@
 
 Libraries log what they like: hivemind the lines of p2pd, asyncio the traceback of a task that nobody waits for. Without
 a handler of our own Python would print all of it as it is. ``logging_installed`` has it printed line by line, each
-printable and cut, and so many lines a minute: a stranger who knows how to make a library complain fills neither terminal nor log.
+printable and cut, and so many lines a minute: a stranger who knows how to make a library complain fills neither
+terminal nor log.
 """
 
 from __future__ import annotations

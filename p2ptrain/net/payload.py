@@ -125,8 +125,8 @@ class WideLink(DirectLink, Protocol):
     """A link that can have more streams for a large payload (``net.parallel_streams``)."""
 
     async def widened(self, size_bytes: int) -> Link:
-        """Return the link that carries a payload of so many bytes each way, possibly a ``StreamGroup``. Both sides ask
-        at the same point of the conversation, and use it for that payload alone. Raises NetworkError and RemoteError."""
+        """Return the link that carries a payload of that size each way, possibly a ``StreamGroup``. Both sides ask at
+        the same point of the conversation, and use it for that payload alone. Raises NetworkError and RemoteError."""
 
 
 @runtime_checkable
