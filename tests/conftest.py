@@ -7,6 +7,7 @@ also when its parent is gone.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import uuid
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ[MARK] = uuid.uuid4().hex
 # Processes that tests start keep their compiled modules: compiling them anew takes half a second of every start.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# A shell's background job ignores Ctrl+C, and so would every process that a test starts in order to interrupt it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)

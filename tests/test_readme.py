@@ -322,7 +322,7 @@ def test_the_testnet_trains_and_its_report_tells(shell: Shell) -> None:
     """One bootstrap, two peers that train together, and one that trains alone; and the page that shows them."""
     (shell.folder / "p2ptrain").mkdir()  # as where a clone lies: no package of ours
     words = command("testnet")
-    for option, fewer in {"--peers": "2", "--seconds": "20", "--page": "0"}.items():
+    for option, fewer in {"--peers": "2", "--seconds": "12", "--page": "0"}.items():
         words[words.index(option) + 1] = fewer
     testnet = shell.start([*words, "--seed", "5"])
     seen = watched(testnet)

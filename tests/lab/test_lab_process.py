@@ -55,7 +55,7 @@ def test_a_swarm_behind_routers_goes_on_when_its_one_public_peer_dies_and_comes_
     report = acted_out(
         tmp_path / "out",
         environment,
-        "run.seconds=14",
+        "run.seconds=9",
         *("peers.public.leaves_at_s=3", "peers.public.leaves=killed"),
         *("peers.public.returns_after_s=1", "peers.public.returns=resumed"),
         "limits={}",

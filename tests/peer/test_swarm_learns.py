@@ -31,7 +31,7 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
     # Held-out text of one batch: of more, a peer on a busy machine skips some, and all are to measure the same.
-    with Swarm(run__tokens_per_peer=500_000, corpus__validation_fraction=0.0015) as swarm:
+    with Swarm(run__tokens_per_peer=300_000, corpus__validation_fraction=0.0015) as swarm:
         bootstrap = swarm.bootstrap()
         peers = [swarm.peer(name) for name in ("anna", "bert", "cleo")]
         statuses = [each.end() for each in peers]
