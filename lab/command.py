@@ -40,6 +40,7 @@ from p2ptrain.base.errors import DeviceError, HomeError, OutputError, ScenarioEr
 from p2ptrain.sim import testbed_fields
 from p2ptrain.sim.testbed_fields import RealScenario
 from peer.testnet.plan import Plan, claimed, lay_out
+from peer.testnet.processes import PACKAGES
 from peer.testnet.report import machine
 
 EXIT_FAILED = 1
@@ -243,7 +244,7 @@ def _play_in_a_cell(out: Path, scenario: RealScenario, threads: int, mark: str) 
     """``play``, inside. It ends when we do, whatever ends us; SIGTERM ends us as Ctrl+C does."""
     (out / "scenario.json").write_text(scenario.model_dump_json(indent=1), encoding="utf-8")
     command = [sys.executable, "-P", "-m", "lab", str(out.absolute()), str(threads)]
-    status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark})
+    status = run_in_a_cell(command, STOP_DEADLINE_S, **{MARK: mark, "PYTHONPATH": str(PACKAGES)})
     if status == REFUSED:
         raise DeviceError(
             "This machine does not let a testnet be shut in; why is told above.",

@@ -36,7 +36,7 @@ COMMAND_DEADLINE_S = 60.0
 """For one call of docker. A guess: it answers within a second."""
 IMAGES = {"bootstrap": "p2ptrain-testnet-bootstrap", "peer": "p2ptrain-testnet-peer"}
 """Names of its own: the documentation calls the images of public peers ``p2ptrain-peer``, and those may have CUDA."""
-SOURCE = Path(__file__).parent.parent.parent
+SOURCE = Path(__file__).parent.parent
 """The clone: images are built from it."""
 LINE = "/usr/local/bin/p2ptrain-line"
 """docker/line.sh in the images."""

@@ -26,6 +26,7 @@ from p2ptrain.page.listen_address import ListenAddress, check_listen_address
 from peer.options import FiniteRange
 from peer.testnet import report as reports
 from peer.testnet.plan import Plan, chosen_manifest, claimed, lay_out
+from peer.testnet.processes import PACKAGES
 from peer.testnet.report import TestnetReport
 from peer.testnet.runner import Ending, Means, conduct, page_url
 from peer.testnet.watch import Watch
@@ -123,19 +124,17 @@ def testnet(
 
 
 def _laboratory() -> ModuleType:
-    """Import ``lab`` from the clone that this module is part of, also in the processes that it will start.
+    """Import ``lab`` from the clone that this module is part of.
 
     Raises UserError where there is no clone: the installed package has no laboratory.
     """
-    clone = Path(__file__).resolve().parents[2]
-    if not (clone / "lab" / "__init__.py").is_file():
+    if not (PACKAGES / "lab" / "__init__.py").is_file():
         raise UserError(
             "--scenario needs the laboratory, which is part of the repository and not of the installed package.",
             "Clone the repository, run `make install` in it, and use its .venv/bin/p2ptrain.",
         )
-    if str(clone) not in sys.path:
-        sys.path.insert(0, str(clone))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(clone), os.environ.get("PYTHONPATH", "")]))
+    if str(PACKAGES) not in sys.path:
+        sys.path.insert(0, str(PACKAGES))
     return importlib.import_module("lab")
 
 

@@ -15,6 +15,9 @@ from pathlib import Path
 
 from p2ptrain.base.launcher import launched
 
+PACKAGES = Path(__file__).resolve().parents[2]
+"""The folder that this process's packages are in; in a clone also the laboratory's."""
+
 Wrap = Callable[..., Sequence[str]]
 
 
@@ -86,5 +89,7 @@ def last_words(log: Path, lines: int = 6) -> str:
 
 
 def _environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
-    """Ours, with one pool of threads sized for several processes on this machine."""
-    return {**ours, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+    """Return our environment with the packages of this process, and threads for several processes on one machine."""
+    packages = os.pathsep.join(filter(None, [str(PACKAGES), ours.get("PYTHONPATH", "")]))
+    limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+    return {**ours, **limits, "PYTHONPATH": packages, "PYTHONUNBUFFERED": "1"}

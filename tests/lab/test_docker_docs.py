@@ -162,6 +162,6 @@ def test_networks_are_told_as_they_are() -> None:
     ],
 )
 def test_usual_causes_are_where_messages_say(words: str) -> None:
-    source = (ROOT / "peer" / "lab" / "containers.py").read_text(encoding="utf-8")
+    source = (ROOT / "lab" / "containers.py").read_text(encoding="utf-8")
     assert source.count('docs/DOCKER.md, "Usual causes"') == 2
     assert words in DOCUMENT.partition("\n## Usual causes\n")[2]

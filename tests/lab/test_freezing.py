@@ -20,8 +20,8 @@ child.wait()
 """
 FREEZER = """
 import os, sys, time
-from lab.freezing import Nap
-nap = Nap([int(pid) for pid in sys.argv[1:]])
+from lab.freezing import Suspend
+nap = Suspend([int(pid) for pid in sys.argv[1:]])
 print("frozen", flush=True)
 time.sleep(600)
 """

@@ -51,7 +51,7 @@ def test_a_scenario_can_be_watched_except_on_hosts_that_no_link_leads_to(
 
 def test_a_scenario_without_a_clone_is_refused_kindly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the package is installed without the repository around it."""
-    monkeypatch.setattr("peer.testnet.command.__file__", str(tmp_path / "peer" / "testnet" / "command.py"))
+    monkeypatch.setattr("peer.testnet.command.PACKAGES", tmp_path)
     with pytest.raises(UserError, match="--scenario needs the laboratory") as caught:
         testnet(["--scenario", "it.toml"], standalone_mode=False)
     assert "make install" in caught.value.remedy
