@@ -90,6 +90,6 @@ def last_words(log: Path, lines: int = 6) -> str:
 
 def _environment(ours: Mapping[str, str], threads: int) -> dict[str, str]:
     """Return our environment with the packages of this process, and threads for several processes on one machine."""
-    packages = os.pathsep.join(filter(None, [str(PACKAGES), ours.get("PYTHONPATH", "")]))
+    packages = os.pathsep.join(filter(None, [ours.get("PYTHONPATH", ""), str(PACKAGES)]))
     limits = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**ours, **limits, "PYTHONPATH": packages, "PYTHONUNBUFFERED": "1"}
