@@ -130,7 +130,7 @@ def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | N
             "Leave --tokenizer away; a run has the tokenizer that its manifest names.",
         )
     if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
-        check_digest(data, spec.sha256, "corpus")  # without a cached stream, the file is checked when the stream is built
+        check_digest(data, spec.sha256, "corpus")  # without a cached stream, building it checks the file
 
 
 def _size(data: Path) -> int:
@@ -165,7 +165,9 @@ def has_stream(manifest: Manifest, cache: Path) -> bool:
 def most_stream_bytes(manifest: Manifest) -> int:
     """Return the maximum size of the run's tokens in the cache; 0 for built-in texts, which take a few megabytes."""
     is_bytes = manifest.tokenizer.kind == "bytes"
-    ids = ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size  # a tokenizer may not have more
+    ids = (
+        ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size
+    )  # the most a tokenizer may have
     return token_type(ids).itemsize * (_most_tokens(manifest) or 0)
 
 

@@ -134,7 +134,7 @@ def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[
 
 def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"the hub corpus {spec.name}")
-    if Path(spec.name).exists():  # datasets would read it instead, and a stranger's manifest must not name local folders
+    if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
         raise CorpusError(
             f"the run's corpus is {spec.name} on the hub, and a folder here has the same name",
             "Start from another directory.",
