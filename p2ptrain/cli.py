@@ -1,7 +1,7 @@
-"""The command line ``p2ptrain``, and the one place where errors meet a person.
+"""Command line ``p2ptrain`` and its error boundary.
 
-Commands that train or talk to the network live in ``peer`` and ``bootstrap`` and are imported when they are called, so
-that ``p2ptrain --help`` answers at once and a wrong Python or platform is reported before any heavy import fails on it.
+Commands that train or use the network live in ``peer`` and ``bootstrap`` and are imported when they are called, so
+``p2ptrain --help`` answers at once and an unsupported Python or platform is reported before any heavy import fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import p2ptrain
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # As python_requires in setup.cfg says, and why.
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
@@ -27,12 +27,12 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command that another package provides."""
+    """Command that another package provides."""
 
     module: str
     attribute: str
     help: str
-    """What ``p2ptrain --help`` shows without importing the module."""
+    """Line in ``p2ptrain --help``, shown without importing the module."""
 
 
 LAZY_COMMANDS = {
@@ -55,7 +55,7 @@ LAZY_COMMANDS = {
 
 
 class LazyGroup(click.Group):
-    """A group some of whose commands are imported when they are called, not when they are listed."""
+    """Group whose lazy commands are imported when they are called, not when they are listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *LAZY_COMMANDS]
@@ -118,7 +118,7 @@ def sign(run: Path) -> None:
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
-    """Why this Python (major, minor) or ``sys.platform`` cannot run us, if so."""
+    """Return why this Python (major, minor) or ``sys.platform`` is unsupported; None if it is supported."""
     if not MIN_PYTHON <= python < END_PYTHON:
         found, lowest, end = (".".join(map(str, version)) for version in (python, MIN_PYTHON, END_PYTHON))
         return UserError(
@@ -134,11 +134,10 @@ def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
 
 
 def run_command(command: click.Command, arguments: list[str] | None = None, name: str | None = None) -> NoReturn:
-    """Run a click command as a process: every entry point goes through this error boundary.
+    """Run a click command as a process: the error boundary of every entry point.
 
-    A command's return value becomes the exit status when it is an integer. A UserError prints its problem and remedy
-    and exits 2, and so does a standard output that takes no more; Ctrl+C exits 130; a fault of our own keeps its
-    traceback.
+    An integer that the command returns becomes the exit status. A UserError, including a failed write to standard
+    output, prints its problem and remedy and exits with 2; Ctrl+C exits with 130; a bug keeps its traceback.
     """
     try:
         fault = platform_fault(sys.version_info[:2], sys.platform)
@@ -147,7 +146,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:
-        with suppress(OSError):  # a standard error that takes nothing either
+        with suppress(OSError):  # standard error is closed too
             click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
         sys.exit(EXIT_USER_ERROR)
     except click.ClickException as error:

@@ -1,10 +1,10 @@
-"""The wire format of messages and presence records, and every check on what arrives. Pure; no socket, no clock.
+"""Wire format of messages and presence records, and every check on received ones. Pure; no socket, no clock.
 
-A message is the msgpack array ``[tag, [field, field, …]]``, the fields in the order of their dataclass in
-``p2ptrain.swarm.messages``; a nested record is an array of its fields too. No maps, no extension types, no optional
-fields. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too many,
-raises ``RemoteError``. What leaves this module is therefore well-formed, but not yet true: signatures are the business
-of ``net.identity``, plausibility is the protocol core's.
+A message is the msgpack array ``[tag, [field, field, …]]``, with the fields in the order of their dataclass in
+``p2ptrain.swarm.messages``; a nested record is also an array of its fields. There are no maps, extension types or
+optional fields. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too
+many, raises ``RemoteError``. Decoded messages are well-formed but unverified: ``net.identity`` checks signatures, the
+protocol core plausibility.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from p2ptrain.swarm.messages import (
     WeightsRequest,
 )
 
-# --- Caps: guesses with room to spare.
+# --- Limits. Guess: the largest messages of real runs would settle them.
 
 MAX_PRESENCE_BYTES = 1000
-"""A DHT value stays under 1 KB."""
+"""Maximum size of a presence record: a DHT value stays under 1 KB."""
 MAX_KNOWN = 16
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARS = 256
@@ -47,7 +47,7 @@ MAX_FRAGMENTS = 4096
 MAX_FRAGMENT_INDEX = 2**16 - 1
 MAX_PARTNERS = 1024
 MAX_COUNT = 2**53
-"""The largest integer range that a float holds exactly."""
+"""Largest integer up to which a float is exact."""
 MAX_WEIGHT = 1e6
 MAX_LIFETIME_S = 3600.0
 SIGNATURE_BYTES = 64
@@ -94,7 +94,7 @@ def _text(pattern: str, what: str) -> _Shape:
 
 
 def is_nickname(text: str) -> bool:
-    """Whether it can be announced as it is."""
+    """Return whether the text is a valid nickname."""
     return len(text) <= MAX_NICKNAME_CHARS and text.isprintable()
 
 
@@ -158,7 +158,9 @@ def _ascending(items: _Shape) -> _Shape:
 
 
 def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
-    """A dataclass as an array of its fields, in its order; names them all, so that a new field cannot be forgotten."""
+    """Return the shape of a dataclass: an array of its fields, in order. Naming all fields makes a new one impossible
+    to forget.
+    """
     names = tuple(field.name for field in dataclasses.fields(kind))
     if names != tuple(shapes):
         raise TypeError(f"the wire format of {kind.__name__} names {tuple(shapes)}, the dataclass has {names}")
@@ -242,14 +244,14 @@ _TAGS = {kind: tag for tag, (kind, _) in _MESSAGES.items()}
 
 
 def encode_message(message: Message) -> bytes:
-    """The body of a MESSAGE frame. ValueError (a bug of ours) when it is too long."""
+    """Return the body of a MESSAGE frame. Raises ValueError (a bug) if it is too long."""
     tag = _TAGS[type(message)]
     fields = _MESSAGES[tag][1].pack(message)
     return _packed([tag, fields], MAX_MESSAGE_BYTES)
 
 
 def decode_message(body: bytes) -> Message:
-    """Inverse of ``encode_message``; RemoteError for anything else."""
+    """Parse the result of ``encode_message``. Raises RemoteError for anything else."""
     raw = _unpacked(body, MAX_MESSAGE_BYTES)
     if type(raw) is not list or len(raw) != 2 or type(raw[0]) is not int or raw[0] not in _MESSAGES:
         raise RemoteError(f"a message was due, not {raw!r:.40}")
@@ -258,24 +260,24 @@ def decode_message(body: bytes) -> Message:
 
 
 def presence_bytes(presence: Presence) -> bytes:
-    """What a presence's signature covers: every other field, behind a prefix that nothing else signed begins with."""
+    """Return the bytes that a presence's signature covers: all other fields, behind a unique prefix."""
     unsigned = dataclasses.replace(presence, signature=b"")
     return b"p2ptrain presence 1\0" + _pack(_PRESENCE.pack(unsigned))
 
 
 def encode_presence(presence: Presence) -> bytes:
-    """A directory record. ValueError (a bug of ours: see ``trimmed``) when it is too long."""
+    """Return a directory record. Raises ValueError (a bug: see ``trimmed``) if it is too long."""
     return _packed(_PRESENCE.pack(presence), MAX_PRESENCE_BYTES)
 
 
 def decode_presence(body: bytes) -> Presence:
-    """Inverse of ``encode_presence``; RemoteError for anything else."""
+    """Parse the result of ``encode_presence``. Raises RemoteError for anything else."""
     presence: Presence = _PRESENCE.parse(_unpacked(body, MAX_PRESENCE_BYTES))
     return presence
 
 
 def trimmed(presence: Presence) -> Presence:
-    """The presence with a printable nickname and as many addresses, best first, as fit a directory record."""
+    """Return the presence with a printable nickname and as many addresses, best first, as fit a directory record."""
     nickname = "".join(filter(str.isprintable, presence.nickname))[:MAX_NICKNAME_CHARS]
     presence = dataclasses.replace(presence, nickname=nickname, addresses=presence.addresses[:MAX_ADDRESSES])
     room = MAX_PRESENCE_BYTES - SIGNATURE_BYTES
