@@ -33,8 +33,8 @@ MAX_MESSAGE_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 256 << 10
 MAX_MANIFEST_BYTES = 64 << 10
 MAX_BADGE_BYTES = 640
-"""Maximum size of a membership certificate; with four invite issuers it has 545 bytes. Each conversation and each presence
-record carries one."""
+"""Maximum size of a membership certificate; with four invite issuers it has 545 bytes. Each conversation and each
+presence record carries one."""
 MAX_IDENTIFIER_CHARS = 64
 """Maximum length of a RunId or a peer id on the wire."""
 DIGEST_BYTES = 32
@@ -79,7 +79,7 @@ OF_EVERY_VERSION = (FrameKind.MANIFEST_REQUEST, FrameKind.MANIFEST)
 
 
 def encode_header(kind: int, length: int) -> bytes:
-    """Return the six bytes before a body of ``length`` bytes. Raises ValueError (a bug) if they are too many."""
+    """Return the six bytes before a body of ``length`` bytes. Raises ValueError (a bug) if the frame is invalid."""
     if not 0 <= length <= MAX_BODY_BYTES.get(kind, -1):
         raise ValueError(f"no frame of kind {kind} with {length} bytes exists")
     return _HEADER.pack(MAGIC, kind, length)

@@ -86,12 +86,12 @@ class Receipt:
         return _signed(self.partner, self.countersignature, AGREEMENT, [run, *self.numbers()])
 
     def encode(self) -> bytes:
-        """Return the bytes that the partner countersigns."""
+        """Return the claim as it is sent to the partner."""
         return packed([*self.numbers(), self.signature])
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """Parse a claim without checking its signature. Raises RemoteError for anything that ``encode`` does not write."""
+        """Parse a claim without checking its signature. Raises RemoteError for anything else."""
         return cls.read([*unpacked(body, MAX_RECEIPT_BYTES), b""])
 
     @classmethod
