@@ -1,7 +1,7 @@
-"""The document for Prometheus: names with units, gauges and counters (docs/PAGE.md, docs/grafana.json).
+"""Document as Prometheus metrics: names with units, gauges and counters (docs/PAGE.md, docs/grafana.json).
 
-A registry is made for each scrape from one document, so that nothing is counted twice and nobody who has gone stays.
-A sum over who is here now falls when somebody goes, so it is a gauge; what only grows is one peer's own count.
+Each scrape makes a new registry from one document, so nothing is counted twice and departed peers disappear. A sum over
+present peers falls when one leaves, so it is a gauge; only a single peer's own count is a counter.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ TOTALS = {
     "loss": ("training_loss_nats", "Training loss, nats a token.", False),
     "held_out": ("held_out_loss_nats", "Loss on text that nobody trains on, nats a token.", False),
 }
-"""Figures of the document: a name, a help text, and whether a peer's own only grows. Those are ``p2ptrain_…_total`` of
-a peer, and ``p2ptrain_swarm_…`` of a swarm."""
+"""Figures of the document: name, help text, and whether a peer's own value only grows. Growing ones are
+``p2ptrain_…_total`` of a peer and ``p2ptrain_swarm_…`` of a swarm."""
 
 OF_PEERS = {
     "loss": ("p2ptrain_peer_training_loss_nats", "Training loss, nats a token."),
@@ -46,7 +46,7 @@ OF_PEERS = {
     "down": ("p2ptrain_peer_received_bytes_per_second", "Bytes a second received, lately."),
     "blocked_share": ("p2ptrain_peer_blocked_ratio", "Share of time in which its trainer waited."),
 }
-"""Fields of a peer's row. One label: its id's last six characters."""
+"""Fields of a peer's row. Their only label is the last six characters of its id."""
 
 COUNTS_OF_PEERS = {
     "tokens": ("p2ptrain_peer_tokens", "Tokens trained on."),
@@ -55,10 +55,10 @@ COUNTS_OF_PEERS = {
     "sent_bytes": ("p2ptrain_peer_sent_bytes", "Bytes sent."),
     "received_bytes": ("p2ptrain_peer_received_bytes", "Bytes received."),
 }
-"""The same, of what only grows while a peer runs. Prometheus adds ``_total``."""
+"""Fields of a peer's row that only grow while it runs. Prometheus adds ``_total``."""
 
 INFO = "p2ptrain_peer_info"
-"""Words on a peer, in one series: as labels of every series, each new nickname would make all of them anew."""
+"""Metric with a peer's texts in one series: as labels of all series, each new nickname would start all of them anew."""
 
 
 class MetricFamilies(Collector):
@@ -78,7 +78,7 @@ class MetricFamilies(Collector):
             else:
                 yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
         rows = [row for row in document["peers"] if row["state"] != "gone"]
-        if document["kind"] == "peer":  # where all peers are scraped the others tell of themselves
+        if document["kind"] == "peer":  # if all peers are scraped, the others report themselves
             rows = [row for row in rows if row["id"] == document["me"]]
         labels = _labels([row["id"] for row in rows])
         info = GaugeMetricFamily(INFO, "1 for each peer that is there.", labels=["peer", "nickname", "device"])
@@ -99,20 +99,20 @@ def _gauge(metric: str, grows: bool) -> str:
 
 
 def _labels(ids: list[str]) -> list[str]:
-    """An id's last six characters; all of it where two end alike: Prometheus takes no series twice."""
+    """Return the last six characters of each id, the whole id if two end alike: Prometheus rejects duplicates."""
     ends = Counter(each[-6:] for each in ids)
     return [each[-6:] if ends[each[-6:]] == 1 else each for each in ids]
 
 
 def exposition(document: Mapping[str, Any]) -> bytes:
-    """What a scrape gets."""
+    """Return the response to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricFamilies(document))
     return generate_latest(registry)
 
 
 def names() -> set[str]:
-    """Every name that is ever exported, as Prometheus stores it: counters end in _total."""
+    """Return every exported metric name as Prometheus stores it: counters end in _total."""
     totals = {_gauge(metric, grows) for metric, _, grows in TOTALS.values()}
     totals |= {f"p2ptrain_{metric}_total" for metric, _, grows in TOTALS.values() if grows}
     counts = {f"{metric}_total" for metric, _ in COUNTS_OF_PEERS.values()}
