@@ -136,8 +136,8 @@ class Checkpoints:
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
-                f"no checkpoint could be saved in {directory}: {plainly(error)}",
-                "Free some space on that disk (or make it writable); the earlier checkpoints are untouched.",
+                f"the checkpoint could not be saved in {directory}: {plainly(error)}",
+                "Free space on that disk or make it writable. Earlier checkpoints are unchanged.",
             ) from error
         return target
 
@@ -180,9 +180,9 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
                 passed_over.append(Torn(path, plainly(error)))
     except OSError as error:
         raise HomeError(
-            f"{path} cannot be read: {plainly(error)}; nothing was touched.",
-            "See to its permissions and its disk, and start again. If it is lost, move it away: an earlier checkpoint "
-            "or the swarm's weights take its place.",
+            f"{path} cannot be read: {plainly(error)}; nothing was changed.",
+            "Check its permissions and its disk, then start again. If it is lost, move it away: training then resumes "
+            "from an earlier checkpoint or the swarm's weights.",
         ) from error
     return Found(None, tuple(passed_over)), set(there)
 
@@ -207,14 +207,14 @@ def _load(path: Path) -> Checkpoint:
     try:
         text, digest = (path / STATE).read_text(encoding="utf-8"), _file_digest(path / TENSORS)
     except FileNotFoundError as error:
-        raise ValueError(f"it lacks {STATE} or {TENSORS}") from error
+        raise ValueError(f"{STATE} or {TENSORS} is missing") from error
     document = json.loads(text)
     if not isinstance(document, dict):
-        raise ValueError(f"{STATE} holds no description")
+        raise ValueError(f"{STATE} is not a JSON object")
     if document.get("format", FORMAT) != FORMAT:  # before the digest, which another format may compute differently
         raise HomeError(
-            f"The checkpoint {path} has format {document['format']}, and this p2ptrain reads format {FORMAT}.",
-            "Update p2ptrain; or move the checkpoint away, to go on from an earlier one or the swarm's weights.",
+            f"The checkpoint {path} has format {document['format']}, but this p2ptrain reads only format {FORMAT}.",
+            "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
         )
     if document.pop("digest", None) != _document_digest(document):
         raise ValueError(f"{STATE} does not match its digest")
@@ -281,7 +281,7 @@ def _sync(path: Path) -> None:
 def plainly(error: Exception) -> str:
     """Describe for people why something could not be read or written."""
     if isinstance(error, KeyError | TypeError):
-        return f"its description is not what was written ({error})"
+        return f"its state file is damaged ({error})"
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
         return "the disk is full"  # safetensors (Rust) passes the number on as text
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

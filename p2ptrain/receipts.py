@@ -106,7 +106,7 @@ class Receipt:
                 and is_blob(signature, SIGNATURE_BYTES)
             ):
                 return cls(*raw)
-        raise RemoteError("a receipt was due, not something else")
+        raise RemoteError("expected a receipt")
 
 
 def _signed(peer: PeerId, signature: bytes, purpose: bytes, said: list[Any]) -> bool:
@@ -316,13 +316,13 @@ def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
     until: dict[PeerId, int] = {}
     for receipt in sorted(receipts, key=lambda each: (each.until, each.since)):
         if receipt.peer != peer or not receipt.is_claimed(run):
-            result.reject("the peer's signature does not hold")
+            result.reject("the peer's signature is invalid")
         elif not receipt.is_agreed(run):
-            result.reject("the partner's signature does not hold")
+            result.reject("the partner's signature is invalid")
         elif receipt.partner == peer:
-            result.reject("it is its own partner")
+            result.reject("the peer is its own partner")
         elif receipt.since < until.get(receipt.partner, 0) or receipt.until <= receipt.since:
-            result.reject("its time is counted already")
+            result.reject("its time is already counted")
         else:
             until[receipt.partner] = receipt.until
             _count(result, receipt)
@@ -353,4 +353,4 @@ def from_json(entry: Mapping[str, Any]) -> Receipt:
         raw = [entry[each.name] for each in fields(Receipt)]
         return Receipt.read([*raw[:-2], *map(bytes.fromhex, raw[-2:])])
     except (KeyError, TypeError, ValueError):
-        raise RemoteError("a receipt was due, not something else") from None
+        raise RemoteError("expected a receipt") from None

@@ -151,7 +151,7 @@ def _factored(mix1: str, mix2: str, share: float = 1.0) -> Recipe:
         name=name if share == 1 else f"{name}_half",
         mixes=tuple(mixes),
         outer="momentum",
-        source="Factored Gossip DiLoCo, arXiv 2606.22768; the algebra is our reading",
+        source="Factored Gossip DiLoCo, arXiv 2606.22768; the algebra is our interpretation",
         summary=f"Mix1 of the slow weights ({mix1}) hidden under the inner phase, Mix2 of the pseudo-gradients ({mix2})"
         f"{'' if share == 1 else ' of half of the parameters'} before the outer step.",
     )
@@ -195,7 +195,7 @@ _ALL = (
         mixes=(Mix("pseudo_gradient", "blocking", "all"),),
         outer="momentum",
         source="DiLoCo, arXiv 2311.08105, algorithm 1",
-        summary="Everybody's pseudo-gradients are averaged, and one outer Nesterov step is taken by all.",
+        summary="All peers' pseudo-gradients are averaged, and all peers take the same outer Nesterov step.",
     ),
     Recipe(
         name="streaming_diloco",
@@ -211,21 +211,21 @@ _ALL = (
         outer="momentum",
         delay="phase_own_fresh",
         source="Eager Updates for Overlapped Communication in DiLoCo, arXiv 2502.12996",
-        summary="DiLoCo with the others' share of the average one phase old and the own share fresh.",
+        summary="DiLoCo with the other peers' share of the average one phase old and the own share fresh.",
     ),
     Recipe(
         name="noloco",
         mixes=(Mix("slow", "blocking", "planned"), Mix("pseudo_gradient", "blocking", "planned")),
         outer="consensus",
         source="NoLoCo, arXiv 2506.10911, equations 2 and 3",
-        summary="Weights and pseudo-gradients are averaged in pairs, and the pull together goes through the momentum.",
+        summary="Weights and pseudo-gradients are averaged in pairs; the pull towards the partner enters the momentum.",
     ),
     Recipe(
         name="gasloc",
         mixes=(Mix("slow", "blocking", "planned"),),
         outer="momentum",
         source="GASLoC, arXiv 2606.11081; without acceleration the momentum is 0",
-        summary="A local outer step, then the trainer waits for its partners only and averages with them.",
+        summary="A local outer step; then the trainer waits only for its partners and averages with them.",
     ),
     Recipe(
         name="gasloc_y",
@@ -249,7 +249,7 @@ _ALL = (
         outer="momentum",
         delay="phase",
         source="DiLoCoX, arXiv 2506.21263",
-        summary="Compressed pseudo-gradients of everybody, averaged beside the next phase and used one phase late.",
+        summary="Compressed pseudo-gradients of all peers, averaged during the next phase and used one phase late.",
     ),
     Recipe(
         name="sparseloco",

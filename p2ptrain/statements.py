@@ -56,7 +56,7 @@ def unpacked(body: bytes, most_bytes: int) -> list[Any]:
     except (ValueError, TypeError, OverflowError, RecursionError):  # msgpack's own exceptions are ValueErrors
         is_ours = False
     if not is_ours:
-        raise RemoteError(f"a statement was due, not {body[:16].hex()}…")
+        raise RemoteError(f"expected a statement, got {body[:16].hex()}…")
     return list(fields)
 
 

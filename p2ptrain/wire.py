@@ -67,7 +67,7 @@ def _same(value: object) -> object:
 def _integer(largest: int) -> _Shape:
     def parse(raw: object) -> int:
         if type(raw) is not int or not 0 <= raw <= largest:
-            raise RemoteError(f"an integer in 0..{largest} was due, not {raw!r:.40}")
+            raise RemoteError(f"expected an integer in 0..{largest}, got {raw!r:.40}")
         return raw
 
     return _Shape(_same, parse)
@@ -76,7 +76,7 @@ def _integer(largest: int) -> _Shape:
 def _number(accepts: Callable[[float], bool], what: str) -> _Shape:
     def parse(raw: object) -> float:
         if type(raw) is not float or not accepts(raw):
-            raise RemoteError(f"{what} was due, not {raw!r:.40}")
+            raise RemoteError(f"expected {what}, got {raw!r:.40}")
         return raw
 
     return _Shape(float, parse)
@@ -87,7 +87,7 @@ def _text(pattern: str, what: str) -> _Shape:
 
     def parse(raw: object) -> str:
         if type(raw) is not str or not matches(raw):
-            raise RemoteError(f"{what} was due, not {raw!r:.80}")
+            raise RemoteError(f"expected {what}, got {raw!r:.80}")
         return raw
 
     return _Shape(str, parse)
@@ -101,7 +101,7 @@ def is_nickname(text: str) -> bool:
 def _nickname() -> _Shape:
     def parse(raw: object) -> str:
         if type(raw) is not str or not is_nickname(raw):
-            raise RemoteError(f"a nickname was due, not {raw!r:.80}")
+            raise RemoteError(f"expected a nickname, got {raw!r:.80}")
         return raw
 
     return _Shape(str, parse)
@@ -110,7 +110,7 @@ def _nickname() -> _Shape:
 def _blob(largest: int) -> _Shape:
     def parse(raw: object) -> bytes:
         if type(raw) is not bytes or len(raw) > largest:
-            raise RemoteError(f"at most {largest} bytes were due, not {raw!r:.40}")
+            raise RemoteError(f"expected at most {largest} bytes, got {raw!r:.40}")
         return raw
 
     return _Shape(bytes, parse)
@@ -119,7 +119,7 @@ def _blob(largest: int) -> _Shape:
 def _flag() -> _Shape:
     def parse(raw: object) -> bool:
         if type(raw) is not bool:
-            raise RemoteError(f"true or false was due, not {raw!r:.40}")
+            raise RemoteError(f"expected true or false, got {raw!r:.40}")
         return raw
 
     return _Shape(bool, parse)
@@ -130,7 +130,7 @@ def _word(choices: type[StrEnum]) -> _Shape:
         try:
             return choices(str(raw))
         except ValueError:
-            raise RemoteError(f"a {choices.__name__} was due, not {raw!r:.40}") from None
+            raise RemoteError(f"expected a {choices.__name__}, got {raw!r:.40}") from None
 
     return _Shape(str, parse)
 
@@ -141,7 +141,7 @@ def _several(item: _Shape, most: int) -> _Shape:
 
     def parse(raw: object) -> tuple[Any, ...]:
         if type(raw) is not list or len(raw) > most:
-            raise RemoteError(f"at most {most} entries were due, not {raw!r:.40}")
+            raise RemoteError(f"expected at most {most} entries, got {raw!r:.40}")
         return tuple(item.parse(entry) for entry in raw)
 
     return _Shape(pack, parse)
@@ -151,7 +151,7 @@ def _ascending(items: _Shape) -> _Shape:
     def parse(raw: object) -> tuple[int, ...]:
         values: tuple[int, ...] = items.parse(raw)
         if not values or any(later <= earlier for earlier, later in pairwise(values)):
-            raise RemoteError(f"strictly ascending fragments were due, not {values!r:.40}")
+            raise RemoteError(f"expected strictly ascending fragments, got {values!r:.40}")
         return values
 
     return _Shape(items.pack, parse)
@@ -170,7 +170,7 @@ def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
 
     def parse(raw: object) -> Any:
         if type(raw) is not list or len(raw) != len(shapes):
-            raise RemoteError(f"the {len(shapes)} fields of {kind.__name__} were due, not {raw!r:.40}")
+            raise RemoteError(f"expected the {len(shapes)} fields of {kind.__name__}, got {raw!r:.40}")
         return kind(*(shape.parse(entry) for shape, entry in zip(shapes.values(), raw, strict=True)))
 
     return _Shape(pack, parse)
@@ -254,7 +254,7 @@ def decode_message(body: bytes) -> Message:
     """Parse the result of ``encode_message``. Raises RemoteError for anything else."""
     raw = _unpacked(body, MAX_MESSAGE_BYTES)
     if type(raw) is not list or len(raw) != 2 or type(raw[0]) is not int or raw[0] not in _MESSAGES:
-        raise RemoteError(f"a message was due, not {raw!r:.40}")
+        raise RemoteError(f"expected a message, got {raw!r:.40}")
     message: Message = _MESSAGES[raw[0]][1].parse(raw[1])
     return message
 
@@ -317,5 +317,5 @@ def _unpacked(body: bytes, most: int) -> object:
             max_ext_len=0,
         )
     except (ValueError, TypeError, OverflowError) as error:  # msgpack's own exceptions are ValueErrors
-        raise RemoteError(f"not msgpack as we write it: {error!s:.80}") from None
+        raise RemoteError(f"not canonical msgpack: {error!s:.80}") from None
     return raw

@@ -141,7 +141,8 @@ def test_a_standard_output_that_takes_no_more_is_one_clear_line(unbuffered: str,
         )
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: What is printed cannot be written: {why}.\n  Print it to where there is room and a reader.\n"
+        f"error: The output cannot be written: {why}.\n"
+        "  Redirect it to a disk with free space, or to a program that reads it.\n"
     )
 
 
@@ -163,7 +164,7 @@ def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(LAZY_COMMANDS, "wrong", LazyCommand("a_lazy_module", "nonsense", "help"))
     assert run(cli, "later") == 0
     assert called == [True]
-    with pytest.raises(TypeError, match="is no click command"):
+    with pytest.raises(TypeError, match="is not a click command"):
         run_command(cli, ["wrong"])
 
 

@@ -58,7 +58,7 @@ def missing_newline(path: Path) -> str:
 def cause(error: OSError | ValueError) -> str:
     """Describe for people why a file could not be read or written, without error numbers and class names."""
     if isinstance(error, UnicodeError):
-        return "it is no text in UTF-8"
+        return "it is not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 

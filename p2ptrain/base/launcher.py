@@ -18,7 +18,7 @@ if sys.platform == "linux":
     import ctypes, signal
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG survives the exec
     if os.getppid() != int(sys.argv[1]):
-        sys.exit("our parent is gone")
+        sys.exit("the parent process has ended")
 os.environ.update(json.loads(sys.argv[2]))
 os.execv(sys.argv[3], sys.argv[3:])
 """

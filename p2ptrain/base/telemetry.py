@@ -142,7 +142,9 @@ class StrictStream:
 
 def _unprintable(error: OSError) -> OutputError:
     why = error.strerror or error
-    return OutputError(f"What is printed cannot be written: {why}.", "Print it to where there is room and a reader.")
+    return OutputError(
+        f"The output cannot be written: {why}.", "Redirect it to a disk with free space, or to a program that reads it."
+    )
 
 
 @contextlib.contextmanager

@@ -120,14 +120,14 @@ def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | N
     if data is not None and spec.kind != "file":
         comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
         raise CorpusError(
-            f"--data names {data}, and this run's text is another: it {comes}",
-            "Leave --data away; a run trains on the corpus that its manifest names.",
+            f"--data names {data}, but this run uses another text: it {comes}",
+            "Omit --data; a run trains on the corpus that its manifest names.",
         )
     if tokenizer_file is not None and manifest.tokenizer.kind != "file":
-        comes = "is one token a byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
+        comes = "has one token per byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
         raise CorpusError(
-            f"--tokenizer names {tokenizer_file}, and this run's tokenizer is another: it {comes}",
-            "Leave --tokenizer away; a run has the tokenizer that its manifest names.",
+            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}",
+            "Omit --tokenizer; a run uses the tokenizer that its manifest names.",
         )
     if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
         check_digest(data, spec.sha256, "corpus")  # without a cached stream, building it checks the file

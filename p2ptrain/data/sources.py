@@ -54,8 +54,8 @@ def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
         return _hub_pieces(spec)
     if data is None:
         raise CorpusError(
-            f"this run's corpus is a {spec.format} file with sha256 {spec.sha256}, and none was named",
-            "Get that file from whoever started the run and name it with --data FILE.",
+            f"this run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given",
+            "Get that file from the run's author and pass it with --data FILE.",
         )
     check_digest(data, spec.sha256, "corpus")
     if spec.format == "text":
@@ -76,7 +76,7 @@ def check_digest(path: Path, expected: str, what: str) -> None:
     if found != expected:
         raise CorpusError(
             f"{path} is not this run's {what}: its sha256 is {found}, the run names {expected}",
-            "Get the very file this run was started with, unchanged and uncompressed.",
+            "Get the file that this run was started with, unchanged and uncompressed.",
         )
 
 
@@ -136,7 +136,7 @@ def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"the hub corpus {spec.name}")
     if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
         raise CorpusError(
-            f"the run's corpus is {spec.name} on the hub, and a folder here has the same name",
+            f"the run's corpus is {spec.name} on the hub, but a folder here has the same name",
             "Start from another directory.",
         )
     where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
@@ -149,7 +149,7 @@ def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
         raise CorpusError(
             f"the corpus {where} could not be streamed from the Hugging Face hub: {error}",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            " or `hf auth login` was done; then start again.",
+            " or you are logged in (`hf auth login`); then start again.",
         ) from error
 
 
@@ -159,7 +159,7 @@ def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) 
         if text_field not in row:
             raise CorpusError(
                 f"the rows of {where} have no field {text_field!r}; they have {', '.join(map(repr, row))}",
-                "The run's corpus.text_field names the wrong one: ask whoever started the run.",
+                "The run's corpus.text_field names the wrong field: ask the run's author.",
             )
         text = row[text_field]
         if text is None or text == "":
@@ -167,7 +167,7 @@ def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) 
         if not isinstance(text, str):
             raise CorpusError(
                 f"the field {text_field!r} of {where} holds {type(text).__name__}, not text",
-                "The run's corpus.text_field names the wrong one: ask whoever started the run.",
+                "The run's corpus.text_field names the wrong field: ask the run's author.",
             )
         for start in range(0, len(text), PIECE_CHARACTERS):
             end = start + PIECE_CHARACTERS

@@ -55,8 +55,8 @@ def open_stream(
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
         raise HomeError(
             f"the disk of the token cache {directory} {full}",
-            "Free some space there, or name a directory on another disk in the variable XDG_CACHE_HOME; nothing was "
-            "lost, building starts again.",
+            "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; building starts "
+            "again.",
         ) from error
     if tokens is None:
         raise HomeError(f"the token cache {path} vanished while it was opened", "Start again.")
@@ -109,7 +109,7 @@ def _map(path: Path, dtype: np.dtype) -> np.ndarray | None:
     except FileNotFoundError:
         return None
     except (ValueError, EOFError):  # shorter than its header says, or no header
-        logger.warning("the token stream %s is torn", path)
+        logger.warning("the token stream %s is incomplete and is built again", path)
         return None
     return tokens if tokens.ndim == 1 and tokens.dtype == dtype and len(tokens) else None
 

@@ -102,8 +102,8 @@ def load_tokenizer(
         return JsonTokenizer(_parse(_download(spec.name, spec.revision)))
     if tokenizer_file is None:
         raise CorpusError(
-            f"this run's tokenizer is a file with sha256 {spec.sha256}, and none was named",
-            "Get that tokenizer.json from whoever started the run and name it with --tokenizer FILE.",
+            f"this run's tokenizer is a file with sha256 {spec.sha256}, but no file was given",
+            "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
     check_digest(tokenizer_file, spec.sha256, "tokenizer")
     return JsonTokenizer(_parse(tokenizer_file))
@@ -117,7 +117,7 @@ def _download(name: str, revision: str) -> Path:
         return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
-            f"the tokenizer {name} at revision {revision} could not be had from the Hugging Face hub: {error}",
+            f"the tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub: {error}",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
         ) from error
 
@@ -132,18 +132,18 @@ def _parse(path: Path) -> HubTokenizer:
         text = path.read_text(encoding="utf-8")
         outline = json.loads(text)
         if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
-            raise ValueError("no model.vocab in it")
+            raise ValueError("model.vocab is missing")
     except (OSError, ValueError) as error:
         raise CorpusError(
-            f"{path} is no tokenizer: {error}",
-            "The run needs a tokenizer.json as the tokenizers library writes it.",
+            f"{path} is not a tokenizer: {error}",
+            "The run needs a tokenizer.json in the format of the tokenizers library.",
         ) from error
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific for a malformed file
         raise CorpusError(
-            f"{path} is no tokenizer: {error}",
-            "The run needs a tokenizer.json as the tokenizers library writes it.",
+            f"{path} is not a tokenizer: {error}",
+            "The run needs a tokenizer.json in the format of the tokenizers library.",
         ) from error
 
 

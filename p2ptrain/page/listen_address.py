@@ -34,7 +34,8 @@ class ListenAddress:
         host, _, port = text.rpartition(":")
         if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
             raise UserError(
-                f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
+                f"{text!r} is not an address for the page.",
+                "Give a port, or an address and a port: 8080, 0.0.0.0:8080.",
             )
         allowed = tuple(bare for name in hosts.split(",") if (bare := name.strip().strip("[]").lower()))
         return cls(host.strip("[]") or LOOPBACK, int(port), token, allowed)
@@ -51,7 +52,7 @@ def check_installed() -> None:
         import prometheus_client
     except ImportError as error:
         raise UserError(
-            f"The page needs {error.name}, which is not installed.", "Type: pip install 'p2ptrain[page]'."
+            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'."
         ) from None
     del aiohttp, prometheus_client
 
@@ -91,7 +92,7 @@ def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
     if not _is_of_the_address(error):
         return "Choose another port, or 0 for any free one."
     if place.host in _OTHERWISE:
-        return f"This computer has no IPv4. Type: {_OTHERWISE[place.host]}:{place.port}."
+        return f"This computer has no IPv4. Use {_OTHERWISE[place.host]}:{place.port}."
     return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 

@@ -17,41 +17,41 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 TOTALS = {
-    "tokens": ("tokens", "Tokens trained on by those who tell.", True),
+    "tokens": ("tokens", "Tokens trained on by reporting peers.", True),
     "exchanges": ("exchanges", "Exchanges made.", True),
     "failed": ("exchanges_failed", "Exchanges that failed.", True),
     "sent_bytes": ("sent_bytes", "Bytes sent.", True),
     "received_bytes": ("received_bytes", "Bytes received.", True),
-    "fraction": ("run_progress_ratio", "Share of the run that is done.", False),
-    "tokens_per_s": ("tokens_per_second", "Tokens a second, lately, of those who tell.", False),
-    "up": ("sent_bytes_per_second", "Bytes a second sent, lately, by those who tell.", False),
-    "down": ("received_bytes_per_second", "Bytes a second received, lately, by those who tell.", False),
-    "blocked_share": ("blocked_ratio", "Share of time in which the trainer waited.", False),
-    "disagreement": ("disagreement_ratio", "How far apart partners' weights are before an exchange.", False),
-    "loss": ("training_loss_nats", "Training loss, nats a token.", False),
-    "held_out": ("held_out_loss_nats", "Loss on text that nobody trains on, nats a token.", False),
+    "fraction": ("run_progress_ratio", "Completed share of the run.", False),
+    "tokens_per_s": ("tokens_per_second", "Recent tokens per second of reporting peers.", False),
+    "up": ("sent_bytes_per_second", "Recent bytes per second sent by reporting peers.", False),
+    "down": ("received_bytes_per_second", "Recent bytes per second received by reporting peers.", False),
+    "blocked_share": ("blocked_ratio", "Share of time that the trainer waited for exchanges.", False),
+    "disagreement": ("disagreement_ratio", "Relative distance between partners' weights before an exchange.", False),
+    "loss": ("training_loss_nats", "Training loss in nats per token.", False),
+    "held_out": ("held_out_loss_nats", "Held-out loss in nats per token.", False),
 }
 """Figures of the document: name, help text, and whether a peer's own value only grows. Growing ones are
 ``p2ptrain_…_total`` of a peer and ``p2ptrain_swarm_…`` of a swarm."""
 
 OF_PEERS = {
-    "loss": ("p2ptrain_peer_training_loss_nats", "Training loss, nats a token."),
-    "held_out": ("p2ptrain_peer_held_out_loss_nats", "Loss on text that nobody trains on, nats a token."),
-    "tokens_per_s": ("p2ptrain_peer_tokens_per_second", "Tokens a second, lately."),
-    "disagreement": ("p2ptrain_peer_disagreement_ratio", "Distance to partners before an exchange."),
+    "loss": ("p2ptrain_peer_training_loss_nats", "Training loss in nats per token."),
+    "held_out": ("p2ptrain_peer_held_out_loss_nats", "Held-out loss in nats per token."),
+    "tokens_per_s": ("p2ptrain_peer_tokens_per_second", "Recent tokens per second."),
+    "disagreement": ("p2ptrain_peer_disagreement_ratio", "Relative distance to partners before an exchange."),
     "step": ("p2ptrain_peer_outer_steps", "Outer steps done."),
     "progress": ("p2ptrain_peer_progress_tokens", "Progress in tokens per peer."),
     "age_s": ("p2ptrain_peer_record_age_seconds", "Age of its presence record."),
-    "up": ("p2ptrain_peer_sent_bytes_per_second", "Bytes a second sent, lately."),
-    "down": ("p2ptrain_peer_received_bytes_per_second", "Bytes a second received, lately."),
-    "blocked_share": ("p2ptrain_peer_blocked_ratio", "Share of time in which its trainer waited."),
+    "up": ("p2ptrain_peer_sent_bytes_per_second", "Recent bytes per second sent."),
+    "down": ("p2ptrain_peer_received_bytes_per_second", "Recent bytes per second received."),
+    "blocked_share": ("p2ptrain_peer_blocked_ratio", "Share of time that its trainer waited for exchanges."),
 }
 """Fields of a peer's row. Their only label is the last six characters of its id."""
 
 COUNTS_OF_PEERS = {
     "tokens": ("p2ptrain_peer_tokens", "Tokens trained on."),
-    "exchanges": ("p2ptrain_peer_exchanges", "Exchanges made; its partners count them, too."),
-    "failed": ("p2ptrain_peer_exchanges_failed", "Exchanges that failed; its partners count them, too."),
+    "exchanges": ("p2ptrain_peer_exchanges", "Exchanges made; its partners count them too."),
+    "failed": ("p2ptrain_peer_exchanges_failed", "Exchanges that failed; its partners count them too."),
     "sent_bytes": ("p2ptrain_peer_sent_bytes", "Bytes sent."),
     "received_bytes": ("p2ptrain_peer_received_bytes", "Bytes received."),
 }
@@ -69,7 +69,7 @@ class MetricFamilies(Collector):
 
     def collect(self) -> Iterator[Any]:
         document = self._document
-        yield GaugeMetricFamily("p2ptrain_peers", "Peers that are there.", value=document["total_peers"])
+        yield GaugeMetricFamily("p2ptrain_peers", "Peers that are present.", value=document["total_peers"])
         for name, (metric, told, grows) in TOTALS.items():
             if (value := document["figures"].get(name)) is None:
                 continue
@@ -81,7 +81,7 @@ class MetricFamilies(Collector):
         if document["kind"] == "peer":  # if all peers are scraped, the others report themselves
             rows = [row for row in rows if row["id"] == document["me"]]
         labels = _labels([row["id"] for row in rows])
-        info = GaugeMetricFamily(INFO, "1 for each peer that is there.", labels=["peer", "nickname", "device"])
+        info = GaugeMetricFamily(INFO, "1 for each present peer.", labels=["peer", "nickname", "device"])
         for row, label in zip(rows, labels, strict=True):
             info.add_metric([label, row["nickname"], row["device"] or ""], 1.0)
         yield info

@@ -124,7 +124,7 @@ class PageServer:
         self._thread.start()
         if not begun.wait(START_S):
             self.__exit__(None, None, None)
-            raise UserError("The page's server did not start in time.", "Start again, or do without --page.")
+            raise UserError("The page's server did not start in time.", "Start again, or omit --page.")
         return self
 
     def __exit__(
@@ -202,12 +202,12 @@ class PageServer:
         """Return an HTTP status and text if this request is refused; None if it is allowed."""
         name = _name_in(request.host)
         if self.place.hosts and name not in self.place.hosts:
-            return 403, "This page is not opened by that name.\n"
+            return 403, "This host name is not allowed for this page.\n"
         if self._token:
-            why = "A token is needed: open the whole address that was printed."
+            why = "A token is required: open the complete address that was printed."
             return None if self._knows(request) else (401, f"{why}\n")
         if not self.place.hosts and name not in LOOPBACK_NAMES:
-            return 403, "This page is for this computer alone.\n"
+            return 403, "This page is only available on this computer.\n"
         return None
 
     def _knows(self, request: Any) -> bool:
@@ -247,7 +247,7 @@ class PageServer:
         from aiohttp import web
 
         if len(self._streams) >= MOST_STREAMS:
-            why = "Too many watch already."
+            why = "Too many readers; try again later."
             return web.Response(status=503, text=f"{why}\n", headers={"Retry-After": "30"})
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -296,7 +296,7 @@ async def _taken(request: Any, writing: Awaitable[None]) -> None:
     except TimeoutError:
         if request.transport is not None:
             request.transport.abort()  # closing would wait for the reader
-        raise ConnectionResetError("the reader reads no more") from None
+        raise ConnectionResetError("the reader has stopped reading") from None
 
 
 def _few(server: Any) -> Callable[[], asyncio.BaseProtocol]:

@@ -44,7 +44,7 @@ it."""
 TRIALS_S = 2.0
 """Seconds of measured passes after which no further round of trials starts: for a large model on a slow card one round
 is enough. Guess: the spread of trials on slow cards would settle it."""
-_CLOSE_OTHERS = "Close other programs that use the device, or take another one with --device."
+_CLOSE_OTHERS = "Close other programs that use the device, or choose another with --device."
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,21 +74,21 @@ def choose_device(wish: str) -> torch.device:
         return torch.device("cpu")
     named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
     if named is None:
-        raise DeviceError(f"there is no device {wish!r}", "Take auto, cpu, cuda or cuda:<number>.")
+        raise DeviceError(f"there is no device {wish!r}", "Use auto, cpu, cuda or cuda:<number>.")
     if not torch.cuda.is_available():
-        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Mend that, or take --device cpu.")
+        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Fix that, or use --device cpu.")
     index, count = int(named[1] or 0), torch.cuda.device_count()
     if index >= count:
         raise DeviceError(
             f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
-            f"Take one of {', '.join(f'cuda:{i}' for i in range(count))}.",
+            f"Use one of {', '.join(f'cuda:{i}' for i in range(count))}.",
         )
     chosen = torch.device("cuda", index)
     if (fault := _fault(chosen)) is not None:
         raise DeviceError(
             f"device {wish} was asked for, but nothing runs on it: {fault}",
-            "Another program may have it for itself (nvidia-smi lists them), or this torch does not know the card "
-            "(https://pytorch.org/get-started has others). Fix that, or take --device cpu.",
+            "Another program may use it exclusively (nvidia-smi lists them), or this torch does not support the card "
+            "(https://pytorch.org/get-started has other builds). Fix that, or use --device cpu.",
         )
     torch.cuda.set_device(chosen)
     return chosen
@@ -263,7 +263,7 @@ def _first_card() -> torch.device | None:
         if (fault := _fault(card)) is None:
             torch.cuda.set_device(card)
             return card
-        logger.warning("%s is left alone: %s", card, fault)
+        logger.warning("%s is not used: %s", card, fault)
     return None
 
 
@@ -283,7 +283,5 @@ def _compute(device: torch.device) -> None:
 
 def _why_no_cuda() -> str:
     if torch.version.cuda is None:
-        return (
-            "this torch was built without CUDA (https://pytorch.org/get-started prints the install line for one with)"
-        )
+        return "this torch was built without CUDA (https://pytorch.org/get-started prints the install command)"
     return "torch finds no CUDA device (is the driver installed? nvidia-smi should list the card)"

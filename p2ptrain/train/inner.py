@@ -182,13 +182,13 @@ class LanguageModelTask:
                     raise DeviceError(
                         f"the model does not fit {self.theta.device}: one sequence of"
                         f" {self._training.sequence_length} tokens runs out of memory",
-                        "Close other programs that use the device, or take another one: --device cpu always has room"
-                        " as long as the computer does.",
+                        "Close other programs that use the device, or choose another: --device cpu is limited only by"
+                        " the computer's memory.",
                     ) from error
             # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self.micro_batch //= 2
             torch.cuda.empty_cache()
-            logger.warning("out of memory: going on with micro-batches of %d sequences", self.micro_batch)
+            logger.warning("out of memory: continuing with micro-batches of %d sequences", self.micro_batch)
 
     def _accumulate(
         self,

@@ -114,7 +114,7 @@ class Payloads:
         self._lengths = tuple(lengths)
         self._matrices = tuple(matrices) or ((),) * len(self._lengths)
         if len(self._matrices) != len(self._lengths):
-            raise ValueError(f"matrices of {len(self._matrices)} fragments, and there are {len(self._lengths)}")
+            raise ValueError(f"matrices of {len(self._matrices)} fragments, expected {len(self._lengths)}")
         self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
         self._widths = Widths()
 
@@ -265,7 +265,7 @@ class Payloads:
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
         """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""
         if [len(part) for part in parts] != self.weight_sizes():
-            raise RemoteError("its weights have other shapes than ours")
+            raise RemoteError("its weights do not have the shapes of the model")
         for part in parts:
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN

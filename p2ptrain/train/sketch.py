@@ -50,6 +50,6 @@ def distance(mine: bytes, theirs: bytes) -> float:
         raise RemoteError(f"a sketch of {len(theirs)} bytes instead of {SKETCH_BYTES}")
     one, other = (np.frombuffer(each, dtype="<f4").astype(np.float64) for each in (mine, theirs))
     if not np.isfinite(other).all():
-        raise RemoteError("the sketch of its weights holds no numbers")
+        raise RemoteError("the sketch of its weights is not finite")
     shorter = min(np.linalg.norm(one), np.linalg.norm(other))
     return float(np.linalg.norm(other - one) / max(shorter, np.finfo(np.float32).tiny))
