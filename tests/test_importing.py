@@ -13,8 +13,8 @@ from p2ptrain.base.interrupts import default_sigint
 
 LOADING = """
 import os, signal
-from p2ptrain.base.interrupts import importing
-with importing():
+from p2ptrain.base.interrupts import default_sigint
+with default_sigint():
     try:
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:

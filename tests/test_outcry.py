@@ -40,7 +40,7 @@ def clock() -> Clock:
 @pytest.fixture
 def library(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[logging.Logger]:
     """A logger below ``hivemind``, which prints nothing by itself, in a process whose log is heard."""
-    monkeypatch.setattr(logging_setup, "Terminal", lambda: RateLimitedHandler(clock))
+    monkeypatch.setattr(logging_setup, "RateLimitedHandler", lambda: RateLimitedHandler(clock))
     monkeypatch.setattr(logging.getLogger("hivemind"), "handlers", [])
     monkeypatch.setattr(logging.getLogger("hivemind"), "propagate", True)
     with logging_installed():

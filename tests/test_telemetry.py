@@ -83,8 +83,8 @@ def test_the_stream_is_as_before_afterwards(monkeypatch: pytest.MonkeyPatch) -> 
 
 LIVING_ON = """
 import sys
-from p2ptrain.base.telemetry import enduring_output, minded_output
-with minded_output(), enduring_output():
+from p2ptrain.base.telemetry import lossy_output, strict_output
+with strict_output(), lossy_output():
     for number in range(1000):
         print("a line that nobody takes" * 10, flush=number % 2 == 0)
 sys.exit(7)
@@ -103,8 +103,8 @@ def test_a_process_outlives_a_full_disk_and_a_closed_pipe() -> None:
 
 STRANGE_NAME = """
 import os, sys
-from p2ptrain.base.telemetry import enduring_output, minded_output
-with minded_output(), enduring_output():
+from p2ptrain.base.telemetry import lossy_output, strict_output
+with strict_output(), lossy_output():
     print("[peers] \\u738b joins", flush=True)
 os._exit(7)
 """

@@ -529,7 +529,7 @@ def test_a_snapshot_that_fails_does_not_end_it() -> None:
 )
 def test_places_are_read(text: str, place: ListenAddress) -> None:
     """A port, or an address and a port."""
-    assert ListenAddress.parse(text) == listen_address
+    assert ListenAddress.parse(text) == place
 
 
 @pytest.mark.parametrize(
