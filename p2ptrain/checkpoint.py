@@ -142,7 +142,7 @@ class Checkpoints:
         return target
 
     def _prune(self, step: int) -> None:
-        """Of the known checkpoints, keep the one of ``step`` and the newest whole one before it."""
+        """Remove all known checkpoints but the one of ``step`` and the newest whole one before it."""
         there = _checkpoints(self._directory)
         earlier = sorted(each for each in self._whole if each <= step and each in there)
         later = {each for each in self._whole if each > step}

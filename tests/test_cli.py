@@ -81,10 +81,10 @@ def test_init_then_sign(tmp_path: Path) -> None:
     signed = load_run(tmp_path / "run")
     assert signed.manifest.run.name == "demo"
     assert signed.run_id in sign.output
-    assert "Nothing changed" in CliRunner().invoke(cli, ["sign", directory]).output
+    assert "Unchanged since it was signed" in CliRunner().invoke(cli, ["sign", directory]).output
     path = tmp_path / "run" / "manifest.toml"
     path.write_text(path.read_text().replace("seed = 1", "seed = 2"))
-    assert "another run" in CliRunner().invoke(cli, ["sign", directory]).output
+    assert "This is a new run" in CliRunner().invoke(cli, ["sign", directory]).output
 
 
 def test_a_user_error_prints_problem_and_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,8 @@
      │    ├── DeviceError     the model does not fit, or the device or platform cannot run it
      │    ├── ScenarioError   a simulation's scenario or report is malformed, impossible or of another version
      │    └── OutputError     a command's output cannot be written: a full disk, a closed pipe
-     ├── RemoteError          a peer violated the protocol: it loses trust, training goes on
-     └── NetworkError         the network failed: temporary, training goes on
+     ├── RemoteError          a peer violated the protocol: it loses trust, training continues
+     └── NetworkError         the network failed: temporary, training continues
           ├── UnbegunError    the other side closed a link cleanly before the first byte of its payload
           └── MisfitError     payloads did not fit the step widths that both sides had agreed on
 
@@ -74,11 +74,11 @@ class OutputError(UserError):
 
 
 class RemoteError(P2pTrainError):
-    """A peer violated the protocol. The exchange is dropped, the peer is noted, and training goes on."""
+    """A peer violated the protocol. The exchange is dropped, the peer is noted, and training continues."""
 
 
 class NetworkError(P2pTrainError):
-    """The network failed or a deadline passed. The exchange is dropped; training goes on."""
+    """The network failed or a deadline passed. The exchange is dropped; training continues."""
 
 
 class UnbegunError(NetworkError):
