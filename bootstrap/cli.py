@@ -23,7 +23,7 @@ def _cap(context: click.Context, option: click.Parameter, value: float) -> float
     raise click.BadParameter(f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST_MBIT:,.0f}.")
 
 
-@click.command(short_help="Be a run's well-known entry point; prints the join link.")
+@click.command(short_help="Run a swarm's entry point and print its join link.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--listen", multiple=True, metavar="MULTIADDR", help=f"Where to listen; else {PUBLIC_LISTEN}.")
 @click.option(

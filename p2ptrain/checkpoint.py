@@ -1,18 +1,19 @@
-"""Checkpoints that are whole or not there at all.
+"""Atomic checkpoints: complete or absent.
 
 A checkpoint is a directory ``step-00000120`` with ``tensors.safetensors`` (every tensor, by name) and ``state.json``
-(all else, readable, with a BLAKE3 digest of the tensors and one of itself). It is written under a temporary name,
-every file is flushed to the disk, and only then it is renamed: a crash, a power cut or a full disk at any moment leaves
-the previous checkpoints as they were. Digests are checked on loading, so that a torn or rotten checkpoint is recognized
-and the one before it used; the last two are kept for that.
+(everything else, readable, with a BLAKE3 digest of the tensors and one of itself). It is written under a temporary
+name, every file is flushed to the disk, and then it is renamed: a crash, a power cut or a full disk leaves earlier
+checkpoints unchanged. Loading checks the digests and falls back to the previous checkpoint if the newest is corrupt;
+the last two are kept for that.
 
-Torn is what was read and is not what was written. What cannot be read may be whole (a disk that comes back, a newer
-p2ptrain): then nothing is loaded, since who went on from an older one would in the end remove it.
+A checkpoint is torn if its content differs from what was written. One that cannot be read may still be whole (a disk
+that comes back, a newer p2ptrain). Then nothing is loaded, because continuing from an older checkpoint would eventually
+remove it.
 
-A checkpoint of the same step is replaced by two renames, the old one out of the way and the new one into its place.
-Between them the old one still counts, under the name that it has then.
+Replacing a checkpoint of the same step takes two renames: the old one away, the new one into its place. In between, the
+old one is still found under its new name.
 
-One process at a time writes to a directory: the peer's home is locked.
+One process at a time writes to a directory, because the peer's home is locked.
 """
 
 from __future__ import annotations
@@ -39,10 +40,10 @@ import p2ptrain
 from p2ptrain.base.errors import HomeError
 
 FORMAT = 1
-"""Version of the layout below; another one is not read."""
+"""Version of the layout; no other version is read."""
 
 KEPT = 2
-"""Checkpoints kept: the newest, and the one before in case the newest turns out torn."""
+"""Checkpoints kept: the newest, and the previous one in case the newest is torn."""
 
 TENSORS = "tensors.safetensors"
 STATE = "state.json"
@@ -54,7 +55,7 @@ _REPLACED_PREFIX = f"{_TEMPORARY_PREFIX}replaced-"
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A whole checkpoint, its digests checked."""
+    """Whole checkpoint with verified digests."""
 
     path: Path
     tensors: dict[str, Tensor]  # on the host
@@ -67,33 +68,33 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True)
 class Torn:
-    """A checkpoint that was passed over, and why."""
+    """Checkpoint that was skipped, and why."""
 
     path: Path
     reason: str
 
 
 class Found(NamedTuple):
-    """The newest whole checkpoint, if any, and the newer ones that are not whole."""
+    """Newest whole checkpoint, if any, and the newer torn ones."""
 
     checkpoint: Checkpoint | None
     passed_over: tuple[Torn, ...]
 
 
 class Checkpoints:
-    """The checkpoints of one directory, as one session knows them: only what it knows, or replaces, is ever removed.
+    """Checkpoints of one directory within one session; removes only those that the session knows or replaces.
 
-    It knows those that it wrote, and all that were there when it loaded one: the newest whole one, the torn ones after
-    it, and the earlier ones, which that one supersedes.
+    The session knows the checkpoints that it wrote, and all that existed when it loaded one: the newest whole one, the
+    torn ones after it and the earlier ones.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory  # made when it is not there
+        self._directory = directory  # created if missing
         self._whole: set[int] = set()
         self._torn: set[int] = set()
 
     def load_latest(self) -> Found:
-        """As ``load_latest`` does, and remember what was there."""
+        """Load the newest whole checkpoint and remember which ones exist. Raises HomeError as ``load_latest`` does."""
         found, there = _look(self._directory)
         self._torn = {_step(each.path) for each in found.passed_over}
         self._whole = there - self._torn
@@ -102,14 +103,14 @@ class Checkpoints:
     def save(
         self,
         tensors: Mapping[str, Tensor],  # any device; may share memory
-        state: Mapping[str, Any],  # JSON values; "step", an int, names the checkpoint; _RESERVED names are ours
+        state: Mapping[str, Any],  # JSON values; "step", an int, names the checkpoint; _RESERVED names are not allowed
     ) -> Path:
-        """Write a checkpoint and, of those that this session knows, remove the torn ones and all but the last two.
+        """Write a checkpoint; of the known ones, remove the torn ones and all but the last two.
 
-        A checkpoint of the same step is replaced; those of later steps belong to a future that was abandoned.
+        A checkpoint of the same step is replaced; those of later steps belong to an abandoned branch of training.
 
         Raises:
-            HomeError: the disk is full or the directory cannot be written. What was there before is still there.
+            HomeError: the disk is full or the directory cannot be written. Earlier checkpoints remain.
         """
         if clash := _RESERVED & state.keys():
             raise ValueError(f"a checkpoint's state may not hold {sorted(clash)}")
@@ -135,13 +136,13 @@ class Checkpoints:
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
-                f"no checkpoint could be saved in {directory}: {plainly(error)}",
-                "Free some space on that disk (or make it writable); the earlier checkpoints are untouched.",
+                f"the checkpoint could not be saved in {directory}: {plainly(error)}",
+                "Free space on that disk or make it writable. Earlier checkpoints are unchanged.",
             ) from error
         return target
 
     def _prune(self, step: int) -> None:
-        """Keep the checkpoint of ``step`` and the newest whole one before it, of those that we know."""
+        """Remove all known checkpoints but the one of ``step`` and the newest whole one before it."""
         there = _checkpoints(self._directory)
         earlier = sorted(each for each in self._whole if each <= step and each in there)
         later = {each for each in self._whole if each > step}
@@ -151,21 +152,21 @@ class Checkpoints:
 
 
 def save(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> Path:
-    """Write one checkpoint, as ``Checkpoints.save`` does; what is there beside it stays."""
+    """Write one checkpoint as ``Checkpoints.save`` does, but remove no others."""
     return Checkpoints(directory).save(tensors, state)
 
 
 def load_latest(directory: Path) -> Found:
-    """The newest checkpoint that is whole. Torn ones are passed over and reported; nothing is touched.
+    """Load the newest whole checkpoint; report torn ones, change nothing.
 
     Raises:
-        HomeError: there is one that cannot be read, or that another version of p2ptrain wrote.
+        HomeError: a checkpoint cannot be read, or another version of p2ptrain wrote it.
     """
     return _look(directory)[0]
 
 
 def _look(directory: Path) -> tuple[Found, set[int]]:
-    """As ``load_latest``; and the steps of all that are there."""
+    """Load the newest whole checkpoint; also return the steps of all that exist."""
     passed_over: list[Torn] = []
     there: dict[int, Path] = {}
     path = directory
@@ -179,9 +180,9 @@ def _look(directory: Path) -> tuple[Found, set[int]]:
                 passed_over.append(Torn(path, plainly(error)))
     except OSError as error:
         raise HomeError(
-            f"{path} cannot be read: {plainly(error)}; nothing was touched.",
-            "See to its permissions and its disk, and start again. If it is lost, move it away: an earlier checkpoint "
-            "or the swarm's weights take its place.",
+            f"{path} cannot be read: {plainly(error)}; nothing was changed.",
+            "Check its permissions and its disk, then start again. If it is lost, move it away: training then resumes "
+            "from an earlier checkpoint or the swarm's weights.",
         ) from error
     return Found(None, tuple(passed_over)), set(there)
 
@@ -202,18 +203,18 @@ def _write_files(directory: Path, tensors: Mapping[str, Tensor], state: Mapping[
 
 
 def _load(path: Path) -> Checkpoint:
-    """Raises ValueError and the like where it is torn, OSError and HomeError where it may be whole."""
+    """Load one checkpoint. Raises ValueError and the like if it is torn, OSError and HomeError if it may be whole."""
     try:
         text, digest = (path / STATE).read_text(encoding="utf-8"), _file_digest(path / TENSORS)
     except FileNotFoundError as error:
-        raise ValueError(f"it lacks {STATE} or {TENSORS}") from error
+        raise ValueError(f"{STATE} or {TENSORS} is missing") from error
     document = json.loads(text)
     if not isinstance(document, dict):
-        raise ValueError(f"{STATE} holds no description")
-    if document.get("format", FORMAT) != FORMAT:  # before its digest, which another format may reckon in another way
+        raise ValueError(f"{STATE} is not a JSON object")
+    if document.get("format", FORMAT) != FORMAT:  # before the digest, which another format may compute differently
         raise HomeError(
-            f"The checkpoint {path} has format {document['format']}, and this p2ptrain reads format {FORMAT}.",
-            "Update p2ptrain; or move the checkpoint away, to go on from an earlier one or the swarm's weights.",
+            f"The checkpoint {path} has format {document['format']}, but this p2ptrain reads only format {FORMAT}.",
+            "Update p2ptrain, or move the checkpoint away to resume from an earlier one or the swarm's weights.",
         )
     if document.pop("digest", None) != _document_digest(document):
         raise ValueError(f"{STATE} does not match its digest")
@@ -221,12 +222,12 @@ def _load(path: Path) -> Checkpoint:
         raise ValueError(f"{TENSORS} does not match its digest")
     try:
         return Checkpoint(path, load_file(path / TENSORS), document)
-    except SafetensorError as error:  # not torn: its digest is right
+    except SafetensorError as error:  # not torn: its digest is correct
         raise OSError(str(error)) from error
 
 
 def _own_memory(tensor: Tensor) -> Tensor:
-    """The tensor as safetensors takes it: contiguous, and alone in its storage (a view of a larger one is copied)."""
+    """Return the tensor as safetensors accepts it: contiguous and alone in its storage (a view is copied)."""
     tensor = tensor.detach()
     alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if alone else tensor.clone(memory_format=torch.contiguous_format)
@@ -242,7 +243,7 @@ def _file_digest(path: Path) -> str:
 
 
 def _checkpoints(directory: Path) -> dict[int, Path]:
-    """By their steps; where a step has been moved out of the way and nothing came into its place, that one counts."""
+    """Map steps to checkpoint directories, including one that was moved away and not yet replaced."""
     try:
         there = [path for path in directory.iterdir() if path.is_dir()]
     except FileNotFoundError:
@@ -256,20 +257,20 @@ def _step(path: Path) -> int:
 
 
 def _put_back(directory: Path) -> None:
-    """What a killed process, or one whose disk failed, moved out of the way and did not replace."""
+    """Restore a checkpoint that an interrupted replacement moved away."""
     for path in _checkpoints(directory).values():
         if path.name.startswith(_REPLACED_PREFIX):
             path.rename(directory / path.name.removeprefix(_REPLACED_PREFIX))
 
 
 def _remove_leftovers(directory: Path) -> None:
-    """What a killed process left half-written."""
+    """Remove checkpoints that a killed process left incomplete."""
     for path in directory.glob(f"{_TEMPORARY_PREFIX}*"):
         shutil.rmtree(path)
 
 
 def _sync(path: Path) -> None:
-    """Force a file's or directory's content to the disk."""
+    """Flush a file's or directory's content to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -278,9 +279,9 @@ def _sync(path: Path) -> None:
 
 
 def plainly(error: Exception) -> str:
-    """Why something could not be read or written, for people."""
+    """Describe for people why something could not be read or written."""
     if isinstance(error, KeyError | TypeError):
-        return f"its description is not what was written ({error})"
+        return f"its state file is damaged ({error})"
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
-        return "the disk is full"  # safetensors, a Rust library, passes the number on as text
+        return "the disk is full"  # safetensors (Rust) passes the number on as text
     return (error.strerror if isinstance(error, OSError) else None) or str(error)

@@ -1,7 +1,7 @@
-"""The command line ``p2ptrain``, and the one place where errors meet a person.
+"""Command line ``p2ptrain`` and its error boundary.
 
-Commands that train or talk to the network live in ``peer`` and ``bootstrap`` and are imported when they are called, so
-that ``p2ptrain --help`` answers at once and a wrong Python or platform is reported before any heavy import fails on it.
+Commands that train or use the network live in ``peer`` and ``bootstrap`` and are imported when they are called, so
+``p2ptrain --help`` answers at once and an unsupported Python or platform is reported before any heavy import fails.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import p2ptrain
 from p2ptrain.base.errors import UserError
 from p2ptrain.base.telemetry import strict_output
 
-MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # As python_requires in setup.cfg says, and why.
+MIN_PYTHON, END_PYTHON = (3, 11), (3, 14)  # setup.cfg (python_requires) says why.
 
 EXIT_USER_ERROR = 2
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
@@ -27,35 +27,37 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, what shells expect.
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """A command that another package provides."""
+    """Command that another package provides."""
 
     module: str
     attribute: str
     help: str
-    """What ``p2ptrain --help`` shows without importing the module."""
+    """Line in ``p2ptrain --help``, shown without importing the module."""
 
 
 LAZY_COMMANDS = {
-    "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Be a run's well-known entry point; prints the join link."),
+    "bootstrap": LazyCommand("bootstrap.cli", "bootstrap", "Run a swarm's entry point and print its join link."),
     "peer": LazyCommand("peer.cli", "peer", "Join a run by its link and train."),
     "status": LazyCommand("peer.owner.commands", "status", "Show what the peer in a home is doing."),
-    "pause": LazyCommand("peer.owner.commands", "pause", "Let the peer in a home rest."),
-    "resume": LazyCommand("peer.owner.commands", "resume", "Let a peer that was paused go on."),
-    "finish": LazyCommand("peer.owner.commands", "finish", "Let the peer in a home end its step, save and leave."),
-    "invite": LazyCommand("peer.cli", "invite", "Print a join link; invite peers to a run of yours."),
-    "admit": LazyCommand("peer.cli", "admit", "Let peers into a run of yours."),
-    "revoke": LazyCommand("peer.cli", "revoke", "Put peers out of a run of yours, or end an invite."),
-    "contributions": LazyCommand("peer.cli", "contributions", "Show what a peer contributed, as partners signed it."),
+    "pause": LazyCommand("peer.owner.commands", "pause", "Pause the peer in a home."),
+    "resume": LazyCommand("peer.owner.commands", "resume", "Resume a paused peer."),
+    "finish": LazyCommand("peer.owner.commands", "finish", "Make the peer in a home finish its step, save and leave."),
+    "invite": LazyCommand("peer.cli", "invite", "Print a join link, or invite peers to your run."),
+    "admit": LazyCommand("peer.cli", "admit", "Admit peers to your run."),
+    "revoke": LazyCommand("peer.cli", "revoke", "Ban peers from your run, or revoke an invite."),
+    "contributions": LazyCommand("peer.cli", "contributions", "Show a peer's contributions, signed by its partners."),
     "export": LazyCommand("peer.cli", "export", "Write a peer's model in Hugging Face format."),
-    "generate": LazyCommand("peer.cli", "generate", "Let a peer's model continue a text."),
-    "doctor": LazyCommand("peer.doctor", "doctor", "Find out what is wrong with this machine or its network."),
-    "simulate": LazyCommand("p2ptrain.sim.command", "simulate", "Simulate a swarm that a scenario file describes."),
-    "testnet": LazyCommand("peer.testnet", "testnet", "Run a whole swarm on this machine and compare it to one peer."),
+    "generate": LazyCommand("peer.cli", "generate", "Continue a text with a peer's model."),
+    "doctor": LazyCommand("peer.doctor", "doctor", "Diagnose this machine and its network."),
+    "simulate": LazyCommand("p2ptrain.sim.command", "simulate", "Simulate a swarm from a scenario file."),
+    "testnet": LazyCommand(
+        "peer.testnet", "testnet", "Run a whole swarm on this machine and compare it with one peer."
+    ),
 }
 
 
 class LazyGroup(click.Group):
-    """A group some of whose commands are imported when they are called, not when they are listed."""
+    """Group whose lazy commands are imported when they are called, not when they are listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*self.commands, *LAZY_COMMANDS]
@@ -66,7 +68,7 @@ class LazyGroup(click.Group):
         lazy = LAZY_COMMANDS[cmd_name]
         command = getattr(importlib.import_module(lazy.module), lazy.attribute)
         if not isinstance(command, click.Command):
-            raise TypeError(f"{lazy.module}.{lazy.attribute} is no click command")
+            raise TypeError(f"{lazy.module}.{lazy.attribute} is not a click command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -84,9 +86,11 @@ def cli() -> None:
     """
 
 
-@cli.command(short_help="Begin a run: write its manifest and signing key.")
+@cli.command(short_help="Create a run: write its manifest and signing key.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--preset", default="demo", show_default=True, help="What to begin with: demo, llama-15m or llama-135m.")
+@click.option(
+    "--preset", default="demo", show_default=True, help="Template for the manifest: demo, llama-15m or llama-135m."
+)
 def init(run: Path, preset: str) -> None:
     """Write a commented manifest and the run's signing key into the directory RUN."""
     from p2ptrain.manifest import KEY_FILE, MANIFEST_FILE, create_run, parameter_count
@@ -95,14 +99,14 @@ def init(run: Path, preset: str) -> None:
     click.echo(
         f"{run / MANIFEST_FILE}: preset {preset}, {parameter_count(manifest.model):,} parameters; edit it freely."
     )
-    click.echo(f"{run / KEY_FILE}: signs this run; keep it secret and keep a copy.")
+    click.echo(f"{run / KEY_FILE}: the signing key of this run; keep it secret and keep a copy.")
     click.echo(f"Next: p2ptrain sign {run}")
 
 
-@cli.command(short_help="Freeze a run's manifest.")
+@cli.command(short_help="Sign and freeze a run's manifest.")
 @click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 def sign(run: Path) -> None:
-    """Freeze the manifest in the directory RUN: from then on it is one run, named by its digest."""
+    """Sign the manifest in the directory RUN. Its digest becomes the id of the run."""
     from p2ptrain.manifest import sign_run
 
     signing = sign_run(run)
@@ -110,35 +114,34 @@ def sign(run: Path) -> None:
         case None:
             click.echo(f"Signed: run {signing.signed.run_id}")
         case signing.signed.run_id:
-            click.echo(f"Nothing changed since it was signed: run {signing.signed.run_id}")
+            click.echo(f"Unchanged since it was signed: run {signing.signed.run_id}")
         case _:
             click.echo(f"Signed: run {signing.signed.run_id}")
-            click.echo(f"This is another run than before; peers of run {signing.previous} go on with that one.")
+            click.echo(f"This is a new run; peers of run {signing.previous} continue with the old one.")
     click.echo(f"Next: p2ptrain bootstrap {run}")
 
 
 def platform_fault(python: tuple[int, int], platform: str) -> UserError | None:
-    """Why this Python (major, minor) or ``sys.platform`` cannot run us, if so."""
+    """Return why this Python (major, minor) or ``sys.platform`` is unsupported; None if it is supported."""
     if not MIN_PYTHON <= python < END_PYTHON:
         found, lowest, end = (".".join(map(str, version)) for version in (python, MIN_PYTHON, END_PYTHON))
         return UserError(
-            f"This is Python {found}; p2ptrain needs {lowest} or newer, and below {end}.",
-            f"Install Python {lowest} and make the environment again: python{lowest} -m venv .venv",
+            f"This is Python {found}; p2ptrain needs {lowest} or newer, but below {end}.",
+            f"Install Python {lowest} and recreate the environment: python{lowest} -m venv .venv",
         )
     if platform not in ("linux", "darwin"):
         return UserError(
             f"p2ptrain runs on Linux and macOS, and this is {platform}.",
-            "On Windows use WSL 2: its Linux is a Linux to p2ptrain.",
+            "On Windows, run it in WSL 2.",
         )
     return None
 
 
 def run_command(command: click.Command, arguments: list[str] | None = None, name: str | None = None) -> NoReturn:
-    """Run a click command as a process: every entry point goes through this error boundary.
+    """Run a click command as a process: the error boundary of every entry point.
 
-    A command's return value becomes the exit status when it is an integer. A UserError prints its problem and remedy
-    and exits 2, and so does a standard output that takes no more; Ctrl+C exits 130; a fault of our own keeps its
-    traceback.
+    An integer that the command returns becomes the exit status. A UserError, including a failed write to standard
+    output, prints its problem and remedy and exits with 2; Ctrl+C exits with 130; a bug keeps its traceback.
     """
     try:
         fault = platform_fault(sys.version_info[:2], sys.platform)
@@ -147,7 +150,7 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
         with strict_output():
             result = command.main(arguments, prog_name=name, standalone_mode=False)
     except UserError as error:
-        with suppress(OSError):  # a standard error that takes nothing either
+        with suppress(OSError):  # standard error is closed too
             click.echo(f"error: {error.problem}\n  {error.remedy}", err=True)
         sys.exit(EXIT_USER_ERROR)
     except click.ClickException as error:

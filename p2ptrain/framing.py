@@ -1,4 +1,4 @@
-"""Framing: how a stream is cut into frames, and every check on a frame's header. Pure; no socket, no clock.
+"""Framing of a stream, and every check on a frame's header. Pure; no socket, no clock.
 
 A stream is a sequence of frames. A frame is a fixed header and a body; all integers are big-endian::
 
@@ -6,16 +6,16 @@ A stream is a sequence of frames. A frame is a fixed header and a body; all inte
 
     kind  name              body                                                        largest
     1     MESSAGE           one swarm message, msgpack                                  64 KiB
-    2     CHUNK             a slice of a payload part; all are full but a part's last   256 KiB
-    3     PART              end of a part: u32 number, u64 length, 32 bytes BLAKE3       44 B
+    2     CHUNK             a slice of a payload part; full, except a part's last       256 KiB
+    3     PART              end of a part: u32 number, u64 length, 32 bytes BLAKE3      44 B
     4     MANIFEST_REQUEST  the RunId, ASCII                                            64 B
     5     MANIFEST          the signed manifest's bytes                                 64 KiB
-    6     BADGE             what lets its sender take part (``p2ptrain.admission``)     640 B
-    7     REFUSAL           why it is not let in, ASCII                                 64 B
-    8     END               its sender says nothing more, and hears nothing more        0 B
+    6     BADGE             the sender's certificate (``p2ptrain.admission``)           640 B
+    7     REFUSAL           reason why the peer is not admitted, ASCII                  64 B
+    8     END               the sender is finished with the conversation                0 B
 
 A header of another version or kind, or with a body longer than its kind allows, raises ``RemoteError`` before the body
-is read. What is in a message is the business of ``p2ptrain.wire``, what is in a payload that of ``net.payload``.
+is read. ``p2ptrain.wire`` defines the content of messages, ``net.payload`` that of payloads.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from typing import NamedTuple
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PROTOCOL_VERSION
 
-# --- Caps: guesses with room to spare, except the chunk: 256 KiB is the knee of p2pd's goodput (our measurement).
+# --- Limits. Guess: frame sizes in real runs would settle them; 256 KiB is the measured knee of p2pd's goodput.
 
 MAX_MESSAGE_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 256 << 10
 MAX_MANIFEST_BYTES = 64 << 10
 MAX_BADGE_BYTES = 640
-"""With four witnesses a badge has 545. It travels with each conversation and each presence record."""
+"""Maximum size of a membership certificate; with four invite issuers it has 545 bytes. Each conversation and each
+presence record carries one."""
 MAX_IDENTIFIER_CHARS = 64
-"""Of a RunId or a peer id, on the wire."""
+"""Maximum length of a RunId or a peer id on the wire."""
 DIGEST_BYTES = 32
-"""Of BLAKE3."""
+"""Length of a BLAKE3 digest."""
 
 # --- Frames -----------------------------------------------------------------------------------------------------
 
 MAGIC = 0xA0 + PROTOCOL_VERSION
-"""A frame's first byte: a stream of another version, or of no peer, is noticed at once."""
+"""First byte of a frame: identifies the protocol version and rejects foreign streams."""
 _HEADER = struct.Struct(">BBI")
 HEADER_BYTES = _HEADER.size
 _PART_END = struct.Struct(f">IQ{DIGEST_BYTES}s")
 
 
 class FrameKind(IntEnum):
-    """What a frame's body is."""
+    """Type of a frame's body."""
 
     MESSAGE = 1
     CHUNK = 2
@@ -71,21 +72,21 @@ MAX_BODY_BYTES: dict[int, int] = {
     FrameKind.REFUSAL: MAX_IDENTIFIER_CHARS,
     FrameKind.END: 0,
 }
-"""By kind; no other kind exists."""
+"""Largest body of each kind; no other kinds exist."""
 
 OF_EVERY_VERSION = (FrameKind.MANIFEST_REQUEST, FrameKind.MANIFEST)
-"""Taken whatever version their magic says: a run's manifest tells who joins by a link which p2ptrain it needs."""
+"""Kinds accepted from every protocol version: a newcomer's manifest tells it which p2ptrain the run needs."""
 
 
 def encode_header(kind: int, length: int) -> bytes:
-    """The six bytes before a body of ``length`` bytes. ValueError (a bug of ours) when the kind does not allow it."""
+    """Return the six bytes before a body of ``length`` bytes. Raises ValueError (a bug) if the frame is invalid."""
     if not 0 <= length <= MAX_BODY_BYTES.get(kind, -1):
         raise ValueError(f"no frame of kind {kind} with {length} bytes exists")
     return _HEADER.pack(MAGIC, kind, length)
 
 
 def decode_header(header: bytes) -> tuple[int, int]:
-    """A header's kind and body length; RemoteError when it is none of ours."""
+    """Return a header's kind and body length. Raises RemoteError if it is invalid."""
     if len(header) != HEADER_BYTES:
         raise RemoteError(f"a frame header of {len(header)} bytes instead of {HEADER_BYTES}")
     magic, kind, length = _HEADER.unpack(header)
@@ -97,7 +98,7 @@ def decode_header(header: bytes) -> tuple[int, int]:
 
 
 class PartEnd(NamedTuple):
-    """The body of a PART frame: what the chunks before it must add up to."""
+    """Body of a PART frame: total length and digest of the preceding chunks."""
 
     part: int
     length: int

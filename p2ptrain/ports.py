@@ -1,4 +1,4 @@
-"""What the layers ask of each other: five small protocols, each with a real side and a fake that ships beside it.
+"""Ports between the layers: small protocols, each with a real implementation and a fake that ships beside it.
 
 =============  ==============================  =================================
 port           real                            fake
@@ -24,38 +24,40 @@ if TYPE_CHECKING:
 
 
 class InnerTask(Protocol):
-    """The inner optimization: a model's flat weights and one step of training on them. Owned by the trainer thread."""
+    """Inner optimization: a model's flat weights and one training step on them. Owned by the trainer thread."""
 
     @property
     def theta(self) -> Tensor:
-        """[P] fp32 on the training device: the fast weights, in place. Writing to it moves the model."""
+        """Fast weights, [P] fp32 on the training device. Writing to the tensor changes the model."""
 
     def inner_step(self, progress: float) -> StepResult:
         """Move ``theta`` by one inner step at the given progress (tokens per peer; schedules read it)."""
 
     def reset(self, warmup_steps: int) -> None:
-        """Forget the inner optimizer's state and warm it up again: ``theta`` was replaced by a donor's weights."""
+        """Clear the inner optimizer's state and warm it up again after ``theta`` was replaced by a donor's weights."""
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All that ``inner_step`` depends on beside ``theta``: flat tensors (optimizer moments, counters)."""
+        """Return everything besides ``theta`` that ``inner_step`` depends on, as flat tensors (optimizer moments,
+        counters).
+        """
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of ``state_dict``; raises KeyError or ValueError where it does not fit."""
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
 
 
 class HeldOut(Protocol):
-    """How good the fast weights are, as they stand. Owned by the trainer thread."""
+    """Evaluation of the current fast weights. Owned by the trainer thread."""
 
     @property
     def guessing(self) -> float:
-        """Nats a token: the loss of whoever knows nothing, ln(vocabulary)."""
+        """Loss of a uniform guess in nats per token: ln(vocabulary)."""
 
     def loss(self) -> float:
-        """Nats a token, over held-out text. Training is not disturbed."""
+        """Return the loss in nats per token on held-out text, without disturbing training."""
 
 
 class StepResult(Protocol):
-    """What one inner step did."""
+    """Result of one inner step."""
 
     @property
     def loss(self) -> float: ...
@@ -65,50 +67,50 @@ class StepResult(Protocol):
 
 
 class Link(Protocol):
-    """One two-way stream of frames to one partner. Any call may raise NetworkError or RemoteError, nothing else."""
+    """Two-way stream of frames to one partner. Any call may raise NetworkError or RemoteError, nothing else."""
 
     peer: PeerId
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
-        """Send one frame; returns when the transport has taken it (back-pressure)."""
+        """Send one frame; return when the transport has taken it (back-pressure)."""
 
     async def receive(self) -> tuple[int, bytes]:
-        """The next frame's kind and body. RemoteError on a malformed or oversized frame, NetworkError at the end."""
+        """Return the next frame's kind and body. Raises RemoteError on an invalid frame, NetworkError at the end."""
 
     async def close(self) -> None:
         """Close both directions. Safe to call twice."""
 
 
 class Transport(Protocol):
-    """Opens links and takes in those that others open."""
+    """Opens outbound links and accepts inbound ones."""
 
     async def open(self, peer: PeerId, addresses: Sequence[str]) -> Link:
         """Dial a peer. Raises NetworkError."""
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
-        """Call ``handler`` for every inbound link; the link is closed when it returns."""
+        """Call ``handler`` for every inbound link; the link is closed when the handler returns."""
 
 
 class Directory(Protocol):
-    """Where live peers of the run are found."""
+    """Directory of the run's live peers."""
 
     async def announce(self, presence: Presence) -> None:
-        """Publish our own signed record. Raises NetworkError."""
+        """Publish this peer's signed presence record. Raises NetworkError."""
 
     async def lookup(self) -> list[Presence]:
-        """Live records whose signatures hold: all in a small swarm, a random sample of a large one, another each time.
+        """Return live records with valid signatures: all in a small swarm, a new random sample in a large one.
 
-        Raises NetworkError when nobody could be asked.
+        Raises NetworkError if no peer could be asked.
         """
 
 
 class Notebook(Protocol):
-    """Takes every noteworthy thing that happens: terminal lines, the JSONL log and counters read from it."""
+    """Receiver of notes: terminal lines, the JSONL log and counters derive from it."""
 
     def note(self, kind: str, **fields: Any) -> None: ...
 
 
 Clock = Callable[[], float]
-"""Seconds on a monotonic clock; the zero is arbitrary."""
+"""Seconds on a monotonic clock with an arbitrary zero."""
 
 __all__ = ["Clock", "Directory", "InnerTask", "Link", "LinkId", "Notebook", "StepResult", "Transport"]

@@ -1,15 +1,15 @@
-"""Receipts: what one peer did with one partner, said and signed by the peer, countersigned by the partner. Pure.
+"""Receipts: one peer's statement about its exchanges with a partner, signed by both. Pure.
 
 ::
 
     receipt   [peer, partner, since, until, step, tokens, exchanges, sent, received, served]
-    signed by both behind the RunId, each for a purpose of its own
+    signed by both together with the RunId, each signature for its own purpose
 
-Both sides count what they do with each other (``Book``). Now and then a peer claims what it has not claimed yet, and
-the partner countersigns if it saw as much itself, once. So a receipt proves that the partner's key agreed that these
-exchanges, these bytes and these weights passed; of tokens and outer steps only that the peer claimed so many then, for
-nobody can count them from outside. Two keys of one owner can agree on anything: a receipt is worth what its partner's
-word is worth (docs/SECURITY.md).
+Both sides count their exchanges (``Book``). From time to time a peer claims what it has not yet claimed, and the
+partner countersigns once if its own count is at least as high. A receipt therefore proves that the partner's key agreed
+to these exchanges, bytes and weights. For tokens and outer steps it proves only that the peer claimed them, because
+they cannot be counted from outside. Two keys of one owner can agree on anything: a receipt is as trustworthy as its
+partner (docs/SECURITY.md).
 """
 
 from __future__ import annotations
@@ -24,77 +24,79 @@ from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
 
 MAX_RECEIPT_BYTES = 320
-"""Two peer ids, eight numbers and a signature have 256 at most."""
+"""Maximum size; two peer ids, eight numbers and a signature have at most 256 bytes."""
 MAX_PARTNERS = 512
-"""Whose exchanges are counted; the longest silent goes first. As many as the protocol core remembers."""
+"""Partners whose exchanges are counted, as many as the protocol core remembers; the least recent is dropped first."""
 CLOCK_SKEW_S = 300
-"""Between a claim's times and our clock; as for presence records. A guess."""
+"""Tolerated difference between a claim's times and the local clock, as for presence records. Guess: clock offsets of
+real peers would settle it."""
 
 MAX_TRIES = 5
-"""Claims to one partner that may stay unanswered. A guess."""
+"""Unanswered claims to one partner before they are dropped. Guess: how long partners of real runs stay away would
+settle it."""
 
 CLAIM = b"p2ptrain receipt 1"
 AGREEMENT = b"p2ptrain countersigned receipt 1"
-"""Purposes of signatures (``statements``)."""
+"""Purposes of the two signatures (see ``statements``)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """See the module. Numbers are of the span from ``since`` to ``until``, but for step and tokens."""
+    """Receipt of one peer for one partner. Counts cover ``since`` to ``until``, except step and tokens."""
 
     peer: PeerId
-    """Whose contribution it is."""
+    """Peer whose contribution it is."""
     partner: PeerId
     since: int
-    """Seconds since 1970, by the peer's clock."""
+    """Seconds since 1970 by the peer's clock."""
     until: int
     step: int
-    """The peer's outer steps at ``until``."""
+    """Outer steps of the peer at ``until``."""
     tokens: int
-    """Trained on by the peer in all, at ``until``."""
+    """Tokens that the peer has trained on in total at ``until``."""
     exchanges: int
     sent: int
-    """Bytes of payload in them, from the peer to the partner, ..."""
+    """Payload bytes of the exchanges from the peer to the partner."""
     received: int
-    """... and back."""
+    """Payload bytes of the exchanges from the partner to the peer."""
     served: int
-    """Bytes of weights that the peer gave the partner to catch up."""
+    """Weight bytes that the peer sent the partner as its donor."""
     signature: bytes = b""
-    """The peer's."""
+    """Signature of the peer."""
     countersignature: bytes = b""
-    """The partner's."""
+    """Signature of the partner."""
 
     def numbers(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)[:-2]]
 
     def signed(self, run: RunId, sign: Sign) -> Receipt:
-        """With the peer's signature."""
+        """Return a copy with the peer's signature."""
         return replace(self, signature=sign(CLAIM, [run, *self.numbers()]))
 
     def countersigned(self, run: RunId, sign: Sign) -> Receipt:
-        """With the partner's."""
+        """Return a copy with the partner's signature."""
         return replace(self, countersignature=sign(AGREEMENT, [run, *self.numbers()]))
 
     def is_claimed(self, run: RunId) -> bool:
-        """Whether the peer's signature holds."""
+        """Return whether the peer's signature is valid."""
         return _signed(self.peer, self.signature, CLAIM, [run, *self.numbers()])
 
     def is_agreed(self, run: RunId) -> bool:
-        """Whether the partner's holds."""
+        """Return whether the partner's signature is valid."""
         return _signed(self.partner, self.countersignature, AGREEMENT, [run, *self.numbers()])
 
     def encode(self) -> bytes:
-        """For the partner to countersign."""
+        """Return the claim as it is sent to the partner."""
         return packed([*self.numbers(), self.signature])
 
     @classmethod
     def decode(cls, body: bytes) -> Self:
-        """Inverse of ``encode``; RemoteError for anything else. Whether it is true is another question."""
+        """Parse a claim without checking its signature. Raises RemoteError for anything else."""
         return cls.read([*unpacked(body, MAX_RECEIPT_BYTES), b""])
 
     @classmethod
     def read(cls, raw: list[Any]) -> Self:
-        """From its fields, in order, with both signatures. RemoteError when they are none."""
+        """Build a receipt from its fields, in order, with both signatures. Raises RemoteError if they are invalid."""
         match raw:
             case [str(peer), str(partner), *numbers, bytes(signature), bytes()] if (
                 len(numbers) == len(fields(cls)) - 4
@@ -104,7 +106,7 @@ class Receipt:
                 and is_blob(signature, SIGNATURE_BYTES)
             ):
                 return cls(*raw)
-        raise RemoteError("a receipt was due, not something else")
+        raise RemoteError("expected a receipt")
 
 
 def _signed(peer: PeerId, signature: bytes, purpose: bytes, said: list[Any]) -> bool:
@@ -113,7 +115,7 @@ def _signed(peer: PeerId, signature: bytes, purpose: bytes, said: list[Any]) -> 
 
 
 class Objection(StrEnum):
-    """Why a claim is not countersigned. Goes over the wire."""
+    """Reason why a claim is not countersigned. Part of the wire protocol."""
 
     NOT_GENUINE = "the claim is not its own, or not about us"
     TIMES = "its times do not fit"
@@ -122,7 +124,7 @@ class Objection(StrEnum):
 
 @dataclass(slots=True)
 class PendingReceipt:
-    """What passed between a partner and us and nobody has a receipt for yet; from one side's view."""
+    """Counts of one side towards one partner that no receipt covers yet."""
 
     exchanges: int = 0
     sent: int = 0
@@ -145,7 +147,7 @@ class PendingReceipt:
 
     @property
     def holds(self) -> bool:
-        """Whether nothing was taken that was not there."""
+        """Whether no count is negative, so that a claim took no more than was counted."""
         return min(self.exchanges, self.sent, self.received, self.served) >= 0
 
     @property
@@ -155,30 +157,30 @@ class PendingReceipt:
 
 @dataclass(slots=True)
 class _PartnerReceipts:
-    """One partner."""
+    """Receipts and open counts with one partner."""
 
     since: int
     ours: PendingReceipt = field(default_factory=PendingReceipt)
-    """What we may still claim, ..."""
+    """Counts that this peer may still claim."""
     theirs: PendingReceipt = field(default_factory=PendingReceipt)
-    """... and what it may."""
+    """Counts that the partner may still claim."""
     asked_at: float = 0.0
     claimed: Receipt | None = None
-    """Claimed, and not answered: the answer may be lost, so the same is claimed again."""
+    """Claim without an answer; repeated, because the answer may have been lost."""
     objections: int = 0
     unanswered: int = 0
-    """Both in a row."""
+    """Consecutive claims without an answer, as ``objections`` counts consecutive refusals."""
     last: Receipt | None = None
-    """The last claim of the partner's that we countersigned."""
+    """Last claim of the partner that this peer countersigned."""
 
     def give_up(self, now: float) -> None:
-        """What has not been countersigned never will be."""
+        """Drop everything that is not countersigned."""
         self.ours, self.since, self.claimed = PendingReceipt(), int(now), None
         self.objections = self.unanswered = 0
 
 
 class Book:
-    """Counts what we do with each partner, claims ours and judges theirs. Lives in one thread; bounded."""
+    """Counts of exchanges per partner, claims of this peer and checks of others' claims. Single-threaded; bounded."""
 
     def __init__(self, run: RunId, me: PeerId) -> None:
         self._run = run
@@ -186,21 +188,21 @@ class Book:
         self._accounts: dict[PeerId, _PartnerReceipts] = {}
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
-        """An exchange committed."""
+        """Count a committed exchange."""
         account = self._account(partner, now)
         account.ours.add(1, sent, received, 0)
         account.theirs.add(1, received, sent, 0)
 
     def served(self, partner: PeerId, size: int, now: float) -> None:
-        """We gave it our weights."""
+        """Count weights that this peer gave to the partner."""
         self._account(partner, now).ours.add(0, 0, 0, size)
 
     def was_served(self, partner: PeerId, size: int, now: float) -> None:
-        """It gave us its weights."""
+        """Count weights that the partner gave to this peer."""
         self._account(partner, now).theirs.add(0, 0, 0, size)
 
     def claim(self, step: int, tokens: int, now: float, sign: Sign) -> Receipt | None:
-        """The next claim to have countersigned, of the partner that we asked longest ago; None: nothing to claim."""
+        """Return the next claim, for the partner asked longest ago; None if there is nothing to claim."""
         waiting = [(account.asked_at, peer) for peer, account in self._accounts.items() if not account.ours.is_empty]
         if not waiting:
             return None
@@ -214,27 +216,29 @@ class Book:
     def _claim(self, account: _PartnerReceipts, partner: PeerId, step: int, tokens: int, now: float) -> Receipt:
         ours = account.ours
         until = max(int(now), account.since + 1)
-        served = ours.served if not account.objections else 0  # it may have counted less: exchanges alone this time
+        served = ours.served if not account.objections else 0  # the partner may have counted less
         counted = (ours.exchanges, ours.sent, ours.received, served)
         return Receipt(self._me, partner, account.since, until, step, tokens, *counted)
 
     def agreed(self, claim: Receipt, countersignature: bytes) -> Receipt | None:
-        """The partner's answer: the finished receipt, None when its signature does not hold."""
+        """Complete a claim with the partner's answer; None if the countersignature is invalid."""
         receipt = replace(claim, countersignature=countersignature)
         account = self._accounts.get(claim.partner)
         if account is None or not receipt.is_agreed(self._run):
             return None
         account.ours = account.ours.less(claim)
-        if account.objections:  # what it does not know of
+        if account.objections:  # drop what the partner did not count
             account.ours.served = 0
         account.since, account.claimed = claim.until, None
         account.objections = account.unanswered = 0
         return receipt
 
     def objected(self, claim: Receipt, now: float) -> None:
-        """The partner does not agree. Once may be chance: it had not counted the last exchange yet, or not all that we
-        gave it, since a piece that came twice counts once there. Then it has begun anew, and what it does not know of
-        is not claimed any more."""
+        """Handle a partner's refusal to countersign.
+
+        One refusal may be chance: the partner had not counted the last exchange yet, or counts a piece that it received
+        twice only once. After another one it has restarted, and the open counts are dropped.
+        """
         account = self._accounts.get(claim.partner)
         if account is None:
             return
@@ -244,7 +248,7 @@ class Book:
             account.give_up(now)
 
     def unanswered(self, claim: Receipt, now: float) -> None:
-        """The partner could not be asked. After some times it is gone, and is not asked about this any more."""
+        """Count a claim that did not reach the partner; after ``MAX_TRIES`` in a row, drop the open counts."""
         account = self._accounts.get(claim.partner)
         if account is not None:
             account.unanswered += 1
@@ -252,9 +256,10 @@ class Book:
                 account.give_up(now)
 
     def judge(self, claim: Receipt, speaker: PeerId, now: float) -> Objection | None:
-        """Whether to countersign what a partner claims; what it claims is then taken off what it may claim.
+        """Check a partner's claim; None means countersign it, and then it is subtracted from what the partner may
+        claim.
 
-        The same claim again, whose answer was lost, is countersigned again.
+        A repeated claim whose answer was lost is countersigned again.
         """
         account = self._accounts.get(claim.peer)
         if claim.peer != speaker or claim.partner != self._me or not claim.is_claimed(self._run):
@@ -274,7 +279,7 @@ class Book:
 
     def _account(self, partner: PeerId, now: float) -> _PartnerReceipts:
         account = self._accounts.pop(partner, None) or _PartnerReceipts(since=int(now))
-        self._accounts[partner] = account  # the latest are last
+        self._accounts[partner] = account  # most recently used last
         while len(self._accounts) > MAX_PARTNERS:
             del self._accounts[next(iter(self._accounts))]
         return account
@@ -282,7 +287,7 @@ class Book:
 
 @dataclass(slots=True)
 class Total:
-    """What one peer's receipts prove together."""
+    """Sum of what one peer's receipts prove."""
 
     receipts: int = 0
     exchanges: int = 0
@@ -290,32 +295,34 @@ class Total:
     received: int = 0
     served: int = 0
     tokens: int = 0
-    """The largest claim that a partner heard."""
+    """Largest token count that a partner countersigned."""
     first: int = 0
-    """Seconds since 1970."""
+    """Start of the earliest receipt, seconds since 1970."""
     last: int = 0
     partners: dict[PeerId, int] = field(default_factory=dict)
-    """How many exchanges each agreed to."""
+    """Exchanges that each partner agreed to."""
     faulty: dict[str, int] = field(default_factory=dict)
-    """What is not counted: why, and how often."""
+    """Receipts that do not count: how many for each reason."""
 
     def reject(self, why: str) -> None:
         self.faulty[why] = self.faulty.get(why, 0) + 1
 
 
 def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
-    """Check every receipt of one peer, and add up those that hold. Two of one partner never count the same time."""
+    """Check every receipt of one peer and add up the valid ones; receipts of one partner never count the same time
+    twice.
+    """
     result = Total()
     until: dict[PeerId, int] = {}
     for receipt in sorted(receipts, key=lambda each: (each.until, each.since)):
         if receipt.peer != peer or not receipt.is_claimed(run):
-            result.reject("the peer's signature does not hold")
+            result.reject("the peer's signature is invalid")
         elif not receipt.is_agreed(run):
-            result.reject("the partner's signature does not hold")
+            result.reject("the partner's signature is invalid")
         elif receipt.partner == peer:
-            result.reject("it is its own partner")
+            result.reject("the peer is its own partner")
         elif receipt.since < until.get(receipt.partner, 0) or receipt.until <= receipt.since:
-            result.reject("its time is counted already")
+            result.reject("its time is already counted")
         else:
             until[receipt.partner] = receipt.until
             _count(result, receipt)
@@ -335,15 +342,15 @@ def _count(result: Total, receipt: Receipt) -> None:
 
 
 def to_json(receipt: Receipt) -> dict[str, Any]:
-    """A receipt as people keep it."""
+    """Convert a receipt to JSON values."""
     signatures = {"signature": receipt.signature.hex(), "countersignature": receipt.countersignature.hex()}
     return asdict(receipt) | signatures
 
 
 def from_json(entry: Mapping[str, Any]) -> Receipt:
-    """Inverse of ``to_json``; RemoteError when it is none."""
+    """Parse the result of ``to_json``. Raises RemoteError if it is invalid."""
     try:
         raw = [entry[each.name] for each in fields(Receipt)]
         return Receipt.read([*raw[:-2], *map(bytes.fromhex, raw[-2:])])
     except (KeyError, TypeError, ValueError):
-        raise RemoteError("a receipt was due, not something else") from None
+        raise RemoteError("expected a receipt") from None

@@ -1,4 +1,4 @@
-"""Recipes as data: which of the known ways of training together a run follows.
+"""Recipes as data: the known ways of training together, one of which a run follows.
 
 Every method of the DiLoCo family answers six questions, and a recipe is a set of answers::
 
@@ -9,9 +9,9 @@ Every method of the DiLoCo family answers six questions, and a recipe is a set o
     CODEC   in what form weights travel                  the manifest's codec section
     H       how many inner steps between outer steps     the manifest's outer.inner_steps
 
-The last two are numbers of a run and live in its manifest; so do the outer learning rate and momentum. One outer step
-interprets all of it (``p2ptrain.outer``); ``docs/ALGORITHMS.md`` has each recipe as a formula. Which of them is the
-default, and what the others are worth beside it: ``docs/RESULTS.md``, "The default" and the table of R1.
+The last two are numbers of a run and live in its manifest, as do the outer learning rate and momentum. One outer step
+interprets all of it (``p2ptrain.outer``). ``docs/ALGORITHMS.md`` has each recipe as a formula; ``docs/RESULTS.md``
+compares them ("The default" and the table of R1).
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ from types import MappingProxyType
 from typing import Literal
 
 Stream = Literal["slow", "fast", "pseudo_gradient"]
-"""What peers average: the slow weights x, the fast weights theta as they are in mid-phase, or the pseudo-gradients g.
-Momentum buffers are never exchanged."""
+"""Tensors that peers average: the slow weights x, the fast weights theta in the middle of a phase, or the
+pseudo-gradients g. Momentum buffers are never exchanged."""
 
 When = Literal["overlapped", "blocking"]
-"""Overlapped: beside the inner steps. Blocking: between two inner phases, and the trainer waits for it."""
+"""Time of an average. Overlapped: during the inner steps. Blocking: between inner phases, while the trainer waits."""
 
 Who = Literal["random", "planned", "all"]
-"""Random: one live peer that is not busy, drawn anew for every exchange. Planned: the partners that the run's topology
-names for this outer step, the same on both sides. All: everybody's exact mean."""
+"""Partners of an average. Random: one live idle peer, drawn for every exchange. Planned: the partners that the run's
+topology names for this outer step, consistent on both sides. All: the exact mean over all peers."""
 
 OuterForm = Literal["hand_over", "momentum", "consensus", "y_form", "z_form"]
-"""Hand-over: x becomes theta itself, never subtracted. Momentum: SGD with heavy-ball or Nesterov momentum on g.
-Consensus: heavy ball, and the pull towards the partner enters through the buffer. y-form and z-form: a plain step,
-mixing, then momentum on the iterates before (y) or after (z) mixing."""
+"""Form of the outer step. Hand-over: x becomes theta itself, never subtracted. Momentum: SGD with heavy-ball or
+Nesterov momentum on g. Consensus: heavy ball, and the pull towards the partner enters through the buffer. y-form and
+z-form: a plain step, mixing, then momentum on the iterates before (y) or after (z) mixing."""
 
 Delay = Literal["none", "phase", "phase_own_fresh", "inner_steps"]
-"""How late a global average is used: at once; one phase late; one phase late, but the own share fresh; some inner steps
-late, one fragment after the other."""
+"""Delay of a global average: none; one phase; one phase, but the peer's own share fresh; some inner steps, one fragment
+after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mix:
-    """One average that peers take."""
+    """One average between peers."""
 
     stream: Stream
     when: When
     who: Who
     share: float = 1.0
-    """Of the parameters that it covers, the first ones of the flat vector, in whole fragments."""
+    """Share of the parameters that it covers: the first ones of the flat vector, in whole fragments."""
 
     def fragments(self, count: int) -> range:
-        """Which of so many fragments it covers."""
+        """Return the fragments that it covers, of ``count`` in total."""
         return range(math.ceil(self.share * count))
 
 
@@ -63,37 +63,37 @@ class Recipe:
     """One set of answers; pure data, interpreted by the trainer, the protocol core and the simulator."""
 
     name: str
-    """What the manifest calls it."""
+    """Name in the manifest."""
 
     mixes: tuple[Mix, ...]
-    """Empty: peers train alone."""
+    """Averages that peers take; empty: peers train alone."""
 
     outer: OuterForm
 
     source: str
-    """Where the method was published."""
+    """Publication of the method."""
 
     summary: str
-    """One sentence for a reader."""
+    """Description in one sentence."""
 
     delay: Delay = "none"
 
     every_step: bool = False
-    """It mixes after each inner step: H must be 1."""
+    """Whether peers mix after each inner step; then H must be 1."""
 
     gradients: bool = False
-    """It averages the gradients themselves, before the inner optimizer sees them: one large batch."""
+    """Whether the gradients themselves are averaged before the inner optimizer sees them: one large batch."""
 
     follow: float = 1.0
-    """By what share of a displacement x moves at once; theta moves by all of it. The rest enters with this phase's
-    pseudo-gradient, as if its steps had led there."""
+    """Share of a displacement by which x moves at once; theta moves by all of it. The rest enters with this phase's
+    pseudo-gradient, as if its own steps had made it."""
 
     feedback: bool = False
-    """Its outer momentum is the decay of error feedback, and no outer momentum buffer exists."""
+    """Whether the outer momentum is the decay of error feedback; then no outer momentum buffer exists."""
 
     @property
     def exchanges(self) -> bool:
-        """Whether peers of this recipe exchange anything at all."""
+        """Whether peers exchange anything."""
         return bool(self.mixes)
 
     @property
@@ -103,36 +103,36 @@ class Recipe:
 
     @property
     def blocking(self) -> tuple[Stream, ...]:
-        """What is mixed while the trainer waits."""
+        """Streams that are mixed while the trainer waits."""
         return tuple(mix.stream for mix in self.mixes if mix.when == "blocking")
 
     @property
     def mixes_before_step(self) -> bool:
-        """Whether the waiting comes before the outer step, which needs the mixed pseudo-gradient, or after it."""
+        """Whether the trainer waits before the outer step, which needs the mixed pseudo-gradient, or after it."""
         return "pseudo_gradient" in self.blocking
 
     @property
     def overlapped(self) -> tuple[Stream, ...]:
-        """What is mixed beside the inner steps."""
+        """Streams that are mixed during the inner steps."""
         return tuple(mix.stream for mix in self.mixes if mix.when == "overlapped")
 
     @property
     def is_random(self) -> bool:
-        """Whether peers look for partners by themselves, at any time."""
+        """Whether peers choose random partners themselves, at any time."""
         return any(mix.who == "random" for mix in self.mixes)
 
     @property
     def is_collective(self) -> bool:
-        """Whether some average is over all peers at once, and so needs everybody: simulated, never gossiped."""
+        """Whether some average covers all peers at once: such recipes are simulated, never gossiped."""
         return self.gradients or any(mix.who == "all" for mix in self.mixes)
 
     @property
     def weights_mix(self) -> Mix | None:
-        """How the weights are mixed, if they are: the slow or the fast ones, never both."""
+        """Mix of the weights, slow or fast (never both); None if they are not mixed."""
         return self.mix("slow") or self.mix("fast")
 
     def mix(self, stream: Stream) -> Mix | None:
-        """How this stream is mixed, if it is."""
+        """Return the mix of this stream; None if it is not mixed."""
         return next((mix for mix in self.mixes if mix.stream == stream), None)
 
 
@@ -151,7 +151,7 @@ def _factored(mix1: str, mix2: str, share: float = 1.0) -> Recipe:
         name=name if share == 1 else f"{name}_half",
         mixes=tuple(mixes),
         outer="momentum",
-        source="Factored Gossip DiLoCo, arXiv 2606.22768; the algebra is our reading",
+        source="Factored Gossip DiLoCo, arXiv 2606.22768; the algebra is our interpretation",
         summary=f"Mix1 of the slow weights ({mix1}) hidden under the inner phase, Mix2 of the pseudo-gradients ({mix2})"
         f"{'' if share == 1 else ' of half of the parameters'} before the outer step.",
     )
@@ -195,7 +195,7 @@ _ALL = (
         mixes=(Mix("pseudo_gradient", "blocking", "all"),),
         outer="momentum",
         source="DiLoCo, arXiv 2311.08105, algorithm 1",
-        summary="Everybody's pseudo-gradients are averaged, and one outer Nesterov step is taken by all.",
+        summary="All peers' pseudo-gradients are averaged, and all peers take the same outer Nesterov step.",
     ),
     Recipe(
         name="streaming_diloco",
@@ -211,21 +211,21 @@ _ALL = (
         outer="momentum",
         delay="phase_own_fresh",
         source="Eager Updates for Overlapped Communication in DiLoCo, arXiv 2502.12996",
-        summary="DiLoCo with the others' share of the average one phase old and the own share fresh.",
+        summary="DiLoCo with the other peers' share of the average one phase old and the own share fresh.",
     ),
     Recipe(
         name="noloco",
         mixes=(Mix("slow", "blocking", "planned"), Mix("pseudo_gradient", "blocking", "planned")),
         outer="consensus",
         source="NoLoCo, arXiv 2506.10911, equations 2 and 3",
-        summary="Weights and pseudo-gradients are averaged in pairs, and the pull together goes through the momentum.",
+        summary="Weights and pseudo-gradients are averaged in pairs; the pull towards the partner enters the momentum.",
     ),
     Recipe(
         name="gasloc",
         mixes=(Mix("slow", "blocking", "planned"),),
         outer="momentum",
         source="GASLoC, arXiv 2606.11081; without acceleration the momentum is 0",
-        summary="A local outer step, then the trainer waits for its partners only and averages with them.",
+        summary="A local outer step; then the trainer waits only for its partners and averages with them.",
     ),
     Recipe(
         name="gasloc_y",
@@ -249,7 +249,7 @@ _ALL = (
         outer="momentum",
         delay="phase",
         source="DiLoCoX, arXiv 2506.21263",
-        summary="Compressed pseudo-gradients of everybody, averaged beside the next phase and used one phase late.",
+        summary="Compressed pseudo-gradients of all peers, averaged during the next phase and used one phase late.",
     ),
     Recipe(
         name="sparseloco",
@@ -291,6 +291,6 @@ _ALL = (
 )
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType({recipe.name: recipe for recipe in _ALL})
-"""Every recipe by its name."""
+"""Recipes by name."""
 
 __all__ = ["RECIPES", "Delay", "Mix", "OuterForm", "Recipe", "Stream", "When", "Who"]

@@ -1,8 +1,8 @@
-"""Signed statements: what the holder of a key said, in bytes that anybody may keep and check later. Pure.
+"""Signed statements: bytes that anyone can store and verify later against a key. Pure.
 
 A statement is a msgpack array of integers, texts, byte strings and arrays of them. Its signature (Ed25519, RFC 8032)
-covers a purpose and the fields, so no statement of a key passes for another kind of statement, nor for a presence
-record or a manifest of the same key. What strangers send is read only in the one spelling that we write.
+covers a purpose and the fields, so a statement never passes for another kind of statement, a presence record or a
+manifest of the same key. Only the canonical encoding is accepted.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from p2ptrain.base.errors import RemoteError
 
 Sign = Callable[[bytes, list[Any]], bytes]
-"""Sign fields for a purpose, with a key that the caller keeps."""
+"""Function that signs fields for a purpose with a key that the caller keeps."""
 
 KEY_BYTES = 32
 SIGNATURE_BYTES = 64
 
 _MAX_ITEMS = 4096
-"""In one array: far more than any statement has, and little memory."""
+"""Maximum items in one array: far more than any statement has, and little memory."""
 
 
 def signature(key: Ed25519PrivateKey, purpose: bytes, fields: list[Any]) -> bytes:
@@ -32,22 +32,22 @@ def signature(key: Ed25519PrivateKey, purpose: bytes, fields: list[Any]) -> byte
 
 
 def holds(key: bytes, signed: bytes, purpose: bytes, fields: list[Any]) -> bool:
-    """Whether ``signed`` is the signature of ``key`` (32 bytes, public) under these fields for this purpose."""
+    """Return whether ``signed`` is the signature of ``key`` (32 bytes, public) over these fields for this purpose."""
     try:
         Ed25519PublicKey.from_public_bytes(key).verify(signed, _covered(purpose, fields))
-    except (InvalidSignature, ValueError):  # ValueError: these bytes are no key
+    except (InvalidSignature, ValueError):  # ValueError: not a key
         return False
     return True
 
 
 def packed(fields: list[Any]) -> bytes:
-    """The bytes of a statement."""
+    """Return the bytes of a statement."""
     body: bytes = msgpack.packb(fields, use_bin_type=True)
     return body
 
 
 def unpacked(body: bytes, most_bytes: int) -> list[Any]:
-    """Inverse of ``packed``; RemoteError for what is longer, or is not what ``packed`` writes."""
+    """Parse the result of ``packed``. Raises RemoteError if it is too long or not canonical."""
     if len(body) > most_bytes:
         raise RemoteError(f"a statement of {len(body)} bytes where {most_bytes} are allowed")
     try:
@@ -56,17 +56,17 @@ def unpacked(body: bytes, most_bytes: int) -> list[Any]:
     except (ValueError, TypeError, OverflowError, RecursionError):  # msgpack's own exceptions are ValueErrors
         is_ours = False
     if not is_ours:
-        raise RemoteError(f"a statement was due, not {body[:16].hex()}…")
+        raise RemoteError(f"expected a statement, got {body[:16].hex()}…")
     return list(fields)
 
 
 def is_count(value: object, most: int = 2**53) -> bool:
-    """Whether a field is a whole number from 0 to ``most``; True and False are none."""
+    """Return whether a field is an integer from 0 to ``most``; booleans are not."""
     return type(value) is int and 0 <= value <= most
 
 
 def is_blob(value: object, size: int) -> bool:
-    """Whether a field is a byte string of that size."""
+    """Return whether a field is a byte string of that size."""
     return type(value) is bytes and len(value) == size
 
 

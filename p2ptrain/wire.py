@@ -1,10 +1,10 @@
-"""The wire format of messages and presence records, and every check on what arrives. Pure; no socket, no clock.
+"""Wire format of messages and presence records, and every check on received ones. Pure; no socket, no clock.
 
-A message is the msgpack array ``[tag, [field, field, …]]``, the fields in the order of their dataclass in
-``p2ptrain.swarm.messages``; a nested record is an array of its fields too. No maps, no extension types, no optional
-fields. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too many,
-raises ``RemoteError``. What leaves this module is therefore well-formed, but not yet true: signatures are the business
-of ``net.identity``, plausibility is the protocol core's.
+A message is the msgpack array ``[tag, [field, field, …]]``, with the fields in the order of their dataclass in
+``p2ptrain.swarm.messages``; a nested record is also an array of its fields. There are no maps, extension types or
+optional fields. The decoder accepts exactly that: a wrong count, type, range, order or length anywhere, or one byte too
+many, raises ``RemoteError``. Decoded messages are well-formed but unverified: ``net.identity`` checks signatures, the
+protocol core plausibility.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from p2ptrain.swarm.messages import (
     WeightsRequest,
 )
 
-# --- Caps: guesses with room to spare.
+# --- Limits. Guess: the largest messages of real runs would settle them.
 
 MAX_PRESENCE_BYTES = 1000
-"""A DHT value stays under 1 KB."""
+"""Maximum size of a presence record: a DHT value stays under 1 KB."""
 MAX_KNOWN = 16
 MAX_ADDRESSES = 8
 MAX_ADDRESS_CHARS = 256
@@ -47,7 +47,7 @@ MAX_FRAGMENTS = 4096
 MAX_FRAGMENT_INDEX = 2**16 - 1
 MAX_PARTNERS = 1024
 MAX_COUNT = 2**53
-"""The largest integer range that a float holds exactly."""
+"""Largest integer up to which a float is exact."""
 MAX_WEIGHT = 1e6
 MAX_LIFETIME_S = 3600.0
 SIGNATURE_BYTES = 64
@@ -67,7 +67,7 @@ def _same(value: object) -> object:
 def _integer(largest: int) -> _Shape:
     def parse(raw: object) -> int:
         if type(raw) is not int or not 0 <= raw <= largest:
-            raise RemoteError(f"an integer in 0..{largest} was due, not {raw!r:.40}")
+            raise RemoteError(f"expected an integer in 0..{largest}, got {raw!r:.40}")
         return raw
 
     return _Shape(_same, parse)
@@ -76,7 +76,7 @@ def _integer(largest: int) -> _Shape:
 def _number(accepts: Callable[[float], bool], what: str) -> _Shape:
     def parse(raw: object) -> float:
         if type(raw) is not float or not accepts(raw):
-            raise RemoteError(f"{what} was due, not {raw!r:.40}")
+            raise RemoteError(f"expected {what}, got {raw!r:.40}")
         return raw
 
     return _Shape(float, parse)
@@ -87,21 +87,21 @@ def _text(pattern: str, what: str) -> _Shape:
 
     def parse(raw: object) -> str:
         if type(raw) is not str or not matches(raw):
-            raise RemoteError(f"{what} was due, not {raw!r:.80}")
+            raise RemoteError(f"expected {what}, got {raw!r:.80}")
         return raw
 
     return _Shape(str, parse)
 
 
 def is_nickname(text: str) -> bool:
-    """Whether it can be announced as it is."""
+    """Return whether the text is a valid nickname."""
     return len(text) <= MAX_NICKNAME_CHARS and text.isprintable()
 
 
 def _nickname() -> _Shape:
     def parse(raw: object) -> str:
         if type(raw) is not str or not is_nickname(raw):
-            raise RemoteError(f"a nickname was due, not {raw!r:.80}")
+            raise RemoteError(f"expected a nickname, got {raw!r:.80}")
         return raw
 
     return _Shape(str, parse)
@@ -110,7 +110,7 @@ def _nickname() -> _Shape:
 def _blob(largest: int) -> _Shape:
     def parse(raw: object) -> bytes:
         if type(raw) is not bytes or len(raw) > largest:
-            raise RemoteError(f"at most {largest} bytes were due, not {raw!r:.40}")
+            raise RemoteError(f"expected at most {largest} bytes, got {raw!r:.40}")
         return raw
 
     return _Shape(bytes, parse)
@@ -119,7 +119,7 @@ def _blob(largest: int) -> _Shape:
 def _flag() -> _Shape:
     def parse(raw: object) -> bool:
         if type(raw) is not bool:
-            raise RemoteError(f"true or false was due, not {raw!r:.40}")
+            raise RemoteError(f"expected true or false, got {raw!r:.40}")
         return raw
 
     return _Shape(bool, parse)
@@ -130,7 +130,7 @@ def _word(choices: type[StrEnum]) -> _Shape:
         try:
             return choices(str(raw))
         except ValueError:
-            raise RemoteError(f"a {choices.__name__} was due, not {raw!r:.40}") from None
+            raise RemoteError(f"expected a {choices.__name__}, got {raw!r:.40}") from None
 
     return _Shape(str, parse)
 
@@ -141,7 +141,7 @@ def _several(item: _Shape, most: int) -> _Shape:
 
     def parse(raw: object) -> tuple[Any, ...]:
         if type(raw) is not list or len(raw) > most:
-            raise RemoteError(f"at most {most} entries were due, not {raw!r:.40}")
+            raise RemoteError(f"expected at most {most} entries, got {raw!r:.40}")
         return tuple(item.parse(entry) for entry in raw)
 
     return _Shape(pack, parse)
@@ -151,14 +151,16 @@ def _ascending(items: _Shape) -> _Shape:
     def parse(raw: object) -> tuple[int, ...]:
         values: tuple[int, ...] = items.parse(raw)
         if not values or any(later <= earlier for earlier, later in pairwise(values)):
-            raise RemoteError(f"strictly ascending fragments were due, not {values!r:.40}")
+            raise RemoteError(f"expected strictly ascending fragments, got {values!r:.40}")
         return values
 
     return _Shape(items.pack, parse)
 
 
 def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
-    """A dataclass as an array of its fields, in its order; names them all, so that a new field cannot be forgotten."""
+    """Return the shape of a dataclass: an array of its fields, in order. Naming all fields makes a new one impossible
+    to forget.
+    """
     names = tuple(field.name for field in dataclasses.fields(kind))
     if names != tuple(shapes):
         raise TypeError(f"the wire format of {kind.__name__} names {tuple(shapes)}, the dataclass has {names}")
@@ -168,7 +170,7 @@ def _record(kind: type[Any], **shapes: _Shape) -> _Shape:
 
     def parse(raw: object) -> Any:
         if type(raw) is not list or len(raw) != len(shapes):
-            raise RemoteError(f"the {len(shapes)} fields of {kind.__name__} were due, not {raw!r:.40}")
+            raise RemoteError(f"expected the {len(shapes)} fields of {kind.__name__}, got {raw!r:.40}")
         return kind(*(shape.parse(entry) for shape, entry in zip(shapes.values(), raw, strict=True)))
 
     return _Shape(pack, parse)
@@ -242,40 +244,40 @@ _TAGS = {kind: tag for tag, (kind, _) in _MESSAGES.items()}
 
 
 def encode_message(message: Message) -> bytes:
-    """The body of a MESSAGE frame. ValueError (a bug of ours) when it is too long."""
+    """Return the body of a MESSAGE frame. Raises ValueError (a bug) if it is too long."""
     tag = _TAGS[type(message)]
     fields = _MESSAGES[tag][1].pack(message)
     return _packed([tag, fields], MAX_MESSAGE_BYTES)
 
 
 def decode_message(body: bytes) -> Message:
-    """Inverse of ``encode_message``; RemoteError for anything else."""
+    """Parse the result of ``encode_message``. Raises RemoteError for anything else."""
     raw = _unpacked(body, MAX_MESSAGE_BYTES)
     if type(raw) is not list or len(raw) != 2 or type(raw[0]) is not int or raw[0] not in _MESSAGES:
-        raise RemoteError(f"a message was due, not {raw!r:.40}")
+        raise RemoteError(f"expected a message, got {raw!r:.40}")
     message: Message = _MESSAGES[raw[0]][1].parse(raw[1])
     return message
 
 
 def presence_bytes(presence: Presence) -> bytes:
-    """What a presence's signature covers: every other field, behind a prefix that nothing else signed begins with."""
+    """Return the bytes that a presence's signature covers: all other fields, behind a unique prefix."""
     unsigned = dataclasses.replace(presence, signature=b"")
     return b"p2ptrain presence 1\0" + _pack(_PRESENCE.pack(unsigned))
 
 
 def encode_presence(presence: Presence) -> bytes:
-    """A directory record. ValueError (a bug of ours: see ``trimmed``) when it is too long."""
+    """Return a directory record. Raises ValueError (a bug: see ``trimmed``) if it is too long."""
     return _packed(_PRESENCE.pack(presence), MAX_PRESENCE_BYTES)
 
 
 def decode_presence(body: bytes) -> Presence:
-    """Inverse of ``encode_presence``; RemoteError for anything else."""
+    """Parse the result of ``encode_presence``. Raises RemoteError for anything else."""
     presence: Presence = _PRESENCE.parse(_unpacked(body, MAX_PRESENCE_BYTES))
     return presence
 
 
 def trimmed(presence: Presence) -> Presence:
-    """The presence with a printable nickname and as many addresses, best first, as fit a directory record."""
+    """Return the presence with a printable nickname and as many addresses, best first, as fit a directory record."""
     nickname = "".join(filter(str.isprintable, presence.nickname))[:MAX_NICKNAME_CHARS]
     presence = dataclasses.replace(presence, nickname=nickname, addresses=presence.addresses[:MAX_ADDRESSES])
     room = MAX_PRESENCE_BYTES - SIGNATURE_BYTES
@@ -315,5 +317,5 @@ def _unpacked(body: bytes, most: int) -> object:
             max_ext_len=0,
         )
     except (ValueError, TypeError, OverflowError) as error:  # msgpack's own exceptions are ValueErrors
-        raise RemoteError(f"not msgpack as we write it: {error!s:.80}") from None
+        raise RemoteError(f"not canonical msgpack: {error!s:.80}") from None
     return raw

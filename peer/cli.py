@@ -80,7 +80,7 @@ def peer(
     run_peer(PeerOptions(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
 
 
-@click.command(short_help="Print a join link; invite peers to a run of yours.")
+@click.command(short_help="Print a join link, or invite peers to your run.")
 @click.argument("place", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--expires", default="7d", show_default=True, help="Until when it lets peers in: 30m, 12h, 7d.")
 @click.option("--uses", default=1, show_default=True, type=int, help="How many peers it lets in.")
@@ -198,7 +198,7 @@ RUN = click.argument("run", type=click.Path(file_okay=False, path_type=Path))
 NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 
 
-@click.command(short_help="Let peers into a run of yours.")
+@click.command(short_help="Admit peers to your run.")
 @RUN
 @NAMES
 def admit(run: Path, names: tuple[str, ...]) -> None:
@@ -211,7 +211,7 @@ def admit(run: Path, names: tuple[str, ...]) -> None:
     _say_rulings(run, author.admit(run, names, time.time()))
 
 
-@click.command(short_help="Put peers out of a run of yours, or end an invite.")
+@click.command(short_help="Ban peers from your run, or revoke an invite.")
 @RUN
 @NAMES
 def revoke(run: Path, names: tuple[str, ...]) -> None:
@@ -251,7 +251,7 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
     click.echo(f"{out}: load it with transformers.AutoModelForCausalLM.from_pretrained({str(out)!r})")
 
 
-@click.command(short_help="Let a peer's model continue a text.")
+@click.command(short_help="Continue a text with a peer's model.")
 @HOME
 @click.argument("text")
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many to add.")
@@ -269,7 +269,7 @@ def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, 
     click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))
 
 
-@click.command(short_help="Show what a peer contributed, as its partners signed it.")
+@click.command(short_help="Show a peer's contributions, signed by its partners.")
 @HOME
 @click.option("--file", type=FILE, help="Check somebody else's contributions.jsonl, of the same run.", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="For programs.")

@@ -138,7 +138,7 @@ def test_a_later_format_is_not_torn(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(checkpoint, "FORMAT", 2)
         checkpoint.save(tmp_path, tensors(), state(10))
-    with pytest.raises(HomeError, match="has format 2, and this p2ptrain reads format 1") as caught:
+    with pytest.raises(HomeError, match="has format 2, but this p2ptrain reads only format 1") as caught:
         checkpoint.load_latest(tmp_path)
     assert "Update p2ptrain" in caught.value.remedy
     assert names(tmp_path) == ["step-00000005", "step-00000010"]
@@ -154,7 +154,7 @@ def test_what_cannot_be_read_is_not_torn(tmp_path, monkeypatch, reader, number):
     target = {"load_file": "p2ptrain.checkpoint.load_file", "iterdir": "pathlib.Path.iterdir"}.get(reader, reader)
     with monkeypatch.context() as patch:
         patch.setattr(target, fail_with(OSError(number, os.strerror(number))))
-        with pytest.raises(HomeError, match=f"cannot be read: {os.strerror(number)}; nothing was touched"):
+        with pytest.raises(HomeError, match=f"cannot be read: {os.strerror(number)}; nothing was changed"):
             checkpoint.load_latest(tmp_path)
     assert names(tmp_path) == ["step-00000010", "step-00000020"]
     assert checkpoint.load_latest(tmp_path).checkpoint.step == 20
@@ -289,7 +289,7 @@ def test_a_full_disk_costs_no_earlier_checkpoint(tmp_path, monkeypatch, target, 
         patch.setattr(target, fail_with(error))
         with pytest.raises(HomeError, match="the disk is full") as caught:
             save(tmp_path, 30)
-    assert "untouched" in caught.value.remedy
+    assert "unchanged" in caught.value.remedy
     assert names(tmp_path) == ["step-00000010", "step-00000020"]
     found = checkpoint.load_latest(tmp_path)
     assert found.checkpoint is not None
@@ -304,7 +304,7 @@ def test_a_real_write_that_fails_midway_leaves_nothing(tmp_path):
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, before[1]))
-        with pytest.raises(HomeError, match="no checkpoint could be saved"):
+        with pytest.raises(HomeError, match="the checkpoint could not be saved"):
             save(tmp_path, 20)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

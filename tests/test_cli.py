@@ -81,10 +81,10 @@ def test_init_then_sign(tmp_path: Path) -> None:
     signed = load_run(tmp_path / "run")
     assert signed.manifest.run.name == "demo"
     assert signed.run_id in sign.output
-    assert "Nothing changed" in CliRunner().invoke(cli, ["sign", directory]).output
+    assert "Unchanged since it was signed" in CliRunner().invoke(cli, ["sign", directory]).output
     path = tmp_path / "run" / "manifest.toml"
     path.write_text(path.read_text().replace("seed = 1", "seed = 2"))
-    assert "another run" in CliRunner().invoke(cli, ["sign", directory]).output
+    assert "This is a new run" in CliRunner().invoke(cli, ["sign", directory]).output
 
 
 def test_a_user_error_prints_problem_and_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,7 +141,8 @@ def test_a_standard_output_that_takes_no_more_is_one_clear_line(unbuffered: str,
         )
     assert done.returncode == 2
     assert done.stderr == (
-        f"error: What is printed cannot be written: {why}.\n  Print it to where there is room and a reader.\n"
+        f"error: The output cannot be written: {why}.\n"
+        "  Redirect it to a disk with free space, or to a program that reads it.\n"
     )
 
 
@@ -163,7 +164,7 @@ def test_a_lazy_command_is_imported_when_called(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(LAZY_COMMANDS, "wrong", LazyCommand("a_lazy_module", "nonsense", "help"))
     assert run(cli, "later") == 0
     assert called == [True]
-    with pytest.raises(TypeError, match="is no click command"):
+    with pytest.raises(TypeError, match="is not a click command"):
         run_command(cli, ["wrong"])
 
 

@@ -56,7 +56,7 @@ def test_a_full_disk_leaves_no_part_of_a_new_file(tmp_path: Path, monkeypatch: p
     [
         (OSError(28, "No space left on device"), "No space left on device"),
         (OSError("no number"), "no number"),
-        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is no text in UTF-8"),
+        (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte"), "it is not UTF-8 text"),
         (ValueError("too long"), "too long"),
     ],
 )

@@ -59,7 +59,7 @@ def test_streams_are_as_before_afterwards() -> None:
 def test_what_is_minded_is_an_error_and_may_be_endured() -> None:
     stream = StrictStream(Broken())
     for attempt in (lambda: stream.write("words"), stream.flush):
-        with pytest.raises(OutputError, match=r"What is printed cannot be written: No space left on device\."):
+        with pytest.raises(OutputError, match=r"The output cannot be written: No space left on device\."):
             attempt()
     assert stream.isatty() is False
     LossyStream(stream).write("words")  # type: ignore[arg-type]  # it is one in all that counts

@@ -1,7 +1,7 @@
-"""A steady clock that goes on while the computer sleeps.
+"""Monotonic clock that keeps running while the computer sleeps.
 
-Python's ``time.monotonic`` stands still in suspend on Linux and macOS. By that clock a laptop that slept for hours
-would take partners and records of the evening before for live, and its own weights for fresh.
+``time.monotonic`` stops during suspend on Linux and macOS. A laptop that slept for hours would take last evening's
+partners and presence records for live, and its own weights for fresh.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from collections.abc import Callable
 def _choose() -> Callable[[], float]:
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux
         return lambda: time.clock_gettime(time.CLOCK_BOOTTIME)
-    if sys.platform == "darwin":  # there CLOCK_MONOTONIC counts sleep, and time.monotonic reads another one
+    if sys.platform == "darwin":  # here CLOCK_MONOTONIC counts sleep; time.monotonic reads another clock
         return lambda: time.clock_gettime(time.CLOCK_MONOTONIC)
     return time.monotonic
 
 
 steady = _choose()
-"""Seconds since some moment; nobody sets it, and sleep counts."""
+"""Seconds since an arbitrary moment; sleep counts, and nobody can set the clock."""

@@ -1,38 +1,38 @@
-"""Every exception this project raises on purpose.
+"""Exceptions that this project raises on purpose.
 
 ::
 
     P2pTrainError
-     ├── UserError            the owner of this machine can mend it; carries what to do; the command line exits 2
+     ├── UserError            the owner of this machine can fix it; carries a remedy; the command exits with 2
      │    ├── ManifestError   a run's description is malformed, edited, unsigned, too large or of another version
      │    ├── JoinLinkError   a join link is malformed, truncated or names another run
-     │    ├── AdmissionError  this peer may not take part, or the author's orders about who may cannot be followed
+     │    ├── AdmissionError  this peer may not take part, or the author's access list cannot be applied
      │    ├── CorpusError     a corpus is unreadable, empty, too short or has the wrong digest
      │    ├── HomeError       a peer's home is locked, unwritable, full or belongs to another run
      │    ├── DeviceError     the model does not fit, or the device or platform cannot run it
      │    ├── ScenarioError   a simulation's scenario or report is malformed, impossible or of another version
-     │    └── OutputError     what a command prints cannot be written: a full disk, a pipe whose reader ended
-     ├── RemoteError          a peer broke the protocol: costs it trust, we go on
-     └── NetworkError         the network failed: a state that heals, we go on
-          ├── UnbegunError    the other side ended a link in good order, before a byte of its payload
+     │    └── OutputError     a command's output cannot be written: a full disk, a closed pipe
+     ├── RemoteError          a peer violated the protocol: it loses trust, training continues
+     └── NetworkError         the network failed: temporary, training continues
+          ├── UnbegunError    the other side closed a link cleanly before the first byte of its payload
           └── MisfitError     payloads did not fit the step widths that both sides had agreed on
 
-A fault of our own is none of these: it is a bug and keeps its traceback.
+Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
 
 
 class P2pTrainError(Exception):
-    """Base of all errors below."""
+    """Base class of all errors below."""
 
 
 class UserError(P2pTrainError):
-    """Something the owner of this machine can mend.
+    """A problem that the owner of this machine can fix.
 
     Args:
-        problem: one sentence, what is wrong, with the value that was found.
-        remedy: one sentence, what to do about it.
+        problem: one sentence that says what is wrong, with the value that was found.
+        remedy: one sentence that says what to do.
     """
 
     def __init__(self, problem: str, remedy: str) -> None:
@@ -50,7 +50,7 @@ class JoinLinkError(UserError):
 
 
 class AdmissionError(UserError):
-    """This peer may not take part, or the author's orders about who may cannot be followed."""
+    """This peer may not take part, or the author's access list cannot be applied."""
 
 
 class CorpusError(UserError):
@@ -70,20 +70,20 @@ class ScenarioError(UserError):
 
 
 class OutputError(UserError):
-    """What a command prints cannot be written: its disk is full, or whoever read it has ended."""
+    """A command's output cannot be written: the disk is full or the reader has closed the pipe."""
 
 
 class RemoteError(P2pTrainError):
-    """A peer broke the protocol. The exchange is dropped and the peer remembered; training goes on."""
+    """A peer violated the protocol. The exchange is dropped, the peer is noted, and training continues."""
 
 
 class NetworkError(P2pTrainError):
-    """The network failed or a deadline passed. The exchange is dropped; training goes on."""
+    """The network failed or a deadline passed. The exchange is dropped; training continues."""
 
 
 class UnbegunError(NetworkError):
-    """The other side ended a link in good order, before a byte of its payload had come."""
+    """The other side closed a link cleanly before the first byte of its payload."""
 
 
 class MisfitError(NetworkError):
-    """Payloads came whole and did not fit the step widths agreed on. Both sides learnt from it; the next may."""
+    """Complete payloads did not fit the agreed step widths. Both sides learn from it, so the next ones may fit."""

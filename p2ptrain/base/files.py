@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whenever the power goes."""
+"""File writes that survive a crash or a power cut: a file is either complete or absent."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
-    """Create with the final permissions from the start; never overwrite. Raises OSError, and then no file appears.
+    """Create a file with its final permissions; never overwrite. Raises OSError and then leaves no file.
 
     Args:
-        lasting: wait until it is on the disk, which may take seconds: not on an event loop.
+        lasting: wait until the data is on the disk. May take seconds, so never on an event loop.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     try:
@@ -20,17 +20,17 @@ def write_new(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) 
             file.flush()
             if lasting:
                 os.fsync(file.fileno())
-    except BaseException:  # Ctrl+C too
+    except BaseException:  # KeyboardInterrupt too
         with contextlib.suppress(OSError):
             path.unlink()
         raise
 
 
 def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) -> None:
-    """Old content or new, never half of it. Raises OSError, and then the old file stays and no other appears.
+    """Replace a file atomically: readers see the old content or the new. Raises OSError and then keeps the old file.
 
     Args:
-        lasting: as for ``write_new``. Where it is not, a computer that loses its power may be left with neither.
+        lasting: as for ``write_new``. Without it, a power cut may leave neither content.
     """
     temporary = path.with_name(f"{path.name}.{os.getpid()}.new")
     temporary.unlink(missing_ok=True)
@@ -42,9 +42,9 @@ def replace(path: Path, data: bytes, mode: int = 0o644, lasting: bool = True) ->
 
 
 def missing_newline(path: Path) -> str:
-    """What to begin with when a line is added: nothing, or the newline that ends the torn line before. Raises OSError.
+    """Return the newline that a file's incomplete last line lacks, or nothing. Raises OSError.
 
-    A full disk tears a line, and so does a power cut; what is added to a torn line is lost with it.
+    A full disk or a power cut truncates a line; text appended to that line would be lost with it.
     """
     try:
         with path.open("rb") as file:
@@ -56,12 +56,12 @@ def missing_newline(path: Path) -> str:
 
 
 def cause(error: OSError | ValueError) -> str:
-    """Why a file could not be read or written, for people: without numbers and classes of Python's."""
+    """Describe for people why a file could not be read or written, without error numbers and class names."""
     if isinstance(error, UnicodeError):
-        return "it is no text in UTF-8"
+        return "it is not UTF-8 text"
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
 def printable(path: Path) -> str:
-    """A path as it is, or escaped when it holds what a terminal would obey."""
+    """Return the path, escaped if it holds characters that control a terminal."""
     return str(path) if str(path).isprintable() else ascii(str(path))

@@ -1,4 +1,4 @@
-"""Ctrl+C while a command still loads what it needs, which takes seconds."""
+"""Handling of Ctrl+C while a command still imports its modules, which takes seconds."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def default_sigint() -> Iterator[None]:
-    """Inside, an interrupt ends the process as it ends any program.
+    """Let an interrupt end the process immediately inside this context.
 
-    Nothing is there to be saved yet, and libraries turn a KeyboardInterrupt amid their imports into other errors:
-    numpy's lazy ones recurse without end.
+    There is nothing to save yet, and libraries turn a KeyboardInterrupt during their imports into other errors: numpy's
+    lazy imports recurse endlessly.
     """
     before = signal.getsignal(signal.SIGINT)
     if before is not signal.default_int_handler or threading.current_thread() is not threading.main_thread():

@@ -1,9 +1,9 @@
-"""What Python's logging says in a process's terminal: short lines that steer nothing. Parts may be a stranger's words.
+"""Terminal output of Python's logging: short, printable lines at a limited rate.
 
-Libraries log what they like: hivemind the lines of p2pd, asyncio the traceback of a task that nobody waits for. Without
-a handler of our own Python would print all of it as it is. ``logging_installed`` has it printed line by line, each
-printable and cut, and so many lines a minute: a stranger who knows how to make a library complain fills neither
-terminal nor log.
+Libraries log freely: hivemind passes on p2pd's lines, asyncio prints tracebacks of tasks that nobody awaits, and parts
+of both may be text from strangers. Without a handler Python prints all of it unchanged. ``logging_installed`` prints it
+line by line, printable and truncated, a limited number of lines a minute, so a stranger who makes a library complain
+fills neither terminal nor log.
 """
 
 from __future__ import annotations
@@ -17,26 +17,31 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 MOST_CHARS = 300
-"""Of a line; a path and what is wrong with it have room. A guess."""
+"""Characters of one line; enough for a path and an error. Guess: the lengths of real warnings would settle it."""
 MOST_LINES = 60
-"""Of one message: a traceback has some two per call, and its end says most. A guess."""
+"""Lines of one message; a traceback has about two per call, and its end says most. Guess: the lengths of real
+tracebacks would settle it."""
 PERIOD_S = 60.0
 MOST_A_PERIOD = 20
-"""Messages printed; of the others their number is told. A guess: a healthy process prints none in a day."""
+"""Messages printed per period; the rest are only counted. A healthy process prints none in a day. Guess: message counts
+of real faults would settle it."""
 
 
 def printable(text: str) -> str:
-    """One line that steers no terminal: parts of it may be a stranger's words. What cannot be shown becomes U+FFFD."""
+    """Replace unprintable characters by U+FFFD, so that text from strangers cannot control the terminal."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def one_line(text: str, most: int = MOST_CHARS) -> str:
-    """The same, and no longer than ``most`` characters."""
+    """Return printable text of at most ``most`` characters."""
     return printable(text if len(text) <= most else f"{text[: most - 1]}…")
 
 
 class OneLineFormatter(logging.Formatter):
-    """``[who] what`` in one line, and under it the traceback if there is one. Of ours, who is the module alone."""
+    """Formatter for ``[source] message`` in one line, followed by the traceback if there is one.
+
+    The source is the last part of the logger's name for p2ptrain's own modules, the full name for all others.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         who = record.name.rpartition(".")[2] if record.name.startswith(("p2ptrain.", "peer.")) else record.name
@@ -48,7 +53,7 @@ class OneLineFormatter(logging.Formatter):
 
 
 class RateLimitedHandler(logging.Handler):
-    """Prints warnings and worse on the standard error of the moment; what cannot be printed is lost."""
+    """Handler that prints warnings and errors on the current standard error; what cannot be printed is lost."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
@@ -58,7 +63,7 @@ class RateLimitedHandler(logging.Handler):
         self._messages = 0
 
     def emit(self, record: logging.LogRecord) -> None:
-        with contextlib.suppress(Exception):  # arguments that do not fit, an output that nobody takes
+        with contextlib.suppress(Exception):  # arguments that do not match the format, or a closed output
             if _is_taken(record):
                 return
             if withheld := self._count():
@@ -67,7 +72,7 @@ class RateLimitedHandler(logging.Handler):
                 sys.stderr.write(self.format(record) + "\n")
 
     def _count(self) -> int:
-        """One message more. How many of the last period were not shown, where a new one begins."""
+        """Count one message; return how many of the last period were not shown if a new period begins, else 0."""
         now, withheld = self._clock(), 0
         if now - self._since >= PERIOD_S:
             self._since, withheld, self._messages = now, max(self._messages - MOST_A_PERIOD, 0), 0
@@ -76,7 +81,7 @@ class RateLimitedHandler(logging.Handler):
 
 
 def _is_taken(record: logging.LogRecord) -> bool:
-    """Whether a library prints it by itself already (transformers, torch)."""
+    """Whether a library already prints this record through its own handler (transformers, torch)."""
     logger: logging.Logger | None = logging.getLogger(record.name)
     while logger is not None and logger.parent is not None:
         if logger.handlers:
@@ -86,7 +91,7 @@ def _is_taken(record: logging.LogRecord) -> bool:
 
 
 def reporting(who: str) -> Callable[[asyncio.Task[Any]], None]:
-    """A done-callback for tasks that nobody waits for. One that ended by an exception has a bug: its loop tells."""
+    """Return a done-callback for tasks that nobody awaits: an exception is a bug and goes to the loop's handler."""
 
     def report(task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -97,7 +102,7 @@ def reporting(who: str) -> Callable[[asyncio.Task[Any]], None]:
 
 @contextlib.contextmanager
 def logging_installed() -> Iterator[None]:
-    """Inside, what the whole process logs and nobody else takes goes to the terminal through ``RateLimitedHandler``."""
+    """Send log records that no other handler takes to the terminal through ``RateLimitedHandler``."""
     root, terminal = logging.getLogger(), RateLimitedHandler()
     root.addHandler(terminal)
     try:

@@ -1,12 +1,12 @@
-"""Noteworthy things, once: the terminal, the JSONL log and the tests all read the same notes.
+"""Event log: the terminal, the JSONL file and the tests all read the same notes.
 
-``lossy_output`` keeps a process alive whose output nobody takes any more: a log on a full disk, a pipe whose reader
-ended, a terminal that was closed. ``strict_output`` is for commands that are there for what they print: the same is
-an error of theirs, told in one line.
+A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home. The log is
+bounded: past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begins. A full disk loses lines
+but never stops training.
 
-A note is a kind and a few plain fields. ``EventLog`` appends each as one JSON line to the peer's home, bounded:
-past ``MAX_LOG_BYTES`` the file is renamed to ``events.1.jsonl`` and a new one begun. A full disk costs the lines that
-it does not take, never training.
+``lossy_output`` keeps a long-running process alive when nothing takes its output any more: a log on a full disk, a
+closed pipe or terminal. ``strict_output`` is for commands whose purpose is their output: there the same is an
+OutputError.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from p2ptrain.base import files
 from p2ptrain.base.errors import OutputError
 
 MAX_LOG_BYTES = 64 << 20
-"""At most two files of this size: weeks of exchanges at one a second."""
+"""Size of each of at most two files: weeks of exchanges at one a second."""
 
 Listener = Callable[[str, dict[str, Any]], None]
 
 
 class MemoryLog:
-    """Keeps the last notes in memory."""
+    """Event log that keeps the last notes in memory."""
 
     def __init__(self, length: int = 10_000) -> None:
         self.notes: deque[tuple[str, dict[str, Any]]] = deque(maxlen=length)
@@ -45,10 +45,10 @@ class MemoryLog:
 
 
 class EventLog:
-    """A JSONL file, and listeners that see every note too. Safe from any thread.
+    """JSONL file and listeners that also see every note. Safe to call from any thread.
 
-    Owns the file: ``close`` it. Survives a full or vanished disk: the note still reaches the listeners, and
-    ``write_error`` says what happened.
+    Owns the file: ``close`` it. Survives a full or vanished disk: listeners still get each note, and ``write_error``
+    holds the last error.
     """
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
@@ -60,7 +60,7 @@ class EventLog:
         self._file: IO[str] | None = None
 
     def listen(self, listener: Listener) -> None:
-        """Call ``listener(kind, fields)`` for every note from now on, in the noting thread."""
+        """Call ``listener(kind, fields)`` for every later note, in the thread that writes it."""
         self._listeners.append(listener)
 
     def note(self, kind: str, **fields: Any) -> None:
@@ -92,7 +92,7 @@ class EventLog:
 
 
 class LossyStream:
-    """A text stream from which what cannot be written is lost, and nothing else: no write to it raises OSError."""
+    """Text stream that drops what it cannot write; its writes never raise OSError."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -111,9 +111,9 @@ class LossyStream:
 
 
 class StrictStream:
-    """A text stream that says what became of it: OutputError where another raises OSError.
+    """Text stream that raises OutputError instead of OSError.
 
-    Of an OSError each library makes something else: click and rich end the process at a broken pipe, and say nothing.
+    Libraries treat an OSError differently: click and rich end the process silently at a broken pipe.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -133,7 +133,7 @@ class StrictStream:
 
     @property
     def buffer(self) -> StrictStream:
-        """The bytes below, minded too: click writes there what the stream's own encoding lacks."""
+        """Strict stream over the underlying bytes: click writes there what the stream's encoding lacks."""
         return StrictStream(cast(TextIO, self._stream.buffer))
 
     def __getattr__(self, name: str) -> Any:
@@ -142,14 +142,16 @@ class StrictStream:
 
 def _unprintable(error: OSError) -> OutputError:
     why = error.strerror or error
-    return OutputError(f"What is printed cannot be written: {why}.", "Print it to where there is room and a reader.")
+    return OutputError(
+        f"The output cannot be written: {why}.", "Redirect it to a disk with free space, or to a program that reads it."
+    )
 
 
 @contextlib.contextmanager
 def strict_output() -> Iterator[None]:
-    """Around a command: all that it prints is written when this ends. Raises OutputError where that cannot be done."""
+    """Write all output of a command by the end of this context. Raises OutputError if that is impossible."""
     before = sys.stdout
-    if before is None:  # closed from the start: nobody wants it
+    if before is None:  # closed from the start
         yield
         return
     minded = StrictStream(before)
@@ -164,9 +166,9 @@ def strict_output() -> Iterator[None]:
 
 @contextlib.contextmanager
 def lossy_output() -> Iterator[None]:
-    """Around a process's long life: its standard output and error may come to their ends before it does.
+    """Make standard output and error lossy for the life of a long-running process.
 
-    They may also be closed from the start, or unable to write what strangers call themselves.
+    Either may close during that time, may be closed from the start, or may lack characters that nicknames contain.
     """
     before = sys.stdout, sys.stderr
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere:
@@ -180,14 +182,16 @@ def lossy_output() -> Iterator[None]:
 
 
 def _writing_all(stream: TextIO) -> TextIO:
-    """The stream, with letters that it has not spelled out."""
-    if (reconfigure := getattr(stream, "reconfigure", None)) is not None:  # it may be minded
+    """Make the stream escape characters that its encoding lacks."""
+    if (reconfigure := getattr(stream, "reconfigure", None)) is not None:  # a StrictStream passes it on
         reconfigure(errors="backslashreplace")
     return stream
 
 
 def _drop_what_is_left(stream: TextIO) -> None:
-    """Lest the interpreter fails on it when it ends (Python's documentation, signal, "Note on SIGPIPE")."""
+    """Flush or discard buffered output, so that the interpreter's final flush does not fail (Python's documentation,
+    signal, "Note on SIGPIPE").
+    """
     try:
         stream.flush()
     except (OSError, OutputError):

@@ -1,11 +1,11 @@
-"""The corpus: from text anywhere to numbered sequences of tokens, without any coordination between peers.
+"""Corpus: text from any source becomes numbered token sequences, without coordination between peers.
 
-``open_corpus`` does it all, in this order: the manifest's tokenizer (``tokenizer``) turns the manifest's text
-(``sources``) into one long array of ids, which is kept on disk and memory-mapped (``stream``); arithmetic cuts it into
-training and held-out sequences, the same everywhere (``split``). What comes out is a ``Corpus``: sequences by number.
+``open_corpus`` runs the whole pipeline: the manifest's tokenizer (``tokenizer``) turns the manifest's text
+(``sources``) into one array of token ids, cached on disk and memory-mapped (``stream``); arithmetic cuts it into
+training and held-out sequences, the same on every machine (``split``). The result is a ``Corpus``: sequences by number.
 
-Which numbers a peer reads when is a pure function of (seed, peer id, step) (``assign``, without torch): so no server
-hands out data, a peer resumes to the token from its step counter alone, and how much it has covered is known.
+Which sequences a peer reads is a pure function of (seed, peer id, step) (``assign``, without torch). No server hands
+out data, a peer resumes at the exact token from its step counter, and its coverage is known.
 """
 
 from p2ptrain.data import assign

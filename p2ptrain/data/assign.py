@@ -1,13 +1,12 @@
-"""Which sequence a peer reads at which step: a pure function of (seed, peer id, step).
+"""Assignment of sequences to peers and steps: a pure function of (seed, peer id, step).
 
-Nobody hands out data and nobody keeps books. Every peer walks through the whole training set in its own order: for each
-(seed, peer, epoch) a keyed permutation of ``0..total-1``, so that a peer reads every sequence once before it reads any
-twice, and two peers' orders are unrelated. The position in that walk is the peer's own step counter, so a peer that is
-stopped anywhere resumes at the very next token.
+Each peer walks through the whole training set in its own order: a keyed permutation of ``0..total-1`` per (seed, peer,
+epoch). A peer reads every sequence once before it reads any twice, and the orders of two peers are independent. The
+position in the walk is the peer's step counter, so a peer resumes at the next token.
 
 The permutation is a Feistel network over the smallest even number of bits that can hold ``total``, with cycle walking
-for the values in between (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002): a constant amount
-of memory, whatever the corpus holds.
+for the values in between (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002). Memory is constant
+for any corpus.
 """
 
 from __future__ import annotations
@@ -17,11 +16,12 @@ import hashlib
 import numpy as np
 
 ROUNDS = 8
-"""Four rounds suffice in theory for large halves (Luby and Rackoff 1988); eight because ours may be tiny: a guess."""
+"""Feistel rounds. Four suffice in theory for large halves (Luby and Rackoff 1988), but these may be tiny. Guess: a test
+of uniformity for small corpora would settle it."""
 
 
 def sequences(seed: int, peer: str, step: int, per_step: int, total: int) -> list[int]:
-    """The training sequences that ``peer`` reads at inner step ``step``.
+    """Return the training sequences that ``peer`` reads at inner step ``step``.
 
     Args:
         seed: the run's seed.
@@ -43,31 +43,31 @@ def sequences(seed: int, peer: str, step: int, per_step: int, total: int) -> lis
 
 
 def coverage(step: int, per_step: int, total: int) -> float:
-    """The fraction of the training set that a peer has read at least once after ``step`` inner steps, 0 to 1."""
+    """Return the fraction of the training set that a peer has read at least once after ``step`` inner steps, 0 to 1."""
     return min(1.0, step * per_step / total)
 
 
 def permuted(place: int, total: int, key: bytes) -> int:
-    """Where the permutation of ``0..total-1`` under ``key`` sends ``place``."""
+    """Return the value at position ``place`` of the permutation of ``0..total-1`` under ``key``."""
     half_bits = _half_bits(total)
     value = place
     while True:
         value = _feistel(value, half_bits, key)
-        if value < total:  # at least a quarter of the domain is: four tries on average at worst
+        if value < total:  # true for at least a quarter of the domain: at worst four tries on average
             return value
 
 
 def whole_walk(seed: int, peer: str, epoch: int, total: int) -> np.ndarray:
-    """One peer's walk through one epoch at once: [total] int64, what ``permuted`` gives for every place.
+    """Return one peer's order for one epoch, int64 [total]: ``permuted`` of every place.
 
-    For whoever reads many sequences of a small corpus: it hashes 8 sqrt(4 total) times at most, where the places one by
-    one take 8 to 32 hashes each. Memory is a few times the result.
+    Faster for many sequences of a small corpus: at most 8 sqrt(4 total) hashes, where single places take 8 to 32 hashes
+    each. Memory is a few times the result.
     """
     half_bits, key = _half_bits(total), _key(seed, peer, epoch)
     mask = (1 << half_bits) - 1
     rounds = [np.array([_hash(number, half, key) & mask for half in range(mask + 1)]) for number in range(ROUNDS)]
     values = np.arange(total)
-    outside = np.arange(total)  # places that still have no value below total
+    outside = np.arange(total)  # places whose value is not yet below total
     while len(outside):
         left, right = values[outside] >> half_bits, values[outside] & mask
         for table in rounds:
@@ -82,7 +82,7 @@ def _half_bits(total: int) -> int:
 
 
 def _feistel(value: int, half_bits: int, key: bytes) -> int:
-    """One pass of the network: a permutation of ``0..4**half_bits-1``."""
+    """Apply the network once: a permutation of ``0..4**half_bits-1``."""
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
     for number in range(ROUNDS):
@@ -91,11 +91,11 @@ def _feistel(value: int, half_bits: int, key: bytes) -> int:
 
 
 def _hash(number: int, half: int, key: bytes) -> int:
-    """The function of round ``number``, 63 bits."""
+    """Compute the round function of round ``number``, 63 bits."""
     block = number.to_bytes(1, "little") + half.to_bytes(8, "little")
     return int.from_bytes(hashlib.blake2b(block, key=key, digest_size=8).digest(), "little") & (2**63 - 1)
 
 
 def _key(seed: int, peer: str, epoch: int) -> bytes:
-    """32 bytes that name one peer's walk through one epoch."""
+    """Return the 32-byte key of one peer's walk through one epoch."""
     return hashlib.blake2b(f"p2ptrain data {seed} {epoch} {peer}".encode(), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""A corpus as training sees it: numbered sequences of tokens, and a held-out part that is the same for everyone.
+"""Corpus for training: numbered sequences of tokens, and a held-out part that all peers share.
 
 Dimension letters: B sequences of a batch, T = ``sequence_length``.
 """
@@ -28,20 +28,23 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Manifest
 
 STREAM_VERSION = 1
-"""Raised whenever the same corpus and tokenizer would give another stream, so that no old cache is taken for a new."""
+"""Version of the token stream. Raise it when the same corpus and tokenizer would yield another stream, so that old
+caches are not used."""
 
 Tell = Callable[[int, int | None], None]
-"""Is told how many tokens of a stream there are so far, and after how many it ends at the latest; None: unknown."""
+"""Progress callback: tokens of the stream so far, and the maximum at its end (None: unknown)."""
 
 HASHED_BYTES = 1 << 30
-"""A file that is named where its tokens are there already is read for its digest up to this size: about a second. A
-larger one is taken at its name's word. A guess."""
+"""Maximum size of a named file that is checked even though its tokens are cached: about a second of hashing. Larger
+files are accepted unchecked. Guess: hash rates of slow disks would settle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
-    """Token ids and where the sequences lie in them. Opening one costs nothing that grows with the corpus, beyond a
-    second where its file is named again."""
+    """Token ids and the positions of the sequences in them.
+
+    Opening takes constant time, plus about a second to check a file that is named again.
+    """
 
     tokens: np.ndarray  # [tokens], any unsigned type, memory-mapped
     split: Split
@@ -53,22 +56,22 @@ class Corpus:
 
     @property
     def train_sequences(self) -> int:
-        """How many training sequences there are; ``batch`` takes indices below this."""
+        """Number of training sequences; ``batch`` takes indices below this."""
         return self.split.train_sequences
 
     @property
     def held_out_tokens(self) -> int:
-        """How many held-out tokens there are to predict."""
+        """Number of held-out tokens to predict."""
         return self.split.held_out_sequences * self.sequence_length
 
     def batch(self, indices: Sequence[int]) -> Tensor:
-        """Training sequences: int64 [B, T+1] on the host. Inputs are ``[:, :-1]``, targets ``[:, 1:]``."""
+        """Return training sequences, int64 [B, T+1] on the host. Inputs are ``[:, :-1]``, targets ``[:, 1:]``."""
         return self._gather([self.split.train_start(index) for index in indices])
 
     def validation_batches(self, most_tokens: int, batch_sequences: int) -> Iterator[Tensor]:
-        """Held-out sequences, int64 [B, T+1] with B up to ``batch_sequences``: the same ones on every machine.
+        """Yield held-out sequences, int64 [B, T+1] with B up to ``batch_sequences``: the same ones on every machine.
 
-        At most ``most_tokens`` predicted tokens (but one sequence at least), evenly spaced over the held-out part.
+        At most ``most_tokens`` predicted tokens (but at least one sequence), evenly spaced over the held-out part.
         """
         total = self.split.held_out_sequences
         count = max(1, min(total, most_tokens // self.sequence_length))
@@ -84,15 +87,15 @@ class Corpus:
 
 def open_corpus(
     manifest: Manifest,
-    cache: Path,  # directory of token streams, made when it is not there
-    data: Path | None = None,  # the owner's corpus file, where the run names one by digest
-    tokenizer_file: Path | None = None,  # the owner's tokenizer.json, where the run names one by digest
-    tell: Tell = lambda tokens, most: None,  # called again and again while the stream is built
+    cache: Path,  # directory of token streams, created if missing
+    data: Path | None = None,  # the owner's corpus file, if the run names one by digest
+    tokenizer_file: Path | None = None,  # the owner's tokenizer.json, if the run names one by digest
+    tell: Tell = lambda tokens, most: None,  # called repeatedly while the stream is built
 ) -> Corpus:
-    """Open the run's corpus, building its token stream where this machine has none yet.
+    """Open the run's corpus and build its token stream if it is not cached.
 
-    A stream in the cache needs no ``data``: its name already holds the digest of the file it was made from. A file that
-    is named all the same has to be that one.
+    A cached stream needs no ``data``: its name contains the digest of the source file. A file that is given anyway must
+    have that digest.
 
     Raises:
         CorpusError: unreadable, empty, too short, wrong digest, not named, not reachable.
@@ -112,33 +115,33 @@ def open_corpus(
 
 
 def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
-    """Whoever names a file means it to be read: raises CorpusError unless it is the run's own."""
+    """Raise CorpusError if a file that the owner named is not the one that the run uses."""
     spec = manifest.corpus
     if data is not None and spec.kind != "file":
         comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
         raise CorpusError(
-            f"--data names {data}, and this run's text is another: it {comes}",
-            "Leave --data away; a run trains on the corpus that its manifest names.",
+            f"--data names {data}, but this run uses another text: it {comes}",
+            "Omit --data; a run trains on the corpus that its manifest names.",
         )
     if tokenizer_file is not None and manifest.tokenizer.kind != "file":
-        comes = "is one token a byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
+        comes = "has one token per byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
         raise CorpusError(
-            f"--tokenizer names {tokenizer_file}, and this run's tokenizer is another: it {comes}",
-            "Leave --tokenizer away; a run has the tokenizer that its manifest names.",
+            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}",
+            "Omit --tokenizer; a run uses the tokenizer that its manifest names.",
         )
     if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:
-        check_digest(data, spec.sha256, "corpus")  # where there is no stream yet, whoever makes it does
+        check_digest(data, spec.sha256, "corpus")  # without a cached stream, building it checks the file
 
 
 def _size(data: Path) -> int:
     try:
         return data.stat().st_size
-    except OSError:  # the digest says what is wrong
+    except OSError:  # check_digest reports the cause
         return 0
 
 
 def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
-    """The same chunks, and to ``tell`` how far they are."""
+    """Yield the chunks unchanged and report progress to ``tell``."""
     count = 0
     for ids in chunks:
         count += len(ids)
@@ -147,12 +150,12 @@ def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterato
 
 
 def _most_tokens(manifest: Manifest) -> int | None:
-    """The built-in texts are short and read whole."""
+    """Return the token limit of the corpus; None for built-in texts, which are short and read completely."""
     return None if manifest.corpus.kind == "builtin" else manifest.corpus.max_tokens
 
 
 def has_stream(manifest: Manifest, cache: Path) -> bool:
-    """Whether the run's tokens are in the cache; they are not where we may not look."""
+    """Return whether the run's tokens are cached; False if the cache cannot be read."""
     try:
         return stream_path(cache, stream_key(manifest.corpus, manifest.tokenizer)).exists()
     except OSError:
@@ -160,14 +163,16 @@ def has_stream(manifest: Manifest, cache: Path) -> bool:
 
 
 def most_stream_bytes(manifest: Manifest) -> int:
-    """What the run's tokens take in the cache, at most. The built-in texts are a few megabytes, and count as none."""
+    """Return the maximum size of the run's tokens in the cache; 0 for built-in texts, which take a few megabytes."""
     is_bytes = manifest.tokenizer.kind == "bytes"
-    ids = ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size  # no tokenizer may have more
+    ids = (
+        ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size
+    )  # the most a tokenizer may have
     return token_type(ids).itemsize * (_most_tokens(manifest) or 0)
 
 
 def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
-    """A name for what corpus and tokenizer make together: 32 hexadecimal digits."""
+    """Return the cache key of a corpus and tokenizer: 32 hexadecimal digits."""
     description = {
         "version": STREAM_VERSION,
         "corpus": corpus.model_dump(mode="json", exclude={"validation_fraction"}),

@@ -1,9 +1,8 @@
-"""Where a corpus's text comes from: the package itself, the Hugging Face hub at a revision, or a file by its digest.
+"""Sources of a corpus's text: the package itself, the Hugging Face hub at a revision, or a file with a given digest.
 
-Everything here is an iterator of pieces of at most about a megabyte, so that a corpus of any size passes through a
-bounded amount of memory. Rows of the hub and of jsonl or parquet files are read by the ``datasets`` library, streaming;
-plain text needs nothing but Python. The manifest, a stranger's text, never names a path: a file is named by its owner
-and used only when its digest is the one the run asks for.
+Every source is an iterator of chunks of at most about a megabyte, so memory is bounded for any corpus. The ``datasets``
+library streams rows of the hub and of jsonl or parquet files; plain text needs only Python. A manifest comes from a
+stranger and never contains a path: the owner names the file, and its digest must be the manifest's.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ INSTALL_DATASETS = "Install it: pip install 'p2ptrain[data]'."
 
 
 class TextChunk(NamedTuple):
-    """Some consecutive text of one document."""
+    """Consecutive text of one document."""
 
     text: str
     ends_document: bool
 
 
 def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
-    """The whole text of a corpus, in order.
+    """Yield the whole text of a corpus, in order.
 
     Args:
         spec: the manifest's section.
         data: the file the owner named, for kind "file".
 
     Raises:
-        CorpusError: at once or while iterating; says what was tried.
+        CorpusError: at once or while iterating; names the source that failed.
     """
     if spec.kind == "builtin":
         return _builtin_pieces(spec.name)
@@ -55,8 +54,8 @@ def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
         return _hub_pieces(spec)
     if data is None:
         raise CorpusError(
-            f"this run's corpus is a {spec.format} file with sha256 {spec.sha256}, and none was named",
-            "Get that file from whoever started the run and name it with --data FILE.",
+            f"this run's corpus is a {spec.format} file with sha256 {spec.sha256}, but no file was given",
+            "Get that file from the run's author and pass it with --data FILE.",
         )
     check_digest(data, spec.sha256, "corpus")
     if spec.format == "text":
@@ -65,7 +64,7 @@ def read_pieces(spec: CorpusSpec, data: Path | None) -> Iterator[TextChunk]:
 
 
 def check_digest(path: Path, expected: str, what: str) -> None:
-    """Raises CorpusError unless ``path`` is a readable file with the SHA-256 ``expected``."""
+    """Raise CorpusError unless ``path`` is a readable file with the SHA-256 ``expected``."""
     try:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -77,7 +76,7 @@ def check_digest(path: Path, expected: str, what: str) -> None:
     if found != expected:
         raise CorpusError(
             f"{path} is not this run's {what}: its sha256 is {found}, the run names {expected}",
-            "Get the very file this run was started with, unchanged and uncompressed.",
+            "Get the file that this run was started with, unchanged and uncompressed.",
         )
 
 
@@ -111,7 +110,7 @@ def _text_file_pieces(path: Path) -> Iterator[TextChunk]:
 
 
 def _text_pieces(file: TextIO) -> Iterator[TextChunk]:
-    """One document in pieces that end at line ends, or anywhere where lines are longer than a piece."""
+    """Yield one document in chunks that end at line ends, or anywhere within lines that are longer than a chunk."""
     while text := file.read(PIECE_CHARACTERS):
         yield TextChunk(text + file.readline(PIECE_CHARACTERS), ends_document=False)
 
@@ -124,7 +123,7 @@ def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[
             builder, data_files=glob.escape(str(path.resolve())), split="train", streaming=True
         )
         yield from _row_pieces(rows, text_field, str(path))
-    except StopIteration:  # how datasets answers a file without rows
+    except StopIteration:  # datasets raises it for a file without rows
         return
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise CorpusError(
@@ -135,9 +134,9 @@ def _row_file_pieces(path: Path, file_format: str, text_field: str) -> Iterator[
 
 def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
     datasets = _import_datasets(f"the hub corpus {spec.name}")
-    if Path(spec.name).exists():  # datasets would read it instead: a stranger's manifest must not name our folders
+    if Path(spec.name).exists():  # datasets would read it, and a stranger must not name local folders
         raise CorpusError(
-            f"the run's corpus is {spec.name} on the hub, and a folder here has the same name",
+            f"the run's corpus is {spec.name} on the hub, but a folder here has the same name",
             "Start from another directory.",
         )
     where = f"{spec.name} (configuration {spec.config}, split {spec.split}, revision {spec.revision})"
@@ -146,21 +145,21 @@ def _hub_pieces(spec: HubCorpus) -> Iterator[TextChunk]:
         yield from _row_pieces(rows, spec.text_field, where)
     except CorpusError:
         raise
-    except Exception as error:  # OSError, ValueError, its own, and those of whichever HTTP library it comes with
+    except Exception as error:  # also errors of datasets and of the HTTP library that it uses
         raise CorpusError(
             f"the corpus {where} could not be streamed from the Hugging Face hub: {error}",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), and that the dataset is public"
-            " or `hf auth login` was done; then start again.",
+            " or you are logged in (`hf auth login`); then start again.",
         ) from error
 
 
 def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) -> Iterator[TextChunk]:
-    """One document a row; a long one in several pieces. Rows without text are passed over."""
+    """Yield one document per row, a long one in several chunks; skip rows without text."""
     for row in rows:
         if text_field not in row:
             raise CorpusError(
                 f"the rows of {where} have no field {text_field!r}; they have {', '.join(map(repr, row))}",
-                "The run's corpus.text_field names the wrong one: ask whoever started the run.",
+                "The run's corpus.text_field names the wrong field: ask the run's author.",
             )
         text = row[text_field]
         if text is None or text == "":
@@ -168,7 +167,7 @@ def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) 
         if not isinstance(text, str):
             raise CorpusError(
                 f"the field {text_field!r} of {where} holds {type(text).__name__}, not text",
-                "The run's corpus.text_field names the wrong one: ask whoever started the run.",
+                "The run's corpus.text_field names the wrong field: ask the run's author.",
             )
         for start in range(0, len(text), PIECE_CHARACTERS):
             end = start + PIECE_CHARACTERS
@@ -176,7 +175,7 @@ def _row_pieces(rows: Iterable[Mapping[str, Any]], text_field: str, where: str) 
 
 
 def _import_datasets(purpose: str) -> Any:
-    """The ``datasets`` library, an optional dependency. Imported late: it takes seconds."""
+    """Import the optional ``datasets`` library; done late because it takes seconds."""
     try:
         import datasets
     except ImportError as error:

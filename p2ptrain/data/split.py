@@ -1,12 +1,12 @@
-"""How a token stream is cut into training and held-out sequences: pure arithmetic, the same on every machine.
+"""Division of a token stream into training and held-out sequences: pure arithmetic, the same on every machine.
 
-The stream is cut into up to 64 equal regions and the last part of every region is held out. A corpus is seldom the same
-from end to end (the built-in one is 42 works in alphabetical order: its last twentieth is one comedy), so evenly spaced
-blocks measure the whole text where the tail of the stream would measure its last chapter. Blocks are long (eight
-sequences or more), so that little held-out text stands next to training text.
+The stream is cut into up to 64 equal regions, and the last part of every region is held out. A corpus is rarely uniform
+(the built-in one is 42 works in alphabetical order; its last twentieth is one comedy), so evenly spaced blocks measure
+the whole text, while the tail would measure its last chapter. Blocks are long (eight sequences or more), so that little
+held-out text is next to training text.
 
-A sequence is T+1 tokens, T of which are predicted; neighbours share one token, so every token of a block but its first
-is predicted exactly once. No sequence crosses a border::
+A sequence is T+1 tokens, T of which are predicted. Neighbours share one token, so every token of a block except the
+first is predicted exactly once. No sequence crosses a border::
 
     region 0                         region 1
     [train train train ... | held ]  [train train train ... | held ]  ...
@@ -19,22 +19,24 @@ from dataclasses import dataclass
 from p2ptrain.base.errors import CorpusError
 
 MOST_REGIONS = 64
-"""More would only shorten the held-out blocks: a guess."""
+"""Maximum number of regions; more only shorten the held-out blocks. Guess: the variance of the held-out loss would
+settle it."""
 
 BLOCK_SEQUENCES = 8
-"""A held-out block is at least this many sequences long, where the stream suffices: a guess."""
+"""Minimum number of sequences per held-out block, if the stream is long enough. Guess: the variance of the held-out
+loss would settle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Where the sequences of a token stream begin. All sizes in tokens, all counts per region."""
+    """Positions of the sequences in a token stream. All sizes in tokens, all counts per region."""
 
     sequence_length: int
     regions: int
     region_tokens: int
     train_per_region: int
     held_out_per_region: int
-    held_out_offset: int  # of a region's held-out block from the region's start
+    held_out_offset: int  # from a region's start to its held-out block
 
     @property
     def train_sequences(self) -> int:
@@ -45,14 +47,14 @@ class Split:
         return self.regions * self.held_out_per_region
 
     def train_start(self, index: int) -> int:
-        """The first token of training sequence ``index``; the sequence ends ``sequence_length + 1`` tokens later."""
+        """Return the first token of training sequence ``index``; the sequence has ``sequence_length + 1`` tokens."""
         if not 0 <= index < self.train_sequences:
             raise IndexError(f"training sequence {index} of {self.train_sequences}")
         region, place = divmod(index, self.train_per_region)
         return region * self.region_tokens + place * self.sequence_length
 
     def held_out_start(self, index: int) -> int:
-        """The first token of held-out sequence ``index``."""
+        """Return the first token of held-out sequence ``index``."""
         if not 0 <= index < self.held_out_sequences:
             raise IndexError(f"held-out sequence {index} of {self.held_out_sequences}")
         region, place = divmod(index, self.held_out_per_region)
@@ -60,7 +62,7 @@ class Split:
 
 
 def split_stream(tokens: int, sequence_length: int, validation_fraction: float) -> Split:
-    """Cut a stream of ``tokens`` tokens. Raises CorpusError where it does not hold one sequence of either kind."""
+    """Split a stream of ``tokens`` tokens. Raises CorpusError if it is too short for one sequence of each kind."""
     span = sequence_length + 1
     held_out_wanted = int(tokens * validation_fraction)
     regions = min(MOST_REGIONS, max(1, held_out_wanted // (BLOCK_SEQUENCES * span)))

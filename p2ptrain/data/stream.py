@@ -1,10 +1,10 @@
-"""A corpus as one long array of token ids, on disk and memory-mapped.
+"""Corpus as one long array of token ids, on disk and memory-mapped.
 
-The stream is built once per (corpus, tokenizer) and machine: pieces of text go in, ids go out to a ``.npy`` file in the
-narrowest unsigned type that holds the vocabulary, and memory stays bounded by a few megabytes of text however large the
-corpus. The file gets its name only when it is whole and on the disk (temporary name, fsync, rename), and the header
-says how long it must be, so a torn one is recognized and built again. A lock beside it keeps two peers of one machine
-from building the same stream twice.
+The stream is built once per (corpus, tokenizer) and machine: text chunks are tokenized into a ``.npy`` file of the
+narrowest unsigned type that holds the vocabulary, with a few megabytes of memory for any corpus. The file gets its
+final name only when it is complete and on the disk (temporary name, fsync, rename), and its header states its length,
+so an incomplete file is recognized and built again. A lock file keeps two peers of one machine from building the same
+stream at once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ logger = logging.getLogger(__name__)
 
 
 def open_stream(
-    directory: Path,  # the cache, shared by all peers of this machine
-    key: str,  # names corpus and tokenizer: another key is another stream
+    directory: Path,  # cache, shared by all peers of this machine
+    key: str,  # from ``stream_key``: identifies corpus and tokenizer
     vocabulary_size: int,
-    build: Callable[[], Iterator[np.ndarray]],  # called only where the cache does not have the stream
+    build: Callable[[], Iterator[np.ndarray]],  # called only if the stream is not cached
 ) -> np.ndarray:
-    """The token stream ``key``: [tokens] ids, memory-mapped, read-only. Built when it is not in the cache.
+    """Return the token stream ``key``, [tokens] ids, memory-mapped and read-only; build it if it is not cached.
 
     Raises:
-        CorpusError: from ``build``, or when it yields nothing.
+        CorpusError: from ``build``, or if it yields nothing.
         HomeError: the cache directory cannot be written or is full.
     """
     path = stream_path(directory, key)
@@ -45,8 +45,8 @@ def open_stream(
         if tokens is not None:
             return tokens
         directory.mkdir(parents=True, exist_ok=True)
-        with FileLock(path.with_suffix(".lock")):  # released by the system when its holder dies
-            tokens = _map(path, dtype)  # another peer may have built it while we waited
+        with FileLock(path.with_suffix(".lock")):  # the system releases it when its holder dies
+            tokens = _map(path, dtype)  # another peer may have built it during the wait
             if tokens is None:
                 logger.info("building the token stream %s", path)
                 _write(path, build(), dtype)
@@ -55,8 +55,8 @@ def open_stream(
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
         raise HomeError(
             f"the disk of the token cache {directory} {full}",
-            "Free some space there, or name a directory on another disk in the variable XDG_CACHE_HOME; nothing was "
-            "lost, building starts again.",
+            "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; building starts "
+            "again.",
         ) from error
     if tokens is None:
         raise HomeError(f"the token cache {path} vanished while it was opened", "Start again.")
@@ -64,17 +64,17 @@ def open_stream(
 
 
 def stream_path(directory: Path, key: str) -> Path:
-    """Where the cache has the stream ``key``, once it is whole."""
+    """Return the path of the stream ``key`` in the cache."""
     return directory / f"{key}.npy"
 
 
 def token_type(vocabulary_size: int) -> np.dtype:
-    """The narrowest unsigned integer type that holds every id."""
+    """Return the narrowest unsigned integer type that holds every id."""
     return np.min_scalar_type(vocabulary_size - 1)
 
 
 def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int | None) -> Iterator[np.ndarray]:
-    """Ids of all pieces in order, with the separator after each document, at most ``most_tokens`` of them."""
+    """Yield the ids of all chunks in order, a separator after each document, at most ``most_tokens`` in total."""
     left = most_tokens
     for batch in _batches(pieces):
         for piece, ids in zip(batch, tokenizer.encode_batch([piece.text for piece in batch]), strict=True):
@@ -89,7 +89,7 @@ def tokenize(pieces: Iterable[TextChunk], tokenizer: Tokenizer, most_tokens: int
 
 
 def _batches(pieces: Iterable[TextChunk]) -> Iterator[list[TextChunk]]:
-    """Pieces gathered to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
+    """Group chunks to about ``PIECE_CHARACTERS``, so that a fast tokenizer can use several threads."""
     batch: list[TextChunk] = []
     characters = 0
     for piece in pieces:
@@ -103,19 +103,19 @@ def _batches(pieces: Iterable[TextChunk]) -> Iterator[list[TextChunk]]:
 
 
 def _map(path: Path, dtype: np.dtype) -> np.ndarray | None:
-    """The stream in ``path``, or None where there is none or it is torn."""
+    """Map the stream at ``path``; None if it does not exist or is incomplete."""
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         return None
     except (ValueError, EOFError):  # shorter than its header says, or no header
-        logger.warning("the token stream %s is torn", path)
+        logger.warning("the token stream %s is incomplete and is built again", path)
         return None
     return tokens if tokens.ndim == 1 and tokens.dtype == dtype and len(tokens) else None
 
 
 def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
-    """Write the stream to a temporary file, make sure of it, give it its name."""
+    """Write the stream to a temporary file, sync it to the disk and rename it."""
     temporary = path.with_suffix(".part")
     try:
         with temporary.open("wb") as file:
@@ -140,7 +140,7 @@ def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
 
 
 def _write_header(file: BinaryIO, count: int, dtype: np.dtype) -> None:
-    """numpy pads the header so that the array may grow in place; its length does not depend on ``count``."""
+    """Write a header whose length does not depend on ``count``: numpy pads it so that the array may grow in place."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (count,)}
     np.lib.format.write_array_header_1_0(file, header)
 

@@ -1,6 +1,6 @@
-"""Text to token ids and back: plain bytes, or a ``tokenizer.json`` from the hub or from a file of the owner's.
+"""Conversion between text and token ids: plain bytes, or a ``tokenizer.json`` from the hub or a local file.
 
-Only the ``tokenizers`` library reads a foreign tokenizer: its format is data, no code comes with it.
+Only the ``tokenizers`` library reads a foreign tokenizer: its format is data and contains no code.
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Tokenizer as TokenizerSpec
 
 MOST_TOKENIZER_BYTES = 64 << 20
-"""A larger tokenizer.json is refused unread. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
+"""Maximum size of a tokenizer.json. The largest in wide use (256 thousand tokens) take 20 to 35 MB."""
 
 SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "<|begin_of_text|>", "</s>", "<eos>", "<|im_end|>")
-"""Tokens that stand between documents, most wanted first. A tokenizer.json does not say which one it means."""
+"""Tokens that separate documents, in order of preference. A tokenizer.json does not say which one it uses."""
 
 
 class Tokenizer(Protocol):
-    """What the data pipeline and text generation ask of a tokenizer."""
+    """Tokenizer interface of the data pipeline and of text generation."""
 
     @property
     def vocabulary_size(self) -> int:
-        """Every id is below this."""
+        """Exclusive upper bound of the ids."""
 
     @property
     def separator(self) -> int | None:
-        """The id that stands between documents, if there is one."""
+        """Id that separates documents; None if there is none."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """One array of ids a text."""
+        """Return one array of ids per text."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of some ids; what is no text becomes a replacement character."""
+        """Return the text of some ids; invalid text becomes replacement characters."""
 
     def save(self, directory: Path) -> None:
-        """Write it so that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads it. Raises OSError."""
+        """Write files that ``transformers.AutoTokenizer.from_pretrained(directory)`` loads. Raises OSError."""
 
 
 class ByteTokenizer:
-    """256 ids, one a byte of UTF-8. Documents are parted by byte 0, which text does not contain."""
+    """Tokenizer with 256 ids, one per byte of UTF-8. Byte 0, which text does not contain, separates documents."""
 
     vocabulary_size = 256
     separator = 0
@@ -61,7 +61,7 @@ class ByteTokenizer:
         return bytes(ids).decode("utf-8", errors="replace")
 
     def save(self, directory: Path) -> None:
-        """As a byte-level BPE without merges: its alphabet names every byte, so ids and bytes stay the same."""
+        """Save as a byte-level BPE without merges: its alphabet names every byte, so ids and bytes stay equal."""
         from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
         vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
@@ -72,7 +72,7 @@ class ByteTokenizer:
 
 
 class JsonTokenizer:
-    """A tokenizer of the ``tokenizers`` library."""
+    """Tokenizer of the ``tokenizers`` library."""
 
     def __init__(self, tokenizer: HubTokenizer) -> None:
         self._tokenizer = tokenizer
@@ -93,37 +93,37 @@ class JsonTokenizer:
 
 def load_tokenizer(
     spec: TokenizerSpec,  # the manifest's section
-    tokenizer_file: Path | None = None,  # what the owner points to, for kind "file"
+    tokenizer_file: Path | None = None,  # the owner's file, for kind "file"
 ) -> Tokenizer:
-    """The run's tokenizer. Raises CorpusError where it cannot be had or is not the one the run names."""
+    """Load the run's tokenizer. Raises CorpusError if it is not available or not the one that the run names."""
     if spec.kind == "bytes":
         return ByteTokenizer()
     if spec.kind == "hub":
         return JsonTokenizer(_parse(_download(spec.name, spec.revision)))
     if tokenizer_file is None:
         raise CorpusError(
-            f"this run's tokenizer is a file with sha256 {spec.sha256}, and none was named",
-            "Get that tokenizer.json from whoever started the run and name it with --tokenizer FILE.",
+            f"this run's tokenizer is a file with sha256 {spec.sha256}, but no file was given",
+            "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
     check_digest(tokenizer_file, spec.sha256, "tokenizer")
     return JsonTokenizer(_parse(tokenizer_file))
 
 
 def _download(name: str, revision: str) -> Path:
-    """tokenizer.json of a hub model at a revision, from the hub's own cache on this machine when it is there."""
+    """Return tokenizer.json of a hub model at a revision, from the hub's local cache if it is there."""
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
-    except Exception as error:  # OSError, ValueError, and those of whichever HTTP library it comes with
+    except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
-            f"the tokenizer {name} at revision {revision} could not be had from the Hugging Face hub: {error}",
+            f"the tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub: {error}",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
         ) from error
 
 
 def _parse(path: Path) -> HubTokenizer:
-    """A tokenizer.json, after a look at its size and outline."""
+    """Parse a tokenizer.json after checking its size and outline."""
     from tokenizers import Tokenizer
 
     try:
@@ -132,23 +132,23 @@ def _parse(path: Path) -> HubTokenizer:
         text = path.read_text(encoding="utf-8")
         outline = json.loads(text)
         if not (isinstance(outline, dict) and isinstance(outline.get("model"), dict) and outline["model"].get("vocab")):
-            raise ValueError("no model.vocab in it")
+            raise ValueError("model.vocab is missing")
     except (OSError, ValueError) as error:
         raise CorpusError(
-            f"{path} is no tokenizer: {error}",
-            "The run needs a tokenizer.json as the tokenizers library writes it.",
+            f"{path} is not a tokenizer: {error}",
+            "The run needs a tokenizer.json in the format of the tokenizers library.",
         ) from error
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific for a malformed file
         raise CorpusError(
-            f"{path} is no tokenizer: {error}",
-            "The run needs a tokenizer.json as the tokenizers library writes it.",
+            f"{path} is not a tokenizer: {error}",
+            "The run needs a tokenizer.json in the format of the tokenizers library.",
         ) from error
 
 
 def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> None:
-    """Raises OSError, as the library's own ``save`` does not."""
+    """Write the tokenizer's files. Raises OSError, which the library's own ``save`` does not."""
     (directory / "tokenizer.json").write_text(tokenizer.to_str(pretty=True), encoding="utf-8")
     config: dict[str, object] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if separator is not None:
@@ -157,7 +157,9 @@ def _save(tokenizer: HubTokenizer, directory: Path, separator: int | None) -> No
 
 
 def _byte_letters() -> list[str]:
-    """GPT-2's printable stand-in for every byte: itself where it prints, the next free letter from 256 on elsewhere."""
+    """Return GPT-2's printable stand-in for every byte: the byte itself if it prints, else the next free letter from
+    256.
+    """
     printable = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     letters: list[str] = []
     free = 256

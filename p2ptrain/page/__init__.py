@@ -1,13 +1,13 @@
-"""What can be watched: a view of a peer, a swarm or a simulation, as a web page, as JSON and for Prometheus.
+"""Observation of a peer, a swarm or a simulation: a web page, JSON and Prometheus metrics.
 
-==========  =================================================================
-view        ``View``: the one document, bounded (pure)
-untrusted   strangers' words and numbers, made fit to be shown (pure)
-place       ``Place``: where it is served, and whether it can be
-metrics     the same for Prometheus (extra ``page``)
-server      ``PageServer``: HTTP, read-only (extra ``page``)
-static      the page itself, with uPlot (MIT); it asks nobody else for anything
-==========  =================================================================
+==============  =============================================================
+view            ``View``: the bounded state and its document (pure)
+untrusted       bounds and cleans text and numbers from strangers (pure)
+listen_address  ``ListenAddress``: where the page is served
+metrics         the document for Prometheus (extra ``page``)
+server          ``PageServer``: HTTP, read-only (extra ``page``)
+static          the page itself, with uPlot (MIT); loads nothing from elsewhere
+==============  =============================================================
 
 Importing this package imports neither aiohttp nor prometheus-client.
 """

@@ -1,6 +1,6 @@
-"""Where a page is served, and whether it can be.
+"""Address at which a page is served, and checks that it can be.
 
-To import it needs no extra: commands look here before they begin anything.
+Importing this module needs no extra, so commands can check the address before they start anything.
 """
 
 from __future__ import annotations
@@ -18,23 +18,24 @@ LOOPBACK_NAMES = (LOOPBACK, "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Where to listen."""
+    """Address to listen at."""
 
     host: str = LOOPBACK
     port: int = 0
-    """0: any free one."""
+    """Port; 0: any free one."""
     token: str = ""
-    """Empty: one is drawn where one is needed."""
+    """Access token; empty: drawn if one is needed."""
     hosts: tuple[str, ...] = ()
-    """The names under which it may be opened. Empty: on a loopback the loopback's, elsewhere any."""
+    """Host names under which the page may be opened. Empty: the loopback's names on a loopback, any name elsewhere."""
 
     @classmethod
     def parse(cls, text: str, token: str = "", hosts: str = "") -> Self:
-        """``8080``, ``0.0.0.0:8080``, ``[::]:8080``. ``hosts``: with commas between them. Raises UserError."""
+        """Parse ``8080``, ``0.0.0.0:8080`` or ``[::]:8080``, and comma-separated ``hosts``. Raises UserError."""
         host, _, port = text.rpartition(":")
         if not (port.isascii() and port.isdigit() and len(port) <= 5) or int(port) > 65535:
             raise UserError(
-                f"{text!r} is no place to serve a page.", "Give a port, or an address and a port: 8080, 0.0.0.0:8080."
+                f"{text!r} is not an address for the page.",
+                "Give a port, or an address and a port: 8080, 0.0.0.0:8080.",
             )
         allowed = tuple(bare for name in hosts.split(",") if (bare := name.strip().strip("[]").lower()))
         return cls(host.strip("[]") or LOOPBACK, int(port), token, allowed)
@@ -45,25 +46,25 @@ class ListenAddress:
 
 
 def check_installed() -> None:
-    """Raises UserError where the extra is missing."""
+    """Raise UserError if the extra ``page`` is missing."""
     try:
         import aiohttp
         import prometheus_client
     except ImportError as error:
         raise UserError(
-            f"The page needs {error.name}, which is not installed.", "Type: pip install 'p2ptrain[page]'."
+            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'."
         ) from None
     del aiohttp, prometheus_client
 
 
 def check_listen_address(place: ListenAddress) -> None:
-    """Raises UserError where a page could not listen there just now, or where the extra is missing."""
+    """Raise UserError if a page cannot listen there now, or if the extra ``page`` is missing."""
     check_installed()
     listener_at(place).close()
 
 
 def listener_at(place: ListenAddress) -> socket.socket:
-    """Listens there. Raises UserError where it cannot."""
+    """Return a listening socket. Raises UserError if it cannot listen there."""
     family = socket.AF_INET6 if ":" in place.host else socket.AF_INET
     listener: socket.socket | None = None
     try:
@@ -84,19 +85,19 @@ def listener_at(place: ListenAddress) -> socket.socket:
 
 
 _OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
-"""The same by IPv6."""
+"""Equivalent IPv6 addresses."""
 
 
 def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
     if not _is_of_the_address(error):
         return "Choose another port, or 0 for any free one."
     if place.host in _OTHERWISE:
-        return f"This computer has no IPv4. Type: {_OTHERWISE[place.host]}:{place.port}."
+        return f"This computer has no IPv4. Use {_OTHERWISE[place.host]}:{place.port}."
     return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 
 def _is_of_the_address(error: OSError | UnicodeError) -> bool:
-    """Whether another port would not help: no such address or family here, or a name that is nobody's or none."""
+    """Return whether another port would not help: the address is not local, or the name does not resolve."""
     if isinstance(error, (socket.gaierror, UnicodeError)):
         return True
     return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

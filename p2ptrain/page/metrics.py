@@ -1,7 +1,7 @@
-"""The document for Prometheus: names with units, gauges and counters (docs/PAGE.md, docs/grafana.json).
+"""Document as Prometheus metrics: names with units, gauges and counters (docs/PAGE.md, docs/grafana.json).
 
-A registry is made for each scrape from one document, so that nothing is counted twice and nobody who has gone stays.
-A sum over who is here now falls when somebody goes, so it is a gauge; what only grows is one peer's own count.
+Each scrape makes a new registry from one document, so nothing is counted twice and departed peers disappear. A sum over
+present peers falls when one leaves, so it is a gauge; only a single peer's own count is a counter.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 TOTALS = {
-    "tokens": ("tokens", "Tokens trained on by those who tell.", True),
+    "tokens": ("tokens", "Tokens trained on by reporting peers.", True),
     "exchanges": ("exchanges", "Exchanges made.", True),
     "failed": ("exchanges_failed", "Exchanges that failed.", True),
     "sent_bytes": ("sent_bytes", "Bytes sent.", True),
     "received_bytes": ("received_bytes", "Bytes received.", True),
-    "fraction": ("run_progress_ratio", "Share of the run that is done.", False),
-    "tokens_per_s": ("tokens_per_second", "Tokens a second, lately, of those who tell.", False),
-    "up": ("sent_bytes_per_second", "Bytes a second sent, lately, by those who tell.", False),
-    "down": ("received_bytes_per_second", "Bytes a second received, lately, by those who tell.", False),
-    "blocked_share": ("blocked_ratio", "Share of time in which the trainer waited.", False),
-    "disagreement": ("disagreement_ratio", "How far apart partners' weights are before an exchange.", False),
-    "loss": ("training_loss_nats", "Training loss, nats a token.", False),
-    "held_out": ("held_out_loss_nats", "Loss on text that nobody trains on, nats a token.", False),
+    "fraction": ("run_progress_ratio", "Completed share of the run.", False),
+    "tokens_per_s": ("tokens_per_second", "Recent tokens per second of reporting peers.", False),
+    "up": ("sent_bytes_per_second", "Recent bytes per second sent by reporting peers.", False),
+    "down": ("received_bytes_per_second", "Recent bytes per second received by reporting peers.", False),
+    "blocked_share": ("blocked_ratio", "Share of time that the trainer waited for exchanges.", False),
+    "disagreement": ("disagreement_ratio", "Relative distance between partners' weights before an exchange.", False),
+    "loss": ("training_loss_nats", "Training loss in nats per token.", False),
+    "held_out": ("held_out_loss_nats", "Held-out loss in nats per token.", False),
 }
-"""Figures of the document: a name, a help text, and whether a peer's own only grows. Those are ``p2ptrain_…_total`` of
-a peer, and ``p2ptrain_swarm_…`` of a swarm."""
+"""Figures of the document: name, help text, and whether a peer's own value only grows. Growing ones are
+``p2ptrain_…_total`` of a peer and ``p2ptrain_swarm_…`` of a swarm."""
 
 OF_PEERS = {
-    "loss": ("p2ptrain_peer_training_loss_nats", "Training loss, nats a token."),
-    "held_out": ("p2ptrain_peer_held_out_loss_nats", "Loss on text that nobody trains on, nats a token."),
-    "tokens_per_s": ("p2ptrain_peer_tokens_per_second", "Tokens a second, lately."),
-    "disagreement": ("p2ptrain_peer_disagreement_ratio", "Distance to partners before an exchange."),
+    "loss": ("p2ptrain_peer_training_loss_nats", "Training loss in nats per token."),
+    "held_out": ("p2ptrain_peer_held_out_loss_nats", "Held-out loss in nats per token."),
+    "tokens_per_s": ("p2ptrain_peer_tokens_per_second", "Recent tokens per second."),
+    "disagreement": ("p2ptrain_peer_disagreement_ratio", "Relative distance to partners before an exchange."),
     "step": ("p2ptrain_peer_outer_steps", "Outer steps done."),
     "progress": ("p2ptrain_peer_progress_tokens", "Progress in tokens per peer."),
     "age_s": ("p2ptrain_peer_record_age_seconds", "Age of its presence record."),
-    "up": ("p2ptrain_peer_sent_bytes_per_second", "Bytes a second sent, lately."),
-    "down": ("p2ptrain_peer_received_bytes_per_second", "Bytes a second received, lately."),
-    "blocked_share": ("p2ptrain_peer_blocked_ratio", "Share of time in which its trainer waited."),
+    "up": ("p2ptrain_peer_sent_bytes_per_second", "Recent bytes per second sent."),
+    "down": ("p2ptrain_peer_received_bytes_per_second", "Recent bytes per second received."),
+    "blocked_share": ("p2ptrain_peer_blocked_ratio", "Share of time that its trainer waited for exchanges."),
 }
-"""Fields of a peer's row. One label: its id's last six characters."""
+"""Fields of a peer's row. Their only label is the last six characters of its id."""
 
 COUNTS_OF_PEERS = {
     "tokens": ("p2ptrain_peer_tokens", "Tokens trained on."),
-    "exchanges": ("p2ptrain_peer_exchanges", "Exchanges made; its partners count them, too."),
-    "failed": ("p2ptrain_peer_exchanges_failed", "Exchanges that failed; its partners count them, too."),
+    "exchanges": ("p2ptrain_peer_exchanges", "Exchanges made; its partners count them too."),
+    "failed": ("p2ptrain_peer_exchanges_failed", "Exchanges that failed; its partners count them too."),
     "sent_bytes": ("p2ptrain_peer_sent_bytes", "Bytes sent."),
     "received_bytes": ("p2ptrain_peer_received_bytes", "Bytes received."),
 }
-"""The same, of what only grows while a peer runs. Prometheus adds ``_total``."""
+"""Fields of a peer's row that only grow while it runs. Prometheus adds ``_total``."""
 
 INFO = "p2ptrain_peer_info"
-"""Words on a peer, in one series: as labels of every series, each new nickname would make all of them anew."""
+"""Metric with a peer's texts in one series: as labels of all series, each new nickname would start all of them anew."""
 
 
 class MetricFamilies(Collector):
@@ -69,7 +69,7 @@ class MetricFamilies(Collector):
 
     def collect(self) -> Iterator[Any]:
         document = self._document
-        yield GaugeMetricFamily("p2ptrain_peers", "Peers that are there.", value=document["total_peers"])
+        yield GaugeMetricFamily("p2ptrain_peers", "Peers that are present.", value=document["total_peers"])
         for name, (metric, told, grows) in TOTALS.items():
             if (value := document["figures"].get(name)) is None:
                 continue
@@ -78,10 +78,10 @@ class MetricFamilies(Collector):
             else:
                 yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
         rows = [row for row in document["peers"] if row["state"] != "gone"]
-        if document["kind"] == "peer":  # where all peers are scraped the others tell of themselves
+        if document["kind"] == "peer":  # if all peers are scraped, the others report themselves
             rows = [row for row in rows if row["id"] == document["me"]]
         labels = _labels([row["id"] for row in rows])
-        info = GaugeMetricFamily(INFO, "1 for each peer that is there.", labels=["peer", "nickname", "device"])
+        info = GaugeMetricFamily(INFO, "1 for each present peer.", labels=["peer", "nickname", "device"])
         for row, label in zip(rows, labels, strict=True):
             info.add_metric([label, row["nickname"], row["device"] or ""], 1.0)
         yield info
@@ -99,20 +99,20 @@ def _gauge(metric: str, grows: bool) -> str:
 
 
 def _labels(ids: list[str]) -> list[str]:
-    """An id's last six characters; all of it where two end alike: Prometheus takes no series twice."""
+    """Return the last six characters of each id, the whole id if two end alike: Prometheus rejects duplicates."""
     ends = Counter(each[-6:] for each in ids)
     return [each[-6:] if ends[each[-6:]] == 1 else each for each in ids]
 
 
 def exposition(document: Mapping[str, Any]) -> bytes:
-    """What a scrape gets."""
+    """Return the response to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricFamilies(document))
     return generate_latest(registry)
 
 
 def names() -> set[str]:
-    """Every name that is ever exported, as Prometheus stores it: counters end in _total."""
+    """Return every exported metric name as Prometheus stores it: counters end in _total."""
     totals = {_gauge(metric, grows) for metric, _, grows in TOTALS.values()}
     totals |= {f"p2ptrain_{metric}_total" for metric, _, grows in TOTALS.values() if grows}
     counts = {f"{metric}_total" for metric, _ in COUNTS_OF_PEERS.values()}

@@ -1,16 +1,18 @@
-"""A view over HTTP, read-only: the page, ``/status`` as JSON, ``/metrics`` for Prometheus, ``/events`` as a stream.
+"""Read-only HTTP server of a view: the page, ``/status`` as JSON, ``/metrics`` for Prometheus, ``/events`` as a stream.
 
-It lives in a thread with a loop of its own, so that whoever watches holds up nobody who trains or exchanges. What it
-serves is made by ``snapshot``, at most once in ``FRESH_S``, however many watch.
+The server runs in its own thread and event loop, so readers never delay training or exchanges. ``snapshot`` is called
+at most once per ``FRESH_S`` for any number of readers.
 
-Who may watch: everybody who can open 127.0.0.1, which is where it listens unless told otherwise. Anywhere else a token
-is needed, in the address (``?token=…``, which sets a cookie) or as ``Authorization: Bearer …``. Who has none gets one
-answer a connection, and of connections there are few: they take file descriptors from who trains. On a loopback the
-``Host`` must be one of the loopback's names, so that no website can read it through a visitor's browser (DNS
-rebinding); elsewhere one of those that the owner gave, if any: needed where the token is known to all, as a compose
-file's. Nothing can be changed by any request.
+====================  =====================================================================================
+127.0.0.1 (default)   open to every local user; ``Host`` must be a loopback name (against DNS rebinding)
+any other address     needs a token: ``?token=…``, which sets a cookie, or ``Authorization: Bearer …``
+``hosts`` given       ``Host`` must be one of them; needed if the token is public, as in a compose file
+====================  =====================================================================================
 
-Who closes what: ``PageServer`` is a context manager; leaving it ends the thread, the listener and every stream.
+A request without a token gets one answer per connection, and connections are limited, because they take file
+descriptors from training. No request can change anything.
+
+``PageServer`` is a context manager; leaving it ends the thread, the listener and every stream.
 """
 
 from __future__ import annotations
@@ -34,31 +36,37 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.page.listen_address import LOOPBACK, LOOPBACK_NAMES, ListenAddress, check_installed, listener_at
 
 FRESH_S = 0.5
-"""How old an answer may be. A guess: faster than a person reads."""
+"""Maximum age of an answer; faster than a person reads. Guess: readers' impressions of other values would settle it."""
 BEAT_S = 15.0
-"""Between two signs of life on a stream, so that a proxy does not cut it. A guess; proxies wait 30 to 60 s."""
+"""Interval of keep-alive comments on a stream; proxies close idle ones after 30 to 60 s. Guess: timeouts of common
+proxies would settle it."""
 MOST_STREAMS = 64
-"""Readers of ``/events`` at a time; more are told to come back."""
+"""Maximum simultaneous readers of ``/events``; further ones are asked to retry."""
 MOST_CONNECTIONS = 128
-"""At a time; more are cut off before anything is read. A guess: as many again as there are streams."""
+"""Maximum simultaneous connections, twice the streams; further ones are closed unread. Guess: connections of busy pages
+would settle it."""
 BACKLOG = 64
-"""Connections that wait to be accepted; a burst may pass the bound by so many. A guess: ten browsers' six."""
+"""Connections that may wait to be accepted, by which a burst may exceed the limit: six from each of ten browsers.
+Guess: bursts on real pages would settle it."""
 IDLE_S = 30.0
-"""For all of a connection's next request, the first one too; then it is closed. A guess: the page asks every 2 s."""
+"""Timeout for a connection's next complete request, including the first; the page asks every 2 s. Guess: request times
+on slow lines would settle it."""
 WRITE_S = 60.0
-"""For a reader to take what is written; then it is cut off. A guess: the largest document, about 1 MB, at 15 kB/s."""
+"""Timeout for a reader to accept what is written: the largest document, about 1 MB, at 15 kB/s. Guess: rates of slow
+readers would settle it."""
 QUEUE = 256
-"""Events that wait for a slow reader; then it loses the oldest."""
+"""Events queued for a slow reader; beyond that the oldest are dropped."""
 START_S = 10.0
-"""For the thread to listen. A guess; it takes milliseconds."""
+"""Timeout for the thread to listen, which takes milliseconds. Guess: start times on a busy machine would settle it."""
 STOP_S = 3.0
-"""For requests under way when it ends; aiohttp takes it twice. A guess."""
+"""Timeout for requests in progress at shutdown; aiohttp applies it twice. Guess: request times on slow lines would
+settle it."""
 _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
-"""Who listens there is opened at this computer by these: the former are no addresses to browsers."""
+"""Local addresses by which to open a page that listens on all interfaces: browsers cannot open the keys."""
 COOKIE = "p2ptrain-token"
-"""With the port behind it: browsers send a cookie to every port of a host."""
+"""Prefix of the cookie's name, before the port: browsers send a cookie to every port of a host."""
 SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "news", "page")
-"""Of the page, in the order in which it loads them."""
+"""Scripts of the page in loading order."""
 ASSETS = {
     "": ("index.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -66,7 +74,7 @@ ASSETS = {
     "uPlot.iife.min.js": ("uPlot.iife.min.js", "text/javascript"),
     "uPlot.min.css": ("uPlot.min.css", "text/css"),
 }
-"""Paths, files of ``static``, and their kinds. Nothing else is ever read from the disk."""
+"""Paths, files of ``static`` and their types. No other file is ever read."""
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data:; style-src 'self' 'unsafe-inline';"
     " frame-ancestors 'none'; base-uri 'none'; form-action 'none'",
@@ -74,22 +82,22 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-"""uPlot sets widths by style attributes; text from strangers is only ever set as text."""
+"""Headers of every response. uPlot sets widths by style attributes; text from strangers is only set as text."""
 
 Snapshot = Callable[[], dict[str, Any]]
-"""The document; from any thread."""
+"""Function that returns the document; callable from any thread."""
 
 
 @dataclass(slots=True)
 class PageServer:
-    """See the module."""
+    """HTTP server in a thread of its own; a context manager."""
 
     place: ListenAddress
     snapshot: Snapshot
     url: str = ""
-    """To open; with the token where one is needed: for the owner's eyes alone."""
+    """Address to open, including the token if one is needed: only for the owner."""
     address: str = ""
-    """The same without the token."""
+    """Address without the token."""
     _token: str = ""
     _cookie: str = ""
     _loop: asyncio.AbstractEventLoop | None = None
@@ -101,7 +109,7 @@ class PageServer:
     _document: dict[str, Any] = field(default_factory=dict)
 
     def __enter__(self) -> Self:
-        """Raises UserError where it cannot listen or start, or where the extra is not installed."""
+        """Start the server. Raises UserError if it cannot listen or start, or if the extra ``page`` is missing."""
         check_installed()
         if not self.place.is_loopback:
             self._token = self.place.token or secrets.token_urlsafe(18)
@@ -116,20 +124,20 @@ class PageServer:
         self._thread.start()
         if not begun.wait(START_S):
             self.__exit__(None, None, None)
-            raise UserError("The page's server did not start in time.", "Start again, or do without --page.")
+            raise UserError("The page's server did not start in time.", "Start again, or omit --page.")
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._loop is not None and self._stop is not None:
-            with contextlib.suppress(RuntimeError):  # it has ended already
+            with contextlib.suppress(RuntimeError):  # the loop has already ended
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._thread is not None:
             self._thread.join(2 * STOP_S + 2.0)
 
     def tell(self, event: dict[str, Any]) -> None:
-        """To everybody who reads ``/events``; from any thread."""
+        """Send an event to all readers of ``/events``; callable from any thread."""
         loop = self._loop
         if loop is not None and self._streams:
             line = json.dumps(event, allow_nan=False, default=str)
@@ -191,15 +199,15 @@ class PageServer:
         return guard
 
     def _objection(self, request: Any) -> tuple[int, str] | None:
-        """Why this request gets nothing, and HTTP's number for it; None: it may read."""
+        """Return an HTTP status and text if this request is refused; None if it is allowed."""
         name = _name_in(request.host)
         if self.place.hosts and name not in self.place.hosts:
-            return 403, "This page is not opened by that name.\n"
+            return 403, "This host name is not allowed for this page.\n"
         if self._token:
-            why = "A token is needed: open the whole address that was printed."
+            why = "A token is required: open the complete address that was printed."
             return None if self._knows(request) else (401, f"{why}\n")
         if not self.place.hosts and name not in LOOPBACK_NAMES:
-            return 403, "This page is for this computer alone.\n"
+            return 403, "This page is only available on this computer.\n"
         return None
 
     def _knows(self, request: Any) -> bool:
@@ -208,7 +216,7 @@ class PageServer:
             unquote(request.cookies.get(self._cookie, "")),
             request.headers.get("Authorization", "").removeprefix("Bearer "),
         )
-        # Headers may hold bytes that are no text, which aiohttp hands on as surrogates.
+        # Headers may hold bytes that are not text, which aiohttp passes on as surrogates.
         return any(hmac.compare_digest(each.encode(errors="replace"), self._token.encode()) for each in shown)
 
     async def _asset(self, request: Any) -> Any:
@@ -223,8 +231,8 @@ class PageServer:
 
         self._refresh()
         response = web.Response(body=self._made, content_type="application/json", charset="utf-8")
-        if not self.place.is_loopback:  # there bytes cost nothing, and the processor trains
-            response.enable_compression()  # for those who say that they take it
+        if not self.place.is_loopback:  # on a loopback, compression would only cost CPU time
+            response.enable_compression()  # if the client accepts it
         return response
 
     async def _metrics(self, request: Any) -> Any:
@@ -239,7 +247,7 @@ class PageServer:
         from aiohttp import web
 
         if len(self._streams) >= MOST_STREAMS:
-            why = "Too many watch already."
+            why = "Too many readers; try again later."
             return web.Response(status=503, text=f"{why}\n", headers={"Retry-After": "30"})
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
@@ -281,23 +289,23 @@ class PageServer:
 
 
 async def _taken(request: Any, writing: Awaitable[None]) -> None:
-    """Until the reader took what is written. Raises ConnectionError where it is gone or, reading no more, cut off."""
+    """Wait until the reader has accepted what is written. Raises ConnectionError if it is gone or stopped reading."""
     try:
         async with asyncio.timeout(WRITE_S):
             await writing
     except TimeoutError:
         if request.transport is not None:
-            request.transport.abort()  # to close it would wait for the reader
-        raise ConnectionResetError("the reader reads no more") from None
+            request.transport.abort()  # closing would wait for the reader
+        raise ConnectionResetError("the reader has stopped reading") from None
 
 
 def _few(server: Any) -> Callable[[], asyncio.BaseProtocol]:
-    """aiohttp's protocols, for so many connections at a time."""
+    """Return a factory of aiohttp's protocols that limits the number of connections."""
     return lambda: server() if len(server.connections) < MOST_CONNECTIONS else _CutOff()
 
 
 class _CutOff(asyncio.Protocol):
-    """For a connection too many."""
+    """Protocol that aborts a connection beyond the limit."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
@@ -305,6 +313,6 @@ class _CutOff(asyncio.Protocol):
 
 
 def _name_in(host: str) -> str:
-    """A request's ``Host`` without its port."""
+    """Return a request's ``Host`` without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     return name.strip("[]").lower()

@@ -1,9 +1,7 @@
-"""What there is to see, as one plain document: a peer, a bootstrap and a simulation fill it; the page, Prometheus and
-programs read it. Pure.
+"""Observable state of a peer, a bootstrap or a simulation as one plain document for the page and for Prometheus. Pure.
 
-``View`` is the state, bounded whatever happens: lists keep their newest entries, curves are thinned out evenly, and
-text from strangers is cut and made printable before it comes in. ``document`` is what ``/status`` hands out
-(docs/PAGE.md has its fields).
+``View`` is bounded: lists keep their newest entries, curves are thinned evenly, and text from strangers is truncated
+and made printable before it is stored. ``/status`` returns ``document`` (fields: docs/PAGE.md).
 """
 
 from __future__ import annotations
@@ -17,105 +15,105 @@ from typing import Any, Literal
 from p2ptrain.page.untrusted import MOST_NAME, number, words
 
 SCHEMA = 1
-"""Of the document. Readers refuse a newer one."""
+"""Version of the document. Readers refuse a newer one."""
 
 MOST_PEERS = 256
-"""Rows of the table; of more peers a sample is shown, and how many there are."""
+"""Maximum rows of the table; with more peers it shows a sample and the total."""
 MOST_GONE = 16
-"""Rows of peers that are gone."""
+"""Maximum rows of departed peers."""
 MOST_CURVES = 32
 MOST_POINTS = 256
-"""Of a curve: more than a screen shows apart."""
+"""Maximum points of a curve: more than a screen resolves."""
 MOST_EXCHANGES = 256
 MOST_FAILURES = 64
 MOST_CHECKPOINTS = 16
 MOST_SHOWN = 100.0
-"""Of a loss in nats, and of a disagreement; what a stranger tells beyond it is nothing. No model starts near it."""
+"""Maximum of a loss in nats, and of a disagreement; larger claims are ignored. No model starts near it."""
 
 Kind = Literal["peer", "bootstrap", "simulation"]
 
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """What is trained."""
+    """Description of the run."""
 
     name: str = ""
     id: str = ""
     parameters: int = 0
     tokens_per_peer: int = 0
-    """The run's end."""
+    """End of the run."""
     recipe: str = ""
     codec: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerRow:
-    """One peer, as far as it tells. None: it does not."""
+    """One peer as it reports itself; None: not reported."""
 
     id: str
     nickname: str = ""
     state: str = ""
-    """joining, training, finishing, leaving; ``gone`` when its record ran out."""
+    """State: joining, training, finishing or leaving; ``gone`` after its record expired."""
     step: int = 0
     """Outer steps."""
     progress: float = 0.0
     """Tokens per peer."""
     age_s: float = 0.0
-    """Since its record was issued, or since it told of itself, if that was later."""
+    """Time since its record was issued or since its last report, whichever is later."""
     path: str = ""
-    """How others come to it: direct, relayed, dials out (nobody can; it calls others); empty: not known."""
+    """Reachability: direct, relayed, or dials out (cannot be reached, only dials others); empty: unknown."""
     device: str | None = None
     tokens: int | None = None
     tokens_per_s: float | None = None
     loss: float | None = None
-    """Of training, lately, in nats a token."""
+    """Recent training loss in nats per token."""
     held_out: float | None = None
-    """On text that nobody trains on, in nats a token."""
+    """Held-out loss in nats per token."""
     disagreement: float | None = None
-    """||theirs - its|| / ||its|| before its last exchanges, the median."""
+    """Median of ||theirs - its|| / ||its|| before its last exchanges."""
     exchanges: int | None = None
     failed: int | None = None
     up: float | None = None
-    """Bytes a second, lately."""
+    """Recent bytes per second."""
     down: float | None = None
     sent_bytes: int | None = None
     received_bytes: int | None = None
     blocked_share: float | None = None
-    """Of its time, in which its trainer waited for exchanges."""
+    """Share of its time that its trainer waited for exchanges."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """One exchange that was made."""
+    """Completed exchange."""
 
     n: int
-    """Serial, so that a reader tells what is new."""
+    """Serial number, by which a reader finds new ones."""
     at: float
-    """Seconds since 1970; of a simulation, simulated ones."""
+    """Seconds since 1970; simulated seconds in a simulation."""
     a: str
     b: str
-    """Peer ids: who told of it, and its partner."""
+    """Peer ids: the reporting peer and its partner."""
     seconds: float
     bytes: int
-    """Both ways."""
+    """Bytes in both directions."""
     distance: float | None = None
     path: str = "direct"
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRow:
-    """Something that did not work, in a line for people."""
+    """Failure, described in one line for people."""
 
     n: int
     at: float
     peer: str
-    """Who told of it."""
+    """Reporting peer."""
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """Something was saved."""
+    """Saved checkpoint."""
 
     n: int
     at: float
@@ -125,7 +123,7 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """What a model makes of a text just now."""
+    """Text that a model has generated."""
 
     at: float
     peer: str
@@ -136,23 +134,23 @@ class SampleText:
 
 @dataclass(slots=True)
 class Series:
-    """Points over time, at most ``most`` of them: when there are more, every other one goes. The newest is there."""
+    """Points over time, at most ``most``: beyond that every other one is dropped, but never the newest."""
 
     most: int = MOST_POINTS
     points: list[tuple[float, ...]] = field(default_factory=list)
     _stride: int = 1
     _since: int = 0
-    """Points after the last one that stays; where there are any, the newest is replaced by the next."""
+    """Points after the last permanent one; if there are any, the next point replaces the newest."""
 
     def add(self, *point: float) -> None:
-        """A point that is no number is no point."""
+        """Add a point; ignore it if a number is not finite."""
         if not all(map(math.isfinite, point)):
             return
         if self._since:
             self.points.pop()
         if len(self.points) == self.most:
             del self.points[1::2]
-            self._since += self._stride * ((self.most - 1) % 2)  # of an even number the last one has gone, too
+            self._since += self._stride * ((self.most - 1) % 2)  # with an even number the last one was dropped too
             self._stride *= 2
         self._since = (self._since + 1) % self._stride if self.points else 0
         self.points.append(point)
@@ -160,7 +158,7 @@ class Series:
 
 @dataclass(slots=True)
 class Curve:
-    """How one peer learns: points of (tokens per peer, seconds since 1970, nats a token)."""
+    """Learning curve of one peer: points of (tokens per peer, seconds since 1970, nats per token)."""
 
     name: str = ""
     train: Series = field(default_factory=Series)
@@ -169,56 +167,56 @@ class Curve:
 
 @dataclass(slots=True)
 class View:
-    """Everything there is to see. One thread writes at a time; ``document`` is made by the writer's."""
+    """Observable state. One thread at a time writes it and calls ``document``."""
 
     kind: Kind
     me: str = ""
-    """Whose view it is, by peer id; empty: nobody's."""
+    """Peer id of the observer; empty if it is not a peer."""
     run: RunFacts = field(default_factory=RunFacts)
     join: str = ""
-    """The command by which others join; empty where there is none."""
+    """Command by which others join; empty if there is none."""
     join_note: str = ""
-    """How far that reaches, where it is not everywhere."""
+    """Limits of the join command's reach, if any."""
     state: str = ""
     why: str = ""
     peers: dict[str, PeerRow] = field(default_factory=dict)
     total_peers: int = 0
-    """Those that are there, also where only a sample is shown."""
+    """Number of present peers, also if only a sample is shown."""
     curves: dict[str, Curve] = field(default_factory=dict)
-    """By peer id; an empty one: of everybody's average."""
+    """Curves by peer id; the empty id is the average of all peers."""
     disagreement: Series = field(default_factory=Series)
-    """(tokens per peer, seconds since 1970, share)."""
+    """Points of (tokens per peer, seconds since 1970, share)."""
     traffic: Series = field(default_factory=Series)
-    """(seconds since 1970, bytes a second sent, received)."""
+    """Points of (seconds since 1970, bytes per second sent, received)."""
     exchanges: deque[ExchangeRow] = field(default_factory=lambda: deque(maxlen=MOST_EXCHANGES))
     failures: deque[FailureRow] = field(default_factory=lambda: deque(maxlen=MOST_FAILURES))
     checkpoints: deque[CheckpointRow] = field(default_factory=lambda: deque(maxlen=MOST_CHECKPOINTS))
     sample: SampleText | None = None
     figures: dict[str, float] = field(default_factory=dict)
-    """By name, of all who tell (in a peer's view its own): tokens, tokens_per_s, fraction, exchanges, failed, up, down,
-    sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement."""
+    """Figures by name, aggregated over all reporting peers (in a peer's view its own): tokens, tokens_per_s, fraction,
+    exchanges, failed, up, down, sent_bytes, received_bytes, blocked_share, loss, held_out, disagreement."""
     _serial: int = 0
     _issued: dict[str, float] = field(default_factory=dict)
-    """By peer id: when it gave its last sign of life."""
+    """Time of each peer's last sign of life, by peer id."""
 
     def add_failure(self, row: FailureRow) -> None:
-        """Something did not work. Where there are too many failures, one of whoever told most makes room."""
+        """Add a failure. If the list is full, the peer with the most entries loses its oldest."""
         _make_room(self.failures, [each.peer for each in self.failures])
         self.failures.append(row)
 
     def add_exchange(self, row: ExchangeRow) -> None:
-        """An exchange was made; room is made likewise."""
+        """Add an exchange, with the same limit as ``add_failure``."""
         _make_room(self.exchanges, [each.a for each in self.exchanges])
         self.exchanges.append(row)
 
     def add_checkpoint(self, row: CheckpointRow) -> None:
-        """A checkpoint was saved; room is made likewise."""
+        """Add a checkpoint, with the same limit as ``add_failure``."""
         _make_room(self.checkpoints, [each.peer for each in self.checkpoints])
         self.checkpoints.append(row)
 
     @property
     def last_serial(self) -> int:
-        """0 before the first one."""
+        """Last serial number given out; 0 before the first."""
         return self._serial
 
     def next_serial(self) -> int:
@@ -226,11 +224,11 @@ class View:
         return self._serial
 
     def place(self, rows: Iterable[PeerRow], total: int | None = None, at: float | None = None) -> None:
-        """Who is here now. Of those of whom no row comes, the last to go stay, as gone.
+        """Replace the rows of present peers; of those without a row, keep the most recently departed as gone.
 
         Args:
-            total: how many are here, where the rows are a sample.
-            at: the time of the rows' ages; None: those who go keep theirs.
+            total: number of present peers, if the rows are a sample.
+            at: time of the rows' ages; None: departed peers keep theirs.
         """
         before, self.peers = self.peers, {}
         for row in rows:
@@ -238,7 +236,7 @@ class View:
                 self.peers[row.id] = row
         here = len(self.peers)
         gone = [row for peer, row in before.items() if peer not in self.peers]
-        gone.sort(key=lambda row: row.state == "gone")  # who went just now comes first
+        gone.sort(key=lambda row: row.state == "gone")  # recently departed first
         for row in gone[: min(MOST_GONE, MOST_PEERS - here)]:
             self.peers[row.id] = _gone(row)
         if at is not None:
@@ -249,12 +247,12 @@ class View:
             del self.curves[peer]
 
     def renew(self, row: PeerRow, at: float) -> None:
-        """Somebody who is here already told more of itself."""
+        """Update the row of a present peer."""
         self.peers[row.id] = row
         self._issued[row.id] = at - row.age_s
 
     def curve(self, peer: str, name: str = "") -> Curve | None:
-        """A peer's curve, to add to; None where there are enough. Those of peers who are gone make room."""
+        """Return a peer's curve to add to; None if there are enough. Curves of departed peers are replaced first."""
         if peer not in self.curves:
             gone = [each for each in self.curves if each and self.peers.get(each, _NOBODY).state == "gone"]
             if len(self.curves) >= MOST_CURVES and gone:
@@ -267,7 +265,7 @@ class View:
         return self.curves[peer]
 
     def document(self, at: float) -> dict[str, Any]:
-        """Everything, in plain values that JSON has."""
+        """Return the whole state in JSON values."""
         return {
             "schema": SCHEMA,
             "at": at,
@@ -294,7 +292,7 @@ class View:
         }
 
     def _aged(self, row: PeerRow, at: float) -> PeerRow:
-        """A row is older with every look, also while nothing new is found. Who is simulated, or oneself, is here."""
+        """Return the row with its present age. Simulated peers and the observer itself do not age."""
         issued = self._issued.get(row.id)
         is_here = row.state != "gone" and (self.kind == "simulation" or row.id == self.me)
         return row if issued is None or is_here else replace(row, age_s=max(at - issued, 0.0))
@@ -304,7 +302,7 @@ _NOBODY = PeerRow("")
 
 
 def _make_room(rows: deque[Any], tellers: Sequence[str]) -> None:
-    """So that nobody who talks much hides what others tell: the oldest of whoever told most goes."""
+    """Remove the oldest entry of the peer with the most entries from a full list, so that no peer hides the others."""
     if len(rows) == rows.maxlen:
         [(loudest, _)] = Counter(tellers).most_common(1)
         del rows[tellers.index(loudest)]
@@ -315,7 +313,7 @@ def _gone(row: PeerRow) -> PeerRow:
 
 
 def plain(row: Any) -> dict[str, Any]:
-    """A row's fields; numbers that are none become None."""
+    """Return a row's fields; numbers that are not finite become None."""
     found = {each.name: getattr(row, each.name) for each in fields(row)}
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in found.items()
@@ -323,10 +321,10 @@ def plain(row: Any) -> dict[str, Any]:
 
 
 def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
-    """A peer's row with what it tells of itself (``plain`` of its own row, or anything else), each field checked.
+    """Return a peer's row updated from its report (``plain`` of its own row, or anything else), each field checked.
 
     Args:
-        most_progress: no peer can be further, in tokens per peer.
+        most_progress: upper bound of a peer's progress in tokens per peer.
     """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
     for name in ("tokens_per_s", "up", "down"):
@@ -338,7 +336,7 @@ def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: flo
         found = number(told.get(name))
         known[name] = None if found is None else int(found)
     step, progress = number(told.get("step")), number(told.get("progress"))
-    if step is not None and progress is not None and progress > base.progress:  # newer than its record's
+    if step is not None and progress is not None and progress > base.progress:  # newer than the record's
         known["step"], known["progress"] = int(step), min(progress, most_progress)
     device = told.get("device")
     known["device"] = words(device, MOST_NAME) if isinstance(device, str) else None

@@ -44,7 +44,7 @@ FILE = click.Path(path_type=Path, readable=False)
 """Click checks nothing: what it found, it would tell with the command's usage."""
 
 
-@click.command(short_help="Simulate a swarm that a scenario file describes.")
+@click.command(short_help="Simulate a swarm from a scenario file.")
 @click.argument("scenario", type=FILE)
 @click.option("--report", type=FILE, help="Write the whole report there, as JSON.", metavar="FILE")
 @click.option("--plot", type=FILE, help="Draw losses and disagreement there (png, svg or pdf).", metavar="FILE")

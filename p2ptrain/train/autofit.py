@@ -1,6 +1,6 @@
-"""What a machine can do, found out instead of asked: device, autocast type, sequences per micro-batch.
+"""Detection of what a machine can do: device, autocast type, sequences per micro-batch.
 
-None of it changes the algorithm: tokens per inner step are the manifest's, reached by accumulation.
+None of it changes the algorithm: tokens per inner step are the manifest's, reached by gradient accumulation.
 """
 
 from __future__ import annotations
@@ -24,46 +24,49 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 CUDA_MEMORY_FRACTION = 0.8
-"""Of what is free on the card at the start: the rest is for its owner's other programs. A guess."""
+"""Share of the card's free memory that training may use; the rest is for the owner's other programs. Guess: memory use
+of volunteers' desktops would settle it."""
 
 CPU_ACTIVATION_BYTES = 1 << 30
-"""Activations on the CPU: a volunteer's computer is in use for other things too. A guess."""
+"""Memory for activations on the CPU of a computer that is also used for other things. Guess: memory use of volunteers'
+computers would settle it."""
 
 ACTIVATIONS_PER_LAYER = 17
-"""Values kept for the backward pass, per token, layer and unit of width: Korthikanti et al. (arXiv 2205.05198) count 34
-bytes at 16 bits, attention scores aside, which the fused kernel does not keep."""
+"""Values kept for the backward pass per token, layer and unit of width. Korthikanti et al. (arXiv 2205.05198) count 34
+bytes at 16 bits without attention scores, which the fused kernel does not keep."""
 
 LOGIT_COPIES = 3
-"""Logits, their log-softmax, their gradient."""
+"""Copies of the logits: logits, log-softmax, gradient."""
 
 TRIALS = 3
-"""Of each way to compute, in turn; the shortest counts. A guess."""
+"""Trials of each placement, alternating; the shortest counts. Guess: the spread of trials on real cards would settle
+it."""
 TRIALS_S = 2.0
-"""After so much time in passes that counted no way is tried again: of a large model on a slow card one tells enough. A
-guess."""
-_CLOSE_OTHERS = "Close other programs that use the device, or take another one with --device."
+"""Seconds of measured passes after which no further round of trials starts: for a large model on a slow card one round
+is enough. Guess: the spread of trials on slow cards would settle it."""
+_CLOSE_OTHERS = "Close other programs that use the device, or choose another with --device."
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How to compute on this machine."""
+    """Autocast type and micro-batch for this machine."""
 
     autocast: torch.dtype | None  # None: fp32 throughout
     micro_batch: int  # sequences at once
 
     @property
     def computes_in(self) -> str:
-        """The type of matrix products, for people."""
+        """Type of matrix products, for people."""
         return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
 def choose_device(wish: str) -> torch.device:
-    """``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` as a device that is there and computes.
+    """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` after checking that it computes.
 
-    A card becomes the current device of this thread: autocast asks that one, wherever the tensors lie.
+    A card becomes the current device of this thread: autocast queries that one, wherever the tensors are.
 
     Raises:
-        DeviceError: it is not there, or nothing runs on it. ``auto`` takes another one then, the CPU at last.
+        DeviceError: the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
     """
     if wish == "auto":
         return _first_card() or torch.device("cpu")
@@ -71,32 +74,32 @@ def choose_device(wish: str) -> torch.device:
         return torch.device("cpu")
     named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
     if named is None:
-        raise DeviceError(f"there is no device {wish!r}", "Take auto, cpu, cuda or cuda:<number>.")
+        raise DeviceError(f"there is no device {wish!r}", "Use auto, cpu, cuda or cuda:<number>.")
     if not torch.cuda.is_available():
-        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Mend that, or take --device cpu.")
+        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Fix that, or use --device cpu.")
     index, count = int(named[1] or 0), torch.cuda.device_count()
     if index >= count:
         raise DeviceError(
             f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
-            f"Take one of {', '.join(f'cuda:{i}' for i in range(count))}.",
+            f"Use one of {', '.join(f'cuda:{i}' for i in range(count))}.",
         )
     chosen = torch.device("cuda", index)
     if (fault := _fault(chosen)) is not None:
         raise DeviceError(
             f"device {wish} was asked for, but nothing runs on it: {fault}",
-            "Another program may have it for itself (nvidia-smi lists them), or this torch does not know the card "
-            "(https://pytorch.org/get-started has others). Fix that, or take --device cpu.",
+            "Another program may use it exclusively (nvidia-smi lists them), or this torch does not support the card "
+            "(https://pytorch.org/get-started has other builds). Fix that, or use --device cpu.",
         )
     torch.cuda.set_device(chosen)
     return chosen
 
 
 def place(model: FlatModel, description: Decoder, training: TrainingSection) -> Placement:
-    """Autocast type and micro-batch for a model on its device. On CUDA it runs a few trial passes.
+    """Choose autocast type and micro-batch for a model on its device. On CUDA it runs a few trial passes.
 
-    In bf16 a card computes faster, and launches more kernels. Of two ways that fit, the one that a trial showed to be
-    faster is taken: llama-135m is six times as fast in bf16 on an H100, and llama-15m a third faster in fp32 (our
-    measurement: docs/RESULTS.md).
+    In bf16 a card computes faster but launches more kernels. Of two placements that fit, the faster one in a trial is
+    used: on an H100, llama-135m is six times as fast in bf16 and llama-15m a third faster in fp32 (measured:
+    docs/RESULTS.md).
 
     Raises:
         DeviceError: not even one sequence fits.
@@ -107,7 +110,8 @@ def place(model: FlatModel, description: Decoder, training: TrainingSection) -> 
     with torch.cuda.device(device):
         bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         free, _ = torch.cuda.mem_get_info()
-        # Two moments and a gradient are still to come; what torch has reserved and does not use counts as free.
+        # Two moments and a gradient are still to be allocated; memory that torch has reserved but does not use counts
+        # as free.
         spare = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
         budget = int(CUDA_MEMORY_FRACTION * (free + spare)) - 3 * model.theta.nbytes
         ways = (torch.bfloat16, None) if bf16 else (None,)
@@ -120,7 +124,7 @@ def place(model: FlatModel, description: Decoder, training: TrainingSection) -> 
 
 
 def fitting(ways: Iterable[torch.dtype | None], micro_batch: Callable[[torch.dtype | None], int]) -> list[Placement]:
-    """One for each autocast type by which the model fits. Raises DeviceError: by none."""
+    """Return a placement for each autocast type with which the model fits. Raises DeviceError if there is none."""
     found, fault = [], ""
     for way in ways:
         try:
@@ -136,10 +140,10 @@ def fastest(
     placements: Sequence[Placement],  # at least one
     trial: Callable[[Placement], float],  # seconds of one micro-batch; may raise OutOfMemoryError
 ) -> Placement:
-    """The one by which a sequence takes least, the first of equals; nothing is tried where there is no choice.
+    """Return the placement with the shortest time per sequence, the first of equals; a single one is not tried.
 
-    They are tried in turn, since another program may begin or end on the card meanwhile. One that runs out of memory,
-    because the other took it, goes on with half its micro-batch.
+    Trials alternate, because another program may start or end on the card meanwhile. A placement that runs out of
+    memory because the other took it continues with half its micro-batch.
     """
     if len(placements) == 1:
         return placements[0]
@@ -162,12 +166,12 @@ def fastest(
 def search_micro_batch(
     most: int,  # sequences per inner step
     budget_bytes: int,
-    cost: Callable[[int], int],  # bytes that a trial with so many sequences took; may raise OutOfMemoryError
+    cost: Callable[[int], int],  # bytes that a trial of this many sequences took; may raise OutOfMemoryError
 ) -> int:
-    """The largest power of two (or ``most``) that a trial showed to fit.
+    """Return the largest power of two (or ``most``) that a trial showed to fit.
 
-    Sizes double while the next one, extrapolated from the last, stays within the budget: on a card that someone else
-    uses too, running into its end is not a measurement but an accident.
+    Sizes double while the next one, extrapolated from the last, stays within the budget: running out of memory on a
+    card that other programs use would disturb them.
 
     Raises:
         DeviceError: one sequence does not fit.
@@ -194,16 +198,16 @@ def search_micro_batch(
 
 
 def cpu_micro_batch(description: Decoder, training: TrainingSection) -> int:
-    """As many sequences as keep the estimated activations within ``CPU_ACTIVATION_BYTES``, one at least.
+    """Return the number of sequences whose estimated activations fit ``CPU_ACTIVATION_BYTES``, at least one.
 
-    As many as fit, because fewer were slower: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at
-    once (our measurement, one thread; larger models were not measured).
+    More are faster: the demo model's step takes 41, 32 and 28 ms with 1, 2 and 4 sequences at once (measured on one
+    thread; larger models were not measured).
     """
     return max(1, min(training.sequences_per_step, CPU_ACTIVATION_BYTES // cpu_sequence_bytes(description, training)))
 
 
 def cpu_sequence_bytes(description: Decoder, training: TrainingSection) -> int:
-    """What the activations of one sequence take on the CPU, in fp32: an estimate."""
+    """Estimate the bytes that the activations of one sequence take on the CPU in fp32."""
     config = description.config
     values = LOGIT_COPIES * config.vocab_size
     values += ACTIVATIONS_PER_LAYER * config.hidden_size * config.num_hidden_layers
@@ -220,10 +224,10 @@ def _micro_batch(model: FlatModel, training: TrainingSection, budget_bytes: int,
 
 
 def _trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
-    """Seconds of a forward and backward pass, after one to warm up. Leaves no gradients."""
+    """Return the seconds of a forward and backward pass after one warm-up pass. Leaves no gradients."""
     device = model.theta.device
     batch = torch.zeros(how.micro_batch, sequence_length + 1, dtype=torch.int64)
-    torch.cuda.empty_cache()  # the other way's: both together are more than was said to fit
+    torch.cuda.empty_cache()  # free the other placement's cache: both together may not fit
     try:
         for _ in range(2):
             began = time.perf_counter()
@@ -235,9 +239,9 @@ def _trial_s(model: FlatModel, how: Placement, sequence_length: int) -> float:
 
 
 def _activation_bytes(model: FlatModel, sequences: int, sequence_length: int, autocast: torch.dtype | None) -> int:
-    """What a forward and backward pass takes at its peak beyond weights and gradients. Leaves no gradients.
+    """Return the peak bytes of a forward and backward pass beyond weights and gradients. Leaves no gradients.
 
-    The gradients are there before, as they are from an inner step's second micro-batch on: the peak lies beside them.
+    Gradients exist before the pass, as they do from an inner step's second micro-batch on: the peak adds to them.
     """
     device = model.theta.device
     batch = torch.zeros(sequences, sequence_length + 1, dtype=torch.int64)
@@ -253,18 +257,18 @@ def _activation_bytes(model: FlatModel, sequences: int, sequence_length: int, au
 
 
 def _first_card() -> torch.device | None:
-    """The first one that computes, as the current device; the others are told of."""
+    """Make the first card that computes the current device and return it; log the cards that fail."""
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         card = torch.device("cuda", index)
         if (fault := _fault(card)) is None:
             torch.cuda.set_device(card)
             return card
-        logger.warning("%s is left alone: %s", card, fault)
+        logger.warning("%s is not used: %s", card, fault)
     return None
 
 
 def _fault(card: torch.device) -> str | None:
-    """Why nothing runs on this card: another program has it for itself, say, or this torch has no kernels for it."""
+    """Return why nothing runs on this card, such as exclusive use by another program or a torch without its kernels."""
     try:
         _compute(card)
     except (RuntimeError, torch.cuda.DeferredCudaCallError) as error:
@@ -273,13 +277,11 @@ def _fault(card: torch.device) -> str | None:
 
 
 def _compute(device: torch.device) -> None:
-    """One tiny kernel, waited for."""
+    """Run one tiny kernel and wait for it."""
     torch.ones(1, device=device).add_(1).item()
 
 
 def _why_no_cuda() -> str:
     if torch.version.cuda is None:
-        return (
-            "this torch was built without CUDA (https://pytorch.org/get-started prints the install line for one with)"
-        )
+        return "this torch was built without CUDA (https://pytorch.org/get-started prints the install command)"
     return "torch finds no CUDA device (is the driver installed? nvidia-smi should list the card)"

@@ -1,6 +1,6 @@
-"""The held-out loss: one number, the same on every machine for the same weights, up to rounding.
+"""Held-out loss: one number, the same on every machine for the same weights, up to rounding.
 
-Where a machine is too slow for its owner's patience, it reads less of the same text, and its number is less exact.
+A machine too slow for the time limit reads less of the same text, and its number is less exact.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 BATCH_LOGITS = 1 << 19
-"""Sequences x tokens x vocabulary computed at once: 16 sequences of the demo model. Our measurement, over 65,536
-tokens, four rounds: 1.0 to 1.2 s of CPU; 2**17 and 2**21 differ by less than the rounds do, 2**25 takes 2.0 to 2.7 s
-and 480 MB more."""
+"""Sequences x tokens x vocabulary computed at once: 16 sequences of the demo model. Measured over 65,536 tokens, four
+rounds: 1.0 to 1.2 s of CPU; 2**17 and 2**21 differ by less than the rounds do, 2**25 takes 2.0 to 2.7 s and 480 MB
+more."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldOutText:
-    """``ports.HeldOut`` of a model and its data."""
+    """``ports.HeldOut`` of a model and its corpus."""
 
     module: PreTrainedModel
     corpus: Corpus
@@ -46,15 +46,15 @@ class HeldOutText:
 def validation_loss(
     module: PreTrainedModel,
     corpus: Corpus,
-    most_tokens: int,  # held-out tokens to read at most, evenly spaced
+    most_tokens: int,  # maximum of held-out tokens to read, evenly spaced
     autocast: torch.dtype | None = None,
-    patience_s: float = math.inf,  # by and large; one batch is read in any case
+    patience_s: float = math.inf,  # approximate time limit; at least one batch is read
     clock: Clock = time.monotonic,
 ) -> float:
-    """Mean cross entropy in nats a token over held-out text.
+    """Return the mean cross entropy on held-out text in nats per token.
 
-    Training is not disturbed: no gradient, no random number, and the module's mode is what it was. After each batch,
-    so many of the next ones are skipped that the rest, evenly spaced and as slow as that one, fits the patience.
+    Training is not disturbed: no gradient, no random number, and the module's mode is restored. After each batch, as
+    many batches are skipped as needed for the rest, evenly spaced and equally slow, to fit the time limit.
     """
     batch_sequences = max(1, BATCH_LOGITS // (corpus.sequence_length * module.config.vocab_size))
     was_training = module.training
@@ -80,7 +80,7 @@ def validation_loss(
 
 
 def _to_skip(left: int, batch_s: float, spare_s: float) -> int:
-    """How many batches to skip before the next one, of so many that are left."""
+    """Return how many of the ``left`` batches to skip before the next one."""
     if left * batch_s <= spare_s:
         return 0
     fit = max(0, int(spare_s / batch_s))

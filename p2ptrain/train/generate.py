@@ -1,6 +1,6 @@
-"""Text from a model, for people to look at: the same seed and weights give the same text.
+"""Text samples from a model: the same seed and weights give the same text.
 
-A short loop of its own, so that sampling draws from its own generator and training's random state stays untouched.
+This loop has its own random generator, so training's random state does not change.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn."""
+    """Parameters for drawing the next token."""
 
     temperature: float = 0.8
-    """0 takes the likeliest token. (.8: usual for samples of small models; a guess.)"""
+    """Softmax temperature; 0 takes the likeliest token. Guess: samples of small models at several temperatures would
+    settle it."""
     top_k: int | None = 50
-    """Draw from so many likeliest tokens; None: from all. (50: the default of transformers.)"""
+    """Number of likeliest tokens to draw from; None: all. The default is that of transformers."""
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -40,7 +41,7 @@ def generate_text(
     new_tokens: int,
     sampling: Sampling,
 ) -> str:
-    """The prompt and up to ``new_tokens`` tokens more; ends early where the model ends the document."""
+    """Return the prompt and up to ``new_tokens`` further tokens; stop early if the model ends the document."""
     prompt_ids = tokenizer.encode_batch([prompt or "\n"])[0].tolist()
     new_ids = generate_tokens(
         module, prompt_ids, new_tokens, sampling, tokenizer.separator, vocabulary=tokenizer.vocabulary_size
@@ -50,15 +51,16 @@ def generate_text(
 
 def generate_tokens(
     module: PreTrainedModel,
-    prompt: Sequence[int],  # one id at least
+    prompt: Sequence[int],  # at least one id
     new_tokens: int,
     sampling: Sampling,
     stop: int | None = None,  # an id that ends the text; not part of the result
-    vocabulary: int | None = None,  # ids that the tokenizer has, where the model may have more; None: the model's
+    vocabulary: int | None = None,  # ids that the tokenizer has, if the model has more; None: the model's
 ) -> list[int]:
-    """The ids that follow a prompt.
+    """Return the ids that follow a prompt.
 
-    Keys and values of past tokens are cached. When the model's window is full, generation goes on from its latter half.
+    Keys and values of past tokens are cached. When the model's window is full, generation continues from its latter
+    half.
     """
     window = module.config.max_position_embeddings
     generator = torch.Generator().manual_seed(sampling.seed)

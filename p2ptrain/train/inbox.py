@@ -1,7 +1,7 @@
-"""What the network has for the trainer: a queue that any thread fills, and the trainer empties between two inner steps.
+"""Queue from the network to the trainer: any thread fills it, the trainer empties it between two inner steps.
 
-Three things come: the displacement of a committed exchange, leave to conclude the outer step that waits for partners,
-and a donor's weights. Here alone the two threads of a peer meet, and nobody waits for a lock.
+Three kinds of entries: the displacement of a committed exchange, permission to conclude the outer step that waits for
+partners, and a donor's weights. Only here do the two threads of a peer meet, without a lock.
 
 Legend: F elements of one fragment.
 """
@@ -23,29 +23,29 @@ from p2ptrain.train.payloads import Difference
 
 @dataclass(frozen=True, slots=True)
 class Displacement:
-    """What a committed exchange moves us by."""
+    """Displacement of the weights by a committed exchange."""
 
     link: LinkId
     difference: Difference
     share: float
-    """Of the difference: how far we come towards the partner."""
+    """Share of the difference by which this peer moves towards the partner."""
     follow: float
-    """The part of the displacement that x takes at once, where the recipe mixes the fast weights."""
+    """Share of the displacement that x takes at once, if the recipe mixes the fast weights."""
     clip_radius: float
     progress: float
-    """What it adds to ours."""
+    """Progress that the exchange adds."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoundFinished:
-    """The round of this outer step is over; what it brought lies before this in the queue."""
+    """End of this outer step's round; its displacements precede this entry in the queue."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """A donor's weights, to replace ours."""
+    """Donor's weights that replace this peer's."""
 
     link: LinkId
     step: int
@@ -54,11 +54,11 @@ class Adoption:
 
 
 Delivery = Displacement | RoundFinished | Adoption | None
-"""One entry of the queue; None only wakes who waits for one."""
+"""One entry of the queue; None only wakes a waiting trainer."""
 
 
 class Inbox:
-    """In order of arrival. ``take`` and ``drop`` are the trainer's; any thread may call the others.
+    """Queue in order of arrival. Only the trainer calls ``take`` and ``drop``; any thread may call the others.
 
     Args:
         follow: the recipe's share of a displacement of theta that x takes at once.
@@ -69,32 +69,32 @@ class Inbox:
         self._queue: SimpleQueue[Delivery] = SimpleQueue()
 
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
-        """Queue a committed exchange's displacement, with what it adds to progress."""
+        """Queue a committed exchange's displacement and the progress that it adds."""
         clip_radius = min(mine.clip_radius, theirs.clip_radius)
         portion = share(mine.weight, mine.weight_of(theirs), max(mine.partners, theirs.partners))
-        # Who has finished has no pseudo-gradient to come, and both must move x by the same share.
+        # A finished peer has no pseudo-gradient to come, and both sides must move x by the same share.
         finished = PeerState.FINISHING in (mine.state, theirs.state)
         follow = 1.0 if finished else self._follow
         self._queue.put(Displacement(link, difference, portion, follow, clip_radius, progress))
 
     def proceed(self, step: int) -> None:
-        """Let a trainer that waits at this outer step go on, with what was delivered before."""
+        """Let a trainer that waits at this outer step continue with what was delivered before."""
         self._queue.put(RoundFinished(step))
 
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
-        """Queue a donor's weights, as ``Payloads.check_weights`` passed them."""
+        """Queue a donor's weights that ``Payloads.check_weights`` accepted."""
         self._queue.put(Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
 
     def wake(self) -> None:
-        """End a waiting ``take``. Safe in a signal handler too."""
+        """End a waiting ``take``. Safe in a signal handler."""
         self._queue.put(None)
 
     def take(self, wait_s: float = 0.0) -> Delivery:
-        """What came first. Raises ``queue.Empty`` where nothing came, with ``wait_s`` after so many seconds."""
+        """Return the first entry; wait up to ``wait_s`` seconds for it. Raises ``queue.Empty`` if there is none."""
         return self._queue.get(timeout=wait_s) if wait_s > 0 else self._queue.get_nowait()
 
     def drop(self) -> list[LinkId]:
-        """Throw away all that came; the links whose displacements are lost by it."""
+        """Discard all entries; return the links whose displacements are lost."""
         links: list[LinkId] = []
         try:
             while True:

@@ -1,12 +1,12 @@
-"""The inner optimization on one peer's share of the corpus, the real side of ``ports.InnerTask``.
+"""Inner optimization on one peer's share of the corpus: the implementation of ``ports.InnerTask``.
 
-One inner step reads the sequences that (seed, peer id, own step counter) name, gathers their mean gradient over as many
-micro-batches as the device needs, clips it, and takes one step of AdamW or Muon (``optimizer``) at the rate that the
-schedule gives for the swarm's progress. Weights and moments are fp32 always; bf16 is a matter of autocast.
+One inner step reads the sequences for (seed, peer id, own step counter), accumulates their mean gradient over as many
+micro-batches as the device needs, clips it, and takes one step of AdamW or Muon (``optimizer``) at the learning rate
+that the schedule gives for the swarm's progress. Weights and moments are always fp32; bf16 is used only by autocast.
 
 Weights, both moments and the counters are flat tensors: parameters and optimizer state are views of them, so saving,
-resetting and replacing them copies vectors, and no name of a parameter appears anywhere. One peer alone computes
-bitwise what a plain loop over a plain module computes; a test holds it to that.
+resetting and replacing them copies vectors, and no parameter names appear. A single peer computes bitwise the same as a
+plain loop over a plain module, which a test checks.
 
 Dimension letters: P parameters (padded), B sequences of an inner step, T tokens a sequence.
 """
@@ -35,12 +35,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 COOL_DOWN_FRACTION = 0.2
-"""Schedule "wsd" falls over this last part of the run. Hägele et al. (arXiv 2405.18392) find 10 to 20 % enough."""
+"""Last part of the run over which schedule "wsd" decays. Hägele et al. (arXiv 2405.18392) find 10 to 20 % enough."""
 
 
 @dataclass(frozen=True, slots=True)
 class InnerStepResult:
-    """What one inner step did."""
+    """Result of one inner step."""
 
     loss: float  # nats a token, before the step
     tokens: int
@@ -48,22 +48,22 @@ class InnerStepResult:
 
 @dataclass(frozen=True, slots=True)
 class CorpusReader:
-    """Who reads the corpus: together with a step number, which sequences."""
+    """Identity of a corpus reader: with a step number it determines the sequences."""
 
     seed: int
     peer: PeerId
 
 
 class LanguageModelTask:
-    """Trains a language model's flat weights in place. Owned by the trainer thread.
+    """Training of a language model's flat weights, in place. Owned by the trainer thread.
 
     Args:
         model: its ``theta`` is trained; may hold any weights.
-        corpus: where the sequences come from.
+        corpus: source of the sequences.
         training: the manifest's section.
-        tokens_per_peer: where the schedule ends.
-        reader: names this peer's order of sequences.
-        placement: autocast type and sequences per micro-batch to begin with; see ``autofit``.
+        tokens_per_peer: end of the schedule.
+        reader: determines this peer's order of sequences.
+        placement: autocast type and initial micro-batch; see ``autofit``.
     """
 
     def __init__(
@@ -83,37 +83,37 @@ class LanguageModelTask:
             )
         self.model = model
         self.micro_batch = min(placement.micro_batch, training.sequences_per_step)
-        """Sequences computed at once; falls when the device runs out of memory."""
+        """Sequences computed at once; halved when the device runs out of memory."""
         self.step = 0
-        """Inner steps ever made, this one's place in the corpus: never reset."""
+        """Inner steps ever made: this peer's position in the corpus, never reset."""
         self.learning_rate = 0.0
-        """Of the last inner step that moved weights; 0 before."""
+        """Learning rate of the last inner step that moved weights; 0 before."""
         self._corpus = corpus
         self._training = training
         self._tokens_per_peer = tokens_per_peer
         self._reader = reader
         self._autocast = placement.autocast
         self._parameters = list(model.module.parameters())
-        self._rewarm_steps = 0  # length of the present re-warming
-        self._rewarmed = 0  # steps of it that are done
+        self._rewarm_steps = 0  # length of the current warm-up after a reset
+        self._rewarmed = 0  # steps of that warm-up already made
         self._moments = torch.zeros_like(model.theta), torch.zeros_like(model.theta)
         self._adam_steps = torch.zeros(len(self._parameters), device=model.theta.device)
         self._optimizers = build_optimizers(model.module, model.layout, training, *self._moments, self._adam_steps)
 
     @property
     def theta(self) -> Tensor:
-        """[P] fp32 on the training device, in place."""
+        """Fast weights, [P] fp32 on the training device; not a copy."""
         return self.model.theta
 
     @property
     def coverage(self) -> float:
-        """The fraction of the training set that this peer has read, 0 to 1."""
+        """Fraction of the training set that this peer has read, 0 to 1."""
         return assign.coverage(self.step, self._training.sequences_per_step, self._corpus.train_sequences)
 
     def inner_step(self, progress: float) -> InnerStepResult:
-        """One step. Raises DeviceError when the model does not fit the device with one sequence at a time.
+        """Make one step. Raises DeviceError if the model does not fit the device with one sequence at a time.
 
-        A gradient that is not finite moves nothing (the moments would never forget it); its batch is spent.
+        A gradient that is not finite moves nothing (it would stay in the moments); its batch is skipped.
         """
         training = self._training
         total = self._corpus.train_sequences
@@ -134,14 +134,16 @@ class LanguageModelTask:
         return InnerStepResult(loss, training.tokens_per_step)
 
     def reset(self, warmup_steps: int) -> None:
-        """Forget the moments and let the rate rise linearly over the next ``warmup_steps`` steps."""
+        """Clear the moments and raise the learning rate linearly over the next ``warmup_steps`` steps."""
         for moment in self._moments:
             moment.zero_()
         self._adam_steps.zero_()
         self._rewarm_steps, self._rewarmed = warmup_steps, 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Moments [P] and counters. Views of live memory, as torch's own: save or copy them before the next step."""
+        """Return moments [P] and counters. They are views of live memory, as torch's own: copy them before the next
+        step.
+        """
         counters = (self.step, int(self._adam_steps.max()), self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
@@ -150,7 +152,9 @@ class LanguageModelTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of ``state_dict``; raises KeyError or ValueError where it does not fit, and then changes nothing."""
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit, and then changes
+        nothing.
+        """
         first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
         if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
             raise ValueError(
@@ -166,7 +170,9 @@ class LanguageModelTask:
         self,
         batch: Tensor,  # [B, T+1] on the host
     ) -> float:
-        """Leave the mean gradient in the parameters; the mean loss. The same batch again when memory runs out."""
+        """Leave the mean gradient in the parameters; return the mean loss. Out of memory, halve the micro-batch and
+        retry.
+        """
         while True:
             try:
                 return self._accumulate(batch)
@@ -176,13 +182,13 @@ class LanguageModelTask:
                     raise DeviceError(
                         f"the model does not fit {self.theta.device}: one sequence of"
                         f" {self._training.sequence_length} tokens runs out of memory",
-                        "Close other programs that use the device, or take another one: --device cpu always has room"
-                        " as long as the computer does.",
+                        "Close other programs that use the device, or choose another: --device cpu is limited only by"
+                        " the computer's memory.",
                     ) from error
-            # Only here, outside the handler, is the traceback gone that kept the failed attempt's tensors alive.
+            # Outside the handler, because its traceback keeps the failed attempt's tensors alive.
             self.micro_batch //= 2
             torch.cuda.empty_cache()
-            logger.warning("out of memory: going on with micro-batches of %d sequences", self.micro_batch)
+            logger.warning("out of memory: continuing with micro-batches of %d sequences", self.micro_batch)
 
     def _accumulate(
         self,
@@ -211,7 +217,7 @@ def learning_rate(
     training: TrainingSection,
     tokens_per_peer: int,  # where the schedule ends
 ) -> float:
-    """The inner learning rate: a linear warm-up, then the schedule's fall to ``final_learning_rate_fraction``.
+    """Return the inner learning rate: a linear warm-up, then a decay to ``final_learning_rate_fraction`` of the peak.
 
     ::
 
@@ -233,5 +239,5 @@ def learning_rate(
 
 
 def _part(value: float, start: float, end: float) -> float:
-    """How far ``value`` has come from ``start`` to ``end``, 0 to 1."""
+    """Return how far ``value`` has come from ``start`` to ``end``, 0 to 1."""
     return min(1.0, max(0.0, value - start) / max(end - start, 1.0))

@@ -1,10 +1,9 @@
-"""One learner: where its inner phase and its run stand, and when its weights move.
+"""Learner: state of the inner phase and of the run, and the moments at which its weights move.
 
-Two threads meet here and share no lock. The trainer thread calls ``advance`` and ``settle``, and is the only one that
-writes. Any thread uses ``payloads``, which reads the snapshot that was published last, and calls ``deliver``,
-``proceed`` and ``adopt``: what the network has for the trainer goes through a queue (``train.inbox``) and is applied
-between two inner steps. So the trainer waits for the network only where its recipe says so. How weights move, and what
-partners get of them, is ``train.weights``.
+Two threads meet here without a lock. The trainer thread calls ``advance`` and ``settle`` and is the only writer. Any
+thread may use ``payloads``, which reads the last published snapshot, and call ``deliver``, ``proceed`` and ``adopt``,
+which queue data for the trainer (``train.inbox``); it is applied between two inner steps. So the trainer waits for the
+network only where its recipe requires it. ``train.weights`` defines how weights move and what partners get of them.
 
 Legend: P parameters (padded).
 """
@@ -33,28 +32,28 @@ from p2ptrain.train.rules import LearnerRules
 from p2ptrain.train.weights import Weights
 
 REWARM_STEPS = 20
-"""Inner steps over which the inner optimizer warms up again after its weights were replaced. A guess: AdamW's second
-moment (beta2 .95 to .999) needs tens to hundreds of steps; the step size is bounded from the first by its bias
-correction."""
+"""Inner steps over which the inner optimizer warms up again after its weights were replaced. AdamW's second moment
+(beta2 .95 to .999) needs tens to hundreds of steps; its bias correction bounds the step size from the start. Guess: the
+loss after a join for several values would settle it."""
 
 SHOWINGS = 4
-"""So many times in a phase, its end included, partners get newer weights where the recipe mixes the fast ones, and once
-more wherever an exchange falls due. Each is a copy of the model to the CPU; docs/LOG.md has what their age costs."""
+"""Times per phase, its end included, that partners get newer weights if the recipe mixes the fast ones; each due
+exchange adds one. Each is a copy of the model to the CPU; docs/LOG.md measures what their age costs."""
 
 
 class Learner:
-    """Trains by the outer algorithm and takes in what exchanges yield.
+    """Trainer by the outer algorithm that applies the results of exchanges.
 
     Args:
         task: the inner optimization; its ``theta`` [P] becomes the initial slow weights.
         rules: H, the end, the outer rule.
-        fragments: slices of [0, P), one a fragment.
+        fragments: slices of [0, P), one per fragment.
         codec: for the weights in exchanges.
-        gradient_codec: for pseudo-gradients; None: the same.
-        matrices: that lie in each fragment (``rules.matrices_of``); none at all: nothing is known of them.
-        notebook: told of discarded inner phases.
-        clock: measures what the network costs the trainer.
-        held_out: donors' weights are tried on it before they replace ours; None: they are taken unseen.
+        gradient_codec: for pseudo-gradients; None: ``codec``.
+        matrices: the matrices in each fragment (``rules.matrices_of``); empty: unknown.
+        notebook: receives a note for each discarded inner phase.
+        clock: measures the time that the network costs the trainer.
+        held_out: evaluates donors' weights before they replace this peer's; None: no evaluation.
     """
 
     def __init__(
@@ -73,18 +72,18 @@ class Learner:
         self.step = 0
         self.progress = 0.0
         self.tokens = 0
-        """Tokens this peer itself trained on."""
+        """Tokens that this peer itself has trained on."""
         self.loss = float("nan")
         """Mean training loss of the last complete inner phase."""
         self.ended = False
         self.blocked_s = 0.0
-        """Seconds the trainer spent on exchanges: on what they brought, and on showing fast weights."""
+        """Seconds the trainer spent on exchanges: applying their results, waiting for them and copying fast weights."""
         self.longest_blocked_s = 0.0
-        """The most of them between two inner steps. What comes before the first and after the last holds nobody up."""
+        """Longest of these pauses between two inner steps; time before the first and after the last does not count."""
         self.inner_step_s = 0.0
-        """Seconds that the last inner step took; 0 before the first."""
+        """Duration of the last inner step in seconds; 0 before the first."""
         self.changes = 0
-        """Inner steps made and deliveries taken in: while it stays, so does what a checkpoint holds."""
+        """Count of inner steps and applied deliveries: while it is constant, so is the content of a checkpoint."""
         self._rules = rules
         self._shows_fast = rules.recipe.mix("fast") is not None
         of_gradients = (gradient_codec or codec) if rules.recipe.mix("pseudo_gradient") is not None else None
@@ -94,7 +93,7 @@ class Learner:
         self._clock = clock
         self._held_out = held_out
         self._inner = 0
-        self._blocked_before_s: float | None = None  # ``blocked_s`` at the last inner step's beginning
+        self._blocked_before_s: float | None = None  # ``blocked_s`` at the start of the last inner step
         self._losses = 0.0
         self._phase_tokens = 0
         self._due = rules.due
@@ -107,9 +106,10 @@ class Learner:
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
     def advance(self) -> list[Event]:
-        """Apply what is ready, then one inner step; after H of them the outer step. What the core must hear of it.
+        """Apply what is ready, then make one inner step, and the outer step after H of them. Return events for the
+        core.
 
-        While the recipe waits for partners no step is made: call ``settle`` until ``is_waiting`` is over.
+        While the recipe waits for partners no step is made: call ``settle`` until ``is_waiting`` is false.
         """
         events = self.settle()
         if self.ended or self.is_waiting:
@@ -134,14 +134,14 @@ class Learner:
         return [*events, *due]
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
-        """Apply what is ready; with ``wait_s``, wait that long for the first of it, or for ``wake``."""
+        """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``wake``."""
         events: list[Event] = []
         started = self._clock()
         try:
             ready = self._inbox.take(wait_s)
             started = started if self.is_waiting else self._clock()
             while True:
-                self.changes += ready is not None  # which is a ``wake``
+                self.changes += ready is not None  # None is a ``wake``
                 match ready:
                     case Displacement():
                         events.append(self._apply(ready))
@@ -156,17 +156,17 @@ class Learner:
             return events
 
     def wake(self) -> None:
-        """End a waiting ``settle``. From any thread, and from a signal handler."""
+        """End a waiting ``settle``. Safe from any thread and in a signal handler."""
         self._inbox.wake()
 
     @property
     def slow(self) -> Tensor:
-        """[P] the slow weights, a copy."""
+        """Slow weights, [P], a copy."""
         return self._weights.slow
 
     @property
     def is_waiting(self) -> bool:
-        """The inner phase is over, and the recipe wants its partners' shares before the next one begins."""
+        """Whether the inner phase is over and the recipe needs its partners' shares before the next one."""
         return self._weights.phase is not None
 
     def _end_phase(self) -> list[Event]:
@@ -206,7 +206,7 @@ class Learner:
         return inner * SHOWINGS // steps > (inner - 1) * SHOWINGS // steps
 
     def _show(self) -> None:
-        """Let partners have the fast weights as they are now, unless this inner phase has gone wrong."""
+        """Publish the current fast weights, unless this inner phase has failed."""
         started = self._clock()
         fast = self._weights.copy_fast()
         if self._guard.fault_so_far(self._weights.distance(fast)) is None:
@@ -214,7 +214,7 @@ class Learner:
         self.blocked_s += self._clock() - started
 
     def _is_faulty(self, thetas: Sequence[Tensor]) -> bool:
-        """Judge the whole pseudo-gradient; a faulty inner phase is dropped and theta goes back to x."""
+        """Check the whole pseudo-gradient; a faulty inner phase is dropped and theta returns to x."""
         fault = self._guard.fault(self._weights.distance(thetas))
         if fault is not None:
             self._notebook.note("discarded", step=self.step + 1, why=fault)
@@ -234,7 +234,7 @@ class Learner:
             elif stream == "fast":
                 self._move_fast(fragment, displacement_, ready.follow)
             elif ready.difference.mine.step != self.step:
-                continue  # of a step that is over: it comes too late
+                continue  # belongs to an earlier step: too late
             elif recipe.weights_mix is not None:
                 weights.keep(fragment, late_momentum(weights.state(fragment), displacement_))
             else:
@@ -244,9 +244,9 @@ class Learner:
         return Applied(ready.link, self.progress)
 
     def _move_fast(self, fragment: int, displacement_: Tensor, follow: float) -> None:
-        """Displace a fragment's fast weights, and its slow weights by this share of it.
+        """Displace a fragment's fast weights, and its slow weights by the share ``follow`` of it.
 
-        After the end there is no phase left that could bring the rest: theta is x, and moves as x does on both sides.
+        After the run's end no later phase can deliver the rest: theta is x, and moves as x does on both sides.
         """
         moved = displacement_ if follow == 1.0 else displacement_ * follow
         taken = moved if self.ended else displacement_
@@ -254,9 +254,10 @@ class Learner:
         self._guard.added(l2_distance(taken, moved))
 
     def _adopt(self, ready: Adoption) -> list[Event]:
-        """Replace the weights. What was computed against the old ones is dropped; its fragments become free.
+        """Replace the weights by a donor's. Work based on the old ones is dropped; its fragments become free.
 
-        Not after the end: whoever trained on while it pulled, and came to the end, has said so, and is averaged.
+        After the run's end nothing is adopted: a peer that reached the end while it downloaded has announced it, and
+        its weights are averaged.
         """
         if self.ended:
             return [Unfit(ready.link, "the run's end came first")]
@@ -275,36 +276,36 @@ class Learner:
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
     def _loss_if_worthless(self, weights: Sequence[Tensor]) -> float | None:
-        """The held-out loss of a donor's weights where they do worse than guessing, and than ours.
+        """Return the held-out loss of a donor's weights if it is worse than guessing and worse than this peer's, else
+        None.
 
-        Only what is worth nothing is refused: where we stood before may be better than where the swarm is now, by a
-        little, and it is the swarm all the same.
+        Only worthless weights are refused: this peer may be slightly better than the swarm and still has to join it.
         """
         if self._held_out is None:
             return None
         theirs = self._weights.try_on(weights, self._held_out.loss)
-        if theirs <= self._held_out.guessing or theirs <= self._held_out.loss():  # NaN is neither
+        if theirs <= self._held_out.guessing or theirs <= self._held_out.loss():  # NaN fails both
             return None
         return theirs
 
     # --- any thread -------------------------------------------------------------------------------------------------
 
     def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
-        """Queue a committed exchange's displacement for the trainer, with what it adds to progress."""
+        """Queue a committed exchange's displacement for the trainer, and the progress that it adds."""
         self._inbox.deliver(link, difference, mine, theirs, progress)
 
     def proceed(self, step: int) -> None:
-        """Let a trainer that waits at this outer step go on, with what was delivered before."""
+        """Let a trainer that waits at this outer step continue with what was delivered before."""
         self._inbox.proceed(step)
 
     def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
-        """Queue a donor's weights, as ``payloads.check_weights`` passed them, for the trainer to replace its own."""
+        """Queue a donor's weights that ``payloads.check_weights`` accepted; the trainer replaces its own with them."""
         self._inbox.adopt(link, step, progress, parts)
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
 
     def state_dict(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that a resumed peer goes on from: tensors, and readable numbers."""
+        """Return everything that a resumed peer needs: tensors, and JSON values."""
         tensors = {
             **self._weights.state_dict(),
             **{f"task.{name}": tensor for name, tensor in self.task.state_dict().items()},
@@ -312,7 +313,7 @@ class Learner:
         numbers = {
             "step": self.step,
             "inner_step": self._inner,
-            "inner_losses": self._losses if math.isfinite(self._losses) else 0.0,  # JSON has no NaN; it is only shown
+            "inner_losses": self._losses if math.isfinite(self._losses) else 0.0,  # JSON has no NaN; only displayed
             "progress": self.progress,
             "tokens": self.tokens,
             "phase_tokens": self._phase_tokens,
@@ -322,7 +323,7 @@ class Learner:
         return tensors, numbers
 
     def load_state_dict(self, tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> None:
-        """Inverse of ``state_dict``. Raises KeyError or ValueError where it does not fit."""
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
         self._weights.load_state_dict(tensors)
         self.task.load_state_dict(
             {name.removeprefix("task."): tensor for name, tensor in tensors.items() if name.startswith("task.")}
@@ -334,4 +335,4 @@ class Learner:
         self._weights.publish(self.step)
         if self._shows_fast:
             self._show()
-            self.payloads.foresee(())  # how far others are now, this phase's part that was saved does not tell
+            self.payloads.foresee(())  # the saved part of this phase does not tell how far others are now

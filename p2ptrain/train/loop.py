@@ -1,4 +1,4 @@
-"""The training loop of one peer, top to bottom. Runs in the main thread, which is torch's."""
+"""Training loop of one peer. Runs in the main thread, which is torch's."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from p2ptrain.swarm.events import Event, LeaveRequested, OuterStepDone, Training
 from p2ptrain.train.learner import Learner
 
 NAP_S = 60.0
-"""A waiting trainer looks around this often even when nothing wakes it."""
+"""Longest wait of an idle trainer, in seconds, before it checks its signals again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What others tell the trainer. Set one, then ``learner.wake()``."""
+    """Signals to the trainer. Set one, then call ``learner.wake()``."""
 
     begin: threading.Event = field(default_factory=threading.Event)
-    """The swarm was found, or there is none: train. Cleared, it stops the trainer after the inner step under way."""
+    """Train: the swarm was found, or there is none. Clearing it stops the trainer after the current inner step."""
     stop: threading.Event = field(default_factory=threading.Event)
-    """The owner wants to leave: end after the inner step under way."""
+    """Leave after the current inner step, at the owner's request."""
     last: threading.Event = field(default_factory=threading.Event)
-    """The owner wants to leave: end after the outer step under way; at once where the trainer does not train."""
+    """Leave after the current outer step, at the owner's request; at once if the trainer does not train."""
     finished: threading.Event = field(default_factory=threading.Event)
-    """The network side has nothing more to do."""
+    """The network side is done."""
 
 
 def _nothing(*_: object) -> None:
@@ -33,25 +33,25 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What happens once in a while, in the trainer thread."""
+    """Callbacks in the trainer thread."""
 
     inner_step_done: Callable[[], None]
     outer_step_done: Callable[[], None]
     training_ended: Callable[[], None]
-    """At the run's end, before the final gossip."""
+    """Called at the run's end, before the final gossip."""
     held: Callable[[bool], None] = _nothing
-    """The trainer stopped in the middle of the run (true), and goes on (false)."""
+    """Called with True when the trainer stops in the middle of the run, with False when it resumes."""
     turned: Callable[[], None] = _nothing
-    """After each turn of the loop: what was delivered before its beginning is applied."""
+    """Called after each turn of the loop: everything delivered before the turn is applied."""
     leaving: Callable[[], None] = _nothing
-    """The owner wants to leave, and the goodbye, which may take long, has not begun."""
+    """Called when the owner wants to leave, before the farewell, which may take long."""
 
 
 def train(learner: Learner, signals: Signals, post: Callable[[Event], None], hooks: Hooks) -> None:
-    """Train until the run's end, ``stop`` or ``last``; then take in what the final gossip brings until ``finished``.
+    """Train until the run's end, ``stop`` or ``last``; then apply the results of the final gossip until ``finished``.
 
     Args:
-        post: hands an event to the protocol core; returns at once.
+        post: passes an event to the protocol core; must return at once.
     """
 
     def tell(events: list[Event]) -> None:

@@ -1,10 +1,10 @@
-"""A causal language model from its description alone, laid out as one flat vector.
+"""Causal language model built from its description alone, with its parameters in one flat vector.
 
 transformers builds the module from a configuration; no weights, files or code are fetched. The manifest's model section
-is an allow-list with caps, checked when it was parsed; here the finished model's size is checked once more. Initial
-weights are a function of (model, seed), drawn on the CPU in fp32 whatever the device, so that the peers of a run start
-from the same point. (Between processor families the last bits may differ: the samplers are vectorized differently.
-Peers that exchange pull such differences together.)
+is an allow-list with limits, checked when parsed; the finished model's size is checked again here. Initial weights are
+a function of (model, seed), drawn on the CPU in fp32 for any device, so that the peers of a run start from the same
+point. (The last bits may differ between processor families, because samplers are vectorized differently. Exchanges
+average such differences out.)
 
 Dimension letters: P parameters, B sequences, T tokens a sequence, V vocabulary.
 """
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlatModel:
-    """A module whose parameters are views of ``theta``: writing to either moves the other."""
+    """Module whose parameters are views of ``theta``: writing to either changes the other."""
 
     module: PreTrainedModel
     theta: Tensor  # [P] fp32 on the module's device
@@ -39,7 +39,7 @@ class FlatModel:
 
 
 def flat_model(description: Decoder, seed: int, device: torch.device) -> FlatModel:
-    """The run's model with its initial weights, on ``device``."""
+    """Build the run's model with its initial weights on ``device``."""
     module = build_module(description, seed)
     Module.to(module, device)  # in place; the plain method, because transformers' wrapper hides its signature
     layout = FlatLayout.of(module)
@@ -47,10 +47,10 @@ def flat_model(description: Decoder, seed: int, device: torch.device) -> FlatMod
 
 
 def build_module(description: Decoder, seed: int) -> PreTrainedModel:
-    """The run's model with its initial weights: fp32, on the CPU. Leaves the global random state as it was.
+    """Build the run's model with its initial weights: fp32, on the CPU. Leaves the global random state unchanged.
 
     Raises:
-        ManifestError: it has more parameters than any run may have.
+        ManifestError: the model has more parameters than allowed.
     """
     import transformers
 
@@ -58,7 +58,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     config = architecture.config_class(
         **description.config_arguments(),
         use_cache=False,
-        bos_token_id=None,  # the defaults name ids of other tokenizers
+        bos_token_id=None,  # the defaults are ids of other tokenizers
         eos_token_id=None,
         dtype="float32",
         attn_implementation="sdpa",
@@ -69,7 +69,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     count = module.num_parameters()
     if count > MAX_PARAMETERS:
         raise ManifestError(
-            f"the run's model has {count:,} parameters, and at most {MAX_PARAMETERS:,} are allowed",
+            f"the run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed",
             "Start a run with a smaller model.",
         )
     module.train()
@@ -81,7 +81,7 @@ def summed_loss(
     batch: Tensor,  # [B, T+1] int64, any device
     autocast: torch.dtype | None,  # compute type of matrix products; None: the weights' own
 ) -> Tensor:
-    """Cross entropy in nats, summed over the B*T predicted tokens: a scalar with a graph."""
+    """Return the cross entropy in nats, summed over the B*T predicted tokens: a scalar with a graph."""
     device = module.device
     batch = batch.to(device)
     with autocast_to(device, autocast):
@@ -90,5 +90,5 @@ def summed_loss(
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """torch.autocast, or nothing."""
+    """Return torch.autocast for the type; a null context for None."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

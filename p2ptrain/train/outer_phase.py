@@ -1,4 +1,4 @@
-"""Between two inner phases: one outer step of any recipe, in two halves around the exchanges that it waits for.
+"""One outer step of any recipe, in two halves before and after the exchanges that it waits for.
 
 ::
 
@@ -9,7 +9,7 @@
     x and g  (NoLoCo)            publish x, g               dg, pull       fold g + dg and the pull
     x   (GASLoC, D-PSGD)         fold ; publish x           dx             x += dx ; accelerate
 
-Everything is element by element: the learner holds one peer's fragments [F], the lockstep simulator all peers' [N, F].
+All operations are element-wise: the learner holds one peer's fragments [F], the lockstep simulator all peers' [N, F].
 
 Legend: F elements of one fragment, N peers.
 """
@@ -37,20 +37,20 @@ from p2ptrain.recipes import Recipe, Stream
 
 @dataclass(slots=True)
 class OuterPhase:
-    """One outer step under way. ``begin`` it, ``take`` what the round brings, ``conclude`` it."""
+    """Outer step in progress: ``begin`` it, ``take`` the round's results, ``conclude`` it."""
 
     recipe: Recipe
     rule: OuterRule
     before: tuple[OuterState, ...]
-    """The states at the end of the inner phase."""
+    """States at the end of the inner phase."""
     states: list[OuterState]
-    """... and as far as they have come."""
+    """Current states, including the results so far."""
     gradients: list[Tensor]
-    """Pseudo-gradients, a fragment each, if the recipe mixes them; else empty."""
+    """Pseudo-gradients, one per fragment; empty if the recipe does not mix them."""
     pulls: list[Tensor]
-    """Displacements of x that enter through the momentum, a fragment each (NoLoCo); else empty."""
+    """Displacements of x that enter through the momentum, one per fragment (NoLoCo); else empty."""
     stepped: tuple[Tensor, ...] = ()
-    """x after the step and before mixing, if the recipe accelerates."""
+    """Slow weights x after the step and before mixing, if the recipe accelerates."""
 
     @classmethod
     def begin(
@@ -58,10 +58,10 @@ class OuterPhase:
         recipe: Recipe,
         rule: OuterRule,
         states: Sequence[OuterState],
-        thetas: Sequence[Tensor],  # [F] each: the fast weights after the inner phase, on the states' device
+        thetas: Sequence[Tensor],  # [F] each: fast weights after the inner phase, on the states' device
         faulty: bool = False,
     ) -> OuterPhase:
-        """The first half. A faulty inner phase counts for nothing: its pseudo-gradient is zero, or takes no step."""
+        """Run the first half. A faulty inner phase has a zero pseudo-gradient or takes no step."""
         phase = cls(recipe, rule, tuple(states), list(states), [], [])
         if recipe.mix("pseudo_gradient") is not None and recipe.outer != "hand_over":
             phase.gradients = [
@@ -81,7 +81,7 @@ class OuterPhase:
         return phase
 
     def snapshots(self, stream: Stream) -> tuple[Tensor, ...]:
-        """[F] each: what a round exchanges of this stream."""
+        """Return what a round exchanges of this stream, [F] each."""
         return tuple(self.gradients) if stream == "pseudo_gradient" else tuple(state.slow for state in self.states)
 
     def take(
@@ -90,7 +90,7 @@ class OuterPhase:
         fragment: int,
         displacement: Tensor,  # [F]
     ) -> None:
-        """Take in what an exchange of the round yielded."""
+        """Add the result of one exchange of the round."""
         if stream == "pseudo_gradient":
             self.gradients[fragment] = self.gradients[fragment] + displacement
         elif self.pulls:
@@ -99,7 +99,7 @@ class OuterPhase:
             self.states[fragment] = displaced(self.states[fragment], displacement)
 
     def conclude(self) -> tuple[OuterState, ...]:
-        """The second half: the states that the next inner phase begins with."""
+        """Run the second half; return the states with which the next inner phase begins."""
         form = self.recipe.outer
         if self.recipe.mixes_before_step:
             self.states = [self._mixed(fragment, state) for fragment, state in enumerate(self.states)]
@@ -111,7 +111,7 @@ class OuterPhase:
         return tuple(self.states)
 
     def _folded(self, fragment: int, state: OuterState, theta: Tensor) -> OuterState:
-        """One fragment after a step by its own pseudo-gradient."""
+        """Return one fragment after a step by its own pseudo-gradient."""
         if self.recipe.outer == "hand_over":
             return hand_over(state, theta)
         g = self.gradients[fragment] if self.gradients else pseudo_gradient(state, theta)
@@ -120,7 +120,7 @@ class OuterPhase:
         return OuterState(state.slow.add(g, alpha=-self.rule.learning_rate), state.momentum)
 
     def _mixed(self, fragment: int, state: OuterState) -> OuterState:
-        """One fragment after a step by the mixed pseudo-gradient."""
+        """Return one fragment after a step by the mixed pseudo-gradient."""
         if self.pulls:
             return consensus_step(state, self.gradients[fragment], self.pulls[fragment], self.rule)
         return outer_step(state, self.gradients[fragment], self.rule)

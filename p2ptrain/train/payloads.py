@@ -1,9 +1,9 @@
-"""The exchange's numeric half: a published snapshot to bytes, two byte strings to a difference.
+"""Numeric part of an exchange: a published snapshot to bytes, two payloads to a difference.
 
-Any thread may call everything here but ``publish``: what is read is one published snapshot, a tuple of immutable
-tensors that the trainer replaces as a whole.
+Any thread may call everything except ``publish``: readers use one published snapshot, a tuple of immutable tensors that
+the trainer replaces as a whole.
 
-To the network a fragment is a number: 0 to F - 1 the weights, slow or fast, F to 2 F - 1 the pseudo-gradients.
+The network identifies fragments by number: 0 to F - 1 are the weights, slow or fast, F to 2 F - 1 the pseudo-gradients.
 
 Legend: n elements of one fragment, F fragments.
 """
@@ -40,18 +40,18 @@ ELSEWHERE = "its weights are not where it said they are"
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """Some fragments of one snapshot, as bytes."""
+    """Fragments of one snapshot as bytes."""
 
     fragments: tuple[int, ...]
     parts: tuple[bytes, ...]
     norm: float
     """L2 norm of the snapshot's fragments."""
     step: int
-    """Outer steps that the snapshot had behind it."""
+    """Outer steps made before the snapshot."""
     terms: tuple[CodecTerms, ...]
-    """What both sides agreed on for each fragment."""
+    """Terms that both sides agreed on for each fragment."""
     told: tuple[Tensor, ...]  # [64] each, or [0]
-    """Sketches of what lies between both sides' fragments, as they told before either encoded."""
+    """Sketches of the differences between both sides' fragments, from both proposals."""
 
     @property
     def size_bytes(self) -> int:
@@ -60,19 +60,19 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What a swap yields: theirs - mine, finite."""
+    """Result of an exchange of payloads: theirs - mine, finite."""
 
     fragments: tuple[int, ...]
     parts: tuple[Tensor, ...]  # [n] fp32 each
     distance: float
     """||theirs - mine|| / ||mine||."""
     mine: Encoded
-    """What we sent."""
+    """Payload that this side sent."""
     fingerprint: bytes = b""
-    """Of what they sent."""
+    """Digest of the payload that the partner sent."""
     sketched: float = 0.0
-    """``distance`` as both sides' sketches tell it, 0 where there are none: of blocks that wrapped ``distance`` says
-    nothing."""
+    """Estimate of ``distance`` from both sides' sketches, 0 without sketches; valid also if blocks wrapped, unlike
+    ``distance``."""
 
     @property
     def norm(self) -> float:
@@ -82,22 +82,22 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What partners may have."""
+    """Published tensors, which partners may download."""
 
     step: int
-    """Outer steps behind it."""
-    parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's numbers
-    slow: tuple[Tensor, ...]  # [n] fp32 each: what newcomers get
+    """Outer steps made before it."""
+    parts: tuple[Tensor, ...]  # [n] fp32 each, by the network's fragment numbers
+    slow: tuple[Tensor, ...]  # [n] fp32 each: for newcomers
 
 
 class Payloads:
-    """Encodes what was published last, and compares it with what partners send.
+    """Encoder of the last published snapshot, and its comparison with partners' payloads.
 
     Args:
         lengths: n of each fragment.
         codec: for the weights.
         gradient_codec: for pseudo-gradients; None: they are not exchanged.
-        matrices: that lie in each fragment, the same on all peers of a run; none at all: nothing is known of them.
+        matrices: the matrices in each fragment, the same on all peers of a run; empty: unknown.
         shown: which weights partners get, the slow or the fast ones.
     """
 
@@ -114,41 +114,42 @@ class Payloads:
         self._lengths = tuple(lengths)
         self._matrices = tuple(matrices) or ((),) * len(self._lengths)
         if len(self._matrices) != len(self._lengths):
-            raise ValueError(f"matrices of {len(self._matrices)} fragments, and there are {len(self._lengths)}")
+            raise ValueError(f"matrices of {len(self._matrices)} fragments, expected {len(self._lengths)}")
         self._codecs = (codec,) if gradient_codec is None else (codec, gradient_codec)
         self._widths = Widths()
 
     @property
     def streams(self) -> int:
-        """How many tensors of each fragment partners may have: 2 when the recipe mixes pseudo-gradients."""
+        """Tensors of each fragment that partners may get: 2 if the recipe mixes pseudo-gradients, else 1."""
         return len(self._codecs)
 
     def place(self, number: int) -> tuple[Stream, int]:
-        """The stream and the fragment that a number of the network's stands for."""
+        """Return the stream and the fragment of a network number."""
         kind, fragment = divmod(number, len(self._lengths))
         return self._streams[kind], fragment
 
     def codec(self, number: int) -> Codec:
-        """What this number travels in."""
+        """Return the codec of a network number."""
         return self._codecs[number // len(self._lengths)]
 
     def publish(self, snapshot: Snapshot) -> None:
-        """The trainer alone calls this."""
+        """Replace the published snapshot. Only the trainer calls it."""
         self.published = snapshot
 
     @property
     def knows_nothing(self) -> bool:
-        """The codec needs step widths, and nothing was measured yet: ``foresee`` helps."""
+        """Whether the codec needs step widths and none are measured or predicted yet (see ``foresee``)."""
         return self._widths.are_unknown and bool(self.wish_sizes(range(len(self._lengths))))
 
     def foresee(
         self,
-        movements: Sequence[Tensor],  # [n] each: what an inner phase so far, or an outer step, moved
+        movements: Sequence[Tensor],  # [n] each: movement of an inner phase so far, or of an outer step
     ) -> None:
-        """Peers of one run begin alike, so before anything was measured they differ where training moved them.
+        """Predict step widths from movements: peers begin with equal weights, so at first they differ where training
+        moved them.
 
-        What stood still foretells nothing: a phase that was dropped, or one that has not begun yet. Two peers that
-        agreed on widths of nothing would find ever after that nothing lies between them.
+        Fragments that did not move are skipped (a dropped phase, or one that has not begun): two peers that agreed on
+        widths of zero would never measure a difference.
         """
         moved = {number: movement for number, movement in enumerate(movements) if movement.any()}
         self._widths.foresee({number: self.codec(number) for number in moved}, moved)
@@ -156,15 +157,15 @@ class Payloads:
     # --- one exchange -------------------------------------------------------------------------------------------------
 
     def wish_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Bytes of each wish, ours as a partner's; empty where there are none."""
+        """Return the bytes of each proposal, equal on both sides; empty if the codec has none."""
         sizes = [wish_size(self.codec(number), self._length(number)) for number in fragments]
         return sizes if any(sizes) else []
 
     def wishes(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
-        """What to tell a partner before either encodes, a part a fragment; empty where the codec needs no agreement.
+        """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
 
         Args:
-            snapshot: that will be encoded; None: what is published now.
+            snapshot: will be encoded; None: the one published now.
         """
         if not self.wish_sizes(fragments):
             return ()
@@ -178,14 +179,14 @@ class Payloads:
         theirs: Sequence[bytes | bytearray] = (),
         snapshot: Snapshot | None = None,
     ) -> Encoded:
-        """These fragments as bytes.
+        """Return these fragments as bytes.
 
         Args:
-            mine, theirs: both sides' wishes, where the codec has any.
-            snapshot: that our wishes told of, which the partner holds us to; None: what is published now.
+            mine, theirs: both sides' proposals, if the codec has any.
+            snapshot: the one that this side's proposals describe; None: the one published now.
 
         Raises:
-            RemoteError: their wishes are none for this codec.
+            RemoteError: the partner's proposals are invalid for this codec.
         """
         snapshot = snapshot or self.published
         none = [b""] * len(fragments)
@@ -205,8 +206,12 @@ class Payloads:
         return Encoded(tuple(fragments), parts, _norm(values), snapshot.step, terms, told)
 
     def difference(self, mine: Encoded, theirs: Sequence[bytes | bytearray]) -> Difference:
-        """What to move towards. Raises RemoteError when their bytes are malformed or not finite, MisfitError when they
-        do not fit what was agreed."""
+        """Return the difference to the partner's weights.
+
+        Raises:
+            RemoteError: the partner's bytes are malformed or not finite.
+            MisfitError: they do not fit the agreed step widths.
+        """
         pairs = list(zip(mine.fragments, mine.parts, theirs, mine.terms, strict=True))
         compared = [compare(self.codec(number), ours, other, terms) for number, ours, other, terms in pairs]
         parts = tuple(each.difference for each in compared)
@@ -227,11 +232,11 @@ class Payloads:
         return Difference(mine.fragments, parts, norm / own, mine, _fingerprint(theirs), sketched / own)
 
     def begin_anew(self) -> None:
-        """Our weights were replaced: step widths that fitted need not."""
+        """Forget which step widths fitted, because this peer's weights were replaced."""
         self._widths.begin_anew()
 
     def encoded_sizes(self, fragments: Sequence[int]) -> list[int]:
-        """Bytes of each fragment as ``encode`` makes them, and as a partner's must be."""
+        """Return the bytes of each fragment as ``encode`` makes them and as a partner must send them."""
         return [
             self.codec(number).encoded_size(CodecTerms(self._length(number), matrices=self._matrices_of(number)))
             for number in fragments
@@ -240,30 +245,30 @@ class Payloads:
     # --- whole models -------------------------------------------------------------------------------------------------
 
     def weights(self) -> list[bytes]:
-        """All slow weights of the present snapshot, fp32: what a newcomer gets."""
+        """Return all slow weights of the current snapshot as fp32 bytes, for a newcomer."""
         fp32 = codecs.get("fp32")
         return [fp32.encode(fragment, CodecTerms(fragment.numel())) for fragment in self.published.slow]
 
     def slow(self) -> Sequence[Tensor]:
-        """The same, as they lie in memory; nobody writes to them."""
+        """Return the slow weights of the current snapshot; read-only, not a copy."""
         return self.published.slow
 
     def weight_sizes(self) -> list[int]:
-        """Bytes of each fragment in fp32."""
+        """Return the bytes of each fragment in fp32."""
         return [4 * length for length in self._lengths]
 
     @property
     def are_zero(self) -> bool:
-        """There are no weights yet: all are zero."""
+        """Whether all weights are zero, so there are none yet."""
         return not any(bool(part.any()) for part in self.published.slow)
 
     def check_weights(self, parts: Sequence[bytes | bytearray]) -> None:
-        """Raises RemoteError unless a donor's weights have our shapes, are finite, and are such as codecs take."""
+        """Raise RemoteError unless a donor's weights have the right shapes, are finite and within the codecs' range."""
         if [len(part) for part in parts] != self.weight_sizes():
-            raise RemoteError("its weights have other shapes than ours")
+            raise RemoteError("its weights do not have the shapes of the model")
         for part in parts:
             weights = torch.frombuffer(part, dtype=torch.float32)
-            if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # False for NaN
+            if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
 
     def _wish(self, number: int, values: Tensor) -> bytes:
@@ -278,7 +283,7 @@ class Payloads:
 
 
 def _fingerprint(parts: Sequence[bytes | bytearray]) -> bytes:
-    """16 bytes that tell two payloads apart."""
+    """Return a digest of a payload, 16 bytes."""
     digest = blake3()
     for part in parts:
         digest.update(part)

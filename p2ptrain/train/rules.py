@@ -1,4 +1,4 @@
-"""A run's numbers as the two cores want them: the same translation for the real peer and for the simulator."""
+"""Manifest sections translated to the rules of the learner and of the protocol core, for peer and simulator alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from p2ptrain.swarm import SwarmRules
 
 
 class Sizes(Protocol):
-    """What a learner knows of its payloads."""
+    """Payload sizes of a learner."""
 
     @property
     def streams(self) -> int: ...
@@ -31,25 +31,24 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LearnerRules:
-    """What the manifest says about one outer step."""
+    """Manifest's rules for one outer step."""
 
     inner_steps: int
-    """H."""
+    """Inner steps per outer step, H."""
     tokens_per_peer: float
-    """Training ends at the first outer step whose progress reaches this."""
+    """Progress at which training ends, after the outer step that reaches it."""
     outer: OuterRule
-    """Recipes that hand theta over do not read it."""
+    """Outer rule; recipes that hand over theta do not read it."""
     recipe: Recipe = RECIPES["swarm"]
     exchanges_per_step: int = 1
     """Exchanges that a peer initiates per outer step."""
 
     @property
     def due(self) -> tuple[int, ...]:
-        """After which inner steps of a phase an exchange falls due; none: all of them do after the outer step.
+        """Inner steps of a phase after which an exchange falls due; empty: all exchanges follow the outer step.
 
-        Fast weights are mixed in the middles of as many equal parts of the phase, and never at its end: right after an
-        outer step they are the slow ones, and there is nothing of this phase to average yet. A phase of one step has
-        nothing but its end.
+        Fast weights are mixed in the middle of equal parts of the phase, never at its end: right after an outer step
+        they equal the slow ones, and there is nothing of this phase to average. A phase of one step has only its end.
         """
         if self.recipe.mix("fast") is None:
             return ()
@@ -59,7 +58,7 @@ class LearnerRules:
 
 
 def learner_rules(outer: OuterSection, tokens_per_peer: float) -> LearnerRules:
-    """What the learner has to know: H, the end, the recipe and its numbers."""
+    """Return the rules of the learner: H, the end, the recipe and its numbers."""
     recipe = RECIPES[outer.recipe]
     momentum = 0.0 if recipe.feedback else outer.momentum
     rule = OuterRule(outer.learning_rate, momentum, outer.nesterov)
@@ -67,13 +66,15 @@ def learner_rules(outer: OuterSection, tokens_per_peer: float) -> LearnerRules:
 
 
 def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
-    """The codecs of weights and of pseudo-gradients."""
+    """Return the codecs of weights and of pseudo-gradients."""
     weights = codec.get(section.name, section.block_size)
     return weights, codec.get_decodable(section.gradients, section.block_size, section.rank)
 
 
 def matrices_of(layout: FlatLayout, fragments: Sequence[slice]) -> tuple[Matrices, ...]:
-    """The matrices in each fragment of a model: a function of the manifest alone, so equal on all peers of a run."""
+    """Return the matrices in each fragment of a model: a function of the manifest alone, so equal on all peers of a
+    run.
+    """
     return tuple(codec.matrices(layout.shapes, layout.offsets, piece.start, piece.stop) for piece in fragments)
 
 
@@ -85,12 +86,12 @@ def swarm_rules(
     tokens_per_peer: float,
     tokens_per_outer_step: float,
 ) -> SwarmRules:
-    """What the protocol core has to know: sizes, and which fragments meet when and with whom."""
+    """Return the rules of the protocol core: sizes, and which fragments are exchanged when and with whom."""
     recipe = RECIPES[outer.recipe]
     pieces = outer.fragments * payloads.streams
 
     def numbers(chosen: Callable[[Mix], bool]) -> tuple[int, ...]:
-        """The network's fragment numbers of these mixes."""
+        """Return the network's fragment numbers of these mixes."""
         begins = {"slow": 0, "fast": 0, "pseudo_gradient": outer.fragments}
         mixes = [mix for mix in recipe.mixes if chosen(mix)]
         return tuple(begins[mix.stream] + each for mix in mixes for each in mix.fragments(outer.fragments))

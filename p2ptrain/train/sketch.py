@@ -1,10 +1,10 @@
-"""Short fingerprints of weights by which two copies can be told apart by distance, not just by equality.
+"""Short fingerprints of weights that estimate the distance of two copies, not only their equality.
 
 A count sketch (Charikar, Chen and Farach-Colton, 2002): every element gets a random sign and one of ``BUCKETS``
-buckets, and a bucket is the sum of its elements. It is linear, and ``||S(a) - S(b)||`` estimates ``||a - b||`` without
-bias in the square, with a relative standard deviation of sqrt(2 / BUCKETS) there. Signs and buckets come from a seed
-that the one who compares draws **after** it has the weights: who does not know the seed cannot make other weights with
-the same sketch.
+buckets, and a bucket is the sum of its elements. The sketch is linear, and ``||S(a) - S(b)||`` squared estimates ``||a
+- b||`` squared without bias, with a relative standard deviation of sqrt(2 / BUCKETS). Signs and buckets come from a
+seed that the comparing peer draws **after** it has the weights: without the seed, a sender cannot make other weights
+with the same sketch.
 
 Legend: n elements of one piece, K buckets.
 """
@@ -18,7 +18,7 @@ from torch import Tensor
 from p2ptrain.base.errors import RemoteError
 
 BUCKETS = 128
-"""512 bytes; a distance is then known to about 6 % (the square to 12.5 %)."""
+"""Buckets of a sketch, 512 bytes; the distance is then known to about 6 % (its square to 12.5 %)."""
 
 SKETCH_BYTES = 4 * BUCKETS
 CHUNK = 1 << 20
@@ -29,7 +29,7 @@ def sketch(
     weights: Tensor,  # [n] fp32
     seed: int,
 ) -> bytes:
-    """[K] fp32, little-endian. The same on all machines up to the order in which a bucket is summed up."""
+    """Return the sketch, [K] fp32, little-endian; equal on all machines up to the order of summation in a bucket."""
     random = np.random.Generator(np.random.PCG64(seed))
     buckets = np.zeros(BUCKETS)
     for chunk in torch.split(weights.detach().cpu(), CHUNK):
@@ -40,15 +40,16 @@ def sketch(
 
 
 def distance(mine: bytes, theirs: bytes) -> float:
-    """How far apart two copies are, as their sketches tell it: ||theirs - mine|| over the smaller of the two lengths.
+    """Return the distance of two copies, estimated from their sketches: ||theirs - mine|| over the smaller of the two
+    norms.
 
-    Over the larger one, or over mine alone, a copy of twice the true length would seem near. Raises RemoteError where
-    theirs is none.
+    Over the larger norm, or over mine alone, a copy of twice the true length would seem near. Raises RemoteError if
+    theirs is invalid.
     """
     if len(theirs) != SKETCH_BYTES:
         raise RemoteError(f"a sketch of {len(theirs)} bytes instead of {SKETCH_BYTES}")
     one, other = (np.frombuffer(each, dtype="<f4").astype(np.float64) for each in (mine, theirs))
     if not np.isfinite(other).all():
-        raise RemoteError("the sketch of its weights holds no numbers")
+        raise RemoteError("the sketch of its weights is not finite")
     shorter = min(np.linalg.norm(one), np.linalg.norm(other))
     return float(np.linalg.norm(other - one) / max(shorter, np.finfo(np.float32).tiny))

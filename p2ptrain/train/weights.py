@@ -1,7 +1,7 @@
-"""One peer's weights, slow and fast, in fragments, and what partners may have of them.
+"""Slow and fast weights of one peer, in fragments, and their publication for partners.
 
-The trainer thread alone calls what is here. Slow weights are immutable tensors that are replaced; fast ones are the
-inner task's vector theta, written to in place. ``Payloads`` holds what was published last, for any thread to read.
+Only the trainer thread calls this module. Slow weights are immutable tensors that are replaced; fast ones are the inner
+task's vector theta, written in place. ``Payloads`` holds the last published snapshot for any thread to read.
 
 Legend: P parameters (padded), F elements of one fragment.
 """
@@ -28,49 +28,49 @@ class Weights:
 
     Args:
         task: its ``theta`` [P] becomes the initial slow weights.
-        fragments: slices of [0, P), one a fragment.
-        payloads: where partners get theirs from.
-        feeds_back: what messages of pseudo-gradients leave out comes with the next ones (``codec.needs_feedback``).
+        fragments: slices of [0, P), one per fragment.
+        payloads: publishes snapshots for partners.
+        feeds_back: later pseudo-gradient messages include what earlier ones left out (``codec.needs_feedback``).
     """
 
     def __init__(self, task: InnerTask, fragments: Sequence[slice], payloads: Payloads, feeds_back: bool) -> None:
         self.phase: OuterPhase | None = None
-        """The outer step under way, while the recipe waits for partners: what moves x moves it in there."""
+        """Outer step in progress while the recipe waits for partners; displacements of x are then applied to it."""
         self._task = task
         self._slices = tuple(fragments)
         self._payloads = payloads
         self._states = tuple(initial_state(task.theta[piece].cpu()) for piece in self._slices)
         self._left_out = [torch.zeros_like(state.slow) for state in self._states] if feeds_back else []
-        """[F] each: what messages of pseudo-gradients left out so far, where the codec needs that fed back."""
+        """[F] each: what pseudo-gradient messages have left out so far, if the codec needs that fed back."""
 
     @property
     def states(self) -> tuple[OuterState, ...]:
-        """A fragment each, as the last outer step left them and exchanges have moved them since."""
+        """State of each fragment after the last outer step and the exchanges since."""
         return self._states
 
     @property
     def slow(self) -> Tensor:
-        """[P] a copy."""
+        """Slow weights, [P], a copy."""
         return torch.cat([state.slow for state in self._states])
 
     @property
     def fast(self) -> list[Tensor]:
-        """[F] each on the CPU: views of theta, where that lies there too."""
+        """Fast weights, [F] each on the CPU: views of theta if that is on the CPU too."""
         return [self._task.theta[piece].cpu() for piece in self._slices]
 
     def state(self, fragment: int) -> OuterState:
-        """Of one fragment, as far as an outer step under way has come."""
+        """Return one fragment's state, including the outer step in progress."""
         return self._states[fragment] if self.phase is None else self.phase.states[fragment]
 
     def distance(self, thetas: Sequence[Tensor]) -> float:
-        """L2 norm of the pseudo-gradient of a phase that ended at these weights, a fragment each, on the CPU."""
+        """Return the L2 norm of a phase's pseudo-gradient from its final weights, one fragment each, on the CPU."""
         norms = [l2_distance(state.slow, theta) for state, theta in zip(self._states, thetas, strict=True)]
         return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64)))
 
     # --- outer steps --------------------------------------------------------------------------------------------------
 
     def conclude(self, phase: OuterPhase) -> None:
-        """Take what an outer step made of the slow weights; the fast ones stay where they are."""
+        """Take the slow weights from an outer step; leave the fast ones unchanged."""
         self.phase = None
         self._states = phase.conclude()
         if self._payloads.knows_nothing:
@@ -78,12 +78,12 @@ class Weights:
             self._payloads.foresee(moved)
 
     def reset_fast(self) -> None:
-        """The next inner phase begins at the slow weights."""
+        """Set the fast weights to the slow ones, where the next inner phase begins."""
         for state, piece in zip(self._states, self._slices, strict=True):
             self._task.theta[piece].copy_(state.slow)
 
     def try_on(self, weights: Sequence[Tensor], tell: Callable[[], T]) -> T:
-        """What is told while these weights, [F] each, are the fast ones; then those are what they were."""
+        """Return the result of ``tell`` with these weights, [F] each, as the fast ones; restore the fast weights."""
         ours = self.copy_fast()
         try:
             self._load(weights)
@@ -96,7 +96,7 @@ class Weights:
             self._task.theta[piece].copy_(part)
 
     def replace(self, slow: Sequence[Tensor]) -> None:
-        """Begin anew at a donor's weights, [F] each; all that was known of the old ones is dropped."""
+        """Restart from a donor's weights, [F] each, and drop everything that belongs to the old ones."""
         self._states = tuple(initial_state(weights) for weights in slow)
         self.phase = None
         self._left_out = [torch.zeros_like(part) for part in self._left_out]
@@ -105,7 +105,7 @@ class Weights:
     # --- displacements ------------------------------------------------------------------------------------------------
 
     def keep(self, fragment: int, state: OuterState) -> None:
-        """Replace a fragment's state, where nothing changes that partners see."""
+        """Replace a fragment's state where no published tensor changes."""
         states = list(self._states) if self.phase is None else self.phase.states
         states[fragment] = state
         if self.phase is None:
@@ -115,7 +115,7 @@ class Weights:
         self,
         fragment: int,
         state: OuterState,
-        moved: Tensor,  # [F]: what that state's slow weights have moved by
+        moved: Tensor,  # [F]: displacement of that state's slow weights
     ) -> None:
         """Displace a fragment's slow and fast weights alike, and publish its new snapshot."""
         self.keep(fragment, state)
@@ -125,8 +125,8 @@ class Weights:
     def move_fast(
         self,
         fragment: int,
-        taken: Tensor,  # [F]: what theta moves by
-        moved: Tensor,  # [F]: what x moves by
+        taken: Tensor,  # [F]: displacement of theta
+        moved: Tensor,  # [F]: displacement of x
     ) -> None:
         """Displace a fragment's fast weights, and its slow weights by another vector; publish its new snapshot."""
         self.keep(fragment, displaced(self.state(fragment), moved))
@@ -140,13 +140,13 @@ class Weights:
     # --- what partners may have ---------------------------------------------------------------------------------------
 
     def publish(self, step: int, phase: OuterPhase | None = None) -> None:
-        """Between phases: the slow weights and, if the recipe mixes them, the last pseudo-gradients.
+        """Publish, between phases, the slow weights and, if the recipe mixes them, the last pseudo-gradients.
 
-        Where the codec of these leaves much out, what it left out before comes with them.
+        If their codec needs error feedback, the pseudo-gradients include what it left out before.
 
         Args:
-            step: outer steps that lie behind.
-            phase: the outer step whose weights and pseudo-gradients these are; None: none was made yet.
+            step: outer steps made so far.
+            phase: the outer step that these weights and pseudo-gradients belong to; None: no outer step yet.
         """
         slow = tuple(state.slow for state in (self._states if phase is None else phase.states))
         if phase is not None:
@@ -158,17 +158,17 @@ class Weights:
         self._payloads.publish(Snapshot(step, slow + gradients, slow))
 
     def copy_fast(self) -> tuple[Tensor, ...]:
-        """[F] each on the CPU: the fast weights as they are now; training leaves these alone."""
+        """Return a copy of the current fast weights, [F] each on the CPU, which training does not change."""
         return tuple(_copy(self._task.theta[piece]) for piece in self._slices)
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
-        """In the middle of a phase: these copies of the fast weights, beside the slow ones of before."""
+        """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
         if self._payloads.knows_nothing:
             self._payloads.foresee([one - state.slow for one, state in zip(fast, self._states, strict=True)])
         self._payloads.publish(Snapshot(step, fast, self._payloads.published.slow))
 
     def remember_left_out(self, fragment: int, mine: Encoded, number: int) -> None:
-        """Error feedback: a partner has our message, so only what it left out is still to be sent."""
+        """Update the error feedback after a partner has received a message: what it left out is sent later."""
         codec, place, published = self._payloads.codec(number), mine.fragments.index(number), self._payloads.published
         if self._left_out and is_decodable(codec) and mine.step == published.step:
             said = codec.decode(mine.parts[place], mine.terms[place])
@@ -183,7 +183,7 @@ class Weights:
     # --- checkpoints --------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """[P] each: everything that a resumed peer goes on from."""
+        """Return everything that a resumed peer needs, [P] each."""
         return {
             "slow": self.slow,
             "momentum": torch.cat([state.momentum for state in self._states]),
@@ -192,7 +192,7 @@ class Weights:
         }
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of ``state_dict``. Raises KeyError or ValueError where it does not fit."""
+        """Restore the result of ``state_dict``. Raises KeyError or ValueError if it does not fit."""
         slow, momentum, theta = tensors["slow"], tensors["momentum"], tensors["theta"]
         if not slow.shape == momentum.shape == theta.shape == self._task.theta.shape:
             raise ValueError(f"{tuple(slow.shape)} weights, but the model has {tuple(self._task.theta.shape)}")
@@ -203,7 +203,7 @@ class Weights:
 
 
 def _copy(theta: Tensor) -> Tensor:
-    """On the CPU; training leaves it alone."""
+    """Copy a tensor to the CPU, apart from training's memory."""
     copy = torch.empty_like(theta, device="cpu")
     return copy.copy_(theta.detach())
 

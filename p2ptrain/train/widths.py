@@ -1,10 +1,10 @@
-"""Step widths of the modular codecs: what one peer learns of them, and which exchanges do not fit what was agreed.
+"""Step widths of the modular codecs: what a peer learns about them, and which exchanges do not fit the agreed ones.
 
-A modular message says only where each weight is modulo so many steps, and the steps are as wide as two sketches say
-that both sides are apart. Sketches are linear: from the sketches' difference t, what the messages yield, d, can be
-taken away, and ||t - d|| is what the messages lost, or say beyond what was told. Both sides have both messages and both
-sketches and find the same numbers; what they make of them may differ, as each knows how often its widths have fitted.
-Where one refuses and the other would mix, neither does: who refuses acknowledges nothing.
+A modular message states each weight only modulo some number of steps, and two sketches determine the step width from
+the distance of both sides. Sketches are linear: subtracting the messages' difference d from the sketches' difference t
+leaves ||t - d||, what the messages lost or contain beyond the sketches. Both sides have both messages and both sketches
+and compute the same numbers, but they may judge differently, because each knows how often its own widths have fitted.
+If one side refuses, neither mixes: a refusing side acknowledges nothing.
 
 ======== =============================== =======================================
 verdict  the honest reason for it        what it teaches
@@ -14,11 +14,12 @@ WIDE     widths are too wide             what was measured, where it is narrower
 NARROW   widths are too narrow           what was measured, where it is wider
 ======== =============================== =======================================
 
-Only what fits is mixed. A lie looks like WIDE or NARROW as well, and an exchange that fits can hide a lie about some
-blocks: so every exchange teaches, and none teaches more than ``steps.PACE``. One honest exchange takes back what one
-lie taught, in either direction, whatever was judged; liars need half of a peer's exchanges.
+Only exchanges that fit are mixed. A dishonest payload also looks like WIDE or NARROW, and an exchange that fits can
+hide dishonest blocks, so every exchange teaches, and none more than ``steps.PACE``. One honest exchange undoes what one
+dishonest exchange taught, in either direction and for any verdict; adversarial peers would need half of a peer's
+exchanges.
 
-Codecs without steps have no sketches either: nothing is told, nothing is left, and everything fits.
+Codecs without steps have no sketches: all numbers are zero, and everything fits.
 """
 
 from __future__ import annotations
@@ -34,65 +35,66 @@ from torch import Tensor
 from p2ptrain.codec import FIRST_PACE, PACE, Codec, CodecTerms, Comparison, first_shape, next_shape
 
 GAP = 1.2
-"""The largest ||t - d|| / ||t|| of weights that are where the sketch said, wrapped blocks or not; these count as zero.
-Our measurement, transformers through four bits: .2 to .6 between honest peers in step, up to .8 beside liars; up to 1.1
-in the first seconds of tiny ones, whose blocks wrap while their widths are unknown. Weights that were negated, or three
-times too large, left 1.28 and more wherever fewer than half of the blocks wrapped (docs/SECURITY.md)."""
+"""Largest ||t - d|| / ||t|| of weights that match their sketch, whether or not blocks wrapped; wrapped blocks count as
+zero. Measured on transformers with four bits: .2 to .6 between honest peers in step, up to .8 beside adversarial peers;
+up to 1.1 in the first seconds of tiny ones, whose blocks wrap while their widths are unknown. Negated weights, or
+weights three times too large, left 1.28 and more if fewer than half of the blocks wrapped (docs/SECURITY.md)."""
 
 LEAST_GAP = 1e-3
-"""Of our own weights' length: so much may be left in any case. Sketches are sums in fp32, and weights that lie nearer
-than this are as good as equal."""
+"""Tolerated remainder as a share of this peer's own norm. Sketches are sums in fp32, and weights nearer than this are
+practically equal."""
 
 MISFIT_SHARE = 0.5
-"""Of the blocks of an exchange, how many may wrap. Our measurement: of a transformer's 121 blocks .26 at the most
-between honest peers, late, slow and frozen ones among them, once one exchange was made (.91 in the first); of bytes
-that stand for no weights, all (docs/SECURITY.md)."""
+"""Largest share of an exchange's blocks that may wrap. Measured on a transformer's 121 blocks: at most .26 between
+honest peers, including late, slow and frozen ones, after the first exchange (.91 in the first); all of them for bytes
+that are not weights (docs/SECURITY.md)."""
 
 MISFIT_BLOCKS = 16
-"""With fewer blocks, as many may wrap by chance. A guess."""
+"""Minimum number of blocks for a verdict; with fewer, as many may wrap by chance. Guess: wrap counts of small models
+would settle it."""
 
 FITTED = 3
-"""Exchanges of one number that fitted before its widths count as known. In a young swarm they change as quickly as the
-weights: of three tiny peers every third was left alone for widths that had fitted once."""
+"""Fitting exchanges of one number after which its widths count as known. In a young swarm they change as quickly as the
+weights: with a threshold of one, three tiny peers refused every third exchange."""
 
 
 class WidthFeedback(Enum):
-    """What one exchange says of the widths that it used."""
+    """Feedback of one exchange on the widths that it used."""
 
     FITS = auto()
     WIDE = auto()
-    """The messages leave more than was told: widths far too wide make honest ones do so."""
+    """The messages differ from the sketches by too much: widths far too wide cause that between honest peers."""
     NARROW = auto()
-    """Most blocks wrapped. Bytes that stand for no weights wrap as well; they would count as no difference, which no
-    gate for distances stops. It is no offence: widths are learnt from one exchange for the next."""
+    """Most blocks wrapped. Bytes that are not weights wrap too; they would count as no difference, which no limit on
+    distances stops. Not an offence: widths for the next exchange are learnt from this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How well the messages of one exchange say where one fragment is."""
+    """Agreement of one exchange's messages and sketches for one fragment."""
 
     told: float
-    """||t||: how far apart both sides' sketches say they are."""
+    """||t||: distance of both sides according to their sketches."""
     left: float
-    """||t - d||: what the messages leave unexplained of it."""
+    """||t - d||: part of it that the messages do not explain."""
     blocks: int
     wrapped: float
-    """The share of blocks that wrapped."""
+    """Share of blocks that wrapped."""
 
 
 class Widths:
-    """Which step widths each number of the network's needs, for codecs that agree on them."""
+    """Step widths of each network number, for codecs that negotiate them."""
 
     def __init__(self) -> None:
         self._shapes: dict[int, bytes] = {}
         self._guesses: dict[int, bytes] = {}
-        """Wished for where nothing is known; the first exchange teaches what differs from them."""
+        """Proposals for unknown widths; the first exchange learns relative to them."""
         self._fitted: Counter[int] = Counter()
-        """By the network's number, exchanges whose widths fitted, since our weights are what they are."""
+        """Exchanges whose widths fitted since this peer's weights were last replaced, by network number."""
 
     @property
     def are_unknown(self) -> bool:
-        """Nothing was measured or foreseen yet."""
+        """Whether nothing was measured or predicted yet."""
         return not self._shapes
 
     def foresee(
@@ -100,7 +102,7 @@ class Widths:
         codecs: Mapping[int, Codec],
         movements: Mapping[int, Tensor],  # [n] each
     ) -> None:
-        """Before anything was measured: as if differences were spread as these movements are."""
+        """Set widths before any measurement, as if differences were distributed like these movements."""
         self._shapes = {number: first_shape(codecs[number], moved) for number, moved in movements.items()}
 
     def shape(
@@ -109,23 +111,23 @@ class Widths:
         codec: Codec,
         values: Tensor,  # [n]
     ) -> bytes:
-        """To wish for; where nothing is known, as these values are spread."""
+        """Return the widths to propose; unknown ones follow the distribution of these values."""
         if known := self._shapes.get(number):
             return known
         self._guesses[number] = first_shape(codec, values)
         return self._guesses[number]
 
     def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> WidthFeedback:
-        """Whether an exchange may be mixed, all its fragments together.
+        """Return whether an exchange may be mixed, all its fragments together.
 
         Args:
-            own: length of our own weights in these fragments.
+            own: norm of this peer's weights in these fragments.
         """
         told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
         equal = LEAST_GAP * own
-        if not left <= max(GAP * told, equal):  # NaN is no place either
+        if not left <= max(GAP * told, equal):  # also true for NaN
             return WidthFeedback.WIDE
-        if told <= equal:  # what wraps there is lost, and nothing is missed
+        if told <= equal:  # wrapped blocks are lost, but nothing is missing
             return WidthFeedback.FITS
         known = [fit for number, fit in zip(numbers, fits, strict=True) if self._fitted[number] >= FITTED]
         blocks = sum(fit.blocks for fit in known)
@@ -136,7 +138,7 @@ class Widths:
     def learn(
         self, number: int, codec: Codec, terms: CodecTerms, found: Comparison, fit: Fit, verdict: WidthFeedback
     ) -> None:
-        """What was measured of this number helps the next exchange, whatever becomes of this one."""
+        """Learn from the measurements of this number for the next exchange, whether or not this one is mixed."""
         before = self._shapes.get(number) or self._guesses.get(number)
         if not before or not fit.told > 0:  # equal weights fit any widths
             return
@@ -151,5 +153,5 @@ class Widths:
         self._shapes[number] = after
 
     def begin_anew(self) -> None:
-        """Our weights were replaced: widths that fitted need not."""
+        """Forget which widths fitted, because this peer's weights were replaced."""
         self._fitted.clear()

@@ -35,7 +35,7 @@ def _unheard() -> Iterator[None]:
         logging.disable(before)
 
 
-@click.command(short_help="Find out what is wrong with this machine or its network.")
+@click.command(short_help="Diagnose this machine and its network.")
 @click.argument("link", required=False)
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where the peer lives, or will.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")

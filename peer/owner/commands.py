@@ -37,7 +37,7 @@ def status(home: Path, as_json: bool) -> None:
         raise fault
 
 
-@click.command(short_help="Let the peer in a home rest.")
+@click.command(short_help="Pause the peer in a home.")
 @HOME
 def pause(home: Path) -> None:
     """Let the peer in HOME rest, until `p2ptrain resume`.
@@ -48,14 +48,14 @@ def pause(home: Path) -> None:
     _order(home, "pause")
 
 
-@click.command(short_help="Let a peer that was paused go on.")
+@click.command(short_help="Resume a paused peer.")
 @HOME
 def resume(home: Path) -> None:
     """Let the peer in HOME join the swarm again and go on training."""
     _order(home, "resume")
 
 
-@click.command(short_help="Let the peer in a home end its step, save and leave.")
+@click.command(short_help="Make the peer in a home finish its step, save and leave.")
 @HOME
 def finish(home: Path) -> None:
     """Let the peer in HOME end the outer step under way, save and leave; its process then ends with status 0."""

@@ -37,7 +37,7 @@ PLAIN_WIDTH = 120
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command(short_help="Run a whole swarm on this machine and compare it to one peer.")
+@click.command(short_help="Run a whole swarm on this machine and compare it with one peer.")
 @click.option("--preset", default="demo", show_default=True, help=f"What to train: {', '.join(PRESETS)}.")
 @click.option("--manifest", type=click.Path(path_type=Path), help="Instead: a manifest.toml or a run's directory.")
 @click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="How many peers.")

@@ -77,7 +77,7 @@ def test_a_file_that_is_named_has_to_be_the_runs(manifest_with, text_file, tmp_p
     shipped = manifest_with({"kind": "builtin", "name": "shakespeare"})
     with pytest.raises(CorpusError, match="it ships with p2ptrain"):
         open_corpus(shipped, tmp_path / "cache", text_file)
-    with pytest.raises(CorpusError, match="it is one token a byte"):
+    with pytest.raises(CorpusError, match="it has one token per byte"):
         open_corpus(shipped, tmp_path / "cache", tokenizer_file=text_file)
     manifest = manifest_with(file_corpus(text_file))
     open_corpus(manifest, tmp_path / "cache", text_file)
@@ -133,7 +133,7 @@ def test_large_texts_pass_in_pieces(manifest_with, text_file, tmp_path, monkeypa
 
 
 def test_an_unnamed_file_is_asked_for(manifest_with, text_file, tmp_path):
-    with pytest.raises(CorpusError, match="none was named") as caught:
+    with pytest.raises(CorpusError, match="no file was given") as caught:
         open_corpus(manifest_with(file_corpus(text_file)), tmp_path / "cache")
     assert "--data" in caught.value.remedy
 

@@ -75,7 +75,7 @@ def test_the_wrong_file_and_no_file_are_refused(manifest_with, json_file):
     wanted = spec(manifest_with, {"kind": "file", "sha256": "0" * 64})
     with pytest.raises(CorpusError, match="not this run's tokenizer"):
         load_tokenizer(wanted, json_file)
-    with pytest.raises(CorpusError, match="none was named"):
+    with pytest.raises(CorpusError, match="no file was given"):
         load_tokenizer(wanted)
 
 
@@ -84,7 +84,7 @@ def test_what_is_no_tokenizer_is_refused(manifest_with, tmp_path, content):
     path = tmp_path / "tokenizer.json"
     path.write_text(content)
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-    with pytest.raises(CorpusError, match="is no tokenizer"):
+    with pytest.raises(CorpusError, match="is not a tokenizer"):
         load_tokenizer(spec(manifest_with, {"kind": "file", "sha256": sha256}), path)
 
 
@@ -144,5 +144,5 @@ def test_a_tokenizer_that_only_looks_like_one_is_refused(tmp_path):
     path = tmp_path / "tokenizer.json"
     path.write_text('{"model": {"type": "BPE", "vocab": {"a": "not a number"}, "merges": 3}}')
     spec = FileTokenizer(kind="file", sha256=hashlib.sha256(path.read_bytes()).hexdigest())
-    with pytest.raises(CorpusError, match="is no tokenizer"):
+    with pytest.raises(CorpusError, match="is not a tokenizer"):
         load_tokenizer(spec, path)

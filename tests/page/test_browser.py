@@ -450,7 +450,7 @@ def test_on_a_phone_a_list_sorts_the_table(page: Page) -> None:
     assert choice.accessible_name == "Sort by"
     Select(choice).select_by_visible_text("Loss")
     assert first() == min(page.shown.view.peers.values(), key=lambda row: row.loss or 99.0).id
-    Select(choice).select_by_visible_text("the usual order")
+    Select(choice).select_by_visible_text("default order")
     assert first() == page.shown.view.me
     Select(choice).select_by_visible_text("Tokens/s")
     assert first() == by_speed[-1].id
@@ -564,7 +564,7 @@ def test_a_token_that_is_no_longer_known_is_said(page: Page) -> None:
     port = page.shown.port
     page.shown.end()
     page.shown.serve(ListenAddress("0.0.0.0", port, "a-token-for-tests"))
-    page.once_asked(lambda: "token is no longer known" in page.text("away"))
+    page.once_asked(lambda: "token is no longer valid" in page.text("away"))
 
 
 def test_a_token_does_not_stay_in_the_address(page: Page) -> None:

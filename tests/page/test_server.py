@@ -261,7 +261,7 @@ def test_where_names_are_given_a_website_that_knows_the_token_reads_nothing(
     for path in ("/", f"/status?token={token}", "/metrics"):
         answer = ask(shown.port, path, Host=host, Authorization=f"Bearer {token}")
         assert answer.status == 403
-        assert answer.body == b"This page is not opened by that name.\n"
+        assert answer.body == b"This host name is not allowed for this page.\n"
         assert "Set-Cookie" not in answer.headers
     for own in ("127.0.0.1:8080", "localhost", "LOCALHOST:80", "[::1]:8080"):
         assert ask(shown.port, "/status", Host=own, Authorization=f"Bearer {TOKEN}").status == 200
@@ -482,9 +482,9 @@ def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(
     ("host", "shown", "cure"),
     [
         ("::", r"\[::\]", "Choose an address of this computer: 127.0.0.1, 0.0.0.0."),
-        ("127.0.0.1", "127.0.0.1", "This computer has no IPv4. Type: [::1]:8080."),
-        ("localhost", "localhost", "This computer has no IPv4. Type: [::1]:8080."),
-        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Type: [::]:8080."),
+        ("127.0.0.1", "127.0.0.1", "This computer has no IPv4. Use [::1]:8080."),
+        ("localhost", "localhost", "This computer has no IPv4. Use [::1]:8080."),
+        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Use [::]:8080."),
     ],
 )
 def test_a_computer_without_one_of_the_families_names_the_other(
@@ -537,5 +537,5 @@ def test_places_are_read(text: str, place: ListenAddress) -> None:
 )
 def test_what_is_no_place_is_refused(text: str) -> None:
     """By a message that quotes it."""
-    with pytest.raises(UserError, match="no place to serve a page"):
+    with pytest.raises(UserError, match="is not an address for the page"):
         ListenAddress.parse(text)

@@ -173,7 +173,7 @@ def test_a_manifest_whose_model_exceeds_the_caps(
     document["manifest"]["model"]["config"] |= {"hidden_size": 8192, "intermediate_size": 32768}
     document["manifest"]["model"]["config"] |= {"num_hidden_layers": 128}
     home.manifest.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")))
-    assert "parameters, and at most" in refused("--home", home.path)
+    assert "parameters, but at most" in refused("--home", home.path)
 
 
 # --- corpus, device, model --------------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def test_a_manifest_whose_model_exceeds_the_caps(
 @pytest.mark.parametrize(
     ("content", "digest_of", "why"),
     [
-        (None, b"x", "none was named"),
+        (None, b"x", "no file was given"),
         (b"another text", b"the text", "its sha256 is"),
         (b"", b"", "empty"),
         (b"short", b"short", "short"),
@@ -320,7 +320,7 @@ def test_a_full_disk_while_saving_costs_the_checkpoint_and_not_the_training(
     home.save_manifest(signed_run())
     train(home)
     said = capfd.readouterr().out
-    assert said.count("[save] NOT saved, a checkpoint: no checkpoint could be saved in") >= 3
+    assert said.count("[save] NOT saved, a checkpoint: the checkpoint could not be saved in") >= 3
     assert "the disk is full" in said
     found = checkpoint.load_latest(home.checkpoints).checkpoint
     assert found is not None

@@ -66,7 +66,7 @@ def test_report_and_plot_are_saved_still(
     report, plot = path.with_name("r.json"), path.with_name("p.svg")
     assert run(path, "--report", report, "--plot", plot) == cli.EXIT_USER_ERROR
     told = capsys.readouterr().err
-    assert told.startswith(f"error: What is printed cannot be written: {os.strerror(number)}.\n")
+    assert told.startswith(f"error: The output cannot be written: {os.strerror(number)}.\n")
     assert len(told.splitlines()) == 2
     assert json.loads(report.read_bytes())["title"] == "swarm"
     assert plot.read_bytes().startswith(b"<?xml")
@@ -79,7 +79,7 @@ def test_a_terminal_that_goes_away_costs_no_report(
     monkeypatch.setattr(sys, "stdout", terminal)
     assert run(path, "--report", report) == cli.EXIT_USER_ERROR
     assert terminal.taken, "the bar was there"
-    assert f"What is printed cannot be written: {os.strerror(errno.EIO)}." in capsys.readouterr().err
+    assert f"The output cannot be written: {os.strerror(errno.EIO)}." in capsys.readouterr().err
     assert json.loads(report.read_bytes())["title"] == "swarm"
 
 
@@ -121,7 +121,7 @@ def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path) -
     def say(text: str) -> None:
         said.append(text)
         if len(said) > 1:
-            raise OutputError("What is printed cannot be written: Broken pipe.", "")
+            raise OutputError("The output cannot be written: Broken pipe.", "")
 
     scenario: Any = testbed_fields.load(path).simulated()
     report = simulate_and_show(

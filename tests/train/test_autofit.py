@@ -65,7 +65,7 @@ def test_auto_takes_a_card_that_computes(two_cards, monkeypatch):
     monkeypatch.setattr(autofit, "_compute", failing(0))
     assert choose_device("auto") == torch.device("cuda", 1)
     assert len(said) == 1
-    assert said[0].startswith("cuda:0 is left alone: CUDA error: no kernel image")
+    assert said[0].startswith("cuda:0 is not used: CUDA error: no kernel image")
     monkeypatch.setattr(autofit, "_compute", failing(0, 1))
     assert choose_device("auto") == torch.device("cpu")
 

@@ -1,21 +1,21 @@
 "use strict";
-// Lines over tokens or time, drawn by uPlot. A chart is made anew when its lines or its axis change, and only given new
-// data otherwise.
+// Lines over tokens or time, drawn by uPlot. A chart is rebuilt when its lines or its axis change; otherwise it only
+// gets new data.
 {
-  /** Points along the axis that all lines share: finer than a screen shows apart. */
+  /** Points along the shared axis: finer than a screen resolves. */
   const CELLS = 600;
-  /** More marks than these run together into a thick line. */
+  /** Maximum number of marks; more merge into a thick line. */
   const MOST_MARKS = 48;
   const NEAR_PX = 30;
   const FONT = "11px system-ui, sans-serif";
-  /** Beyond what most tellers come to, lines are cut off by so many times. A guess: a loss begins at thrice its end. */
+  /** Lines are cut off at this multiple of most peers' values. Guess: the loss curves of real runs would settle it. */
   const MOST_TIMES = 2;
 
   /** @typedef {{name: string, ink: string, dash?: number[], width: number, alpha?: number, marks?: boolean,
-   *             points: number[][], y: number, of?: string}} Line ``y``: which column of its points; ``of``: on
-   * whose word alone it goes */
+   *             points: number[][], y: number, of?: string}} Line ``y``: column of its points; ``of``: the
+   * peer that reported it */
 
-  /** Puts lines, each with points of its own, onto one axis of cells: uPlot wants one axis for all. */
+  /** Maps lines with separate points to one axis of cells, as uPlot needs it. */
   function aligned(lines, x) {
     let [low, high] = [Infinity, -Infinity];
     for (const line of lines) {
@@ -38,9 +38,9 @@
   const known = (cells) => cells.reduce((total, value) => total + (value === null ? 0 : 1), 0);
 
   /**
-   * How far a scale may reach, so that no few tellers make everybody's lines flat: of what each comes to at most the
-   * upper quartile (of two the lower one), times ``MOST_TIMES``. Downwards likewise, where they are more than four: below
-   * nothing no loss can be, but what a single honest one has learned must be seen. Lines without a teller are believed.
+   * Limits of the scale, so that a few false reports do not flatten all lines: the upper quartile of the peers' maxima
+   * (the lower of two), times ``MOST_TIMES``; the lower limit likewise, with more than four peers, so that a single
+   * honest peer's better loss stays visible. Lines without a reporting peer are trusted.
    */
   function bounds(lines) {
     const [highest, lowest] = [new Map(), new Map()];
@@ -70,7 +70,7 @@
     };
   }
 
-  /** A word beside the pointer: which line, and how much there. */
+  /** Tooltip beside the pointer: the line and its value. */
   function hint(values) {
     const box = ui.el("div", "hint");
     let focused = null;
@@ -107,7 +107,7 @@
     #bounds = [-Infinity, Infinity];
 
     /**
-     * @param {HTMLElement} box where it is drawn; its height is CSS's
+     * @param {HTMLElement} box the container, whose height CSS sets
      * @param {{y: (value: number) => string, fromZero: boolean}} style
      */
     constructor(box, style) {
@@ -119,7 +119,7 @@
 
     /**
      * @param {Line[]} lines
-     * @param {{column: number, kind: "tokens" | "clock" | "elapsed"}} x which column of the points, and what it means
+     * @param {{column: number, kind: "tokens" | "clock" | "elapsed"}} x the column of the points, and its meaning
      */
     show(lines, x) {
       const drawn = lines.filter((line) => line.points.length);
@@ -139,7 +139,7 @@
       }
     }
 
-    /** Whoever has zoomed in (by dragging) is left there; a double click leads out. */
+    /** Keeps the zoom (set by dragging) until a double click. */
     #watchZoom(plot) {
       plot.hooks.setSelect = [() => (this.#zoomed = plot.select.width > 0)];
       plot.over.addEventListener("dblclick", () => (this.#zoomed = false));
@@ -182,7 +182,7 @@
     }
   }
 
-  /** A little air, and never a scale without height. */
+  /** Adds a margin; a scale is never empty. */
   function room(low, high, fromZero) {
     const air = (high - low || Math.abs(high) || 1) * 0.06;
     return [fromZero ? 0 : low - air, high + air];
@@ -197,7 +197,7 @@
   const SECOND = new Intl.DateTimeFormat("en", { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
   const clock = (seconds) => SECOND.format(seconds * 1000);
 
-  /** The time of day; the day where a new one has begun. */
+  /** The time of day, or the date where a new day begins. */
   function clockTicks(_, splits, axis, space, step) {
     const days = splits.map((seconds) => DAY.format(seconds * 1000));
     return splits.map((seconds, index) => {

@@ -1,22 +1,22 @@
 "use strict";
-// The gossip as it happens: peers on rings, an edge for each exchange that fades, a cross where one failed.
+// Live picture of the gossip: peers on rings, a fading edge for each exchange, a cross for each failure.
 //
-// Events only queue; all drawing is in one animation frame, and there is none while nothing moves. Live edges are
-// capped, so that a thousand exchanges a second cost what a hundred do.
+// Events are queued and drawn in one animation frame; there are no frames while nothing moves. The number of live edges
+// is limited, so a thousand exchanges per second cost no more than a hundred.
 {
   const LIFE_MS = 1800;
-  /** Where motion is not wanted an edge stands still, and long enough to be read. */
+  /** With reduced motion, an edge is static and stays long enough to be read. */
   const STILL_LIFE_MS = 4000;
   const MOST_EDGES = 120;
   const MOST_STILL_EDGES = 24;
-  /** More labels than these cover each other. */
+  /** Maximum number of labels; more overlap. */
   const MOST_LABELS = 4;
-  /** With more peers names cover each other: then they show under the pointer. */
+  /** Maximum number of peers with visible names; with more, names show under the pointer. */
   const MOST_NAMES = 24;
-  /** How many stand on the outer ring before a second one is begun. */
+  /** Peers on the outer ring before a second one begins. */
   const ONE_RING = 48;
   const RINGS = [1, 0.76, 0.52];
-  /** How much wider than high the rings may become. */
+  /** Largest ratio of width to height of the rings. */
   const WIDEST = 1.8;
   const SETTLE_MS = 220;
   const NAME_MARGIN = 64;
@@ -32,7 +32,7 @@
 
   const still = matchMedia("(prefers-reduced-motion: reduce)");
 
-  /** Places on rings, in units of the radius: as many on each as its length bears. */
+  /** Places on rings, in units of the radius, in proportion to each ring's length. */
   function places(total) {
     const rings = total <= ONE_RING ? [1] : total <= 2 * ONE_RING ? RINGS.slice(0, 2) : RINGS;
     const length = rings.reduce((a, b) => a + b);
@@ -62,7 +62,7 @@
     #height = 0;
     /** @type {{x: number, y: number} | null} */
     #pointer = null;
-    /** @type {number[][]} left and top of the labels that stand already, and their widths */
+    /** @type {number[][]} left, top and width of the labels already drawn */
     #plates = [];
 
     /** @param {HTMLCanvasElement} canvas */
@@ -76,7 +76,7 @@
       this.#tell();
     }
 
-    /** Who is there. Positions go by id, so that whoever comes or goes moves the others least. */
+    /** Sets the peers. Positions follow the order of ids, so that a change moves the others least. */
     place(rows, me) {
       this.#me = me;
       const sorted = [...rows].sort((a, b) => (a.id < b.id ? -1 : 1));
@@ -92,7 +92,7 @@
     }
 
     exchange(event) {
-      // A simulation may not know what it would weigh.
+      // A simulation may not know the size.
       const label = [event.bytes && ui.bytes(event.bytes), event.seconds && ui.duration(event.seconds)];
       this.#add({
         a: event.a,
@@ -134,7 +134,7 @@
       this.#wake();
     }
 
-    /** What stands in the picture, for whoever cannot look: programs. (People have the list below it.) */
+    /** Describes the picture in data attributes, for tests. (The list below it serves people.) */
     #tell() {
       Object.assign(this.canvas.dataset, { lit: this.#lit, live: this.#edges.length, peers: this.#nodes.size });
     }
@@ -153,7 +153,7 @@
       if (moves || this.#edges.length) this.#wake();
     }
 
-    /** Moves everybody towards their place; true while somebody is on the way. */
+    /** Moves nodes towards their places; returns whether any still moves. */
     #settle(now) {
       const share = still.matches ? 1 : 1 - Math.exp(-Math.min(now - this.#before, 50) / SETTLE_MS);
       this.#before = now;
@@ -168,7 +168,7 @@
       return moves;
     }
 
-    /** Of a node, in pixels. Whoever is not shown (there are more than fit) stands in the middle. */
+    /** Position of a node in pixels; the centre for peers beyond the limit. */
     #where(id) {
       const node = this.#nodes.get(id);
       const margin = this.#nodes.size <= MOST_NAMES ? NAME_MARGIN : NAMELESS_MARGIN;
@@ -191,7 +191,7 @@
       pen.globalAlpha = 1;
     }
 
-    /** The middle of an edge bends towards the centre, so that neighbours' edges do not hide in the ring. */
+    /** Control point of an edge, bent towards the centre so that neighbours' edges stay visible. */
     #bend(from, to) {
       const [midX, midY] = [(from.x + to.x) / 2, (from.y + to.y) / 2];
       return { x: midX + (this.#width / 2 - midX) * 0.45, y: midY + (this.#height / 2 - midY) * 0.45 };
@@ -221,7 +221,7 @@
       if (!still.matches) this.#drawPulses(from, bend, to, age, blend);
     }
 
-    /** Two dots on their way at once: weights go both ways. */
+    /** Two dots in opposite directions: weights go both ways. */
     #drawPulses(from, bend, to, age, fill) {
       const way = Math.min(age / 0.6, 1);
       if (way === 1) return;
@@ -251,7 +251,7 @@
       this.pen.fill();
     }
 
-    /** A disc; a square where it is reached over a relay; hollow when it is gone; a ring around oneself. */
+    /** A disc; a square if reached through a relay; hollow if gone; ringed if it is this peer. */
     #drawNode(node) {
       const { pen } = this;
       const { x, y } = this.#where(node.id);
@@ -282,7 +282,7 @@
       pen.fillText(this.#fitted(ui.nameOf(node.row), room), x + 11 * cos, y + 15 * sin);
     }
 
-    /** As much of a name as there is room for. */
+    /** The name, shortened to fit. */
     #fitted(name, room) {
       const letters = [...name];
       let shown = name;
@@ -301,7 +301,7 @@
       this.#plate(edge.label, x, y, edge.failed ? "--bad" : "--ink", Math.min(1, glow * 2));
     }
 
-    /** A word on a plate, within the picture; none where another stands. */
+    /** Draws a label within the picture unless it would cover another one. */
     #plate(text, x, y, name, alpha) {
       const { pen } = this;
       const width = pen.measureText(text).width + 12;

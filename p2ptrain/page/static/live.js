@@ -1,24 +1,23 @@
 "use strict";
-// How the page stays true: it asks for the document again and again, and listens to what happens in between. Both heal
-// by themselves.
+// Connection to the server: polls the document and listens to events in between. Both recover by themselves.
 {
   const POLL_MS = 2000;
-  /** Nobody looks at a hidden page, but its title should not be hours old. */
+  /** Poll interval of a hidden page, so that its title stays current. */
   const HIDDEN_MS = 30000;
-  /** The longest pause when nobody answers: short enough that a restarted process is met before patience ends. */
+  /** Longest backoff without an answer: short enough to find a restarted process soon. */
   const BACK_OFF_MS = 10000;
-  /** On top of which a process that trains may be slow, but not forever. */
+  /** Timeout of one request; a process that trains may be slow. */
   const PATIENCE_MS = 8000;
-  /** After the server has sent the stream away: it holds a bounded number of them. */
+  /** Pause after the server refused the stream, because it limits their number. */
   const STREAM_AGAIN_MS = 30000;
-  /** Of the document that this page can read. */
+  /** Newest version of the document that this page can read. */
   const SCHEMA = 1;
 
-  const REFUSED = "This page's token is no longer known: open the whole address that the process printed.";
-  const UNREADABLE = "What the process that serves this page tells cannot be shown: load the page again.";
-  const NEWER = "The process that serves this page is newer than the page: load it again.";
-  const FAULTY = "The process that serves this page answers with an error; its log may say more";
-  const ENDED = "The process that serves this page has ended or cannot be reached;";
+  const REFUSED = "This page's token is no longer valid: open the complete address that the process printed.";
+  const UNREADABLE = "The data from the server cannot be shown: reload the page.";
+  const NEWER = "The server is newer than the page: reload the page.";
+  const FAULTY = "The server answered with an error; its log may say more";
+  const ENDED = "The server has ended or cannot be reached;";
 
   class Live {
     #timer = 0;
@@ -31,7 +30,7 @@
 
     /**
      * @param {{document: (found: object) => void, event: (event: object) => void, gap: () => void,
-     *          away: (why: string) => void}} hears what arrives; ``gap``: events may have been missed
+     *          away: (why: string) => void}} hears receives documents and events; ``gap``: events may have been missed
      */
     constructor(hears) {
       this.hears = hears;
@@ -46,7 +45,7 @@
       this.#turned();
     }
 
-    /** Hidden pages hold no stream: browsers allow few connections to one place, and so does the server. */
+    /** Closes the stream of a hidden page: browsers and the server allow few connections. */
     #turned() {
       if (document.hidden) {
         this.#hush();
@@ -56,7 +55,7 @@
       }
     }
 
-    /** Asks for the document now, and plans to ask again. */
+    /** Requests the document now and schedules the next request. */
     async ask() {
       if (this.#asking) return;
       this.#asking = true;
@@ -111,7 +110,7 @@
       };
       stream.onmessage = (message) => this.hears.event(JSON.parse(message.data));
       stream.onerror = () => {
-        // The browser tries again by itself after a cut, but not after a refusal.
+        // The browser reconnects after an interruption, but not after a refusal.
         if (stream.readyState !== EventSource.CLOSED) return;
         this.#hush();
         this.#streamTimer = setTimeout(() => document.hidden || this.#listen(), STREAM_AGAIN_MS);
@@ -125,7 +124,7 @@
     }
   }
 
-  /** The browser has it in a cookie, or no script would have come: it need not stand where others read it. */
+  /** Removes the token from the address bar: the browser has it in a cookie. */
   function hideToken() {
     const here = new URL(location.href);
     if (!here.searchParams.has("token")) return;

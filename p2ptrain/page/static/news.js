@@ -1,35 +1,35 @@
 "use strict";
-// What happens: the stream tells of it, and the document again, which heals what the stream has missed. Of each event
-// once: it lights up in the picture, and an exchange stands among the latest ones.
+// Events from the stream, and from the document for those that the stream has missed. Each event is shown once: it
+// lights up in the picture, and an exchange is listed among the latest.
 //
-// A bootstrap asks its peers at times, and hears of all that has happened meanwhile at once. So that this is no flash,
-// each event happens here so much later than there, whatever way it came.
+// A bootstrap polls its peers and receives many events at once. To spread them out, each event is shown with the same
+// delay after it happened, however it arrived.
 {
   const LATEST = 5;
-  /** Between two rewritings of the latest exchanges: faster than this nobody reads. */
+  /** Shortest interval between updates of the latest exchanges. */
   const READ_MS = 400;
-  /** How old a document may be when it arrives: the stream is ahead of it. */
+  /** How old a document may be when it arrives; the stream is ahead of it. */
   const DOCUMENT_MS = 1000;
-  /** How much later, of a bootstrap: the pause between its questions (POLL_S of swarm_view.py). */
+  /** Delay of a bootstrap's events: its poll interval (POLL_S of swarm_view.py). */
   const LATER_S = 3;
-  /** Events that wait for their time; of more nobody sees each. */
+  /** Maximum number of delayed events; more could not be told apart. */
   const MOST_DUE = 256;
 
   const newestFirst = (a, b) => (b.at ?? 0) - (a.at ?? 0) || b.n - a.n;
 
   class News {
-    /** The highest serial of each kind of event so far; null: not known, so that nothing counts as new. */
+    /** Highest serial of each kind of event so far; null: unknown, so nothing counts as new. */
     #seen = { exchange: null, failure: null };
     /** @type {object[]} newest first */
     #latest = [];
     #timer = 0;
     #happenedAt = -Infinity;
     #due = 0;
-    /** The document's clock less this page's, in seconds; null: events happen as they come. */
+    /** The document's clock minus this page's, in seconds; null: events are shown at once. */
     #ahead = null;
 
     /**
-     * @param {HTMLElement} body of the table of the latest exchanges
+     * @param {HTMLElement} body the body of the table of latest exchanges
      * @param {{exchange: (event: object) => void, failure: (event: object) => void}} picture
      * @param {(id: string) => string} who
      */
@@ -39,13 +39,13 @@
       this.who = who;
     }
 
-    /** Serials may begin anew, and what was missed is no news any more. */
+    /** Forgets all events: serials may restart, and missed events are no longer new. */
     forget() {
       this.#seen = { exchange: null, failure: null };
       this.#latest = [];
     }
 
-    /** One event, of whichever kind, from either of both. */
+    /** Handles one event of any kind, from the stream or the document. */
     hear(event) {
       if (!this.#isNew(event)) return;
       const wait = this.#wait(event.at);
@@ -78,7 +78,7 @@
       return true;
     }
 
-    /** In milliseconds. A peer's clock may be wrong: then all that it tells of comes at once. */
+    /** Delay in milliseconds; none if the peer's clock is wrong. */
     #wait(then) {
       if (this.#ahead === null || !ui.isNumber(then)) return 0;
       const age = performance.now() / 1000 + this.#ahead - then;

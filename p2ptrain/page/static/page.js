@@ -1,13 +1,13 @@
 "use strict";
-// The page: puts the document (docs/PAGE.md) where people see it, and hands the rest to the charts, the table and the
-// picture. Whatever comes from the document is set as text.
+// The page: shows the document (docs/PAGE.md), and passes data to the charts, the table and the picture. Everything
+// from the document is set as text.
 {
   const { at, set } = ui;
 
-  /** Lines of a legend that are read rather than counted; the table has them all. */
+  /** Maximum lines of the legend; the table has all peers. */
   const MOST_LEGEND = 12;
   const COPIED_MS = 4000;
-  /** Of a run, by which it has come to its end: what is shown as 100 %. */
+  /** Progress from which a run counts as finished: shown as 100 %. */
   const OVER = 0.995;
   const TOKENS = 0;
   const TIME = 1;
@@ -33,14 +33,14 @@
   let away = false;
   let lastSeen = "";
 
-  /** The bootstrap is no peer, and tells of itself without an id. */
+  /** The bootstrap is not a peer, and reports about itself without an id. */
   const who = (id) => (id || shown?.kind !== "bootstrap" ? ui.nameOf(rows.get(id), id) : "bootstrap");
   const timeKind = () => (shown.kind === "simulation" ? "elapsed" : "clock");
-  /** By the document's clock, which is not this computer's. */
+  /** Time elapsed by the document's clock, which may differ from this computer's. */
   const since = (then) => ui.ago(ui.isNumber(then) && ui.isNumber(shown.at) ? shown.at - then : null);
   const here = () => [...rows.values()].filter((row) => row.state !== "gone");
   const values = (name) => here().map((row) => row[name]);
-  /** A bootstrap knows nothing of who has left: its sums fall with them. */
+  /** A bootstrap's totals exclude departed peers. */
   const inAll = (found) => (found.kind === "bootstrap" ? "by those here" : "in all");
   const news = new ui.News(at("latest"), gossip, who);
 
@@ -59,13 +59,13 @@
     document.title = `${ui.loss(heldOut(found))} · ${ui.percent(found.figures?.fraction)} · ${name}`;
   }
 
-  /** A bootstrap takes no part: what its peers do is told in its place. */
+  /** A bootstrap does not train: its peers' states are shown instead of its own. */
   function doing(found) {
     const states = found.kind === "bootstrap" ? ui.tally(values("state")) : "";
     return states || ui.line(found.state) || ui.NONE;
   }
 
-  /** At the pace of whoever is in the middle; of a simulation nobody asks. */
+  /** Estimated from the median speed; not for simulations. */
   function timeLeft(found, end) {
     const speed = found.kind === "simulation" ? null : ui.median(values("tokens_per_s"));
     const left = (1 - (found.figures?.fraction ?? NaN)) * end;
@@ -97,7 +97,7 @@
     if (at("join-command").value !== command) at("join-command").value = command;
   }
 
-  /** Browsers lend the clipboard to https and this computer alone: elsewhere the command is selected instead. */
+  /** Browsers allow clipboard access only with https or on localhost; elsewhere the command is selected. */
   async function copyJoin() {
     const field = at("join-command");
     try {
@@ -169,7 +169,7 @@
     trafficChart.show([sent, received], { column: 0, kind: timeKind() });
   }
 
-  /** Training first, so that the held-out lines lie on top. What a bootstrap shows is each peer's own word. */
+  /** Training first, so that the held-out lines are on top. In a bootstrap's view each peer reports its own. */
   function lossLines(curves, areWords) {
     const lines = (pick, style) =>
       curves.map((curve) => {
@@ -207,7 +207,7 @@
 
   // --- lists -------------------------------------------------------------------------------------------------------
 
-  /** Newest first, each with how long ago, who, and a line. */
+  /** Newest first, each with its age, its peer and a line. */
   function showLines(name, events, lineOf) {
     at(name).hidden = !events.length;
     at(`${name}-nothing`).hidden = events.length > 0;
@@ -253,7 +253,7 @@
     document.documentElement.dataset.shown = String(found.at);
   }
 
-  /** Whoever served a run that has come to its end is gone as it should be: that is no fault, and nothing is stale. */
+  /** Shows that the server is unreachable; after a finished run that is normal and nothing is stale. */
   function showAway(why) {
     away = true;
     const isOver = why === ui.ENDED && shown?.figures?.fraction >= OVER;
@@ -267,7 +267,7 @@
     at("join").hidden = true;
   }
 
-  /** A word of explanation closes as people expect it to: by Escape, and when something else is clicked. */
+  /** Closes explanations on Escape and on a click elsewhere. */
   function closeWhats(except) {
     for (const each of document.querySelectorAll("details.what[open]")) if (each !== except) each.open = false;
   }

@@ -1,6 +1,6 @@
 "use strict";
-// Who is here: a table with a row for each peer, which on a phone are cards. Rows are kept and moved, never rebuilt, so
-// that what somebody selects or reads stays where it is.
+// Table of peers: one row each, shown as cards on a phone. Rows are kept and moved, never rebuilt, so that selections
+// and the reading position survive.
 {
   const numeric = (name) => (row) => (ui.isNumber(row[name]) ? row[name] : null);
   const textual = (name) => (row) => ui.line(row[name]).toLowerCase() || null;
@@ -9,11 +9,11 @@
    * @typedef {object} Column
    * @property {string} title
    * @property {(row: object) => string} text
-   * @property {(row: object) => string | number | null} key what it is sorted by; null goes last
-   * @property {boolean} [falls] whether the first click puts the largest first
+   * @property {(row: object) => string | number | null} key the sort key; null goes last
+   * @property {boolean} [falls] whether the first click sorts the largest first
    */
 
-  /** @type {Column[]} the first is the header of its row */
+  /** @type {Column[]} the first is the header of each row */
   const COLUMNS = [
     { title: "Peer", text: ui.nameOf, key: (row) => ui.nameOf(row).toLowerCase() },
     { title: "State", text: (row) => ui.line(row.state) || ui.NONE, key: textual("state") },
@@ -36,16 +36,16 @@
   class People {
     /** @type {Map<string, HTMLTableRowElement>} by peer id */
     #rows = new Map();
-    /** @type {{column: Column, falls: boolean} | null} null: oneself, then by name */
+    /** @type {{column: Column, falls: boolean} | null} null: this peer first, then by name */
     #sorting = null;
     #shown = [];
     #me = "";
 
-    /** @param {HTMLTableElement} table @param {HTMLSelectElement} choice by what to sort, where no header is to be seen */
+    /** @param {HTMLTableElement} table @param {HTMLSelectElement} choice the sort order, where headers are hidden */
     constructor(table, choice) {
       this.table = table;
       this.choice = choice;
-      choice.append(new Option("the usual order"), ...COLUMNS.map((column) => new Option(column.title)));
+      choice.append(new Option("default order"), ...COLUMNS.map((column) => new Option(column.title)));
       choice.addEventListener("change", () => this.#sort(COLUMNS[choice.selectedIndex - 1]));
       this.body = table.tBodies[0];
       this.titles = COLUMNS.map((column, index) => this.#title(column, index));
@@ -62,7 +62,7 @@
       return cell;
     }
 
-    /** First its natural way, then the other way round, then as it was. */
+    /** Cycles through the natural order, the reverse order and the default. */
     #sortBy(column) {
       const natural = Boolean(column.falls);
       if (this.#sorting?.column !== column) this.#sort(column);
@@ -70,7 +70,7 @@
       else this.#sort(undefined);
     }
 
-    /** @param {Column | undefined} column none: as it was */
+    /** @param {Column | undefined} column none: the default order */
     #sort(column, falls = Boolean(column?.falls)) {
       this.#sorting = column ? { column, falls } : null;
       this.choice.selectedIndex = COLUMNS.indexOf(column) + 1;
@@ -135,7 +135,7 @@
       });
     }
 
-    /** Whoever is gone stands last, whatever it is sorted by. */
+    /** Departed peers come last in every order. */
     #compare(a, b) {
       const gone = (row) => Number(row.state === "gone");
       if (gone(a) !== gone(b)) return gone(a) - gone(b);

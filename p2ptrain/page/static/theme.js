@@ -1,13 +1,12 @@
 "use strict";
-// Light or dark: the system's choice until somebody makes another here, which is remembered until it is taken back. The
-// only script that is not deferred, and so the only one that runs before the first paint: a page that turns dark later
-// flashes.
+// Light or dark theme: the system's preference, or a stored choice that differs from it. The only script that is not
+// deferred: it runs before the first paint, so the page does not flash.
 {
   const KEY = "p2ptrain-theme";
   const system = matchMedia("(prefers-color-scheme: dark)");
   const preferred = () => (system.matches ? "dark" : "light");
 
-  /** @returns {"light" | "dark" | null} what was chosen here; null where nothing was, or nothing may be stored */
+  /** @returns {"light" | "dark" | null} the stored choice; null if there is none or storage is disabled */
   function chosen() {
     try {
       const value = localStorage.getItem(KEY);
@@ -17,17 +16,17 @@
     }
   }
 
-  /** @param {"light" | "dark"} theme what is no other than the system's is no choice to remember */
+  /** @param {"light" | "dark"} theme the system's own preference is not stored */
   function remember(theme) {
     try {
       if (theme === preferred()) localStorage.removeItem(KEY);
       else localStorage.setItem(KEY, theme);
     } catch {
-      // Private windows may refuse: then it holds until the page is left.
+      // Private windows may refuse: then the choice lasts until the page is closed.
     }
   }
 
-  /** Puts a theme in force and lets the canvases know, which resolve their colours themselves. */
+  /** Applies a theme and notifies the canvases, which resolve their colours themselves. */
   function apply(theme) {
     document.documentElement.dataset.theme = theme;
     const button = document.getElementById("theme");

@@ -1,25 +1,25 @@
 "use strict";
-// What the other scripts share: numbers and names as people read them, colours, and a few lines of DOM. No state but
-// who has which colour.
+// Shared by the other scripts: formatting of numbers and names, colours, and DOM helpers. The only state is the
+// assignment of colours.
 
 globalThis.ui = {};
 {
-  /** Stands for whatever is not known. */
+  /** Placeholder for unknown values. */
   const NONE = "–";
   const STEPS = ["", "k", "M", "G", "T", "P", "E"];
   const GAP = "\u00a0";
   const COLOURS = 8;
-  /** As many as can be told apart on a thin line; with the colours, 32 looks. */
+  /** Dash patterns that can be told apart on a thin line; with the colours, 32 looks. */
   const DASHES = [[], [7, 3], [2, 3], [9, 3, 2, 3]];
 
   const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-  /** Three significant digits, as far as a figure below 1,000 has them. */
+  /** Formats a value below 1,000 with three significant digits. */
   function three(size) {
     return size.toFixed(size >= 99.95 ? 0 : size >= 9.995 ? 1 : 2);
   }
 
-  /** 359600, "B" -> "360 kB". Whole numbers below 1,000 stay whole. */
+  /** Formats with a unit prefix: 359600, "B" -> "360 kB". Integers below 1,000 stay integers. */
   function scaled(value, unit = "") {
     if (!isNumber(value)) return NONE;
     let size = Math.abs(value);
@@ -37,7 +37,7 @@ globalThis.ui = {};
   const rate = (value) => scaled(value, "B/s");
   const loss = (value) => (isNumber(value) ? value.toFixed(3) : NONE);
 
-  /** Counts are exact while they are short. */
+  /** Formats a count: exact below a million. */
   function count(value) {
     if (!isNumber(value)) return NONE;
     return Math.abs(value) < 1e6 ? Math.round(value).toLocaleString("en") : scaled(value);
@@ -62,34 +62,34 @@ globalThis.ui = {};
     return `${(size / 86400).toFixed(1)}${GAP}d`;
   }
 
-  /** Coarser than a duration: it changes while one reads. */
+  /** Formats a time in the past, coarser than a duration because it changes while it is read. */
   function ago(seconds) {
     if (!isNumber(seconds)) return NONE;
     if (seconds < 1.5) return "just now";
     return `${seconds < 89.5 ? `${Math.round(seconds)}${GAP}s` : duration(Math.max(seconds, 100))} ago`;
   }
 
-  /** One line without what cannot be seen or turns its surroundings around: it may be a stranger's. */
+  /** One line without invisible characters and direction controls: it may come from a stranger. */
   function line(text) {
     const seen = String(text ?? "").replace(/\p{Zl}|\p{Zp}|\p{Cc}/gu, " ").replace(/\p{C}|\p{DI}/gu, "");
     return seen.replace(/\s+/g, " ").trim();
   }
 
-  /** As ``line``, for text of several lines. */
+  /** Like ``line``, for text of several lines. */
   const prose = (text) => String(text ?? "").replace(/[^\P{C}\n\t]/gu, "");
 
-  /** The end of an id tells peers apart; its beginning is the same for all. */
+  /** The end of an id, because all ids begin alike. */
   const short = (id) => line(id).slice(-6);
 
   /** @param {{id: string, nickname?: string} | undefined} row */
   const nameOf = (row, id = row?.id) => line(row?.nickname) || short(id) || NONE;
 
-  /** @type {Map<string, {ink: string, dash: number[]}>} whoever was here last stands last */
+  /** @type {Map<string, {ink: string, dash: number[]}>} most recently seen last */
   const looks = new Map();
-  /** Peers whose looks are kept; then whoever has been away longest loses its. More than a document has rows. */
+  /** Looks that are kept, more than a document has rows; the longest unseen are dropped first. */
   const MOST_LOOKS = 1024;
 
-  /** By an id's hash (FNV-1a): a dash, and the first colour from there on that is not taken, if there is one. */
+  /** A dash pattern and the first free colour by the id's hash (FNV-1a). */
   function dealt(id, taken) {
     let hash = 0x811c9dc5;
     for (const each of String(id)) hash = Math.imul(hash ^ each.codePointAt(0), 0x01000193) >>> 0;
@@ -99,7 +99,7 @@ globalThis.ui = {};
     return { ink: `--peer-${colour}`, dash: DASHES[(hash >>> 8) % DASHES.length] };
   }
 
-  /** Those who are here now keep their looks, or get one each. */
+  /** Keeps or assigns the looks of the present peers. */
   function dress(ids) {
     for (const id of ids) {
       const known = looks.get(id) ?? dealt(id, new Set([...looks.values()].map((each) => each.ink)));
@@ -114,7 +114,7 @@ globalThis.ui = {};
 
   const NOTHING = new Set();
 
-  /** A peer's colour and dash. Of whom no row is known, nothing is kept. No id: everybody's average. */
+  /** A peer's colour and dash; not stored for unknown peers. Without an id: the average of all. */
   function look(id) {
     if (!id) return { ink: "--ink", dash: DASHES[0] };
     return looks.get(id) ?? dealt(id, NOTHING);
@@ -124,7 +124,7 @@ globalThis.ui = {};
   const inks = new Map();
   addEventListener("themechange", () => inks.clear());
 
-  /** A custom property's colour as a canvas takes it, for the theme in force. */
+  /** The current theme's colour of a custom property, as a canvas accepts it. */
   function ink(name) {
     if (!inks.has(name)) {
       const probe = document.getElementById("probe");
@@ -136,7 +136,7 @@ globalThis.ui = {};
 
   const at = (id) => document.getElementById(id);
 
-  /** An element with text or other elements in it: text is never read as markup. */
+  /** Makes an element with text or other elements; text is never parsed as markup. */
   function el(tag, className = "", ...inside) {
     const made = document.createElement(tag);
     if (className) made.className = className;
@@ -144,27 +144,27 @@ globalThis.ui = {};
     return made;
   }
 
-  /** A stranger's text, which cannot turn its surroundings around. */
+  /** A stranger's text, isolated so that it cannot change the direction of the text around it. */
   const isolated = (text, className = "") => el("bdi", className, text);
 
-  /** Sets a text where it differs: an untouched node keeps selections, and costs no layout. */
+  /** Sets a text if it differs: an unchanged node keeps selections and needs no layout. */
   function set(node, text) {
     if (node.textContent !== text) node.textContent = text;
   }
 
-  /** As many children as rows: kept ones are refilled, which costs less than new ones and keeps selections. */
+  /** Makes one child per item; existing ones are reused, which is cheaper and keeps selections. */
   function fill(parent, items, make, refill) {
     while (parent.children.length > items.length) parent.lastElementChild.remove();
     while (parent.children.length < items.length) parent.append(make());
     items.forEach((item, index) => refill(parent.children[index], item));
   }
 
-  /** Of a tally: a swarm has five states. */
+  /** Maximum words of a tally; a swarm has five states. */
   const MOST_WORDS = 5;
 
   const SVG = "http://www.w3.org/2000/svg";
 
-  /** A piece of a peer's line, as in the chart. */
+  /** A sample of a peer's line in the chart. */
   function swatch(id) {
     const { ink: name, dash } = look(id);
     const svg = document.createElementNS(SVG, "svg");
@@ -186,7 +186,7 @@ globalThis.ui = {};
     return known.length % 2 ? known[middle] : (known[middle - 1] + known[middle]) / 2;
   }
 
-  /** ``7 training, 1 joining``: how often each word is there, the most frequent first. */
+  /** ``7 training, 1 joining``: counts of each word, the most frequent first. */
   function tally(words) {
     const counts = new Map();
     for (const word of words.map(line).filter(Boolean)) counts.set(word, (counts.get(word) ?? 0) + 1);
@@ -194,7 +194,7 @@ globalThis.ui = {};
     return most.map(([word, many]) => `${count(many)} ${word}`).join(", ");
   }
 
-  /** Null where nobody tells. */
+  /** Sum of the known values; null if there are none. */
   function sum(values) {
     const known = values.filter(isNumber);
     return known.length ? known.reduce((a, b) => a + b) : null;
