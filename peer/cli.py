@@ -1,4 +1,4 @@
-"""The commands that concern one peer. Options are read here; everything heavy is imported when a command runs."""
+"""Commands that concern one peer. Heavy modules are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -128,7 +128,9 @@ def _print_link(home: Path, has_terms: bool) -> None:
         raise HomeError(
             f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
         )
-    if not addresses and not where.identity.exists():  # nobody has lived here: a run as a rented server has it
+    if (
+        not addresses and not where.identity.exists()
+    ):  # not a peer's home: a run directory without its key, as on a rented server
         raise _run_without_key(home, signed)
     if not addresses:
         raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")

@@ -1,7 +1,7 @@
 """A peer's receipts on disk, and what they prove (``p2ptrain.receipts``).
 
-``HOME/contributions.jsonl`` has one receipt a line, ``contributions.1.jsonl`` the older ones: two files of at most 64
-MiB.
+``HOME/contributions.jsonl`` has one receipt per line, ``contributions.1.jsonl`` the older ones: two files of at most
+64 MiB each.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from peer.home import Home
 from peer.messages import size
 
 MAX_LEDGER_BYTES = 64 << 20
-"""Of each of the two files: a month at one claim in 30 s."""
+"""Maximum size of each of the two files: a month at one claim per 30 s."""
 _MAX_LINE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The receipts on disk."""
+    """The receipt files of one home."""
 
     path: Path
 
@@ -34,7 +34,7 @@ class Ledger:
         return self.path.with_suffix(".1.jsonl")
 
     def add(self, receipt: Receipt) -> None:
-        """Raises OSError."""
+        """Append a receipt, and rotate the file when it is full. Raises OSError."""
         line = files.missing_newline(self.path) + json.dumps(to_json(receipt)) + "\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
@@ -43,7 +43,7 @@ class Ledger:
             self.path.replace(self.older)
 
     def read(self) -> Iterator[Receipt | None]:
-        """All receipts, the older first; None for a line that is none. Raises HomeError."""
+        """Yield all receipts, oldest first; None for a line that is not a receipt. Raises HomeError."""
         for path in (self.older, self.path):
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
@@ -63,9 +63,9 @@ def _parsed(line: str) -> Receipt | None:
 
 
 def proved(home: Home, path: Path | None = None) -> Total:
-    """What the receipts in a home, or in one file of somebody else's, prove. Raises HomeError.
+    """Add up the valid receipts in a home, or in another peer's file ``path``. Raises HomeError.
 
-    All must be of one peer: in a home, of whoever lives there; in a file, of whoever the first line names.
+    All must belong to one peer, which the first receipt names.
     """
     signed = home.load_manifest(None)
     if signed is None:
@@ -95,7 +95,7 @@ def _count(number: int, what: str) -> str:
 
 
 def table(result: Total) -> list[str]:
-    """For people."""
+    """Format a total for people."""
     days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (result.first, result.last)]
     partners = sorted(result.partners.items(), key=lambda each: -each[1])
     signers = _count(len(partners), "partner")

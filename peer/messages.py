@@ -1,4 +1,4 @@
-"""Notes as lines for people: ``[exchange] exchanged with Kx41ab: 0.8 s, 1.1 MB``. Pure; docs/ERRORS.md lists them."""
+"""Notes as lines for people: ``[exchange] exchanged with Kx41ab: 0.8 s, 1.1 MB``. docs/ERRORS.md lists them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PLACES = re.compile(
 
 
 def line(kind: str, fields: Mapping[str, Any]) -> str | None:
-    """The line for a note, or None where a note is only for the log."""
+    """Return the line for a note; None if the note is only for the event log."""
     maker = _LINES.get(kind)
     return printable(maker(fields)) if maker else None
 
 
 def without_places(text: str) -> str:
-    """Without addresses and paths, which tell of the owner's network and computer: for others' eyes."""
+    """Replace addresses and paths, which reveal the owner's network and computer, by "…"."""
     return _PLACES.sub("…", text)
 
 
 def size(size_bytes: float) -> str:
-    """``1.1 MB``; decimal units, as links are measured."""
+    """Format a size in decimal units: ``1.1 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -38,7 +38,7 @@ def size(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``."""
+    """Format a duration: ``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``."""
     if seconds >= 120:
         return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
@@ -60,7 +60,7 @@ def _exchanged(fields: Mapping[str, Any]) -> str:
 
 
 def _path(fields: Mapping[str, Any]) -> str:
-    """Nothing where the bytes went directly."""
+    """Name the relay that carried the bytes; empty for a direct link."""
     return f" (relayed by {short(str(fields['relay']))})" if fields.get("relay") else ""
 
 
@@ -70,7 +70,7 @@ def _tokenizing(fields: Mapping[str, Any]) -> str:
 
 
 def _forward(fields: Mapping[str, Any]) -> str:
-    """What would make this machine reachable."""
+    """Say what would make this machine reachable."""
     target = f" to {fields['own']}" if fields.get("own") else ""
     return f"forward TCP port {fields['port']} of your router{target}" if fields.get("port") else "listen on a port"
 
