@@ -75,7 +75,7 @@ class Stopping:
 
     @contextlib.contextmanager
     def minding_errors(self) -> Iterator[None]:
-        """Ignore the first signal after an error in this block, which JoiningStopped would replace."""
+        """Ignore the first signal once this block has failed, because JoiningStopped would replace its error."""
         try:
             yield
         except Exception:  # raised again for the caller

@@ -19,14 +19,14 @@ from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, cache_directory, default_home
 
 DEFAULT_PORT = 31337
-"""As the bootstrap's: forwarded once, it serves both."""
+"""Default port, equal to the bootstrap's: one forwarded port serves both."""
 NETWORK_CHECKS = ("link", "admission", "clock", "router", "reach", "rates")
 REPORT = "If that does not help, please report it with these words."
 
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """What libraries log inside is no finding."""
+    """Silence the logs of libraries, which are not findings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -74,7 +74,7 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
 
 
 def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Finding]]:
-    """The link that was given, else the one by which the peer of the home joined."""
+    """Return the link that was given, else the one by which the peer of the home joined, and findings."""
     try:
         if text is not None:
             return JoinLink.parse(text), []
@@ -87,10 +87,10 @@ def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Fi
 
 
 def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], int | None]:
-    """Whether the peer's port is free, and where the network's checks then listen: 0, at any port; None, nowhere.
+    """Check that the peer's port is free; return findings and the port for the network checks (0: any, None: none).
 
-    One that its owner names must be free; a peer that is told of none takes any other. One that lives in the home
-    already has its port itself.
+    A port that the owner names must be free; otherwise a peer takes another one. The port is not checked while a peer
+    runs in the home, which uses it.
     """
     listens_at: list[int | None] = [None]
 
@@ -108,7 +108,7 @@ def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], in
 
 
 def _network(link: JoinLink, home: Home, port: int | None, local: bool) -> tuple[list[Finding], Manifest | None]:
-    """What others say of us."""
+    """Run the network checks; return their findings, and the manifest if one was fetched."""
     manifest: list[Manifest | None] = [None]
 
     def examined() -> list[Finding]:
@@ -122,13 +122,13 @@ def _network(link: JoinLink, home: Home, port: int | None, local: bool) -> tuple
 
 
 def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """A check's findings; whatever goes wrong in it is one."""
+    """Run a check; return its findings, or its error as a finding."""
     try:
         return check()
     except UserError as error:
         return [bad(name, error.problem, error.remedy)]
     except P2pTrainError as error:
         return [bad(name, str(error), f"Try again. {REPORT}")]
-    except Exception as error:  # a broken installation raises anything, and this command is for those who have one
+    except Exception as error:  # a broken installation, which this command must explain, may raise anything
         words = f"{type(error).__name__}: {error}"
         return [bad(name, words, f"Install p2ptrain again with pip, in a new environment. {REPORT}")]

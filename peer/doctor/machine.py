@@ -1,4 +1,4 @@
-"""Checks of this machine alone. Each returns findings and raises nothing that ``command`` does not explain."""
+"""Checks of this machine alone. Each returns findings; ``command`` turns what it raises into a finding."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
 CHECKPOINT_BYTES = 60
-"""Disk per parameter, at most: three checkpoints (two are kept, a third is written) of weights, momentum and moments
-in fp32. A guess with room."""
+"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32.
+
+Guess: the size of a home after a long session, per parameter.
+"""
 SPARE_DISK_BYTES = 1_000_000_000
-"""Beside it, for logs and all else. A guess."""
+"""Additional disk space, for logs and everything else.
+
+Guess: the size of a home without checkpoints after a long session.
+"""
 DRIVER_DEADLINE_S = 10.0
+"""Seconds for nvidia-smi to answer."""
 
 
 def versions() -> list[Finding]:
-    """p2ptrain, Python, and the two large things it stands on."""
+    """Check the versions of p2ptrain, Python, torch and hivemind."""
     fault = platform_fault(sys.version_info[:2], sys.platform)
     found = [f"p2ptrain {p2ptrain.__version__}", f"Python {platform.python_version()}", platform.platform(terse=True)]
     if fault is not None:
@@ -41,7 +47,7 @@ def versions() -> list[Finding]:
 
 
 def device(wish: str) -> list[Finding]:
-    """What would train, and whether a card lies idle beside it."""
+    """Report the device that would train, and a GPU that torch cannot use."""
     import torch
 
     from p2ptrain.train import choose_device
@@ -66,7 +72,7 @@ def device(wish: str) -> list[Finding]:
 
 
 def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
-    """This machine's memory against the run's need."""
+    """Check that the run's model fits this machine's memory."""
     from p2ptrain.train import choose_device
     from peer.capacity import check_memory, installed_memory
 
@@ -81,7 +87,7 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Room for checkpoints where the home is, or will be."""
+    """Check the free disk space for the home."""
     place, free = _room(home)
     if free is None:
         return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
@@ -93,7 +99,7 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
 
 
 def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Room for the run's tokens, which all peers of this user share, beside what the home takes of the same disk."""
+    """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
     from p2ptrain.data import has_stream, most_stream_bytes
 
     if manifest is not None and has_stream(manifest, directory):
@@ -116,12 +122,12 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
 
 
 def _home_bytes(manifest: Manifest | None) -> int:
-    """What a home takes, as far as that is known."""
+    """Return the disk space that a home needs, as far as it is known."""
     return SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
 
 
 def _room(path: Path) -> tuple[Path, int | None]:
-    """The directory, or the nearest above it that is there, and the free bytes of its disk; None: closed to us."""
+    """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
     place = path.expanduser().absolute()
     try:
         while not place.exists():
@@ -133,7 +139,7 @@ def _room(path: Path) -> tuple[Path, int | None]:
 
 
 def port(host: str, number: int, is_named: bool) -> list[Finding]:
-    """Whether we can listen there, which we need where the owner named it: a peer takes any other port by itself."""
+    """Check that a port is free; if not, the finding is BAD only for a port that the owner named."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -157,7 +163,7 @@ def _listing(number: int) -> str:
 
 
 def _driver() -> tuple[str, str] | None:
-    """The first NVIDIA card and its driver, as nvidia-smi names them; None without."""
+    """Return the name and driver of the first NVIDIA GPU, from nvidia-smi; None if there is none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

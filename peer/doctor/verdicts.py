@@ -1,4 +1,4 @@
-"""What the network's observations mean. Pure: observations in, findings out."""
+"""Findings from the observations of other nodes. Pure."""
 
 from __future__ import annotations
 
@@ -15,30 +15,37 @@ from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
-"""A guess: more than any network's delay."""
+"""Clock offset in seconds that is worth a note: more than any network's delay.
+
+Guess: the spread of clock offsets that healthy peers measure.
+"""
 NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
 SLOW_BYTES_S = 64_000.0
-"""A guess: half a Mbit/s. A model of 15 million parameters takes four minutes at it, each way."""
+"""Rate in bytes per second below which the line counts as slow: half a Mbit/s.
+
+At this rate a model of 15 million parameters takes four minutes, each way. Guess: the rate at which exchanges start to
+fail.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one node saw of us."""
+    """One node's view of this machine."""
 
     sight: ReachabilityReport
     clock_ahead_s: float = 0.0
-    """How far our clock is ahead of its clock."""
+    """Seconds by which our clock is ahead of the node's."""
     sent_from: int = 0
-    """The port that our connection to it left from; 0: unknown."""
+    """Local port of our connection to the node; 0: unknown."""
 
 
 def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) -> Finding:
-    """Whether the run lets this peer in.
+    """Report whether the run admits this peer.
 
     Args:
-        me: the peer that lives here; None: it will be made when it joins.
-        why: the run does not let it in; None: it does, or nobody lives here yet.
-        invite: of the join link; empty: it has none.
+        me: peer id of the home; None if it has no identity yet.
+        why: why the run does not admit the peer; None if it does or the home has no identity yet.
+        invite: invite of the join link; empty if it has none.
     """
     if policy == "open":
         return ok("admission", "the run is open: whoever has its link may take part")
@@ -51,18 +58,18 @@ def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) 
         return note("admission", words, "Join once by the link: it tells you the peer id that the author must admit.")
     if me is None:
         return bad("admission", "the run takes invited peers, and the link has no invite", NO_INVITE)
-    assert why is not None  # told above
+    assert why is not None  # the case of None is handled above
     return bad("admission", f"the run does not let {short(me)} in: {why}", remedy(why, me))
 
 
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
-    """How far our clock is ahead of one that was read between our two times; the least that explains them."""
+    """Return the smallest offset in seconds that explains a clock read ``theirs`` between our two times."""
     lowest, highest = asked_at - theirs, answered_at - theirs
     return 0.0 if lowest <= 0 <= highest else min(lowest, highest, key=abs)
 
 
 def clock(seen: Sequence[Observation]) -> Finding:
-    """The median of what the others say: one of them may be wrong itself."""
+    """Report the median clock offset, as single nodes may be wrong themselves."""
     if not seen:
         return skipped("clock", "nobody answered whose clock could be compared")
     off = statistics.median(each.clock_ahead_s for each in seen)
@@ -76,10 +83,10 @@ def clock(seen: Sequence[Observation]) -> Finding:
 
 
 def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
-    """What kind of router we are behind, if any.
+    """Report the kind of router that this machine is behind, if any.
 
     Args:
-        own: the IP addresses of this machine.
+        own: IP addresses of this machine.
     """
     direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
     far = [each for each in direct if address.is_public(each.sight.place)] or direct
@@ -100,13 +107,13 @@ def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
 def reach(
     seen: Sequence[Observation], port: int, own: str, has_relay: bool | None, silent: Sequence[str] = ()
 ) -> Finding:
-    """Whether others can dial us.
+    """Report whether others can dial this machine.
 
     Args:
-        port: where they tried; 0: we listen nowhere.
-        own: this machine's address in its own network, for the router's settings.
-        has_relay: whether a relay gave us a place; None: nobody was asked.
-        silent: why others do not say what they see.
+        port: port that they tried; 0: we do not listen.
+        own: this machine's local address, for the router's settings.
+        has_relay: whether a relay granted a reservation; None: none was asked.
+        silent: why nodes did not answer.
     """
     if port == 0:
         return skipped("reach", "nothing listens, so nobody was asked to dial us")
@@ -134,7 +141,7 @@ def reach(
 
 
 def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
-    """Args: name, bytes a second from it, bytes a second to it."""
+    """Report the best rates from tuples of node name and bytes per second in and out."""
     if not measured:
         return skipped("rates", "no node was there to measure with")
     down, up = max(each[1] for each in measured), max(each[2] for each in measured)

@@ -1,4 +1,4 @@
-"""``p2ptrain status``, ``pause``, ``resume``, ``finish``: from another terminal, to the peer that lives in HOME."""
+"""``p2ptrain status``, ``pause``, ``resume``, ``finish``: commands to the peer that runs in HOME."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""``HOME/paused.json``: there while the owner has paused the peer, so that a pause outlives the process.
+"""``HOME/paused.json``: exists while the owner has paused the peer, so that a pause outlives the process.
 
-Without it, or where it is not what we wrote, the peer is not paused: a peer that rests for ever and does not know why
-would be worse than one that trains.
+A missing or damaged file means not paused, because a peer that is paused forever without a reason would be worse.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ CONTENT = b'{"paused": true}\n'
 
 
 class PauseFile:
-    """The file of one home. Written by one thread."""
+    """The pause file of one home, written by one thread."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
 
     def load(self) -> tuple[bool, str]:
-        """Whether an earlier process was paused; and what is wrong with the file, or nothing."""
+        """Return whether an earlier process was paused, and what is wrong with the file or ""."""
         try:
             with self.path.open("rb") as file:
                 is_ours = file.read(len(CONTENT) + 1) == CONTENT
@@ -32,7 +31,7 @@ class PauseFile:
         return is_ours, "" if is_ours else f"{self.path} is not what was written; it counts as not paused"
 
     def keep(self, is_paused: bool) -> str:
-        """For the next start. Why that failed; empty when it did not."""
+        """Save the pause for the next start; return why that failed, or ""."""
         try:
             if is_paused:
                 files.replace(self.path, CONTENT)
