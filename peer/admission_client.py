@@ -104,7 +104,7 @@ class AdmissionClient:
         if self.gate is None:
             return ""
         why = self._why
-        return f"let in ({self.gate.policy})" if why is None else f"NOT let in: {why}. {remedy(why, self._me)}"
+        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why}. {remedy(why, self._me)}"
 
     async def enter(self, link: JoinLink | None) -> None:
         """Fetch the access list, and a certificate if the link has an invite, until this peer is admitted.
@@ -147,7 +147,7 @@ class AdmissionClient:
             return
         shelf = AccessListStore(lambda: self._connection.node.dht, self.gate, self._ruled)
         task = asyncio.create_task(shelf.run())
-        task.add_done_callback(reporting("the keeper of rulings"))
+        task.add_done_callback(reporting("the update of the access list"))
         try:
             yield
         finally:
@@ -214,7 +214,7 @@ class AdmissionClient:
         try:
             self._home.write(self._home.path / RULINGS_FILE, rulings.encode())
         except HomeError as error:
-            self._notebook.note("not saved", what="the run's rulings", why=error.problem)
+            self._notebook.note("not saved", what="the access list", why=error.problem)
         counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
         self._notebook.note("rulings", serial=rulings.serial, **counts)
         before, why = self._why, self._look(self.gate)

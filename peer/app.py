@@ -125,10 +125,10 @@ def _home(options: PeerOptions) -> Home:
     elif options.link is not None:
         home = Home(default_home(options.link.run_id))
     else:
-        raise HomeError("There is neither a join link nor a home.", "Give the link, or the home of a peer with --home.")
+        raise HomeError("Neither a join link nor a home is given.", "Give the link, or the home of a peer with --home.")
     check_no_other(home.path)
     if options.link is None and home.load_manifest(None) is None:
-        raise HomeError(f"No peer lives in {home.path} yet.", "Give a join link to begin with.")
+        raise HomeError(f"There is no peer in {home.path} yet.", "Give a join link.")
     return home
 
 
@@ -307,7 +307,7 @@ def _run_in_swarm(
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
             await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, entrance.guarded(copies.answer))
             keeping = asyncio.create_task(connection.keep_cache(records))
-            keeping.add_done_callback(reporting("the keeper of known peers"))
+            keeping.add_done_callback(reporting("the peer cache"))
             try:
                 seen = showing.tending(connection, attendance, line.paths)
                 async with entrance.tending(), contributions.gathering(asking), seen:

@@ -49,7 +49,7 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(
-            f"The run's model has {parameters:,} parameters and needs at least {needed / 1e9:.1f} GB of memory, and "
+            f"The run's model has {parameters:,} parameters and needs at least {needed / 1e9:.1f} GB of memory, but "
             f"this machine has {there / 1e9:.1f} GB.",
             "Join from a machine with more memory, or join a run with a smaller model.",
         )
@@ -87,6 +87,6 @@ def explained(device: torch.device) -> Iterator[None]:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _ALLOCATOR not in str(error):
             raise
         raise DeviceError(
-            f"The run's model does not fit the memory that is free on {device}.",
-            "Close other programs that use it, or take another device with --device.",
+            f"The run's model does not fit the free memory of {device}.",
+            "Close other programs that use it, or choose another device with --device.",
         ) from error

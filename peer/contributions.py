@@ -96,7 +96,7 @@ class Contributions:
             transport: returns the transport to partners; raises NetworkError while there is none.
         """
         task = asyncio.create_task(self._run(transport))
-        task.add_done_callback(reporting("the gatherer of receipts"))
+        task.add_done_callback(reporting("the collection of receipts"))
         try:
             yield
         finally:

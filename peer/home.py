@@ -59,7 +59,7 @@ def check_no_other(path: Path) -> None:
     if run or is_a_bootstraps:
         what = "the directory of a run" if run else "the home of a bootstrap"
         raise HomeError(
-            f"{path} is {what}, and no peer's home.", "Name the home of a peer; p2ptrain peer --home makes a new one."
+            f"{path} is {what}, not of a peer.", "Name the home of a peer; p2ptrain peer --home creates a new one."
         )
 
 
@@ -113,8 +113,8 @@ class Home:
             lock.acquire(timeout=0)
         except Timeout:
             raise HomeError(
-                f"Another process lives in {self.path}.",
-                "Stop it first, or give this peer a home of its own with --home.",
+                f"Another process uses {self.path}.",
+                "Stop it first, or give this peer another home with --home.",
             ) from None
         except OSError as error:
             raise self._unusable(error) from error
@@ -141,7 +141,7 @@ class Home:
     def _unusable(self, error: OSError) -> HomeError:
         return HomeError(
             f"The home {self.path} cannot be used: {error.strerror}.",
-            "Choose a directory that you may write, with --home.",
+            "Choose a directory that you can write to, with --home.",
         )
 
     def load_manifest(self, expected: RunId | None) -> SignedManifest | None:
@@ -160,8 +160,8 @@ class Home:
             raise HomeError(f"{self.manifest} cannot be used. {error.problem}", remedy) from error
         if expected is not None and signed.run_id != expected:
             raise HomeError(
-                f"{self.path} belongs to run {signed.run_id[:12]}…, and the link is to run {expected[:12]}….",
-                "Give each run a home of its own with --home.",
+                f"{self.path} belongs to run {signed.run_id[:12]}…, but the link is to run {expected[:12]}….",
+                "Use a separate home for each run, with --home.",
             )
         return signed
 

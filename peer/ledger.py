@@ -69,24 +69,22 @@ def proved(home: Home, path: Path | None = None) -> Total:
     """
     signed = home.load_manifest(None)
     if signed is None:
-        raise HomeError(
-            f"No peer of any swarm has lived in {home.path} yet.", "Name the home of a peer that has joined a run."
-        )
+        raise HomeError(f"There is no peer in {home.path} yet.", "Name the home of a peer that has joined a run.")
     entries = list(Ledger(path or home.contributions).read())
     receipts = [entry for entry in entries if entry is not None]
     if entries and not receipts:
         raise HomeError(
             f"No line of {path or home.contributions} is a receipt.",
-            "The file is damaged, or another program's. Bring back a copy, or move it away.",
+            "The file is damaged or not a peer's. Restore a copy, or move it away.",
         )
     if not receipts:
         raise HomeError(
             f"There is no receipt in {path or home.contributions} yet.",
-            "Partners sign the first within a minute of the first exchange, if they are there for so long.",
+            "Partners sign the first receipt within a minute of the first exchange.",
         )
     result = total(receipts, signed.run_id, receipts[0].peer)
     for _ in range(len(entries) - len(receipts)):
-        result.reject("it is no receipt")
+        result.reject("it is not a receipt")
     return result
 
 
@@ -104,7 +102,7 @@ def table(result: Total) -> list[str]:
         f"exchanges: {result.exchanges:,}",
         f"sent in exchanges: {size(result.sent)}, received: {size(result.received)}",
         f"weights given to newcomers: {size(result.served)}",
-        f"tokens: {result.tokens:,} (what it claimed to its partners; nobody can count them from outside)",
+        f"tokens: {result.tokens:,} (as claimed to its partners, who cannot verify them)",
         *(f"  {peer}: {_count(exchanges, 'exchange')}" for peer, exchanges in partners),
         *(f"NOT counted, {_count(count, 'receipt')}: {why}" for why, count in result.faulty.items()),
     ]

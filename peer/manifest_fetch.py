@@ -19,8 +19,9 @@ PAUSE_S = (2.0, 30.0)
 Guess: how long bootstraps take to restart.
 """
 
-SILENCE = "Is the bootstrap running, the address right, its port open in the firewall and forwarded by the router?"
-STRANGERS = "Ask whoever gave you the link for a new one."
+SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."
+"""Remedy if no address answers."""
+STRANGERS = "Ask the person who gave you the link for a new one."
 """Remedy if another peer answers, so that neither firewall nor router is at fault."""
 
 
@@ -58,7 +59,7 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed
-        why, remedy = "nobody handed out the run's manifest", SILENCE
+        why, remedy = "no address in the link returned the run's manifest", SILENCE
         if len(strangers) == len(link.addresses):
             why, remedy = strangers[link.addresses[0]], STRANGERS
         notebook.note("waiting", why=why, seconds=pause, remedy=remedy)

@@ -28,8 +28,8 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
     if found.checkpoint is None and found.passed_over:
         torn = "; ".join(f"{each.path.name}: {each.reason}" for each in found.passed_over)
         raise HomeError(
-            f"No checkpoint in {home.path} is whole: {torn}.",
-            "Start its peer again: it takes the swarm's weights, and saves while it trains and when it stops.",
+            f"Every checkpoint in {home.path} is damaged: {torn}.",
+            "Start its peer again; it downloads the swarm's weights and saves them while it trains and when it stops.",
         )
     if signed is None or found.checkpoint is None:
         raise HomeError(
@@ -46,7 +46,7 @@ def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
     model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
     if slow.shape != model.theta.shape:
         raise HomeError(
-            f"The checkpoint holds {len(slow):,} weights, and the run's model {len(model.theta):,}.",
+            f"The checkpoint has {len(slow):,} weights, but the run's model has {len(model.theta):,}.",
             "Name the home that the checkpoint belongs to.",
         )
     model.theta.copy_(slow)
@@ -108,7 +108,7 @@ def _whole(target: Path) -> Iterator[Path]:
 
 def _unwritable(target: Path, error: Exception) -> UserError:
     return UserError(
-        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another place, or free some space."
+        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another directory, or free some space."
     )
 
 

@@ -124,7 +124,7 @@ class Connection:
         try:
             await self._revive()
         except (NetworkError, OSError, EOFError) as error:  # OSError, EOFError: p2pd died while it started
-            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
+            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Try again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
         self._watcher.add_done_callback(_report)
 
@@ -346,4 +346,4 @@ class Connection:
 
 def describe_addresses(addresses: Sequence[str]) -> str:
     """Format addresses for people: ``203.0.113.7:31337, …``."""
-    return ", ".join(address.host_port(each) for each in addresses) or "nowhere that others can reach"
+    return ", ".join(address.host_port(each) for each in addresses) or "no address that others can reach"

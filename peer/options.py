@@ -14,5 +14,5 @@ class FiniteRange(click.FloatRange):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no number that can be used.", param, ctx)
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number

@@ -88,7 +88,7 @@ class Sharing:
 
         await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(telling).answer)
         meeting = asyncio.create_task(meet())
-        meeting.add_done_callback(reporting("the list of who is here"))
+        meeting.add_done_callback(reporting("the list of live peers"))
         try:
             yield
         finally:

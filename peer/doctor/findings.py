@@ -64,7 +64,7 @@ def summary(findings: Sequence[Finding]) -> str:
     if wrong:
         return f"To be fixed: {', '.join(wrong)}."
     left = ", ".join(each.check for each in findings if each.state is FindingState.SKIPPED)
-    return f"All is well, as far as was looked; skipped: {left}." if left else "All is well."
+    return f"All checks that ran passed; skipped: {left}." if left else "All is well."
 
 
 def exit_status(findings: Sequence[Finding]) -> int:

@@ -41,7 +41,7 @@ def versions() -> list[Finding]:
         try:
             found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            fix = "Install p2ptrain again with pip; it brings all that it needs."
+            fix = "Reinstall p2ptrain with pip, which installs its dependencies."
             return [bad("versions", f"{package} is not installed", fix)]
     return [ok("versions", ", ".join(found))]
 
@@ -62,12 +62,12 @@ def device(wish: str) -> list[Finding]:
     card = _driver()
     if card is not None and wish == "auto":
         fix = (
-            "Install a torch for that driver (pytorch.org, Get Started). "
+            "Install a torch build for that driver (pytorch.org, Get Started). "
             if torch.version.cuda is None
-            else "Update the driver, or install a torch for the one that is there. "
+            else "Update the driver, or install a torch build for the present one. "
         )
         words = f"{found}; this torch ({torch.__version__}) does not use the {card[0]}, driver {card[1]}"
-        return [note("device", words, f"{fix}Training on the CPU works, slowly.")]
+        return [note("device", words, f"{fix}Training on the CPU works, but is slow.")]
     return [ok("device", found)]
 
 
@@ -78,7 +78,7 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
-        return [ok("memory", f"{there}; what a run needs can be told with its LINK")]
+        return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     try:
         check_memory(manifest, choose_device(wish))
     except DeviceError as error:
@@ -90,11 +90,11 @@ def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
     """Check the free disk space for the home."""
     place, free = _room(home)
     if free is None:
-        return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
+        return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]
     there, needed = f"{free / 1e9:.1f} GB free at {place}", _home_bytes(manifest)
     if free < needed:
         more = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
-        return [bad("disk", f"{there}, and about {needed / 1e9:.1f} GB are needed", more)]
+        return [bad("disk", f"{there}, but about {needed / 1e9:.1f} GB are needed", more)]
     return [ok("disk", there)]
 
 
@@ -106,18 +106,18 @@ def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Findin
         return [ok("cache", f"the run's tokens are in {directory}")]
     place, free = _room(directory)
     if free is None:
-        fix = "Name a directory of your own in the variable XDG_CACHE_HOME."
+        fix = "Set XDG_CACHE_HOME to a directory that you can write to."
         return [bad("cache", f"{place} is not writable", fix)]
     there = f"{free / 1e9:.1f} GB free at {place}"
     if manifest is None:
-        return [ok("cache", f"{there}; what a run needs can be told with its LINK")]
+        return [ok("cache", f"{there}; give a join LINK to check what its run needs")]
     beside, its_free = _room(home)
     shares = its_free is not None and beside.stat().st_dev == place.stat().st_dev
     needed = most_stream_bytes(manifest) + (_home_bytes(manifest) if shares else 0)
     if free < needed:
-        more = f"Free {(needed - free) / 1e9:.1f} GB there, or name another disk's directory in XDG_CACHE_HOME."
+        more = f"Free {(needed - free) / 1e9:.1f} GB there, or set XDG_CACHE_HOME to a directory on another disk."
         what = "home and tokens" if shares else "the run's tokens"
-        return [bad("cache", f"{there}, and {what} take {needed / 1e9:.1f} GB", more)]
+        return [bad("cache", f"{there}, but {what} take {needed / 1e9:.1f} GB", more)]
     return [ok("cache", there)]
 
 
@@ -146,11 +146,11 @@ def port(host: str, number: int, is_named: bool) -> list[Finding]:
         try:
             probe.bind((host, number))
         except OSError as error:
-            words = f"TCP port {number} cannot be listened on: {error.strerror}"
+            words = f"cannot listen on TCP port {number}: {error.strerror}"
             if not is_named:
-                return [note("port", f"{words}; a peer without --listen takes another")]
+                return [note("port", f"{words}; a peer without --listen uses another one")]
             fix = (
-                f"Stop the other program ({_listing(number)} names it), or take another port with --port."
+                f"Stop the other program ({_listing(number)} names it), or choose another port with --port."
                 if error.errno in (48, 98)  # EADDRINUSE of macOS and Linux
                 else "Choose a port above 1023 with --port."
             )

@@ -119,8 +119,12 @@ def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) ->
     if isinstance(why, UserError):
         return bad("link", words, why.remedy)
     if stranger(why):
-        return bad("link", words, "Ask whoever gave you the link for one that holds now.")
-    return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
+        return bad("link", words, "Ask the person who gave you the link for a new one.")
+    return bad(
+        "link",
+        words,
+        f"Ask the person who gave you the link whether {where} is up. If it is, allow outgoing TCP to it.",
+    )
 
 
 def plain(words: str) -> str:

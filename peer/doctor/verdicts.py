@@ -48,18 +48,20 @@ def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) 
         invite: invite of the join link; empty if it has none.
     """
     if policy == "open":
-        return ok("admission", "the run is open: whoever has its link may take part")
+        return ok("admission", "the run is open: anyone with its link may join")
     if me is not None and why is None:
-        return ok("admission", f"the run lets {short(me)} in ({policy})")
+        return ok("admission", f"the run admits {short(me)} ({policy})")
     if policy == "invite" and invite and why is not Refusal.BANNED:
-        return ok("admission", "the run takes invited peers, and the link has an invite; joining tells if it is good")
+        return ok("admission", "the run admits invited peers, and the link has an invite, which is checked on joining")
     if me is None and policy == "allowlist":
-        words = "the run takes peers that its author has listed, and this one has no name yet"
-        return note("admission", words, "Join once by the link: it tells you the peer id that the author must admit.")
+        words = "the run admits peers on its author's list, and this one has no peer id yet"
+        return note(
+            "admission", words, "Join once by the link; the error names the peer id that the author must admit."
+        )
     if me is None:
-        return bad("admission", "the run takes invited peers, and the link has no invite", NO_INVITE)
+        return bad("admission", "the run admits only invited peers, and the link has no invite", NO_INVITE)
     assert why is not None  # the case of None is handled above
-    return bad("admission", f"the run does not let {short(me)} in: {why}", remedy(why, me))
+    return bad("admission", f"the run does not admit {short(me)}: {why}", remedy(why, me))
 
 
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
@@ -71,15 +73,15 @@ def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
 def clock(seen: Sequence[Observation]) -> Finding:
     """Report the median clock offset, as single nodes may be wrong themselves."""
     if not seen:
-        return skipped("clock", "nobody answered whose clock could be compared")
+        return skipped("clock", "no node answered, so no clock could be compared")
     off = statistics.median(each.clock_ahead_s for each in seen)
     words = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} {_nodes(len(seen))}"
     fix = "Set the clock: timedatectl set-ntp true (Linux), or: sudo sntp -sS time.apple.com (macOS)."
     if abs(off) >= MOST_CLOCK_OFF_S:
-        return bad("clock", f"{words}; others take our records for old or forged", fix)
+        return bad("clock", f"{words}; others ignore this machine's presence records", fix)
     if abs(off) >= CLOCK_NOTE_S:
         return note("clock", words, fix)
-    return ok("clock", f"in step with {_nodes(len(seen))}")
+    return ok("clock", f"agrees with {_nodes(len(seen))}")
 
 
 def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
@@ -91,17 +93,17 @@ def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
     direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
     far = [each for each in direct if address.is_public(each.sight.place)] or direct
     if not far:
-        return skipped("router", "nobody answered who could tell which address we come from")
+        return skipped("router", "no node answered, so this machine's public address is unknown")
     hosts = list(dict.fromkeys(address.host_of(each.sight.place) for each in far))
     if all(host in own for host in hosts):
         return ok("router", f"none: others see this machine's own address, {hosts[0]}")
     known = [each for each in far if each.sent_from]
     if not known:
-        return note("router", f"others see {', '.join(hosts)}, which is a router's")
+        return note("router", f"others see {', '.join(hosts)}, the address of a router")
     keeps = all(address.port_of([each.sight.place]) == each.sent_from for each in known)
     habit = "keeps ports" if keeps else "changes ports"
-    several = "; several addresses: a large provider's network" if len(hosts) > 1 else ""
-    return note("router", f"others see {', '.join(hosts)}, which is a router's that {habit}{several}")
+    several = "; several addresses, as in a large provider's network" if len(hosts) > 1 else ""
+    return note("router", f"others see {', '.join(hosts)}, the address of a router that {habit}{several}")
 
 
 def reach(
@@ -116,38 +118,42 @@ def reach(
         silent: why nodes did not answer.
     """
     if port == 0:
-        return skipped("reach", "nothing listens, so nobody was asked to dial us")
+        return skipped("reach", "this machine does not listen, so no node was asked to dial it")
     sights = [each.sight for each in seen]
     found = verdict(sights)
     if found is None:
         reasons = dict.fromkeys([*(each.why for each in sights if each.why), *silent])
-        return skipped("reach", f"nobody could be asked to dial us{''.join(f'; {why}' for why in reasons)}")
+        return skipped(
+            "reach", f"no node could test whether others can dial this machine{''.join(f'; {why}' for why in reasons)}"
+        )
     tried = [each for each in sights if each.dialed is not DialOutcome.DECLINED]
     host = next((address.host_of(each.place) for each in tried if each.place), own)
     if found:
-        return ok("reach", f"others can dial us at {host}:{port}")
+        return ok("reach", f"others can dial this machine at {host}:{port}")
     why = next((each.why for each in tried if each.dialed is DialOutcome.NO and each.why), "nobody answers")
     if host == own:
-        fix = f"Let TCP port {port} in through this machine's firewall, for instance: sudo ufw allow {port}/tcp"
+        fix = f"Allow TCP port {port} in this machine's firewall, for instance: sudo ufw allow {port}/tcp"
     else:
         fix = (
-            f"Forward TCP port {port} on your router to {own}, let it in through this machine's firewall, and start "
+            f"Forward TCP port {port} on your router to {own}, allow it in this machine's firewall, and start "
             f"with --listen /ip4/0.0.0.0/tcp/{port}"
         )
-    where = f"nobody can dial us at {host}:{port} ({why})"
+    where = f"nobody can dial this machine at {host}:{port} ({why})"
     if has_relay:
-        return note("reach", f"{where}; a relay carries what others send us, which is slower", f"{fix}.")
-    return bad("reach", f"{where}, and no relay has a place for us", f"{fix}; or ask somebody to run with --relay.")
+        return note("reach", f"{where}; a relay carries inbound links, which is slower", f"{fix}.")
+    return bad("reach", f"{where}, and no relay accepts it", f"{fix}; or ask somebody to run with --relay.")
 
 
 def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
     """Report the best rates from tuples of node name and bytes per second in and out."""
     if not measured:
-        return skipped("rates", "no node was there to measure with")
+        return skipped("rates", "no node was available to measure with")
     down, up = max(each[1] for each in measured), max(each[2] for each in measured)
-    words = f"{size(down)}/s in, {size(up)}/s out, at best of {_nodes(len(measured))}"
+    words = f"{size(down)}/s in, {size(up)}/s out, the best of {_nodes(len(measured))}"
     if min(down, up) < SLOW_BYTES_S:
-        return note("rates", words, "Exchanges will take long. Close what else uses the line, or use a cable.")
+        return note(
+            "rates", words, "Exchanges will take long. Close other programs that use the connection, or use a cable."
+        )
     return ok("rates", words)
 
 

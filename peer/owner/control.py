@@ -102,7 +102,7 @@ class OwnerControl:
 
     def __enter__(self) -> Self:
         if why := self._traffic.load():
-            self._notebook.note("not counted", why=f"what {self._traffic.path} held: {why}")
+            self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._recall_pause()
         self._count()
         self._obey()
@@ -191,7 +191,7 @@ class OwnerControl:
             for each in fields(Settings)
             if getattr(settings, each.name) != getattr(old, each.name)
         ]
-        self._notebook.note("settings", what="; ".join(changes) or "nothing else than before")
+        self._notebook.note("settings", what="; ".join(changes) or "no changes")
 
     def _obey(self) -> None:
         """Apply settings and policy to throttles, participation and trainer."""
@@ -270,7 +270,7 @@ class OwnerControl:
                 told = "resuming" if self._paused else "not paused"
                 self._set_pause(False)
                 if self._verdict.wish is Mode.ABSENT:
-                    told = f"it still rests: {self._verdict.why}"
+                    told = f"still paused: {self._verdict.why}"
             case "finish":
                 told = self._finish()
             case _:

@@ -121,14 +121,14 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
         raise NotRunningError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
     except PermissionError:
         raise HomeError(
-            f"The peer in {home} is another user's.", "Give this command as the user who started it."
+            f"The peer in {home} belongs to another user.", "Run this command as the user who started it."
         ) from None
     except (OSError, ValueError):
         answer = None
     if not isinstance(answer, dict):
         raise HomeError(
             f"The peer in {home} does not answer.",
-            "It may be frozen, or ending just now. Try again; Ctrl+C in its own terminal stops it too.",
+            "It may be frozen or about to end. Try again, or press Ctrl+C in its own terminal.",
         )
     return answer
 
@@ -186,7 +186,7 @@ def _parse(line: bytes) -> Any:
     try:
         return json.loads(line)
     except RecursionError:
-        raise ValueError("lists in lists in lists") from None
+        raise ValueError("nested too deeply") from None
 
 
 def _remove(home: Path) -> None:

@@ -27,8 +27,8 @@ class PauseFile:
         except FileNotFoundError:
             return False, ""
         except OSError as error:
-            return False, f"{self.path} cannot be read: {error.strerror}; it counts as not paused"
-        return is_ours, "" if is_ours else f"{self.path} is not what was written; it counts as not paused"
+            return False, f"{self.path} cannot be read: {error.strerror}; the peer is not paused"
+        return is_ours, "" if is_ours else f"{self.path} is damaged; the peer is not paused"
 
     def keep(self, is_paused: bool) -> str:
         """Save the pause for the next start; return why that failed, or ""."""
@@ -39,6 +39,6 @@ class PauseFile:
                 self.path.unlink(missing_ok=True)
         except OSError as error:
             if is_paused:
-                return f"{self.path} cannot be written: {error.strerror}; the next start trains"
-            return f"{self.path} cannot be removed: {error.strerror}; the next start is paused"
+                return f"{self.path} cannot be written: {error.strerror}; the next start will not be paused"
+            return f"{self.path} cannot be removed: {error.strerror}; the next start will be paused"
         return ""

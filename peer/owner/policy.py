@@ -48,9 +48,9 @@ def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> 
         month: this month's traffic.
     """
     if paused:
-        return PolicyDecision(Mode.ABSENT, "its owner asked for it")
+        return PolicyDecision(Mode.ABSENT, "requested by its owner")
     if not settings.is_hour(60 * now.hour + now.minute):
-        return PolicyDecision(Mode.ABSENT, f"outside of the hours {settings.hours} in {SETTINGS_FILE}")
+        return PolicyDecision(Mode.ABSENT, f"outside the hours {settings.hours} in {SETTINGS_FILE}")
     if month.both >= settings.monthly_bytes:
         used, allowed = size(month.both), size(settings.monthly_bytes)
         return PolicyDecision(Mode.ALONE, f"this month's traffic is used up, {used} of {allowed}")

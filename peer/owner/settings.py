@@ -118,47 +118,47 @@ def _span(text: str) -> tuple[int, int]:
 OPTIONS = (
     Option(
         "upload_mbit",
-        "Most that this peer sends, in Mbit/s (millions of bits a second). 0: as much as the line gives.",
+        "Maximum upload rate in Mbit/s (10^6 bits per second). 0: no cap.",
         f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
         _cap,
     ),
     Option(
         "download_mbit",
-        "Most that it receives, in Mbit/s. 0: as much as the line gives.",
+        "Maximum download rate in Mbit/s. 0: no cap.",
         f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
         _cap,
     ),
     Option(
         "monthly_gb",
-        "Most that it sends and receives together in a calendar month, in GB (10^9 bytes). When it is used up, the\n"
+        "Maximum traffic in a calendar month, sent and received together, in GB (10^9 bytes). When it is used up, the\n"
         "peer trains alone until the month is over or this number is raised. 0: no limit.",
         f"0 (no limit), or a number up to {HIGHEST:,.0f}",
         _number,
     ),
     Option(
         "hours",
-        'When it trains, by this machine\'s clock: "22:00-07:30". At other hours it rests, as after `p2ptrain pause`.\n'
-        "Empty: always.",
+        'Hours of training, by this machine\'s clock: "22:00-07:30". At other times the peer is paused, as by\n'
+        "`p2ptrain pause`. Empty: always.",
         '"" (always), or two different times of the day like "22:00-07:30"',
         _is_span,
     ),
     Option(
         "nickname",
-        "Shown to people. Counts from the next start; --nickname goes first.",
+        "Name shown to people. Applies from the next start; --nickname takes precedence.",
         f"at most {MAX_NICKNAME_CHARS} printable characters",
         _is_nickname,
         waits=True,
     ),
     Option(
         "device",
-        "Where it computes. Counts from the next start; --device goes first.",
+        "Device for training. Applies from the next start; --device takes precedence.",
         '"auto", "cpu", "cuda" or "cuda:<number>"',
         lambda value: isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value) is not None,
         waits=True,
     ),
     Option(
         "threads",
-        "How many of the processor's cores torch uses. Counts from the next start. 0: torch decides.",
+        "Number of CPU threads that torch uses. Applies from the next start. 0: torch decides.",
         f"a whole number from 0 to {MAX_THREADS:,}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_THREADS,
         waits=True,
@@ -166,8 +166,8 @@ OPTIONS = (
     Option(
         "share_figures",
         "Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,\n"
-        "traffic, with whom it exchanged or failed to, a text of its model. Nickname and progress are public in any\n"
-        "case. --share goes first.",
+        "traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public\n"
+        "in any case. --share takes precedence.",
         "true or false",
         lambda value: isinstance(value, bool),
     ),
@@ -181,9 +181,9 @@ WAITING = frozenset(option.name for option in OPTIONS if option.waits)
 def template() -> str:
     """Return the file of a new home: every option at its default, with its meaning."""
     lines = [
-        "# What this peer may use of your machine. Apart from your nickname, and your figures if you share them,",
-        "# nobody else is told; and nothing here changes how the swarm trains. Edit it while the peer runs: a change",
-        "# counts within seconds. A faulty one is told in one line, and the previous settings stay in force.",
+        "# What this peer may use of your machine. Only your nickname, and your figures if you share them, are sent to",
+        "# others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change",
+        "# applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.",
     ]
     defaults = Settings()
     for option in OPTIONS:
@@ -207,19 +207,19 @@ def parse(text: str) -> Settings:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is no valid TOML: {error}") from None
+        raise ValueError(f"it is not valid TOML: {error}") from None
     except ValueError:  # int() accepts at most 4,300 digits
-        raise ValueError("it holds a number of thousands of digits") from None
+        raise ValueError("it contains a number with thousands of digits") from None
     except RecursionError:
-        raise ValueError("it holds lists in lists in lists") from None
+        raise ValueError("it is nested too deeply") from None
     rows = {option.name: option for option in OPTIONS}
     for name, value in document.items():
         if name not in rows:
             near = difflib.get_close_matches(name, rows, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(rows)}"
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(rows)}"
             raise ValueError(f"there is no option {name[:40]!r}; {hint}")
         if not rows[name].fits(value):
-            raise ValueError(f"{name} must be {rows[name].allowed}, and is {_found(value)}")
+            raise ValueError(f"{name} must be {rows[name].allowed}, but is {_found(value)}")
     floats = {each.name for each in fields(Settings) if isinstance(each.default, float)}
     chosen: dict[str, Any] = {name: float(value) if name in floats else value for name, value in document.items()}
     return Settings(**chosen)
@@ -230,7 +230,7 @@ def _found(value: object) -> str:
     try:
         return repr(str(value)[:40])
     except (ValueError, RecursionError):  # a hexadecimal number of thousands of digits; deep nesting
-        return "too much to be shown"
+        return "too long to be shown"
 
 
 class SettingsFile:
@@ -254,7 +254,7 @@ class SettingsFile:
             remedy = "Move it away; the next start writes a new one." if is_none else "Check its permissions."
             raise HomeError(f"{self.path} cannot be used: {error.strerror}.", remedy) from error
         except ValueError as error:
-            remedy = "Fix that; or delete the file, and the next start writes a new one."
+            remedy = "Fix it, or delete the file; the next start writes a new one."
             raise HomeError(f"{self.path} is faulty: {error}.", remedy) from None
 
     def changed(self) -> Settings | str | None:
@@ -283,7 +283,7 @@ class SettingsFile:
         except FileNotFoundError:
             return None
         if not stat.S_ISREG(status.st_mode):  # reading from a pipe may never end
-            raise OSError(errno.EINVAL, "it is no file")
+            raise OSError(errno.EINVAL, "it is not a file")
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> Settings:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 NOT_RUNNING = "not running"
 SILENT = "does not answer"
-EARLY = "it looks for the run's manifest, or builds the model"
+EARLY = "looking for the run's manifest, or building the model"
 
 
 def state_of(
@@ -40,18 +40,18 @@ def state_of(
         return ("paused" if wish == "ABSENT" else "starting"), EARLY
     if wish == "ABSENT":
         is_held = record.is_held or record.learner.ended or not record.has_stepped
-        return ("paused", "") if is_held else ("pausing", "an inner step is under way")
+        return ("paused", "") if is_held else ("pausing", "finishing the current inner step")
     if wish == "ALONE":
         return "alone", ""
     if attendance is None:
-        return "training", "this run's recipe exchanges nothing"
+        return "training", "this run's recipe has no exchanges"
     if record.learner.ended:
-        return "final gossip", "it exchanges weights until the swarm agrees"
+        return "final gossip", "exchanging weights until the swarm agrees"
     if attendance.state in ("joining", "away"):
-        return "joining", "it looks for the swarm, or takes over newer weights"
+        return "joining", "looking for the swarm, or downloading newer weights"
     if record.learner.is_waiting:
-        return "training", "it waits for the partners that this outer step planned"
-    return "training", "" if attendance.live_peers else "nobody else is here; the search goes on"
+        return "training", "waiting for the partners planned for this outer step"
+    return "training", "" if attendance.live_peers else "no other peer is here; still searching"
 
 
 def figures(
@@ -147,7 +147,7 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far"),
             (
                 "swarm",
-                f"{status['peers']} others here, {training['exchanges_ok']} exchanges, "
+                f"{status['peers']} other peers, {training['exchanges_ok']} exchanges, "
                 f"{status['exchanges_under_way']} under way, {training['exchanges_failed']} failed",
             ),
         ]
@@ -159,12 +159,12 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("up", f"{up / MBIT:.2f} Mbit/s in the last minute, {_cap(settings['upload_mbit'])}"),
         ("down", f"{down / MBIT:.2f} Mbit/s, {_cap(settings['download_mbit'])}"),
         ("month", f"{size(month['sent_bytes'])} sent, {size(month['received_bytes'])} received{allowed}"),
-        ("", f"of these {size(month['given_bytes'])} for others' own sake"),
+        ("", f"of these {size(month['given_bytes'])} to serve others"),
     ]
     if settings["hours"]:
         rows.append(("hours", settings["hours"]))
     if status["settings_fault"]:
-        rows.append(("settings", f"settings.toml is faulty and not used: {status['settings_fault']}"))
+        rows.append(("settings", f"settings.toml is faulty and ignored: {status['settings_fault']}"))
     return rows
 
 

@@ -64,7 +64,7 @@ class TrafficCount:
         except OSError as error:
             return error.strerror or str(error)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return "it is not what was written"
+            return "the file is damaged"
         return ""
 
     def month(self, now: datetime) -> Month:
@@ -94,5 +94,5 @@ class TrafficCount:
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_BYTES:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value
