@@ -276,7 +276,7 @@ def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, 
     click.echo(model.continue_text(Home(home), text, tokens, sampling, tokenizer))
 
 
-@click.command(short_help="Show what a peer contributed, as signed by its partners.")
+@click.command(short_help="Show what a peer contributed, as signed by partners.")
 @HOME
 @click.option("--file", type=FILE, help="Check another peer's contributions.jsonl of the same run.", metavar="FILE")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

@@ -88,7 +88,9 @@ def _took_weights(fields: Mapping[str, Any]) -> str:
     took, donors = size(fields["size_bytes"]), fields["donors"]
     said = f"[join] got {took} of weights from {donors} peer{'s' if donors != 1 else ''} in {fields['seconds']:.1f} s"
     if fields.get("broke_off"):
-        said += f"; donors lost: {fields['broke_off']}; requested again: {fields['asked_again']} of {fields['pieces']} pieces"
+        said += (
+            f"; lost donors: {fields['broke_off']}, repeated requests: {fields['asked_again']} of {fields['pieces']}"
+        )
     return said
 
 

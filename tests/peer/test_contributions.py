@@ -232,7 +232,7 @@ def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixt
     assert "exchanges: 7" in said
     assert "tokens: 12,345" in said
     assert "NOT counted, 1 receipt: the peer's signature does not hold" in said
-    assert "it is no receipt" in said
+    assert "it is not a receipt" in said
     code, said = show(capfd, home.path, "--json")
     assert json.loads(said)["partners"] == {BIRCH.peer: 7}
 
