@@ -522,7 +522,7 @@ def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
         patch.setattr(Path, "stat", closed)
         with pytest.raises(HomeError, match=r"The home .* cannot be used: Permission denied") as raised:
             order.main([str(desk.home.path)], standalone_mode=False)
-    assert "as the user who started it" in raised.value.remedy
+    assert "as the user who started" in raised.value.remedy
 
 
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:

@@ -87,7 +87,7 @@ def test_a_link_to_another_run(home: Home, signed_run: SignedRun, refused: Calla
     home.save_manifest(signed_run())
     said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path)
     assert "the link is to run aaaaaaaaaaaa" in said
-    assert "home of its own" in said
+    assert "separate home" in said
 
 
 def test_neither_link_nor_home(refused: Callable[..., str]) -> None:
@@ -96,8 +96,8 @@ def test_neither_link_nor_home(refused: Callable[..., str]) -> None:
 
 def test_a_home_without_a_run_and_no_link(home: Home, refused: Callable[..., str]) -> None:
     assert "Give a join link" in refused("--home", home.path)
-    assert "has lived in" in refused(home.path, command=invite)
-    assert "has lived in" in refused(home.path, "--uses", "2", command=invite)
+    assert "There is no peer in" in refused(home.path, command=invite)
+    assert "There is no peer in" in refused(home.path, "--uses", "2", command=invite)
     assert "no checkpoint" in refused(home.path, home.path / "out", command=export)
     assert "no checkpoint" in refused(home.path, "Once", command=generate)
 

@@ -252,7 +252,7 @@ def test_a_torn_receipt_takes_no_other_with_it(tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_missing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = show(capfd, tmp_path)
-    assert (code, "has lived in" in said) == (2, True)
+    assert (code, "There is no peer in" in said) == (2, True)
     home, _ = home_of(tmp_path)
     code, said = show(capfd, home.path)
     assert (code, "There is no receipt in" in said) == (2, True)

@@ -352,14 +352,14 @@ def test_true_records_count_while_they_live_whatever_their_clock(tmp_path: Path,
 
 def test_in_a_private_run_records_of_those_who_are_not_let_in_do_not_count(tmp_path: Path) -> None:
     gossip = Gossip(tmp_path, "allowlist")
-    gate, author = gossip.entrance.gate, gossip.author.peer_id
+    gate, me = gossip.entrance.gate, gossip.author.peer_id
     assert gate is not None
     assert gossip.left_s(gossip.record()) is None
-    gossip.world.rule(author.admit, author)
+    gossip.world.rule(author.admit, me)
     gate.take(gossip.world.gate.rulings.encode())
     assert gossip.left_s(gossip.record()) is not None
     assert gossip.left_s(FALSE_RECORDS["its signature changed"](gossip)) is None
-    gossip.world.rule(author.revoke, author)
+    gossip.world.rule(author.revoke, me)
     gate.take(gossip.world.gate.rulings.encode())
     assert gossip.left_s(gossip.record()) is None
 

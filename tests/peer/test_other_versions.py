@@ -119,7 +119,7 @@ def test_who_waits_says_whether_somebody_else_answers(
     assert len(waits) == 2
     for fields in waits:
         assert fields["why"].startswith(why)
-        assert ("firewall" in str(messages.line("waiting", fields))) is why.startswith("nobody")
+        assert ("firewall" in str(messages.line("waiting", fields))) is why.startswith("no address")
 
 
 def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
