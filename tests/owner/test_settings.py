@@ -149,7 +149,7 @@ def test_a_pipe_in_its_place_is_told_and_not_waited_for(tmp_path: Path) -> None:
     file.path.unlink()
     os.mkfifo(file.path)
     assert file.changed() == "it is not a file"
-    with pytest.raises(HomeError, match="cannot be used: it is no file") as caught:
+    with pytest.raises(HomeError, match="cannot be used: it is not a file") as caught:
         SettingsFile(tmp_path).load()
     assert caught.value.remedy.startswith("Move it away")
 
