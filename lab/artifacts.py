@@ -23,7 +23,7 @@ disturbed must be as it was."""
 TOLD: Mapping[str, str] = {
     "told_not_saved": r"\[save\] NOT saved, ",
     "told_daemon": r"\[peers\] the network daemon died ",
-    "told_banned": r"\[join\] others will not talk with us any more: the run's author has banned this peer",
+    "told_banned": r"\[join\] others no longer exchange with this peer: the run's author has banned this peer",
     "told_not_invited": r"This run does not let this peer in: this peer shows no invite",
     "told_wrong_clock": r"\[peers\] this machine's clock is .* (fast|slow) by ",
 }

@@ -1,4 +1,4 @@
-"""``python -m peer LINK``: the same as ``p2ptrain peer LINK``."""
+"""``python -m peer LINK``: an alias of ``p2ptrain peer LINK``."""
 
 from p2ptrain.cli import run_command
 from peer.cli import peer

@@ -1,11 +1,11 @@
-"""How a peer enters a run that does not take everybody, and stays in it: its badge, the author's rulings, its gate.
+"""Admission of a peer to a run that does not admit everybody: its certificate, the access list and its gate.
 
 ::
 
-    HOME/badge             what an invite and a witness made of us; shown to others. Kept: an invite is used once
-    HOME/rulings.signed    the author's newest rulings that we saw, so that a silent DHT lifts no ban
+    HOME/badge             this peer's membership certificate; kept, because an invite can be used only once
+    HOME/rulings.signed    the newest access list seen, so that a silent DHT does not lift a ban
 
-An open run has none of this, and nothing here does anything for it.
+In an open run this module does nothing.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ from peer.network import Connection
 
 BADGE_FILE = "badge"
 PAUSE_S = (2.0, 30.0)
-"""First and longest pause between two rounds of asking for a badge; as for the manifest."""
+"""First and longest pause between two rounds of requests for a certificate; equals ``manifest_fetch.PAUSE_S``."""
 MOST_ASKED = 4
-"""Nodes that a peer asks for rulings while it is not let in, bootstraps first; one that is gone costs ten seconds. A
-guess."""
+"""Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
+
+Guess: how often the first nodes have an outdated access list or are gone.
+"""
 _CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
-"""What one witness says, and another that does not answer just now may say otherwise."""
+"""Refusals by one invite issuer that another issuer may lift."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
+"""Refusals that a new certificate lifts."""
 
 
 class AdmissionClient:
-    """One peer's way into one run. ``gate`` is None where the run is open.
+    """Admission of one peer to one run. ``gate`` is None if the run is open.
 
-    ``enter`` runs in the network's loop before anything else of the run, ``tending`` while the peer lives.
+    ``enter`` runs in the network loop before anything else of the run, ``tending`` for as long as the peer runs.
     """
 
     def __init__(
@@ -62,25 +65,28 @@ class AdmissionClient:
         self.gate = gate_of(home, signed)
 
     def transport(self, over: Transport | None = None) -> Transport:
-        """What members speak over: the connection's exchanges, or another protocol that gives weights away."""
+        """Return a transport for members only: ``over``, or the connection's exchanges if it is None."""
         plain = self._connection if over is None else over
         if self.gate is None:
             return plain
         return GatedTransport(plain, self.gate, self._me, self._notebook)
 
     def guarded(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
-        """A handler of inbound links, for members only: of every protocol that gives weights away."""
+        """Restrict a handler of inbound links to members, as every protocol that serves weights must."""
         if self.gate is None:
             return handler
         return GatedTransport(self._connection, self.gate, self._me, self._notebook).welcoming(handler)
 
     def counts(self, peer: PeerId) -> bool:
-        """Whether a peer may take part, by what it showed before and what the author has ruled since."""
+        """Return whether a peer is admitted, by the certificate that it showed and the newest access list."""
         return self.gate is None or self.gate.counts(peer, time.time())
 
     def live_until(self, presence: Presence) -> float | None:
-        """On the steady clock, until when a record counts; None when it is another run's, its signature or its times do
-        not hold, or its peer may not take part. Whoever hands it on may be lying, and a directory's node as well."""
+        """Return when a presence record expires, on the steady clock; None if it is invalid.
+
+        A record is invalid if it belongs to another run, its signature or its times do not hold, or its peer is not
+        admitted. Records pass through other nodes, which may have forged them.
+        """
         if presence.run != self._signed.run_id:
             return None
         now = time.time()
@@ -94,17 +100,21 @@ class AdmissionClient:
 
     @property
     def standing(self) -> str:
-        """Whether this run lets us in, or why not, in a few words; empty where it takes everybody. From any thread."""
+        """Whether the run admits this peer, or why not, in a few words; empty in an open run. Safe from any thread."""
         if self.gate is None:
             return ""
         why = self._why
-        return f"let in ({self.gate.policy})" if why is None else f"NOT let in: {why}. {remedy(why, self._me)}"
+        return f"admitted ({self.gate.policy})" if why is None else f"NOT admitted: {why}. {remedy(why, self._me)}"
 
     async def enter(self, link: JoinLink | None) -> None:
-        """Get a badge where we need one and hold an invite; learn the newest rulings where we are not let in.
+        """Fetch the access list, and a certificate if the link has an invite, until this peer is admitted.
 
-        Raises AdmissionError when we may not take part, JoinLinkError when the link's invite is none. While no witness
-        answers it goes on trying, and says so; who is let in by what it holds waits for nobody.
+        Returns at once if the certificate on disk still holds. Retries with backoff, and notes it, while no invite
+        issuer answers.
+
+        Raises:
+            AdmissionError: the run does not admit this peer.
+            JoinLinkError: the link's invite is not valid.
         """
         gate = self.gate
         if gate is None:
@@ -125,37 +135,37 @@ class AdmissionClient:
                     pause = min(2 * pause, longest)
                     continue
             elif not answered and not gate.rulings.serial:
-                return  # nobody told us of rulings, and they may well name us: partners decide
+                return  # no access list was found, and it may name us: partners decide
             if why is not None:
                 raise AdmissionError(f"This run does not let this peer in: {why}.", remedy(why, self._me))
 
     @contextlib.asynccontextmanager
     async def tending(self) -> AsyncIterator[None]:
-        """Keep our rulings and the DHT's the same meanwhile."""
+        """Keep our access list and the DHT's in sync while the block runs."""
         if self.gate is None:
             yield
             return
         shelf = AccessListStore(lambda: self._connection.node.dht, self.gate, self._ruled)
         task = asyncio.create_task(shelf.run())
-        task.add_done_callback(reporting("the keeper of rulings"))
+        task.add_done_callback(reporting("the update of the access list"))
         try:
             yield
         finally:
             task.cancel()
 
     async def _ask_rulings(self, gate: Gate) -> bool:
-        """Ask one after another until one's rulings let us in; whether anybody answered. Some may be behind."""
+        """Ask nodes for the access list until one admits us, as some are outdated; return whether any answered."""
         answered = False
         try:
             node = self._connection.node
-        except NetworkError:  # p2pd is being restarted: as where nobody answers
+        except NetworkError:  # p2pd is being restarted
             return answered
         others = [*node.bootstraps, *(node.known.keys() - set(node.bootstraps))]
         for peer in [each for each in others if each != self._me][:MOST_ASKED]:
             try:
                 if await ask_rulings(self._asking(), peer, node.known.get(peer, ()), gate):
                     self._ruled()
-            except (NetworkError, RemoteError):  # the next one, or the DHT later
+            except (NetworkError, RemoteError):  # try the next one, or the DHT later
                 continue
             answered = True
             if gate.refusal(self._me, gate.badge, time.time()) is None:
@@ -163,10 +173,13 @@ class AdmissionClient:
         return answered
 
     async def _come_in(self, gate: Gate, ticket: InviteCredential) -> Refusal | None:
-        """Ask the invite's witnesses for a badge; why we are not in even so. NetworkError: none answered.
+        """Ask the invite's issuers for a certificate; return why we are not admitted, or None.
 
-        What one refuses another may grant that has newer rulings or a better clock; so may a badge hold where another
-        does not. Not where it is used up: the author counts on each of them.
+        An issuer with a newer access list or a better clock may grant what another refuses. USED_UP is final, so that
+        asking several issuers does not multiply an invite's uses.
+
+        Raises:
+            NetworkError: no issuer answered.
         """
         whys: list[str] = []
         refusal: Refusal | None = None
@@ -195,13 +208,13 @@ class AdmissionClient:
         return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)
 
     def _ruled(self) -> None:
-        """The gate has newer rulings."""
+        """Save the gate's newer access list and note it."""
         assert self.gate is not None
         rulings = self.gate.rulings
         try:
             self._home.write(self._home.path / RULINGS_FILE, rulings.encode())
         except HomeError as error:
-            self._notebook.note("not saved", what="the run's rulings", why=error.problem)
+            self._notebook.note("not saved", what="the access list", why=error.problem)
         counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
         self._notebook.note("rulings", serial=rulings.serial, **counts)
         before, why = self._why, self._look(self.gate)
@@ -209,13 +222,13 @@ class AdmissionClient:
             self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
 
     def _look(self, gate: Gate) -> Refusal | None:
-        """Why we are not let in, now; kept for ``standing``."""
+        """Return why we are not admitted now, and keep it for ``standing``."""
         self._why = gate.refusal(self._me, gate.badge, time.time())
         return self._why
 
 
 def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
-    """What the peer of a home knows of who may take part; None where the run is open. Raises HomeError."""
+    """Build the gate from the files of a home; None if the run is open. Raises HomeError."""
     policy = signed.manifest.admission.policy
     if policy == "open":
         return None

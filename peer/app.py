@@ -55,18 +55,18 @@ from peer.state import StatusView
 from peer.stopping import Stopping
 
 CODEC_THREADS = 2
-"""Encoding and decoding; torch releases the GIL there. Two, so that a large exchange does not hold up a small one."""
+"""Threads that encode and decode; two, so that a large exchange does not delay a small one. torch releases the GIL."""
 
 
 Disguise = Callable[[DriverEnvironment, Learner, float], DriverEnvironment]
-"""What an honest peer would stand on, its learner, and the run's end in tokens per peer, to what it stands on."""
+"""Maps an honest peer's environment, its learner and the run's tokens per peer to the environment to use."""
 
 
 def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, progress: shore) -> None:
-    """Live as a peer until the run ends or the owner stops it. Raises UserError.
+    """Run a peer until the run ends or the owner stops it. Raises UserError.
 
     Args:
-        disguise: for the laboratory, whose peers may lie; others leave it out.
+        disguise: changes the environment; for the lab's adversarial peers.
     """
     home = _home(options)
     with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
@@ -84,11 +84,11 @@ def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, p
             state = StatusView(identity.peer_id, options.nickname, hand.standing)
             showing = Sharing(state, hand, options.page, options.share)
             log.listen(showing.state.hear)
-            showing.open(stack, log)  # before others hear of this peer: the page's port may be taken
+            showing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not _exchanges(signed)
             link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
-                assert link is not None  # a home without a manifest needs a link, and a link is a network
+                assert link is not None  # a home without a manifest needs a link, hence a network
                 signed = _fetch_manifest(link, options, home)
             entrance = None if link is None else _enter(link, options, home, signed, log)
             session = build(options, device, home, identity, signed, log)
@@ -99,7 +99,7 @@ def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, p
                     _run_alone(session, signals, hand)
                 else:
                     _run_in_swarm(session, signals, hand, link, signed, entrance, showing, disguise)
-            except Exception:  # whatever it was, hours of training outlive it
+            except Exception:  # save hours of training, whatever failed
                 session.record.rescue()
                 raise
             session.record.end(in_haste=signals.stop.is_set())
@@ -107,7 +107,7 @@ def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, p
 
 @dataclass(frozen=True, slots=True)
 class NetworkStack:
-    """The network thread and what stands on it."""
+    """The network thread and what runs on it."""
 
     thread: NetworkThread
     connection: Connection
@@ -125,15 +125,15 @@ def _home(options: PeerOptions) -> Home:
     elif options.link is not None:
         home = Home(default_home(options.link.run_id))
     else:
-        raise HomeError("There is neither a join link nor a home.", "Give the link, or the home of a peer with --home.")
+        raise HomeError("Neither a join link nor a home is given.", "Give the link, or the home of a peer with --home.")
     check_no_other(home.path)
     if options.link is None and home.load_manifest(None) is None:
-        raise HomeError(f"No peer lives in {home.path} yet.", "Give a join link to begin with.")
+        raise HomeError(f"There is no peer in {home.path} yet.", "Give a join link.")
     return home
 
 
 def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
-    """What the command line leaves open, the settings decide; what counts for this process alone is done here."""
+    """Fill in from the settings what the command line leaves open, and set the number of torch threads."""
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = settings.device if options.device is None else options.device
@@ -153,11 +153,11 @@ def _connect(
     log: EventLog,
     rates: Throttles,
 ) -> NetworkStack:
-    """Start the network; it ends with the stack."""
+    """Start the network; the stack closes it."""
     if options.link is not None:
         run = options.link.run_id
     else:
-        assert signed is not None  # _home saw to it
+        assert signed is not None  # _home checked it
         run = signed.run_id
     last = home.load_addresses()
     bootstraps = options.link.addresses if options.link else last.joined_by
@@ -205,7 +205,7 @@ def _fetch_manifest(line: NetworkStack, options: PeerOptions, home: Home) -> Sig
 def _enter(
     line: NetworkStack, options: PeerOptions, home: Home, signed: SignedManifest, log: EventLog
 ) -> AdmissionClient:
-    """Before anything costly: whether this run takes us at all. Raises AdmissionError."""
+    """Check that the run admits this peer, before anything costly. Raises AdmissionError."""
     entrance = AdmissionClient(line.connection, home, signed, line.identity.peer_id, log)
     line.thread.call(entrance.enter(options.link))
     return entrance
@@ -221,7 +221,7 @@ def _hooks(record: SessionRecorder) -> Hooks:
 
 
 def _run_alone(session: TrainingSession, signals: Signals, hand: OwnerControl) -> None:
-    """A recipe that exchanges nothing needs no network: whatever would be said to the core ends the run."""
+    """Train without a network, for a recipe without exchanges; the events that would end the core end the run."""
     record = session.record
 
     def post(event: Event) -> None:
@@ -307,7 +307,7 @@ def _run_in_swarm(
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
             await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, entrance.guarded(copies.answer))
             keeping = asyncio.create_task(connection.keep_cache(records))
-            keeping.add_done_callback(reporting("the keeper of known peers"))
+            keeping.add_done_callback(reporting("the peer cache"))
             try:
                 seen = showing.tending(connection, attendance, line.paths)
                 async with entrance.tending(), contributions.gathering(asking), seen:

@@ -1,4 +1,4 @@
-"""Model, data, learner and protocol core of one peer, built in order and resumed where a checkpoint is."""
+"""Construction of one peer's model, data, learner and protocol core, resumed from a checkpoint if there is one."""
 
 from __future__ import annotations
 
@@ -37,50 +37,60 @@ from peer.home import Home, cache_directory
 from peer.session_recorder import SessionRecorder
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
-"""Held-out text that a donor's weights are tried on before they replace ours. Guesses: its standard error is some
-hundredths of a nat, and what is refused is worse than guessing; .3 s for the demo model."""
+"""Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours.
+
+The standard error is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the
+demo model. Guess: the share of good and bad donors' weights that the test refuses.
+"""
 TOKENIZING_PERIOD_S = 10.0
-"""Between two notes on how far the text is made into tokens, which takes up to an hour. A guess: often enough to see
-that it goes on."""
+"""Seconds between two notes on the progress of tokenizing, which takes up to an hour.
+
+Guess: how long an owner watches a silent terminal before stopping the peer.
+"""
 SAMPLE_TOKENS = 120
-"""Of the text that the page shows. A guess: two lines of bytes, a third of a second of the demo model."""
+"""Length of the sample text on the page: two lines of bytes, a third of a second of the demo model.
+
+Guess: how much text visitors read.
+"""
 SAMPLE_LOOKS = 4
-"""Of so many looks one writes such a text, the second: it takes as long as the loss does, and so looks that take long
-come twice as often. A guess: a text changes less than a curve."""
+"""Looks for each sample text, which the second one writes: sampling takes as long as the held-out loss.
+
+Guess: how fast sample texts change compared with the loss curve.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerOptions:
-    """What this machine's owner chose. None of it changes the algorithm."""
+    """Options that this machine's owner chose; none changes the algorithm."""
 
     link: JoinLink | None
-    """None: go on with the run of the home."""
+    """Join link; None: continue the run of the home."""
     home: Path | None = None
     device: str | None = None
-    """None: what the home's settings say. So with an empty nickname."""
+    """None: use the home's settings, as with an empty nickname."""
     data: Path | None = None
-    """The file of a corpus that the manifest names by digest."""
+    """File of the corpus, if the manifest names one by digest."""
     tokenizer: Path | None = None
-    """The same for a tokenizer.json."""
+    """The tokenizer.json, if the manifest names one by digest."""
     listen: tuple[str, ...] = ()
     announce: tuple[str, ...] = ()
     nickname: str = ""
     local: bool = False
-    """The whole swarm is on this machine: listen on loopback and announce that."""
+    """Listen on loopback and announce that: the whole swarm is on this machine."""
     relay: bool = False
-    """Carry, within limits, what passes between peers whom nobody can dial."""
+    """Relay the traffic of peers that nobody can dial, within limits."""
     page: ListenAddress | None = None
-    """Where to show this peer; None: nowhere."""
+    """Listen address of this peer's page; None: no page."""
     share: bool = False
-    """A bootstrap may show this peer's figures, whatever the settings say."""
+    """Share this peer's figures with bootstraps, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSession:
-    """Everything between the network and the trainer."""
+    """The session recorder, its notebook, and a factory of protocol cores."""
 
     new_core: Callable[[], Peer]
-    """A protocol core where the learner stands."""
+    """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
     notebook: Notebook
 
@@ -88,7 +98,7 @@ class TrainingSession:
 def build(
     options: PeerOptions, device: torch.device, home: Home, identity: Identity, signed: SignedManifest, log: EventLog
 ) -> TrainingSession:
-    """Model, data, learner and protocol core, resumed where a checkpoint is."""
+    """Build model, data, learner and protocol core, and resume from the newest whole checkpoint. Raises UserError."""
     manifest = signed.manifest
     check_memory(manifest, device)
     corpus = open_corpus(manifest, cache_directory(), options.data, options.tokenizer, telling(log))
@@ -142,7 +152,7 @@ def build(
 
 
 def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:
-    """Notes how far the token stream is, now and then. What takes seconds is not worth a word."""
+    """Return a progress callback that notes the length of the token stream every ``TOKENIZING_PERIOD_S``."""
     due = clock() + TOKENIZING_PERIOD_S
 
     def tell(tokens: int, most: int | None) -> None:
@@ -155,13 +165,16 @@ def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int,
 
 
 def _sampler(task: LanguageModelTask, tokenizer: Tokenizer) -> Callable[[], str]:
-    """The model's own text, from nothing, when its turn has come, else an empty one; in the trainer's thread."""
+    """Return a trainer-thread function that samples a text at one of ``SAMPLE_LOOKS`` calls, else returns ""."""
     turns = itertools.cycle(look == 1 for look in range(SAMPLE_LOOKS))
     return lambda: generate_text(task.model.module, tokenizer, "", SAMPLE_TOKENS, Sampling()) if next(turns) else ""
 
 
 def _resume(checkpoints: Checkpoints, learner: Learner, signed: SignedManifest, log: EventLog) -> float | None:
-    """Load the newest whole checkpoint, if any; returns the held-out loss of this peer's very first session."""
+    """Load the newest whole checkpoint, if any; return the held-out loss at the start of this peer's first session.
+
+    Raises HomeError or ManifestError if the checkpoint is from another run or another model.
+    """
     found = checkpoints.load_latest()
     for torn in found.passed_over:
         log.note("torn checkpoint", path=str(torn.path), why=torn.reason)

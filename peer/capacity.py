@@ -1,4 +1,4 @@
-"""Whether this machine can hold the run's model at all, asked before anything large is allocated."""
+"""Checks that the run's model fits this machine's memory, before anything large is allocated."""
 
 from __future__ import annotations
 
@@ -15,28 +15,29 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.train.autofit import cpu_micro_batch, cpu_sequence_bytes
 
 HOST_BYTES = 28
-"""Host memory per parameter, at least, in fp32: slow weights and momentum, old and new of both during an outer step,
-and the weights as they are built. A machine with less than this in all cannot take part whatever else it does."""
+"""Minimum host memory in bytes per parameter, in fp32: slow weights and momentum, old and new during an outer step,
+and the weights while they are built."""
 
 SHOWN_BYTES = 8
-"""More of it where partners get the fast weights: the copy that they get now, and the next one while it is made."""
+"""Additional bytes per parameter if partners get the fast weights: the current copy, and the next one in the making."""
 
 CPU_BYTES = 12
-"""More of it when the host is also the device: gradients and AdamW's two moments. Activations come on top."""
+"""Additional bytes per parameter on the CPU: gradients and AdamW's two moments. Activations come on top."""
 
 CGROUPS = Path("/sys/fs/cgroup")
-"""Where Linux shows what containers and slices may use."""
+"""Directory where Linux shows the memory limits of containers and slices."""
 OWN_CGROUP = Path("/proc/self/cgroup")
+"""File that lists the control groups of this process."""
 
 _ALLOCATOR = "DefaultCPUAllocator"
-"""In torch's plain RuntimeError where the host has no memory left."""
+"""Marker in torch's plain RuntimeError when host memory is exhausted."""
 
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
-    """Raise DeviceError when the model cannot fit.
+    """Raise DeviceError if the model cannot fit.
 
     Args:
-        installed_bytes: the memory that we may use; None: ask the operating system.
+        installed_bytes: memory that this process may use; None: ask the operating system.
     """
     parameters = parameter_count(manifest.model)
     shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
@@ -48,22 +49,22 @@ def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int 
     there = installed_memory() if installed_bytes is None else installed_bytes
     if needed > there:
         raise DeviceError(
-            f"The run's model has {parameters:,} parameters and needs at least {needed / 1e9:.1f} GB of memory, and "
+            f"The run's model has {parameters:,} parameters and needs at least {needed / 1e9:.1f} GB of memory, but "
             f"this machine has {there / 1e9:.1f} GB.",
             "Join from a machine with more memory, or join a run with a smaller model.",
         )
 
 
 def installed_memory(cgroups: Path = CGROUPS, own: Path = OWN_CGROUP) -> int:
-    """This machine's memory in bytes; less where a container or a slice leaves us less of it."""
+    """Return this machine's memory in bytes, or the smaller limit of a container or slice."""
     return min([os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_limits(cgroups, own)])
 
 
 def _limits(cgroups: Path, own: Path) -> Iterator[int]:
-    """Those of our control group and of the ones around it, versions 2 and 1 (man 7 cgroups)."""
+    """Yield the memory limits of our control group and its ancestors, versions 2 and 1 (man 7 cgroups)."""
     try:
         memberships = [line.split(":", 2) for line in own.read_text().splitlines()]
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return
     for _, controllers, path in memberships:
         if controllers and "memory" not in controllers.split(","):
@@ -73,19 +74,19 @@ def _limits(cgroups: Path, own: Path) -> Iterator[int]:
         for each in (group, *group.parents):
             if not each.is_relative_to(root):
                 break
-            with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            with contextlib.suppress(OSError, ValueError):  # missing, or "max"
                 yield int((each / name).read_text())
 
 
 @contextlib.contextmanager
 def explained(device: torch.device) -> Iterator[None]:
-    """Running out of memory in this block is told as a DeviceError."""
+    """Convert running out of memory in this block to a DeviceError."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if not isinstance(error, torch.OutOfMemoryError | MemoryError) and _ALLOCATOR not in str(error):
             raise
         raise DeviceError(
-            f"The run's model does not fit the memory that is free on {device}.",
-            "Close other programs that use it, or take another device with --device.",
+            f"The run's model does not fit the free memory of {device}.",
+            "Close other programs that use it, or choose another device with --device.",
         ) from error

@@ -1,4 +1,4 @@
-"""The commands that concern one peer. Options are read here; everything heavy is imported when a command runs."""
+"""Commands that concern one peer. Heavy modules are imported only when a command runs."""
 
 from __future__ import annotations
 
@@ -25,26 +25,30 @@ if TYPE_CHECKING:
 HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 FILE = click.Path(dir_okay=False, path_type=Path)
 TOKENIZER = click.option(
-    "--tokenizer", type=FILE, help="The tokenizer.json, when the run names one by its digest.", metavar="FILE"
+    "--tokenizer", type=FILE, help="The tokenizer.json, if the run names it by digest.", metavar="FILE"
 )
 
 
 @click.command(short_help="Join a run by its link and train.")
 @click.argument("link", required=False)
 @click.option(
-    "--home", type=click.Path(file_okay=False, path_type=Path), help="Where this peer lives. [~/.p2ptrain/RUN]"
+    "--home", type=click.Path(file_okay=False, path_type=Path), help="Home directory of this peer. [~/.p2ptrain/RUN]"
 )
 @click.option("--device", help="auto, cpu, cuda or cuda:<number>. [settings.toml; auto]")
-@click.option("--data", type=FILE, help="The corpus, when the run names one by its digest.", metavar="FILE")
+@click.option("--data", type=FILE, help="The corpus, if the run names it by digest.", metavar="FILE")
 @TOKENIZER
-@click.option("--listen", multiple=True, help="Listen here instead of on any free port.", metavar="MULTIADDR")
-@click.option("--announce", multiple=True, help="Tell others this address (a forwarded port).", metavar="MULTIADDR")
+@click.option("--listen", multiple=True, help="Listen on this address instead of any free port.", metavar="MULTIADDR")
+@click.option(
+    "--announce", multiple=True, help="Announce this address to others, for a forwarded port.", metavar="MULTIADDR"
+)
 @click.option("--nickname", default="", help="Shown to people; at most 32 characters.")
-@click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
-@click.option("--relay", is_flag=True, help="Carry the traffic of peers whom nobody can dial, within limits.")
-@click.option("--page", metavar="[HOST:]PORT", help="Show this peer in a browser, at this port of this computer.")
-@click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="What a page elsewhere than here asks for.")
-@click.option("--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="The page opens by these alone.")
+@click.option("--local", is_flag=True, help="Use loopback only: the whole swarm is on this machine.")
+@click.option("--relay", is_flag=True, help="Relay for peers that nobody can dial, within limits.")
+@click.option("--page", metavar="[HOST:]PORT", help="Serve a page about this peer at this port of this computer.")
+@click.option("--page-token", envvar="P2PTRAIN_PAGE_TOKEN", help="Token that the page requires outside loopback.")
+@click.option(
+    "--page-hosts", envvar="P2PTRAIN_PAGE_HOSTS", metavar="NAME,…", help="Host names by which the page may be opened."
+)
 @click.option("--share", is_flag=True, help="Let bootstraps show this peer's figures. [settings.toml]")
 def peer(
     link: str | None,
@@ -64,7 +68,7 @@ def peer(
 ) -> None:
     """Join the run that LINK names and train until it ends.
 
-    Without LINK, go on with the run of --home. Ctrl+C saves and leaves; the next start resumes there.
+    Without LINK, continue the run of --home. Ctrl+C saves and leaves the swarm; the next start resumes from there.
     """
     parsed = JoinLink.parse(link) if link is not None else None
     with default_sigint():
@@ -74,7 +78,7 @@ def peer(
 
     if not is_nickname(nickname):
         raise UserError(
-            f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another, or leave it out."
+            f"--nickname takes at most {MAX_NICKNAME_CHARS} printable characters.", "Choose another one, or omit it."
         )
     place = None if page is None else ListenAddress.parse(page, page_token or "", page_hosts or "")
     run_peer(PeerOptions(parsed, home, device, data, tokenizer, listen, announce, nickname, local, relay, place, share))
@@ -82,17 +86,18 @@ def peer(
 
 @click.command(short_help="Print a join link, or invite peers to your run.")
 @click.argument("place", type=click.Path(file_okay=False, path_type=Path))
-@click.option("--expires", default="7d", show_default=True, help="Until when it lets peers in: 30m, 12h, 7d.")
-@click.option("--uses", default=1, show_default=True, type=int, help="How many peers it lets in.")
+@click.option("--expires", default="7d", show_default=True, help="How long the invite is valid: 30m, 12h, 7d.")
+@click.option("--uses", default=1, show_default=True, type=int, help="How many peers the invite admits.")
 @click.option(
-    "--link", metavar="LINK", help="Where guests join, and who witnesses it; else what the bootstrap in PLACE printed."
+    "--link",
+    metavar="LINK",
+    help="Join link of the bootstrap that admits peers. [the one that the bootstrap in PLACE printed]",
 )
 def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
     """Print a link by which others join.
 
-    PLACE is the home of a peer: the link works while that peer runs. Or it is the directory of a run of yours. Where
-    that is open, the link of its bootstrap is printed; where it takes invited peers only, one that lets its holder in,
-    once or --uses times, until it expires.
+    PLACE is the home of a peer, whose link works while that peer runs, or the directory of your run. For an open run,
+    the link of its bootstrap is printed. For a run by invite, the link admits --uses peers until it expires.
     """
     from peer.home import is_a_run
 
@@ -111,9 +116,7 @@ def invite(place: Path, expires: str, uses: int, link: str | None) -> None:
 
 
 def _termless(why: str) -> AdmissionError:
-    return AdmissionError(
-        f"{why}: its link lets in whoever the run takes, for as long as it lasts.", "Leave --expires and --uses out."
-    )
+    return AdmissionError(f"{why}: its link does not expire and has no limit of uses.", "Omit --expires and --uses.")
 
 
 def _print_link(home: Path, has_terms: bool) -> None:
@@ -125,24 +128,24 @@ def _print_link(home: Path, has_terms: bool) -> None:
     known = where.load_addresses()
     addresses = known.link_addresses()
     if signed is None:
-        raise HomeError(
-            f"No peer of any swarm has lived in {home} yet.", "Name the home of a peer that has joined a run."
-        )
-    if not addresses and not where.identity.exists():  # nobody has lived here: a run as a rented server has it
+        raise HomeError(f"There is no peer in {home} yet.", "Name the home of a peer that has joined a run.")
+    if (
+        not addresses and not where.identity.exists()
+    ):  # not a peer's home: a run directory without its key, as on a rented server
         raise _run_without_key(home, signed)
     if not addresses:
-        raise HomeError(f"{home} holds no address of its peer.", "Start that peer again: it writes down where it is.")
+        raise HomeError(f"{home} contains no address of its peer.", "Start that peer again; it saves its addresses.")
     if has_terms:
-        raise _termless(f"{home} is a peer's home, and makes no invites")
+        raise _termless(f"{home} is a peer's home, which cannot make invites")
     if not _say_if_local(addresses) and not any(is_public(each) or relay_of(each) for each in known.own):
         click.echo(
-            "Nobody outside of your network can dial this peer: the link is good while a bootstrap that it names runs.",
+            "Nobody outside your network can dial this peer: the link works only while a bootstrap named in it runs.",
             err=True,
         )
     if signed.manifest.admission.policy != "open":
-        click.echo("This link lets nobody in by itself: the run's author invites or admits peers.", err=True)
+        click.echo("This link alone admits nobody: the run's author invites or admits peers.", err=True)
     if not where.is_inhabited():
-        click.echo(f"No peer runs in {home} just now.", err=True)
+        click.echo(f"No peer is running in {home} now.", err=True)
     click.echo(str(JoinLink(signed.run_id, addresses)))
 
 
@@ -163,13 +166,11 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
         case "open":
             remedy = "The run is open: pass on the link that its bootstrap printed."
         case "invite":
-            remedy = (
-                f"Invite where {KEY_FILE} lies: p2ptrain invite RUN --link LINK, the link that its bootstrap printed."
-            )
+            remedy = f"Invite on the machine that has {KEY_FILE}: p2ptrain invite RUN --link LINK_OF_THE_BOOTSTRAP"
         case _:
             order = f"p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
-            remedy = f"Guests are admitted where {KEY_FILE} lies: {order}"
-    return HomeError(f"{run} holds a run without its {KEY_FILE}.", remedy)
+            remedy = f"Admit peers on the machine that has {KEY_FILE}: {order}"
+    return HomeError(f"{run} contains a run without its {KEY_FILE}.", remedy)
 
 
 def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_terms: bool) -> None:
@@ -179,18 +180,18 @@ def _invite_guests(run: Path, expires: str, uses: int, link: str | None, has_ter
     signed = load_run(run)
     is_open = signed.manifest.admission.policy == "open"
     if is_open and has_terms:
-        raise _termless(f"The run in {run} is open, and needs no invites")
+        raise _termless(f"The run in {run} is open and needs no invites")
     to = JoinLink.parse(link) if link is not None else author.printed_link(run)
     if is_open:
         author.check_link(run, signed, to)
-        click.echo("This run is open: its link lets everybody in, for as long as the run lasts.", err=True)
+        click.echo("This run is open: its link admits everybody, for as long as the run lasts.", err=True)
         _say_if_local(to.addresses)
         click.echo(str(to))
         return
     made, issued = author.invite(run, to, author.seconds(expires), uses, time.time())
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(issued.expires_at))
     _say_if_local(to.addresses)
-    click.echo(f"Invite {issued.id}: lets {uses} peer{'s' if uses != 1 else ''} in until {until}.", err=True)
+    click.echo(f"Invite {issued.id}: admits {uses} peer{'s' if uses != 1 else ''} until {until}.", err=True)
     click.echo(str(made))
 
 
@@ -202,9 +203,9 @@ NAMES = click.argument("names", nargs=-1, metavar="[NAME]...")
 @RUN
 @NAMES
 def admit(run: Path, names: tuple[str, ...]) -> None:
-    """Let peers into the run in the directory RUN, by peer id, and lift their bans.
+    """Admit peers, by peer id, to the run in the directory RUN, and lift their bans.
 
-    Without a NAME: show all rulings.
+    Without a NAME, show the access list.
     """
     from p2ptrain.admission import author
 
@@ -215,9 +216,9 @@ def admit(run: Path, names: tuple[str, ...]) -> None:
 @RUN
 @NAMES
 def revoke(run: Path, names: tuple[str, ...]) -> None:
-    """Ban peers, by peer id, from the run in the directory RUN; or end invites, by their 16 digits.
+    """Ban peers, by peer id, from the run in the directory RUN, or revoke invites, by their 16 digits.
 
-    Whoever came by an invite that is ended is put out with it, unless you admit it by its peer id.
+    Revoking an invite also excludes the peers that joined with it, unless you admit them by peer id.
     """
     from p2ptrain.admission import author
 
@@ -227,12 +228,16 @@ def revoke(run: Path, names: tuple[str, ...]) -> None:
 def _say_rulings(run: Path, rulings: AccessList) -> None:
     from p2ptrain.admission import author
 
-    for word, names in (("admitted", rulings.admitted), ("banned", rulings.banned), ("ended invite", rulings.revoked)):
+    for word, names in (
+        ("admitted", rulings.admitted),
+        ("banned", rulings.banned),
+        ("revoked invite", rulings.revoked),
+    ):
         for name in names:
             click.echo(f"{word}: {name}")
     if not (rulings.admitted or rulings.banned or rulings.revoked):
-        click.echo("Nobody is named yet.")
-    click.echo(f"A bootstrap that runs on {run} hands this out within seconds; peers follow within a minute.")
+        click.echo("The access list is empty.")
+    click.echo(f"A bootstrap that runs on {run} publishes this within seconds; peers follow within a minute.")
     if (run / author.RULINGS_FILE).exists():
         click.echo(f"If your bootstrap runs elsewhere, copy {run / author.RULINGS_FILE} there.")
 
@@ -242,7 +247,7 @@ def _say_rulings(run: Path, rulings: AccessList) -> None:
 @click.argument("out", type=click.Path(path_type=Path))
 @TOKENIZER
 def export(home: Path, out: Path, tokenizer: Path | None) -> None:
-    """Write the newest checkpoint in HOME to the directory OUT; AutoModelForCausalLM.from_pretrained(OUT) loads it."""
+    """Write the newest checkpoint in HOME to the directory OUT, for AutoModelForCausalLM.from_pretrained(OUT)."""
     with default_sigint():
         from peer import model
         from peer.home import Home
@@ -255,11 +260,13 @@ def export(home: Path, out: Path, tokenizer: Path | None) -> None:
 @HOME
 @click.argument("text")
 @click.option("--tokens", default=200, show_default=True, type=click.IntRange(1, 100_000), help="How many to add.")
-@click.option("--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the likeliest.")
+@click.option(
+    "--temperature", default=0.8, show_default=True, type=FiniteRange(0), help="0: always the most likely token."
+)
 @click.option("--seed", default=0, show_default=True, help="The same seed gives the same text.")
 @TOKENIZER
 def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, tokenizer: Path | None) -> None:
-    """Let the newest checkpoint in HOME continue TEXT."""
+    """Continue TEXT with the newest checkpoint in HOME."""
     with default_sigint():
         from p2ptrain.train import Sampling
         from peer import model
@@ -271,8 +278,8 @@ def generate(home: Path, text: str, tokens: int, temperature: float, seed: int, 
 
 @click.command(short_help="Show a peer's contributions, signed by its partners.")
 @HOME
-@click.option("--file", type=FILE, help="Check somebody else's contributions.jsonl, of the same run.", metavar="FILE")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--file", type=FILE, help="Check another peer's contributions.jsonl of the same run.", metavar="FILE")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def contributions(home: Path, file: Path | None, as_json: bool) -> None:
     """Check the receipts in HOME and add up those whose signatures hold."""
     from peer.home import Home

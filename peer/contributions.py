@@ -1,6 +1,6 @@
-"""Gathers, while a peer runs, its partners' signatures under what it contributed (``p2ptrain.receipts``).
+"""Collection of partners' signatures under what a running peer contributed (``p2ptrain.receipts``).
 
-What partners have not signed yet is lost when either process ends; a peer that leaves asks once more.
+Unsigned contributions are lost when either process ends; a peer that leaves asks once more.
 """
 
 from __future__ import annotations
@@ -26,25 +26,28 @@ from peer.ledger import Ledger
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 30.0
-"""Between two claims, of whichever partners, times a random factor of .75 to 1.25: 2 MB of receipts a day. A guess."""
+"""Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day.
+
+Guess: the share of contributions that stays unsigned under the churn of a real swarm.
+"""
 GOODBYE_S = 2.0
-"""For the claims that are left when the peer leaves; as the core's own goodbye."""
+"""Time limit for the last claims when the peer leaves, as for the core's goodbye."""
 GOODBYES = 8
-"""Partners that are asked then, those asked longest ago first."""
+"""Maximum number of last claims; the partners asked longest ago come first."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
-    """Where our training stands."""
+    """This peer's outer step and tokens."""
 
     step: int
     tokens: int
 
 
 class Contributions:
-    """Counts exchanges by the notes about them, has them signed, and signs partners'. Lives in the network's loop.
+    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop.
 
-    Hears the notes of the core (``hear``), so neither core nor driver knows of it.
+    ``hear`` counts exchanges from the core's notes, so neither core nor driver depends on this class.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class Contributions:
         self.notary = ReceiptService(run, self._book, sign, wall)
 
     def hear(self, kind: str, fields: dict[str, Any]) -> None:
-        """A note of the core's."""
+        """Count the exchange if the core's note is about one."""
         peer = fields.get("peer")
         if not isinstance(peer, str):
             return
@@ -78,22 +81,22 @@ class Contributions:
             self._book.exchanged(partner, fields.get("sent_bytes", 0), fields.get("received_bytes", 0), now)
 
     def given(self, partner: PeerId, size: int) -> None:
-        """So many bytes of our weights went to a newcomer."""
+        """Count ``size`` bytes of our weights sent to a newcomer."""
         self._book.served(partner, size, self._wall())
 
     def taken(self, partner: PeerId, size: int) -> None:
-        """So many bytes of weights came from a donor."""
+        """Count ``size`` bytes of weights received from a donor."""
         self._book.was_served(partner, size, self._wall())
 
     @contextlib.asynccontextmanager
     async def gathering(self, transport: Callable[[], Transport]) -> AsyncIterator[None]:
-        """Have what we do countersigned meanwhile; a last round at the end.
+        """Claim receipts periodically while the block runs, and in a last round at its end.
 
         Args:
-            transport: what partners are asked over; raises NetworkError while there is none.
+            transport: returns the transport to partners; raises NetworkError while there is none.
         """
         task = asyncio.create_task(self._run(transport))
-        task.add_done_callback(reporting("the gatherer of receipts"))
+        task.add_done_callback(reporting("the collection of receipts"))
         try:
             yield
         finally:
@@ -114,14 +117,14 @@ class Contributions:
                 logger.info("no receipt: %s", error)
 
     async def claim(self, transport: Transport) -> bool:
-        """Ask one partner to sign what we did with it; False: there is nothing. Raises NetworkError, RemoteError."""
+        """Ask one partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
         standing = self._standing()
         claim = self._book.claim(standing.step, standing.tokens, self._wall(), self._sign)
         if claim is None:
             return False
         try:
             answer = await ask_to_sign(transport, claim)
-        except (NetworkError, RemoteError):  # an answer that is none is no answer
+        except (NetworkError, RemoteError):  # an invalid answer counts as none
             self._book.unanswered(claim, self._wall())
             raise
         if isinstance(answer, Objection):
@@ -146,7 +149,7 @@ class Contributions:
 
 
 class HearingNotebook:
-    """A notebook that also tells somebody else."""
+    """A notebook that also passes each note to a listener."""
 
     def __init__(self, notebook: Notebook, hear: Callable[[str, dict[str, Any]], None]) -> None:
         self._notebook = notebook

@@ -1,23 +1,23 @@
-"""The directory a peer lives in.
+"""A peer's home directory.
 
 ::
 
-    HOME/lock                held while a process lives here
+    HOME/lock                held while a process uses the home
     HOME/identity.key        the peer's Ed25519 key; its public half is the peer's name
-    HOME/manifest.signed     the run
+    HOME/manifest.signed     the run's signed manifest
     HOME/addresses.json      how others reach this peer, and the addresses it joined by
-    HOME/peers.json          live peers of last time, to rejoin without any bootstrap
-    HOME/events.jsonl        everything noteworthy, one JSON line each
+    HOME/peers.json          last known live peers, to rejoin without any bootstrap
+    HOME/events.jsonl        the event log, one JSON line per note
     HOME/checkpoints/        the last two checkpoints
     HOME/trained/            the weights when training ended, before the final gossip
     HOME/summary.json        the figures of the last session
     HOME/settings.toml       what the owner allows (peer.owner.settings)
     HOME/traffic.json        bytes sent and received by month (peer.owner.traffic)
-    HOME/paused.json         there while its owner has paused it (peer.owner.pause)
-    HOME/contributions.jsonl what we did, with partners' signatures (peer.ledger)
-    HOME/badge               what lets us take part in a run by invite (peer.admission_client)
-    HOME/rulings.signed      what its author has ruled about who may take part (peer.admission_client)
-    HOME/control.sock        while the peer runs: takes the owner's commands (peer.owner.control_socket)
+    HOME/paused.json         exists while the owner has paused the peer (peer.owner.pause)
+    HOME/contributions.jsonl receipts signed by partners (peer.ledger)
+    HOME/badge               membership certificate of a run by invite (peer.admission_client)
+    HOME/rulings.signed      the author's newest access list (peer.admission_client)
+    HOME/control.sock        control socket, while the peer runs (peer.owner.control_socket)
 """
 
 from __future__ import annotations
@@ -41,31 +41,31 @@ from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, SIGNED_FILE, SignedManife
 
 
 def is_a_run(path: Path) -> bool:
-    """Whether a run lies there, its author's or as a rented server has it. Raises OSError.
+    """Return whether ``path`` is a run directory, with the author's key or without it. Raises OSError.
 
-    A peer's home stays one though a bootstrap was started in it, and left its link there.
+    A peer's home with the link of a bootstrap that was started in it is not a run directory.
     """
     has_link = (path / LINK_FILE).exists() and not (path / SETTINGS_FILE).exists()
     return has_link or (path / KEY_FILE).exists()
 
 
 def check_no_other(path: Path) -> None:
-    """Raises HomeError where a run or a bootstrap lies, whose files a peer's would mix with."""
+    """Raise HomeError if ``path`` belongs to a run or a bootstrap, whose files a peer's would mix with."""
     try:
         run = is_a_run(path)
         is_a_bootstraps = (path / LINK_FILE.name).exists() and not (path / SIGNED_FILE).exists()
-    except OSError:  # whoever needs the place says what is wrong with it
+    except OSError:  # the code that uses the directory reports it
         return
     if run or is_a_bootstraps:
         what = "the directory of a run" if run else "the home of a bootstrap"
         raise HomeError(
-            f"{path} is {what}, and no peer's home.", "Name the home of a peer; p2ptrain peer --home makes a new one."
+            f"{path} is {what}, not of a peer.", "Name the home of a peer; p2ptrain peer --home creates a new one."
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """Paths, and the little files that are not checkpoints."""
+    """Paths of a home, and access to its small files."""
 
     path: Path
 
@@ -103,15 +103,18 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the home if need be and hold it. Raises HomeError when another process does, or it is not writable."""
+        """Create the home if necessary and lock it.
+
+        Raises HomeError if another process holds it, or it is not writable.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
             lock.acquire(timeout=0)
         except Timeout:
             raise HomeError(
-                f"Another process lives in {self.path}.",
-                "Stop it first, or give this peer a home of its own with --home.",
+                f"Another process uses {self.path}.",
+                "Stop it first, or give this peer another home with --home.",
             ) from None
         except OSError as error:
             raise self._unusable(error) from error
@@ -121,7 +124,7 @@ class Home:
             lock.release()
 
     def is_inhabited(self) -> bool:
-        """Whether a process lives here just now. Makes nothing. Raises HomeError when we may not look."""
+        """Return whether a process holds the home. Creates nothing. Raises HomeError if the home is not readable."""
         try:
             if not (self.path / "lock").exists():
                 return False
@@ -138,11 +141,11 @@ class Home:
     def _unusable(self, error: OSError) -> HomeError:
         return HomeError(
             f"The home {self.path} cannot be used: {error.strerror}.",
-            "Choose a directory that you may write, with --home.",
+            "Choose a directory that you can write to, with --home.",
         )
 
     def load_manifest(self, expected: RunId | None) -> SignedManifest | None:
-        """The run that this home belongs to, None for a new home. HomeError when it is another than expected."""
+        """Return the run that this home belongs to, None for a new home. Raises HomeError if it is not ``expected``."""
         try:
             raw = self.manifest.read_bytes()
         except FileNotFoundError:
@@ -157,8 +160,8 @@ class Home:
             raise HomeError(f"{self.manifest} cannot be used. {error.problem}", remedy) from error
         if expected is not None and signed.run_id != expected:
             raise HomeError(
-                f"{self.path} belongs to run {signed.run_id[:12]}…, and the link is to run {expected[:12]}….",
-                "Give each run a home of its own with --home.",
+                f"{self.path} belongs to run {signed.run_id[:12]}…, but the link is to run {expected[:12]}….",
+                "Use a separate home for each run, with --home.",
             )
         return signed
 
@@ -166,7 +169,7 @@ class Home:
         self.write(self.manifest, signed.to_bytes())
 
     def load_addresses(self) -> Addresses:
-        """Empty when there are none or the file is damaged: it is only a convenience."""
+        """Return the saved addresses; empty if there are none or the file is damaged."""
         try:
             entry = json.loads((self.path / "addresses.json").read_text())
             own, joined_by = (tuple(map(str, entry[name])) for name in ("own", "joined_by"))
@@ -175,7 +178,7 @@ class Home:
             return Addresses((), ())
 
     def save_addresses(self, addresses: Addresses, lasting: bool = True) -> None:
-        """Where it is lasting the disk is waited for: not on the event loop. Raises HomeError."""
+        """Write addresses.json. ``lasting`` waits for the disk: not on the event loop. Raises HomeError."""
         document = {"own": addresses.own, "joined_by": addresses.joined_by, "port": addresses.port}
         self.write(self.path / "addresses.json", json.dumps(document, indent=1).encode(), lasting)
 
@@ -183,7 +186,7 @@ class Home:
         self.write(self.summary, json.dumps(summary, indent=1).encode() + b"\n")
 
     def write(self, path: Path, data: bytes, lasting: bool = True) -> None:
-        """Old content or new, never half of it. Raises HomeError when the disk is full."""
+        """Replace a file atomically. Raises HomeError if it cannot be written."""
         try:
             files.replace(path, data, lasting=lasting)
         except OSError as error:
@@ -192,23 +195,23 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Addresses:
-    """Multiaddresses with ``/p2p/``."""
+    """A peer's own multiaddresses and those it joined by, each with ``/p2p/``."""
 
     own: tuple[str, ...]
     joined_by: tuple[str, ...]
     port: int = 0
-    """Where this peer listened last; 0 when it never did. Kept, so that a forwarded port stays right."""
+    """Port of the last session, 0 if there was none; kept so that a forwarded port stays right."""
 
     def link_addresses(self, most: int = 16) -> tuple[str, ...]:
-        """What a join link made here should hold: this peer first, then what it joined by itself."""
+        """Return at most ``most`` addresses for a join link: this peer's own, then those it joined by."""
         return tuple(dict.fromkeys([*self.own, *self.joined_by]))[:most]
 
 
 class AddressBook:
-    """Keeps ``addresses.json`` right. In the loop alone, and so never two writes at once.
+    """Keeps ``addresses.json`` up to date. Runs in the network loop only, so writes never overlap.
 
     Args:
-        current: what should stand there.
+        current: returns the addresses to save.
     """
 
     def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
@@ -217,27 +220,26 @@ class AddressBook:
         self._written: Addresses | None = None
 
     async def begin(self) -> None:
-        """Write them down to last: whom we joined by, and our port, are the way back after a power cut. Raises
-        HomeError."""
+        """Write the addresses durably: this peer rejoins by them after a power cut. Raises HomeError."""
         first = self._current()
         await asyncio.to_thread(self._home.save_addresses, first, lasting=True)
         self._written = first
         self.keep()
 
     def keep(self) -> None:
-        """Write them down where they are others than before; the disk is not waited for. Raises HomeError."""
+        """Write the addresses if they have changed, without waiting for the disk. Raises HomeError."""
         current = self._current()
-        if self._written is not None and current != self._written:  # else ``begin`` is about to
+        if self._written is not None and current != self._written:  # until then ``begin`` will write them
             self._home.save_addresses(current, lasting=False)
             self._written = current
 
 
 def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
-    """Where a peer of this run lives when its owner names no home."""
+    """Return the default home of a peer of this run."""
     return Path(*base).expanduser() / run[:12]
 
 
 def cache_directory() -> Path:
-    """Token streams, shared by all peers of this user. The one place that reads the environment for it."""
+    """Return the directory of token streams, which all peers of this user share."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(base).expanduser() / "p2ptrain"

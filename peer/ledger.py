@@ -1,7 +1,7 @@
 """A peer's receipts on disk, and what they prove (``p2ptrain.receipts``).
 
-``HOME/contributions.jsonl`` has one receipt a line, ``contributions.1.jsonl`` the older ones: two files of at most 64
-MiB.
+``HOME/contributions.jsonl`` has one receipt per line, ``contributions.1.jsonl`` the older ones: two files of at most
+64 MiB each.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from peer.home import Home
 from peer.messages import size
 
 MAX_LEDGER_BYTES = 64 << 20
-"""Of each of the two files: a month at one claim in 30 s."""
+"""Maximum size of each of the two files: a month at one claim per 30 s."""
 _MAX_LINE = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The receipts on disk."""
+    """The receipt files of one home."""
 
     path: Path
 
@@ -34,7 +34,7 @@ class Ledger:
         return self.path.with_suffix(".1.jsonl")
 
     def add(self, receipt: Receipt) -> None:
-        """Raises OSError."""
+        """Append a receipt, and rotate the file when it is full. Raises OSError."""
         line = files.missing_newline(self.path) + json.dumps(to_json(receipt)) + "\n"
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line)
@@ -43,7 +43,7 @@ class Ledger:
             self.path.replace(self.older)
 
     def read(self) -> Iterator[Receipt | None]:
-        """All receipts, the older first; None for a line that is none. Raises HomeError."""
+        """Yield all receipts, oldest first; None for a line that is not a receipt. Raises HomeError."""
         for path in (self.older, self.path):
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
@@ -63,30 +63,28 @@ def _parsed(line: str) -> Receipt | None:
 
 
 def proved(home: Home, path: Path | None = None) -> Total:
-    """What the receipts in a home, or in one file of somebody else's, prove. Raises HomeError.
+    """Add up the valid receipts in a home, or in another peer's file ``path``. Raises HomeError.
 
-    All must be of one peer: in a home, of whoever lives there; in a file, of whoever the first line names.
+    All must belong to one peer, which the first receipt names.
     """
     signed = home.load_manifest(None)
     if signed is None:
-        raise HomeError(
-            f"No peer of any swarm has lived in {home.path} yet.", "Name the home of a peer that has joined a run."
-        )
+        raise HomeError(f"There is no peer in {home.path} yet.", "Name the home of a peer that has joined a run.")
     entries = list(Ledger(path or home.contributions).read())
     receipts = [entry for entry in entries if entry is not None]
     if entries and not receipts:
         raise HomeError(
             f"No line of {path or home.contributions} is a receipt.",
-            "The file is damaged, or another program's. Bring back a copy, or move it away.",
+            "The file is damaged or not a peer's. Restore a copy, or move it away.",
         )
     if not receipts:
         raise HomeError(
             f"There is no receipt in {path or home.contributions} yet.",
-            "Partners sign the first within a minute of the first exchange, if they are there for so long.",
+            "Partners sign the first receipt within a minute of the first exchange.",
         )
     result = total(receipts, signed.run_id, receipts[0].peer)
     for _ in range(len(entries) - len(receipts)):
-        result.reject("it is no receipt")
+        result.reject("it is not a receipt")
     return result
 
 
@@ -95,7 +93,7 @@ def _count(number: int, what: str) -> str:
 
 
 def table(result: Total) -> list[str]:
-    """For people."""
+    """Format a total for people."""
     days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (result.first, result.last)]
     partners = sorted(result.partners.items(), key=lambda each: -each[1])
     signers = _count(len(partners), "partner")
@@ -104,7 +102,7 @@ def table(result: Total) -> list[str]:
         f"exchanges: {result.exchanges:,}",
         f"sent in exchanges: {size(result.sent)}, received: {size(result.received)}",
         f"weights given to newcomers: {size(result.served)}",
-        f"tokens: {result.tokens:,} (what it claimed to its partners; nobody can count them from outside)",
+        f"tokens: {result.tokens:,} (as claimed to its partners, who cannot verify them)",
         *(f"  {peer}: {_count(exchanges, 'exchange')}" for peer, exchanges in partners),
         *(f"NOT counted, {_count(count, 'receipt')}: {why}" for why, count in result.faulty.items()),
     ]

@@ -1,4 +1,4 @@
-"""Asking the addresses of a join link for the run's manifest, for as long as it takes."""
+"""Download of the run's manifest from the addresses of a join link, retried until one answers."""
 
 from __future__ import annotations
 
@@ -14,27 +14,34 @@ from p2ptrain.net.p2pd.backoff import BACKOFF
 from p2ptrain.ports import Notebook
 
 PAUSE_S = (2.0, 30.0)
-"""First and longest pause between two rounds of asking. A guess."""
+"""First and longest backoff in seconds between two rounds of requests.
 
-SILENCE = "Is the bootstrap running, the address right, its port open in the firewall and forwarded by the router?"
-STRANGERS = "Ask whoever gave you the link for a new one."
-"""Somebody answers: neither firewall nor router is in the way."""
+Guess: how long bootstraps take to restart.
+"""
+
+SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."
+"""Remedy if no address answers."""
+STRANGERS = "Ask the person who gave you the link for a new one."
+"""Remedy if another peer answers, so that neither firewall nor router is at fault."""
 
 
 async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: Notebook) -> SignedManifest:
-    """Ask until one hands out the run's manifest. Says what it tried after every round.
+    """Request the run's manifest from the link's addresses, with backoff, until one hands it out.
 
-    Raises ManifestError where one does, and it is of another p2ptrain.
+    Notes each failed request and each round.
 
     Args:
-        node: the one to ask from just now; raises NetworkError while there is none.
+        node: returns the current node; raises NetworkError while there is none.
+
+    Raises:
+        ManifestError: the manifest is genuine, but this version of p2ptrain cannot use it.
     """
     pause, longest = PAUSE_S
-    strangers: dict[str, str] = {}  # who answers at which address, if it is not whom the link names
+    strangers: dict[str, str] = {}  # address -> which peer answers there, if not the expected one
     while True:
         for each in link.addresses:
             place, peer = address.split_peer(each)
-            assert peer is not None  # JoinLink saw to it
+            assert peer is not None  # JoinLink checked it
             raw = b""
             try:
                 raw = await fetch_manifest(node(), peer, [place], link.run_id)
@@ -42,17 +49,17 @@ async def ask_for_manifest(link: JoinLink, node: Callable[[], Node], notebook: N
                 signed.verify(link.run_id)
             except UserError as error:
                 if genuine_run(raw) == link.run_id:
-                    raise  # they did what they could: another p2ptrain has to be installed here
+                    raise  # the manifest is genuine: another p2ptrain must be installed here
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=error.problem)
             except (NetworkError, RemoteError) as error:
                 if why := stranger(str(error)):
                     strangers[each] = why
-                elif not str(error).endswith(BACKOFF):  # that alone says nothing new
+                elif not str(error).endswith(BACKOFF):  # a backoff says nothing new
                     strangers.pop(each, None)
                 notebook.note("no manifest", peer=peer, where=address.host_port(place), why=str(error))
             else:
                 return signed
-        why, remedy = "nobody handed out the run's manifest", SILENCE
+        why, remedy = "no address in the link returned the run's manifest", SILENCE
         if len(strangers) == len(link.addresses):
             why, remedy = strangers[link.addresses[0]], STRANGERS
         notebook.note("waiting", why=why, seconds=pause, remedy=remedy)

@@ -1,4 +1,4 @@
-"""Notes as lines for people: ``[exchange] exchanged with Kx41ab: 0.8 s, 1.1 MB``. Pure; docs/ERRORS.md lists them."""
+"""Notes as lines for people: ``[exchange] exchanged with Kx41ab: 0.8 s, 1.1 MB``. docs/ERRORS.md lists them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ _PLACES = re.compile(
 
 
 def line(kind: str, fields: Mapping[str, Any]) -> str | None:
-    """The line for a note, or None where a note is only for the log."""
+    """Return the line for a note; None if the note is only for the event log."""
     maker = _LINES.get(kind)
     return printable(maker(fields)) if maker else None
 
 
 def without_places(text: str) -> str:
-    """Without addresses and paths, which tell of the owner's network and computer: for others' eyes."""
+    """Replace addresses and paths, which reveal the owner's network and computer, by "…"."""
     return _PLACES.sub("…", text)
 
 
 def size(size_bytes: float) -> str:
-    """``1.1 MB``; decimal units, as links are measured."""
+    """Format a size in decimal units: ``1.1 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if size_bytes < 1000:
             return f"{size_bytes:.0f} {unit}" if unit == "B" else f"{size_bytes:.1f} {unit}"
@@ -38,7 +38,7 @@ def size(size_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``."""
+    """Format a duration: ``0.8 s``, ``12 ms``, ``5 min``, ``1.5 h``."""
     if seconds >= 120:
         return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
     return f"{seconds:.1f} s" if seconds >= 0.1 else f"{1000 * seconds:.0f} ms"
@@ -60,17 +60,17 @@ def _exchanged(fields: Mapping[str, Any]) -> str:
 
 
 def _path(fields: Mapping[str, Any]) -> str:
-    """Nothing where the bytes went directly."""
+    """Name the relay that carried the bytes; empty for a direct link."""
     return f" (relayed by {short(str(fields['relay']))})" if fields.get("relay") else ""
 
 
 def _tokenizing(fields: Mapping[str, Any]) -> str:
-    most = f" of {fields['most']:,} at most" if fields.get("most") else ""
-    return f"[data] making the run's text into tokens, once on this computer: {fields['tokens']:,}{most}"
+    most = f" of at most {fields['most']:,}" if fields.get("most") else ""
+    return f"[data] tokenizing the run's text, once on this computer: {fields['tokens']:,}{most} tokens"
 
 
 def _forward(fields: Mapping[str, Any]) -> str:
-    """What would make this machine reachable."""
+    """Say what would make this machine reachable."""
     target = f" to {fields['own']}" if fields.get("own") else ""
     return f"forward TCP port {fields['port']} of your router{target}" if fields.get("port") else "listen on a port"
 
@@ -86,9 +86,11 @@ def _progress(fields: Mapping[str, Any]) -> str:
 
 def _took_weights(fields: Mapping[str, Any]) -> str:
     took, donors = size(fields["size_bytes"]), fields["donors"]
-    said = f"[join] took {took} of weights from {donors} peer{'s' if donors != 1 else ''} in {fields['seconds']:.1f} s"
+    said = f"[join] got {took} of weights from {donors} peer{'s' if donors != 1 else ''} in {fields['seconds']:.1f} s"
     if fields.get("broke_off"):
-        said += f"; {fields['broke_off']} broke off, {fields['asked_again']} of {fields['pieces']} pieces asked again"
+        said += (
+            f"; lost donors: {fields['broke_off']}, repeated requests: {fields['asked_again']} of {fields['pieces']}"
+        )
     return said
 
 
@@ -96,91 +98,98 @@ _LINES: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "exchanged": _exchanged,
     "progress": _progress,
     "skipped": lambda f: f"[exchange] skipped {_peer(f)}: {_why(f)}",
-    "failed": lambda f: f"[exchange] gave up on {_peer(f)}: {_why(f)}",
-    "broke protocol": lambda f: f"[exchange] {_peer(f)} broke the protocol and is left alone for a while: {_why(f)}",
-    "clipped": lambda f: f"[exchange] {_peer(f)} moved us by less than it asked for: {_why(f)}",
+    "failed": lambda f: f"[exchange] exchange with {_peer(f)} failed: {_why(f)}",
+    "broke protocol": lambda f: f"[exchange] {_peer(f)} broke the protocol and is avoided for a while: {_why(f)}",
+    "clipped": lambda f: f"[exchange] limited the effect of {_peer(f)} on our weights: {_why(f)}",
     "found": lambda f: f"[peers] found {_peer(f)}",
     "lost": lambda f: f"[peers] lost {_peer(f)}: {_why(f)}",
-    "catching up": lambda f: f"[join] taking the weights of {_peer(f)}: {_why(f)}",
-    "caught up": lambda f: f"[join] in step with the swarm, thanks to {_peer(f)}{_path(f)}",
+    "catching up": lambda f: f"[join] downloading the weights of {_peer(f)}: {_why(f)}",
+    "caught up": lambda f: f"[join] in step with the swarm, with the weights of {_peer(f)}{_path(f)}",
     "took weights": _took_weights,
-    "unconfirmed": lambda f: f"[join] nobody confirms the weights of {_peer(f)}: {_why(f)}",
-    "gave weights": lambda f: f"[join] gave {_peer(f)} our weights{_path(f)}",
-    "out of step": lambda f: f"[join] out of step with the swarm: {_why(f)}; taking its weights",
-    "slept": lambda f: f"[join] this machine slept for {_why(f)}; if the swarm has gone on far, its weights are taken",
+    "unconfirmed": lambda f: f"[join] no other peer confirmed the weights of {_peer(f)}: {_why(f)}",
+    "gave weights": lambda f: f"[join] sent our weights to {_peer(f)}{_path(f)}",
+    "out of step": lambda f: f"[join] out of step with the swarm: {_why(f)}; downloading its weights",
+    "slept": lambda f: (
+        f"[join] this machine was suspended for {_why(f)}; if the swarm is far ahead, its weights are downloaded"
+    ),
     "alone": lambda f: f"[peers] training alone: {_why(f)}",
     "no manifest": lambda f: f"[join] no manifest from {_peer(f)} at {f['where']}: {_why(f)}",
-    "waiting": lambda f: f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. {f['remedy']}",
+    "waiting": lambda f: f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. {f['remedy']}",
     "no badge": lambda f: (
-        f"[join] {_why(f)}; trying again in {f['seconds']:.0f} s. Is the bootstrap that the link names running?"
+        f"[join] {_why(f)}; retrying in {f['seconds']:.0f} s. Check that the bootstrap named in the link is running"
     ),
-    "let in": lambda f: f"[join] let in by {_peer(f)}: our badge holds until the run's author revokes it",
-    "not admitted": lambda f: f"[join] {_peer(f)} does not let us in: {_why(f)}. {f['remedy']}",
-    "put out": lambda f: f"[join] others will not talk with us any more: {_why(f)}. {f['remedy']}",
-    "listening": lambda f: f"[peers] we are {f['name']}, listening on {f['where']}",
+    "let in": lambda f: (
+        f"[join] admitted by {_peer(f)}; the membership certificate is valid until the run's author revokes it"
+    ),
+    "not admitted": lambda f: f"[join] {_peer(f)} does not admit this peer: {_why(f)}. {f['remedy']}",
+    "put out": lambda f: f"[join] others no longer exchange with this peer: {_why(f)}. {f['remedy']}",
+    "listening": lambda f: f"[peers] this peer is {f['name']}, listening on {f['where']}",
     "reachable": lambda f: (
-        f"[peers] others can dial us at {f['where']}"
-        + ("" if f.get("relays") else "; with --relay we would help those whom nobody can dial")
+        f"[peers] others can dial this peer at {f['where']}"
+        + ("" if f.get("relays") else "; with --relay it would also relay for peers that nobody can dial")
     ),
     "unreachable": lambda f: (
-        f"[peers] nobody can dial us{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach us "
-        f"through a relay; for direct exchanges {_forward(f)} (docs/ERRORS.md tells of IPv6)"
+        f"[peers] nobody can dial this peer{' at ' + f['where'] if f['where'] else ''} ({_why(f)}), so others reach it "
+        f"through a relay. For direct exchanges, {_forward(f)} (for IPv6 see docs/ERRORS.md)"
     ),
-    "relayed": lambda f: f"[peers] others reach us through the relay {_peer(f)}",
-    "relay lost": lambda f: f"[peers] the relay {_peer(f)} is gone: {_why(f)}; another one is taken",
+    "relayed": lambda f: f"[peers] others reach this peer through the relay {_peer(f)}",
+    "relay lost": lambda f: f"[peers] lost the relay {_peer(f)}: {_why(f)}; looking for another one",
     "no relay": lambda f: (
-        f"[peers] no relay has a place for us; exchanges that we begin with reachable peers work. Or {_forward(f)}"
+        f"[peers] no relay accepts this peer, so only exchanges that it starts work. To be reachable, {_forward(f)}"
     ),
     "wrong clock": lambda f: (
         f"[peers] this machine's clock is {duration(abs(f['off_s']))} {'fast' if f['off_s'] > 0 else 'slow'} by the "
-        f"median of {f['nodes']} other{'s' if f['nodes'] != 1 else ''}: records with such times do not count, so few "
-        "or none exchange with us. Set it (on Linux: timedatectl set-ntp true); no restart is needed"
+        f"median of {f['nodes']} other node{'s' if f['nodes'] != 1 else ''}, so others ignore this peer's presence "
+        "records. Set the clock (on Linux: timedatectl set-ntp true); no restart is needed"
     ),
-    "right clock": lambda f: "[peers] this machine's clock is right again",
+    "right clock": lambda f: "[peers] this machine's clock is correct again",
     "tokenizing": _tokenizing,
     "resumed": lambda f: f"[train] resumed at step {f['step']}, {f['progress']:,.0f} tokens per peer",
-    "torn checkpoint": lambda f: f"[train] passed over the checkpoint {f['path']}: {_why(f)}",
+    "torn checkpoint": lambda f: f"[train] skipped the damaged checkpoint {f['path']}: {_why(f)}",
     "started": lambda f: (
         f"[train] training on {f['device']}, {f['parameters']:,} parameters, held-out loss {f['loss']:.3f}"
     ),
     "held out": lambda f: f"[train] held-out loss {f['loss']:.3f}",
     "page": lambda f: f"[page] {f['url']}",
-    "trained": lambda f: f"[train] the run's end is reached: held-out loss {f['loss']:.3f}; the final gossip begins",
+    "trained": lambda f: f"[train] reached the run's end: held-out loss {f['loss']:.3f}; the final gossip begins",
     "finished": lambda f: f"[train] finished: {_why(f)}",
     "saved": lambda f: f"[save] {f['path']}",
     "not saved": lambda f: f"[save] NOT saved, {f['what']}: {_why(f)}",
     "save waits": lambda f: (
-        f"[save] NOT saved yet, {f['what']}: {_why(f)}; trying every {duration(f['every_s'])} for "
-        f"{duration(f['seconds'])}: free some space. A second Ctrl+C gives it up at once"
+        f"[save] NOT saved yet, {f['what']}: {_why(f)}; retrying every {duration(f['every_s'])} for "
+        f"{duration(f['seconds'])}. Free some space; a second Ctrl+C stops at once without saving"
     ),
     "discarded": lambda f: f"[train] inner phase {f['step']} discarded: {_why(f)}",
     "stopping": lambda f: (
-        "[stop] ending this inner step, saving, saying goodbye; once more to stop at once"
+        "[stop] finishing this inner step, saving, leaving the swarm; repeat to stop at once"
         if f["training"]
         else "[stop] stopped before training began"
     ),
-    "settings": lambda f: f"[owner] settings.toml counts: {f['what']}",
+    "settings": lambda f: f"[owner] settings.toml applied: {f['what']}",
     "settings refused": lambda f: (
-        f"[owner] settings.toml is faulty and not used: {_why(f)}; the previous settings stay in force"
+        f"[owner] settings.toml is faulty and ignored: {_why(f)}; the previous settings stay in force"
     ),
-    "owner stumbled": lambda f: f"[owner] something went wrong in p2ptrain itself, and it goes on: {_why(f)}",
-    "paused": lambda f: f"[owner] resting: {_why(f)}; the weights stay in memory, and the swarm goes on without us",
+    "owner stumbled": lambda f: f"[owner] internal error in p2ptrain, which continues: {_why(f)}",
+    "paused": lambda f: (
+        f"[owner] paused: {_why(f)}; the weights stay in memory, and the swarm trains without this peer"
+    ),
     "still paused": lambda f: (
-        "[owner] this peer was paused by its owner before it was started, and rests; to go on: "
-        f"p2ptrain resume {f['home']}"
+        f"[owner] still paused by its owner, since before this start; to continue: p2ptrain resume {f['home']}"
     ),
-    "pause not kept": lambda f: f"[owner] whether this peer is paused is NOT kept for its next start: {_why(f)}",
+    "pause not kept": lambda f: f"[owner] the pause is NOT kept for the next start: {_why(f)}",
     "budget used up": lambda f: (
         f"[owner] {_why(f)}: training alone until the month is over or monthly_gb is raised in settings.toml"
     ),
     "share given": lambda f: (
-        f"[owner] others have had their share of this month's traffic, {f['percent']} % of what monthly_gb allows a "
-        "day: no weights for newcomers and no circuits until more is due; exchanges go on"
+        f"[owner] others have used up their share of this month's traffic, {f['percent']} % of monthly_gb, released "
+        "daily: until then no weights for newcomers and no relaying; exchanges continue"
     ),
-    "called back": lambda f: "[owner] taking part again: looking for the swarm",
-    "finishing": lambda f: "[owner] ending this outer step, saving, saying goodbye",
+    "called back": lambda f: "[owner] participating again: looking for the swarm",
+    "finishing": lambda f: "[owner] finishing this outer step, saving, leaving the swarm",
     "not counted": lambda f: f"[owner] the month's traffic is NOT counted in full: {_why(f)}",
-    "no door": lambda f: f"[owner] p2ptrain status, pause, resume and finish will not reach this peer: {_why(f)}",
-    "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is started again; training goes on",
-    "p2pd is back": lambda f: "[peers] the network daemon is back",
+    "no door": lambda f: (
+        f"[owner] no control socket, so p2ptrain status, pause, resume and finish cannot reach this peer: {_why(f)}"
+    ),
+    "p2pd died": lambda f: f"[peers] the network daemon died ({_why(f)}) and is restarted; training continues",
+    "p2pd is back": lambda f: "[peers] the network daemon is running again",
 }

@@ -1,4 +1,4 @@
-"""A home's model without a swarm: write it in Hugging Face format, or let it continue a text."""
+"""A home's model without a swarm: export in Hugging Face format, and text generation."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from peer.home import Home
 
 
 def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatModel, Tokenizer, SignedManifest]:
-    """The newest whole checkpoint's slow weights in the run's model, on the CPU. Raises UserError."""
+    """Load the newest whole checkpoint's slow weights into the run's model, on the CPU. Raises UserError."""
     signed = home.load_manifest(None)
     found = checkpoint.load_latest(home.checkpoints)
     if found.checkpoint is None and found.passed_over:
         torn = "; ".join(f"{each.path.name}: {each.reason}" for each in found.passed_over)
         raise HomeError(
-            f"No checkpoint in {home.path} is whole: {torn}.",
-            "Start its peer again: it takes the swarm's weights, and saves while it trains and when it stops.",
+            f"Every checkpoint in {home.path} is damaged: {torn}.",
+            "Start its peer again; it downloads the swarm's weights and saves them while it trains and when it stops.",
         )
     if signed is None or found.checkpoint is None:
         raise HomeError(
@@ -42,11 +42,11 @@ def load_model(home: Home, tokenizer_file: Path | None = None) -> tuple[FlatMode
 
 
 def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
-    """The run's model with these slow weights [P]. Raises HomeError where they do not fit."""
+    """Build the run's model with the given slow weights [P]. Raises HomeError if they do not fit."""
     model = flat_model(signed.manifest.model, signed.manifest.run.seed, torch.device("cpu"))
     if slow.shape != model.theta.shape:
         raise HomeError(
-            f"The checkpoint holds {len(slow):,} weights, and the run's model {len(model.theta):,}.",
+            f"The checkpoint has {len(slow):,} weights, but the run's model has {len(model.theta):,}.",
             "Name the home that the checkpoint belongs to.",
         )
     model.theta.copy_(slow)
@@ -54,7 +54,7 @@ def model_of(signed: SignedManifest, slow: Tensor) -> FlatModel:
 
 
 def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None:
-    """Write model and tokenizer so that ``from_pretrained`` loads both: all of it or nothing. Raises UserError."""
+    """Write model and tokenizer for ``from_pretrained``, atomically. Raises UserError."""
     try:
         is_taken = target.exists() and any(target.iterdir() if target.is_dir() else [target])
     except OSError as error:
@@ -62,7 +62,7 @@ def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None
     if is_taken:
         raise UserError(f"{target} exists and is not empty.", "Choose another directory for the export.")
     model, tokenizer, _ = load_model(home, tokenizer_file)
-    model.module.config.use_cache = True  # off only for training
+    model.module.config.use_cache = True  # training turns it off
     try:
         with _whole(target) as folder:
             with _without_progress_bar():
@@ -74,7 +74,7 @@ def export(home: Home, target: Path, tokenizer_file: Path | None = None) -> None
 
 @contextlib.contextmanager
 def _without_progress_bar() -> Iterator[None]:
-    """transformers draws one on standard error, into logs too, for what takes a moment."""
+    """Disable the progress bar of transformers, which would also go into logs."""
     was_on = transformers_logging.is_progress_bar_enabled()
     transformers_logging.disable_progress_bar()
     try:
@@ -86,9 +86,10 @@ def _without_progress_bar() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _whole(target: Path) -> Iterator[Path]:
-    """A folder whose content becomes the target's when the block ends well, and is removed when it does not.
+    """Yield a temporary folder that is moved to ``target`` on success and removed on an error.
 
-    The target is absent, or an empty directory, which may be a mount or where the owner's shell stands: that one stays.
+    The target is absent or an empty directory. An existing one is kept, since it may be a mount point or a shell's
+    working directory.
     """
     is_there = target.exists()
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -107,18 +108,18 @@ def _whole(target: Path) -> Iterator[Path]:
 
 def _unwritable(target: Path, error: Exception) -> UserError:
     return UserError(
-        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another place, or free some space."
+        f"{target} cannot be written: {checkpoint.plainly(error)}.", "Choose another directory, or free some space."
     )
 
 
 def continue_text(
     home: Home, text: str, new_tokens: int, sampling: Sampling, tokenizer_file: Path | None = None
 ) -> str:
-    """The text and what the model makes of it. Raises UserError."""
+    """Return the text with the model's continuation. Raises UserError."""
     model, tokenizer, _ = load_model(home, tokenizer_file)
     return generate_text(model.module, tokenizer, text, new_tokens, sampling)
 
 
 def mean(weights: Iterable[Tensor]) -> Tensor:
-    """[P] the average of several peers' slow weights."""
+    """Return the mean of several peers' slow weights [P]."""
     return torch.stack(list(weights)).mean(dim=0)

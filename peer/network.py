@@ -1,9 +1,9 @@
-"""The connection that outlives its p2pd: the transport and directory that the driver sees.
+"""The connection: the transport and directory that the driver uses. It survives the death of p2pd.
 
-It stands on a ``Node``, and when that node's p2pd dies, or hangs, it puts another in its place, same identity, same
-port. To the core that looks like a few failed links.
+When its node's p2pd dies or hangs, the connection starts another node with the same identity and port. The core only
+sees a few failed links.
 
-Who closes what: ``Connection.close`` ends its tasks, services, transports and node.
+Ownership: ``Connection.close`` closes its tasks, services, transports and node.
 """
 
 from __future__ import annotations
@@ -37,28 +37,36 @@ from peer.manifest_fetch import ask_for_manifest
 from peer.paths import Paths
 
 CALM_S = 300.0
-"""A p2pd that ran so long is restarted with the first pause again. A guess."""
+"""Uptime of p2pd in seconds that resets the restart backoff.
+
+Guess: the distribution of p2pd's uptimes before crashes.
+"""
 
 REVIVE_PAUSE_S = 1.0
-"""Before p2pd is started again; doubles to a minute while it keeps dying. A guess."""
+"""First backoff in seconds before p2pd is restarted; doubles up to a minute while it keeps dying.
+
+Guess: how often an immediate restart fails.
+"""
 
 CACHE_PERIOD_S = 10.0
-"""Between two writes of the peer cache: a peer that lived this long is back without a bootstrap, also after SIGKILL. A
-guess."""
+"""Seconds between two writes of the peer cache: a peer that ran this long rejoins without a bootstrap after SIGKILL.
+
+Guess: how soon after joining peers are killed.
+"""
 
 _report = reporting("the network's background work")
 
 
 class Connection:
-    """Transport and directory (``p2ptrain.ports``) over the node of the day.
+    """Transport and directory (``p2ptrain.ports``) over the current node.
 
     Args:
-        listen: multiaddresses the owner asked for; empty: the port of last time on all interfaces, or any free one.
-        port: that port, 0 for none.
-        rates: caps of all streams, and the count of their bytes.
-        relay: what we give as a relay to those whom nobody can dial; None: the owner did not agree to be one.
-        paths: where to write down how links travel.
-        on_move: called in the loop when ``addresses`` are others than before; may raise HomeError.
+        listen: multiaddresses that the owner chose; empty: the last port on all interfaces, or any free one.
+        port: port of the last session, 0 for none.
+        rates: throttles of all streams, which also count bytes.
+        relay: limits of our relay for peers that nobody can dial; None: do not relay.
+        paths: records whether links are direct or relayed.
+        on_move: called in the loop when ``addresses`` change; may raise HomeError.
     """
 
     def __init__(
@@ -86,7 +94,7 @@ class Connection:
         self._notebook = notebook
         self._listen = tuple(listen)
         self.port = port
-        """Where it listens."""
+        """Port that the node listens on."""
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
@@ -109,17 +117,20 @@ class Connection:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises UserError when it cannot listen, DeviceError when p2pd does not run on this machine."""
+        """Start the first node.
+
+        Raises UserError if it cannot listen, DeviceError if p2pd does not run on this machine.
+        """
         try:
             await self._revive()
-        except (NetworkError, OSError, EOFError) as error:  # the latter two: it died while it started
-            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
+        except (NetworkError, OSError, EOFError) as error:  # OSError, EOFError: p2pd died while it started
+            raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Try again.") from error
         self._watcher = asyncio.get_running_loop().create_task(self._watch())
         self._watcher.add_done_callback(_report)
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Our own multiaddresses, with ``/p2p/``."""
+        """This peer's own multiaddresses, with ``/p2p/``."""
         return tuple(address.with_peer(each, self._identity.peer_id) for each in self._places)
 
     @property
@@ -127,23 +138,23 @@ class Connection:
         return self._shelter.addresses if self._shelter else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        """Ask the link's addresses until one hands out the run's manifest. Raises ManifestError."""
+        """Request the run's manifest until an address of the link hands it out. Raises ManifestError."""
         return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
-        """Hand out the manifest from now on."""
+        """Serve the manifest, on this node and later ones."""
         self._signed = signed.to_bytes()
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
             self._manifests = await serve_manifest(self.node, self._signed, self._rates)
 
     def stand_at(self, gate: Gate) -> None:
-        """The run does not take everybody: from now on the DHT holds members only."""
+        """Accept only members in the DHT, on this node and later ones."""
         self._gate = gate
         if self._node is not None:
             self._node.stand_at(gate)
 
     async def serve(self, protocol: str, limits: Limits, handler: Callable[[StreamLink], Awaitable[None]]) -> None:
-        """Answer others under a protocol name from now on, also on nodes to come. What passes is counted as given."""
+        """Handle inbound streams of a protocol, on this node and later ones; their bytes count as given."""
         self._handlers[protocol] = limits, handler
         with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will serve it
             await self._serve_on(self.node, protocol)
@@ -155,18 +166,18 @@ class Connection:
         self._services.append(transport)
 
     def speaking(self, protocol: str, limits: Limits) -> Transport:
-        """What others are asked over under a protocol name. Raises NetworkError."""
+        """Return a transport for outbound streams of a protocol. Raises NetworkError."""
         return P2PTransport(self.node, protocol, limits, self._rates)
 
     async def keep_cache(self, records: Callable[[], list[Presence]]) -> None:
-        """Write the live peers down now and then, for the day on which every bootstrap is gone. Runs for ever."""
+        """Save the live peers periodically, so that this peer can rejoin without a bootstrap. Runs until cancelled."""
         while True:
             await asyncio.sleep(CACHE_PERIOD_S)
             self.save_cache(records())
 
     def save_cache(self, records: list[Presence]) -> None:
         if not records:
-            return  # what we knew last time is better than nothing
+            return  # keep the last known peers
         if self._node is not None:
             self._node.learn(records)
         try:
@@ -175,7 +186,7 @@ class Connection:
             self._notebook.note("not saved", what="the list of known peers", why=error.strerror)
 
     def sign(self, announce: Announce) -> Presence:
-        """Our presence record."""
+        """Sign our presence record."""
         self._announced = announce
         return self._identity.sign(
             Presence(
@@ -193,7 +204,7 @@ class Connection:
         )
 
     async def close(self, in_haste: bool = False) -> None:
-        """Leave nothing behind; in haste without a word to anybody, p2pd least of all: it may be frozen."""
+        """Close everything; ``in_haste`` kills p2pd first, which may be frozen."""
         if self._watcher is not None:
             self._watcher.cancel()
             await asyncio.wait([self._watcher])
@@ -211,10 +222,10 @@ class Connection:
         return lanes.of(link, ours=True)
 
     async def listen(self, handler: Callable[[Link], Awaitable[None]]) -> None:
-        """Every inbound link from now on is this handler's, also where another one had them before."""
+        """Pass inbound links to this handler, which replaces an earlier one."""
         is_first, self._handler = self._handler is None, handler
         if self._transport is not None and is_first:
-            with contextlib.suppress(NetworkError):  # the same
+            with contextlib.suppress(NetworkError):  # p2pd is being restarted, and the next one will listen
                 await self._transport.listen(self._welcome)
 
     async def announce(self, presence: Presence) -> None:
@@ -224,7 +235,7 @@ class Connection:
         return await self.node.directory.lookup()
 
     async def _moved(self) -> None:
-        """Others reach us otherwise than before: say so now, not only with the next announcement."""
+        """Announce changed addresses at once, not only with the next announcement."""
         self._write_down()
         if self._announced is not None:
             await self.announce(self.sign(self._announced))
@@ -236,22 +247,22 @@ class Connection:
             self._notebook.note("not saved", what="how others reach this peer", why=error.problem)
 
     async def _welcome(self, link: StreamLink) -> None:
-        assert self._handler is not None  # nobody listens before
+        assert self._handler is not None  # set by listen
         assert self._lanes is not None
         self._paths.note(link)
         await self._handler(self._lanes.of(link, ours=False))
 
-    # --- the node of the day ------------------------------------------------------------------------------------------
+    # --- the current node -------------------------------------------------------------------------------------------
 
     @property
     def node(self) -> Node:
-        """Raises NetworkError while there is none."""
+        """The current node. Raises NetworkError while there is none."""
         if self._node is None:
             raise NetworkError("p2pd is being restarted")
         return self._node
 
     async def _revive(self) -> None:
-        """Start a node and put everything back on it."""
+        """Start a node and register every service on it."""
         node = await self._start_node()
         self._node = node
         self.port = node.port or self.port
@@ -263,7 +274,7 @@ class Connection:
         self._services.append(await Relay.start(node, self._relay or NO_RELAY, self._rates))
         if self._gate is not None:
             node.stand_at(self._gate)
-        for protocol in tuple(self._handlers):  # more may come meanwhile, and put themselves on this node
+        for protocol in tuple(self._handlers):  # ``serve`` may add others meanwhile, on this node
             await self._serve_on(node, protocol)
         self._shelter = ReachabilityManager(
             node, self._notebook, by_owner=bool(self._announce), relays=self._relay is not None, on_change=self._moved
@@ -278,7 +289,7 @@ class Connection:
     async def _start_node(self) -> Node:
         host = "127.0.0.1" if self._local else "0.0.0.0"
         wishes = [self._listen] if self._listen else [(address.multiaddress(host, port),) for port in {self.port, 0}]
-        for wish in sorted(wishes, reverse=True):  # the port of last time before any free one
+        for wish in sorted(wishes, reverse=True):  # the last port before any free one
             try:
                 return await Node.start(
                     self._identity,
@@ -296,7 +307,7 @@ class Connection:
         raise AssertionError("any free port is always tried")
 
     async def _watch(self) -> None:
-        """Put another node in the place of one whose p2pd died."""
+        """Replace the node whenever its p2pd dies."""
         pause = REVIVE_PAUSE_S
         while True:
             started_at = time.monotonic()
@@ -310,10 +321,10 @@ class Connection:
                 pause = min(2 * pause, 60.0)
                 try:
                     await self._revive()
-                except Exception as error:  # ours; hivemind's, as it died again while it started: none is the last try
+                except Exception as error:  # any error, ours or hivemind's, only delays the next try
                     self._notebook.note("p2pd died", why=str(error) or type(error).__name__)
                     await self._drop()
-            self._write_down()  # its port may be another, and places at relays are gone
+            self._write_down()  # its port may have changed, and relay reservations are gone
             self._notebook.note("p2pd is back")
 
     async def _drop(self) -> None:
@@ -328,11 +339,11 @@ class Connection:
             for each in closing:
                 each.add_done_callback(_report)
             await asyncio.gather(*closing, return_exceptions=True)
-        finally:  # whatever a service's close does: p2pd must not stay
+        finally:  # p2pd must end even if a service's close fails
             if node is not None:
                 await node.close()
 
 
 def describe_addresses(addresses: Sequence[str]) -> str:
-    """``203.0.113.7:31337, …`` for people."""
-    return ", ".join(address.host_port(each) for each in addresses) or "nowhere that others can reach"
+    """Format addresses for people: ``203.0.113.7:31337, …``."""
+    return ", ".join(address.host_port(each) for each in addresses) or "no address that others can reach"

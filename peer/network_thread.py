@@ -1,4 +1,4 @@
-"""The thread on which everything of asyncio and hivemind lives: one uvloop, and a way in from other threads."""
+"""The network thread, which runs one uvloop event loop for asyncio and hivemind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class NetworkThread:
-    """A thread that runs one event loop. Use as a context manager."""
+    """A thread that runs one event loop; a context manager."""
 
     def __init__(self) -> None:
         self._loop = uvloop.new_event_loop()
@@ -34,11 +34,11 @@ class NetworkThread:
         self._loop.close()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine in the loop."""
+        """Start a coroutine in the loop, from another thread."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop and wait for it; Ctrl+C ends it."""
+        """Run a coroutine in the loop and wait for it, from another thread; Ctrl+C cancels it."""
         future = self.submit(work)
         try:
             return future.result()

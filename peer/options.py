@@ -1,4 +1,4 @@
-"""Kinds of numbers that a command line takes."""
+"""Number types for the command line."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import click
 
 
 class FiniteRange(click.FloatRange):
-    """click's own takes "nan", which is neither below nor above anything."""
+    """A float range that rejects NaN and infinity, which click's own accepts."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = float(super().convert(value, param, ctx))
         if not math.isfinite(number):
-            self.fail(f"{value!r} is no number that can be used.", param, ctx)
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
         return number

@@ -1,20 +1,20 @@
-"""Whether this peer is in the swarm just now: its owner may send it away for a while, and call it back.
+"""Participation: whether this peer is in the swarm, trains alone or is paused.
 
-To be away is to have left, in all politeness, with the weights kept in memory: the protocol core ends as at Ctrl+C
-(``LeaveRequested``), the others hear "leaving" and draw other partners at once. To come back is to join anew, with a
-new core at the step and progress where the trainer stands: whoever was away for long is behind, and takes the swarm's
-weights as every newcomer does. So nobody exchanges with weights that stand still, and the protocol needs no new state.
+A peer that stops participating leaves the swarm and keeps its weights in memory: the protocol core ends as at Ctrl+C
+(``LeaveRequested``), and the other peers hear "leaving" and draw other partners at once. To participate again, the peer
+joins with a new core at the trainer's step and progress; if it was away for long, it takes the swarm's weights as any
+newcomer does. Hence nobody exchanges with weights that do not change, and the protocol needs no additional state.
 
-=========  ==========================  =================================================================================
-wish       trainer                     network
-=========  ==========================  =================================================================================
-PRESENT    trains once the core says   the core's driver runs
-ALONE      trains                      p2pd and the DHT stay; a porter declines whoever calls
-ABSENT     holds                       the same
-=========  ==========================  =================================================================================
+=========  =======================  ====================================================================================
+mode       trainer                  network
+=========  =======================  ====================================================================================
+PRESENT    trains once core begins  the core's driver runs
+ALONE      trains                   p2pd and the DHT run; inbound exchanges are declined
+ABSENT     is held                  p2pd and the DHT run; inbound exchanges are declined
+=========  =======================  ====================================================================================
 
-Three threads meet here without a lock: the trainer posts events, the owner's thread wishes, the network's loop runs
-``live``. Each first writes what it has to say and then looks whom to tell, so that one of two always sees the other.
+Three threads use ``Participation`` without a lock: the trainer posts events, the owner's thread sets the mode, and the
+network loop runs ``live``. Each writes its own state before it reads the others', so that no change is missed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from p2ptrain.train.loop import Signals
 
 
 class Mode(Enum):
-    """What the owner wants of a peer."""
+    """How a peer participates, as its owner wants."""
 
     PRESENT = "take part in the swarm"
     ALONE = "train without the swarm"
@@ -44,7 +44,7 @@ class Mode(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TrainerControl:
-    """What the trainer is told; from any thread."""
+    """Starts, holds and ends the trainer; safe from any thread."""
 
     signals: Signals
     wake: Callable[[], None]
@@ -58,17 +58,17 @@ class TrainerControl:
         self.wake()
 
     def finish(self) -> None:
-        """End with the outer step under way."""
+        """End after the current outer step."""
         self.signals.last.set()
         self.wake()
 
 
 class Participation:
-    """See the module.
+    """Runs protocol cores while the mode is PRESENT; see the module docstring.
 
     Args:
-        new_core: a protocol core at the learner's step and progress.
-        shore: what drivers stand on; its ``begin_training`` is ours to set.
+        new_core: creates a protocol core at the learner's step and progress.
+        shore: environment of the drivers; ``begin_training`` is replaced.
     """
 
     def __init__(
@@ -86,41 +86,41 @@ class Participation:
         self._driver: Driver | None = None
         self._core: Peer | None = None
         self._past = Counters()
-        """Of earlier cores."""
+        """Counters of earlier cores."""
         self._recalled = False
-        """The driver that runs, or ran last, was told to leave because of a wish."""
+        """Whether a change of mode made the current or last driver leave."""
         self._ended: TrainingEnded | None = None
         self._phase = 0
-        """The last outer step at which the trainer waited for partners."""
+        """Last outer step at which the trainer waited for partners."""
         self._leaving = False
 
     # --- any thread ---------------------------------------------------------------------------------------------------
 
     @property
     def state(self) -> str:
-        """What the swarm takes us for: a ``PeerState``, or "away"."""
+        """Our state as the swarm sees it: a ``PeerState`` value, or "away"."""
         core = self._core
         return core.state.value if core is not None else "away"
 
     @property
     def live_peers(self) -> int:
-        """How many others are here."""
+        """Number of live peers, without this one."""
         driver = self._driver
         return driver.live_peers if driver is not None else 0
 
     @property
     def exchanges_under_way(self) -> int:
-        """Exchanges that both have agreed on, and that are not over."""
+        """Number of accepted exchanges that have not ended."""
         driver = self._driver
         return driver.exchanges_under_way if driver is not None else 0
 
     def counters(self) -> Counters:
-        """What happened since the start, in all sessions."""
+        """Return the counters since the start, summed over all cores."""
         core = self._core
         return self._past if core is None else _sum(self._past, core.counters)
 
     def wish(self, wish: Mode) -> None:
-        """The owner's thread: be there, or not, from now on."""
+        """Set the mode, from the owner's thread."""
         if wish is self._wish:
             return
         self._wish = wish
@@ -132,13 +132,16 @@ class Participation:
         self._tell(self._news)
 
     def give(self, gives: bool) -> None:
-        """The owner's thread: newcomers get our weights, or not, from now on."""
+        """Set whether newcomers get our weights, from the owner's thread."""
         if gives is not self._gives:
             self._gives = gives
             self._call(self._pass_on_giving)
 
     def post(self, event: Event) -> None:
-        """The trainer's thread: hand an event to the core of the day. Without one, only what ends a wait matters."""
+        """Post an event to the current core, from the trainer thread.
+
+        Without a core, only events that end a wait matter.
+        """
         match event:
             case TrainingEnded():
                 self._ended = event
@@ -152,14 +155,14 @@ class Participation:
             self._tell(self._news)
 
     def turned(self) -> None:
-        """The trainer's thread: one turn of its loop is over."""
+        """Signal the end of one turn of the trainer's loop, from the trainer thread."""
         if not self._turned.is_set():
             self._tell(self._turned)
 
     # --- the network's loop -------------------------------------------------------------------------------------------
 
     async def live(self) -> str:
-        """Take part whenever it is wished, until there is nothing left to do; why that is."""
+        """Participate whenever the mode is PRESENT, until there is nothing left to do; return why."""
         self._loop = asyncio.get_running_loop()
         while True:
             if why := await self._be_away():
@@ -168,23 +171,23 @@ class Participation:
             driver = Driver(core, self._learner, self._shore)
             self._recalled, self._core, self._driver = False, core, driver
             self._pass_on_giving()
-            self._learner.proceed(self._phase)  # who came to wait while there was no core: this one never hears of it
+            self._learner.proceed(self._phase)  # a wait that began without a core: this one does not know of it
             if self._wish is Mode.PRESENT and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)
                 why = await driver.run()
                 if not self._recalled or self._leaving:
-                    return why  # the core stays, for what is asked of it now
+                    return why  # the core stays, for its state and counters
             self._driver = self._core = None
             self._past = _sum(self._past, core.counters)
             await self._settled()
 
     def live_records(self, now: float) -> list[Presence]:
-        """The live peers' records, for the cache on disk."""
+        """Return the live peers' presence records."""
         return self._core.live_records(now) if self._core is not None else []
 
     async def _be_away(self) -> str:
-        """Until we are wished back (then ""), or for good, and why."""
+        """Wait until the mode is PRESENT (return ""), or until the peer ends (return why)."""
         while True:
             self._news.clear()
             wish = self._wish
@@ -197,15 +200,15 @@ class Participation:
                 if self._ended is not None:
                     return "the run's end, alone"
             else:
-                self._reins.hold()  # again: the core may have let it begin at the same moment
-            self._learner.proceed(self._phase)  # nobody else will let it go on
+                self._reins.hold()  # again: the core may have begun training at the same moment
+            self._learner.proceed(self._phase)  # without a core nobody else will
             await self._shore.transport.listen(self._turn_away)
             await self._news.wait()
 
     async def _settled(self) -> None:
-        """Until the trainer has applied what the last core committed: it shall not answer to the next one's links."""
+        """Wait until the trainer has applied the last core's commits: it must not report them to the next core."""
         self._learner.proceed(self._phase)
-        for _ in range(2):  # the turn under way may have looked before
+        for _ in range(2):  # the current turn may have read its inbox before
             self._turned.clear()
             self._learner.wake()
             await self._turned.wait()
@@ -218,7 +221,7 @@ class Participation:
             self._reins.begin()
 
     def _pass_on_giving(self) -> None:
-        """In the loop alone, so that the last word is the one that counts."""
+        """Post the current setting, in the loop only, so that the last one wins."""
         if (driver := self._driver) is not None:
             driver.post(Giving(self._gives))
 

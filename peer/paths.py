@@ -1,4 +1,4 @@
-"""How links travel, directly or through a relay, and that the terminal says so."""
+"""Paths of links, direct or through a relay, and their display on the terminal."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from p2ptrain.net.links import StreamLink
 from p2ptrain.ports import Notebook
 
 TRAVELLED = {"exchanged", "caught up", "gave weights"}
-"""Notes of bytes that passed between a partner and us."""
+"""Kinds of notes about bytes that passed between a partner and us."""
 MOST_PATHS = 512
-"""Partners whose path is remembered."""
+"""Maximum number of partners whose path is remembered."""
 
 
 class Paths:
-    """How the latest link with each partner travels: directly, or through which relay."""
+    """The path of the latest link with each partner: direct, or through which relay."""
 
     def __init__(self) -> None:
         self._relays: dict[PeerId, PeerId | None] = {}
@@ -27,12 +27,12 @@ class Paths:
             del self._relays[next(iter(self._relays))]
 
     def relay(self, peer: PeerId) -> PeerId | None:
-        """None: directly, or there was no link."""
+        """Return the relay of the latest link with a peer; None if it was direct or there was none."""
         return self._relays.get(peer)
 
 
 class PathNotebook:
-    """A notebook that adds to what it is told of a partner through which relay the bytes went (``relay``)."""
+    """A notebook that adds the relay that carried the bytes (``relay``) to notes about a partner."""
 
     def __init__(self, notebook: Notebook, paths: Paths) -> None:
         self._notebook = notebook

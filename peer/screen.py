@@ -1,4 +1,4 @@
-"""What the owner sees: a progress bar with lines above it on a terminal, tagged lines elsewhere."""
+"""Output for the owner: a progress bar with lines above it on a terminal, tagged lines elsewhere."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from peer.messages import line
 
 PLAIN_PROGRESS_S = 10.0
-"""Without a terminal, a progress line this often: a log should be readable afterwards."""
+"""Seconds between two progress lines without a terminal, to keep logs readable."""
 
 
 class Screen:
-    """Listens to the event log. Use as a context manager; it leaves the terminal as it found it."""
+    """Shows notes of the event log; a context manager that restores the terminal."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(file=sys.stdout, highlight=False, soft_wrap=True, emoji=False)
@@ -44,7 +44,7 @@ class Screen:
             self._bar.stop()
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
-        """Show a note; ``telemetry.Listener``."""
+        """Show a note; a ``telemetry.Listener``."""
         text = line(kind, fields)
         if text is None:
             return

@@ -1,4 +1,4 @@
-"""What one session writes down: progress notes, checkpoints, the weights when training ended, and summary.json."""
+"""Records of one session: progress notes, checkpoints, the weights at the end of training, and summary.json."""
 
 from __future__ import annotations
 
@@ -23,49 +23,82 @@ from peer.home import Home
 from peer.throughput import Throughput
 
 PROGRESS_PERIOD_S = 2.0
+"""Seconds between two progress notes."""
 SAVE_PERIOD_S = 120.0
-"""Between two checkpoints, in an inner phase too, and so the work lost to a power cut; more where the model is large
-(SAVE_RATE) or the disk slow (SAVE_SHARE). A guess; saving the demo model takes 20 ms."""
+"""Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs.
+
+More for a large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often
+volunteers' machines lose power.
+"""
 SAVE_SHARE = 50
-"""Saving may cost so much less than what is trained meanwhile: 2 %. A guess."""
+"""Minimum ratio of training time to the time for saving: saving costs at most 2 %.
+
+Guess: which slowdown volunteers notice.
+"""
 SAVE_RATE = 100e9 / 86_400
-"""Bytes a second that checkpoints may write: 100 GB a day, and a solid-state disk of 250 GB is warranted for 150 TB
-(Samsung, 970 EVO Plus): four years, day and night. llama-15m is saved every 4.5 minutes, llama-135m every 39."""
+"""Maximum bytes per second that checkpoints write on average: 100 GB per day.
+
+A solid-state disk of 250 GB is warranted for 150 TB (Samsung, 970 EVO Plus), which lasts four years. llama-15m is saved
+every 4.5 minutes, llama-135m every 39.
+"""
 
 LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
-"""Between two looks at the held-out loss while somebody watches: at least, and at most. Guesses."""
+"""Minimum and maximum seconds between two looks at the held-out loss while somebody watches.
+
+Guess: how long visitors keep the page open.
+"""
 LOOK_SHARE = 50
-"""A look may cost so much less than what is trained meanwhile: 2 %; more where it takes longer than 2.4 s."""
+"""Minimum ratio of training time to the time for a look: 2 %; a look longer than 2.4 s costs more."""
 LOOK_TOKENS = 16_384
-"""Read for it: its standard error is then .02 nats for bytes, twice that of the losses that are reported."""
+"""Held-out tokens read for a look: a standard error of 0.02 nats for bytes, twice that of the reported losses."""
 
 HELD_OUT_TOKENS = 65_536
-"""Read for one held-out loss: its standard error is then about .01 nats for bytes. A guess; 1 s for the demo model."""
+"""Held-out tokens read for one reported loss: a standard error of about 0.01 nats for bytes; 1 s for the demo model.
+
+Guess: the differences in loss that owners compare.
+"""
 LOSS_PATIENCE_S = 30.0
-"""Reading may take so long, by and large; a slower machine reads fewer tokens. A guess."""
+"""Approximate maximum seconds for one reported loss; a slower machine reads fewer tokens.
+
+Guess: the time for HELD_OUT_TOKENS on the slowest machines that join.
+"""
 BEGINNING_S = 5.0
-"""The same before the first step, while nobody is asked for weights yet: the loss of weights that are hardly trained,
-or were read before, need not be exact. Our measurement: a newcomer to four peers of 15 million parameters on two cores
-began to ask for weights after 40 s, some 30 of which it had read held-out text for."""
+"""Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights.
+
+That loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
+million parameters needed on two cores before it asked for weights.
+"""
 HASTE_S = 3.0
-"""The same once the owner has stopped the peer: docker kills what has not ended after 10 s. A guess."""
+"""Approximate maximum seconds for the last loss after the owner stopped the peer: docker kills it after 10 s.
+
+Guess: the time that saving and leaving take on slow machines.
+"""
 
 RETRY_S = 10.0
-"""Between two tries to save what a session ends with, on a disk that takes nothing. A guess."""
+"""Seconds between two tries to save at the end of a session, on a full disk.
+
+Guess: how long owners take to free some space.
+"""
 LAST_PATIENCE_S = 300.0
-"""So long it is tried: an owner who sees it has time to free some space. A guess."""
+"""Seconds for which saving is retried, so that an owner can free some space.
+
+Guess: how long owners take to notice and do so.
+"""
 
 STEPS_REMEMBERED = 1000
-"""Inner steps whose seconds are remembered: the longest stall is told in their median. A guess."""
+"""Inner steps whose durations are kept; the longest stall is reported in units of their median.
+
+Guess: how fast the median drifts in long sessions.
+"""
 
 
 @dataclass(slots=True)
 class SessionRecorder:
-    """Lives in the trainer thread."""
+    """Writes notes, checkpoints and the summary of one session. Runs in the trainer thread."""
 
     home: Home
     checkpoints: Checkpoints
-    """The home's."""
+    """The home's checkpoints."""
     me: PeerId
     run: RunId
     nickname: str
@@ -76,44 +109,44 @@ class SessionRecorder:
     tokens_per_peer: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
-    """How many others are here."""
+    """Returns the number of live peers, without this one."""
     counters: Callable[[], Counters] = Counters
-    """What the protocol core counted."""
+    """Returns the protocol core's counters."""
     sampler: Callable[[], str] | None = None
-    """What the model writes just now; empty: nothing at this look."""
+    """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
-    """Somebody may look at how the held-out loss falls."""
+    """Returns whether somebody may watch the held-out loss."""
     clock: Clock = time.monotonic
-    """Of the last save's patience."""
+    """Clock of the retries of the last save."""
     sleep: Callable[[float], None] = time.sleep
-    """Between its tries; a signal's handler may raise out of it."""
+    """Sleeps between these retries; a signal handler may raise out of it."""
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
     pace: Throughput = field(default_factory=Throughput)
     has_stepped: bool = False
     is_held: bool = False
-    """The owner lets the trainer rest."""
+    """Whether the trainer is held."""
     _started_at: float = 0.0
     _tokens_at_start: int = 0
     _ended_at: float | None = None
     _next_progress: float = 0.0
     _next_save: float = 0.0
     _saved: int | None = None
-    """``learner.changes`` when this session saved last."""
+    """``learner.changes`` at the last save of this session."""
     _next_look: float = 0.0
     _held_at: float = 0.0
     _held_s: float = 0.0
-    """Seconds of this session in which the trainer rested."""
+    """Seconds of this session in which the trainer was held."""
     _blocked_at_start_s: float = 0.0
     _blocked_s: float = 0.0
     _inner_steps_s: deque[float] = field(default_factory=lambda: deque(maxlen=STEPS_REMEMBERED))
-    """Seconds of the last inner steps but the first, which warms the device up."""
+    """Durations in seconds of the last inner steps, without the first, which warms up the device."""
 
     def begin(self) -> None:
-        """Before the first inner step of this session."""
+        """Start the session, before its first inner step: read the held-out loss and note the start."""
         self.last_loss = self._held_out_loss(patience_s=BEGINNING_S)
-        if self.first_loss is None and math.isfinite(self.last_loss):  # checkpoints hold it, and JSON has no NaN
+        if self.first_loss is None and math.isfinite(self.last_loss):  # goes into checkpoints, and JSON has no NaN
             self.first_loss = self.last_loss
         self._started_at = time.monotonic()
         self._tokens_at_start = self.learner.tokens
@@ -134,12 +167,12 @@ class SessionRecorder:
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
-            # The clock starts here: searching for the swarm is no training.
+            # The clock starts here: the search for the swarm is not training.
             self._started_at, self._tokens_at_start, self._held_s = now, self.learner.tokens, 0.0
             self._blocked_at_start_s = self.learner.blocked_s
         else:
             self._inner_steps_s.append(self.learner.inner_step_s)
-        if not self.learner.is_waiting:  # a checkpoint does not hold an outer step under way
+        if not self.learner.is_waiting:  # a checkpoint cannot hold an unfinished outer step
             self._save_if_due()
         if now < self._next_progress:
             return
@@ -158,10 +191,10 @@ class SessionRecorder:
         )
 
     def held(self, is_held: bool) -> None:
-        """The trainer stopped in the middle of the run, or goes on.
+        """Record that the trainer is held in the middle of the run, or continues.
 
-        What it has done so far is saved meanwhile: at once, or once the outer step is over for whose partners it waits,
-        which a checkpoint does not hold.
+        A held trainer's progress is saved at once; if it waits for partners, after that outer step, because a
+        checkpoint cannot hold an unfinished one.
         """
         self.is_held = is_held
         if is_held:
@@ -177,7 +210,7 @@ class SessionRecorder:
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
     def leaving(self) -> None:
-        """Before the goodbye, amid which an owner out of patience may end the process: as where the trainer is held."""
+        """Save before the goodbye, during which the owner may kill the process."""
         if not self.learner.is_waiting and not self._is_saved:
             self.try_to_save()
 
@@ -187,20 +220,20 @@ class SessionRecorder:
             self._look()
 
     def _look(self) -> None:
-        """What a watcher wants to know and training does not: the held-out loss, and a text. No fault of it counts."""
+        """Note the held-out loss and a sample text for viewers; errors do not stop training."""
         began, learner = time.monotonic(), self.learner
         try:
             self.last_loss = self._held_out_loss(LOOK_TOKENS)
             self.notebook.note("held out", loss=self.last_loss, step=learner.step, progress=learner.progress)
             if self.sampler is not None and (text := self.sampler()):
                 self.notebook.note("sample", step=learner.step, text=text)
-        except Exception as error:  # whatever it was, training goes on without it
+        except Exception as error:  # training continues without a look
             self.notebook.note("not looked", why=_why(error))
         now = time.monotonic()
         self._next_look = now + max(LOOK_PERIOD_S, min(LOOK_SHARE * (now - began), LOOK_MOST_S))
 
     def training_ended(self) -> None:
-        """At the run's end, before the final gossip: what the inner and outer optimizers made."""
+        """Note the held-out loss and save the weights at the run's end, before the final gossip."""
         self._stop_the_clock()
         self.last_loss = self._held_out_loss()
         self.notebook.note("trained", loss=self.last_loss, progress=self.learner.progress)
@@ -210,7 +243,7 @@ class SessionRecorder:
             self.notebook.note("not saved", what="the weights at the end of training", why=error.problem)
 
     def try_to_save(self) -> None:
-        """A checkpoint; a full disk costs the checkpoint, not the training."""
+        """Save a checkpoint; a full disk is noted and does not stop training."""
         began, written = time.monotonic(), 0
         try:
             written = self.save()
@@ -228,14 +261,14 @@ class SessionRecorder:
         return self._saved == self.learner.changes
 
     def rescue(self) -> None:
-        """Training has failed: a checkpoint, if one can still be had. What failed is not hidden by what fails here."""
+        """Try to save a checkpoint after training failed; an error here does not hide the first one."""
         try:
             self.save()
-        except Exception as error:  # an error of CUDA, say, sticks: nothing comes off the card after it
+        except Exception as error:  # for example, nothing can be read from a GPU after a CUDA error
             self.notebook.note("not saved", what="a checkpoint", why=_why(error))
 
     def save(self) -> int:
-        """A checkpoint; how many bytes its tensors have. Raises HomeError."""
+        """Save a checkpoint; return the size of its tensors in bytes. Raises HomeError."""
         tensors, numbers = self.learner.state_dict()
         path = self.checkpoints.save(tensors, {**self._state(), **numbers})
         self._saved = self.learner.changes
@@ -243,14 +276,14 @@ class SessionRecorder:
         return sum(tensor.nbytes for tensor in tensors.values())
 
     def end(self, in_haste: bool = False) -> None:
-        """After the last displacement is applied: the last checkpoint, unless the goodbye changed nothing since the one
-        before it, and the summary. Raises HomeError.
+        """End the session: save the last checkpoint, unless nothing changed since the previous one, and the summary.
 
-        The checkpoint comes first: an owner who is out of patience may end the process before the loss is read.
+        Call it after the last displacement is applied. The checkpoint comes first, because the owner may kill the
+        process before the loss is read. Raises HomeError.
         """
         is_timed = self._ended_at is not None
         if not is_timed:
-            self._stop_the_clock()  # what a full disk takes is no training
+            self._stop_the_clock()  # retries on a full disk are not training
         if not self._is_saved:
             self._insist("the last checkpoint", self.save)
         if not is_timed:
@@ -258,7 +291,7 @@ class SessionRecorder:
         self._insist("summary.json", lambda: self.home.save_summary(self.summary()))
 
     def _insist(self, what: str, write: Callable[[], object]) -> None:
-        """Try for a while: nobody will save it after us. Raises HomeError when that is over."""
+        """Retry ``write`` for ``LAST_PATIENCE_S``. Raises HomeError after that."""
         deadline, is_told = self.clock() + LAST_PATIENCE_S, False
         while True:
             try:
@@ -275,19 +308,19 @@ class SessionRecorder:
             self.sleep(min(RETRY_S, left_s))
 
     def _stop_the_clock(self) -> None:
-        """Training is over; what the final gossip blocks, blocks nothing."""
+        """Stop the training clock; waiting in the final gossip does not count as blocked."""
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
         self.pace.rest()
 
     @property
     def _elapsed_s(self) -> float:
-        """In which the trainer trained, or would have if it had not been blocked."""
+        """Seconds in which the trainer trained or was blocked."""
         now = self._ended_at or (self._held_at if self.is_held else time.monotonic())
         return now - self._started_at - self._held_s
 
     def figures(self) -> dict[str, Any]:
-        """Where training stands; from any thread."""
+        """Return the current training figures. Safe from any thread."""
         learner, counters = self.learner, self.counters()
         return {
             "step": learner.step,
@@ -303,7 +336,7 @@ class SessionRecorder:
         }
 
     def summary(self) -> dict[str, Any]:
-        """The session's figures."""
+        """Return the figures of the session, for summary.json."""
         counters = self.counters()
         return {
             "id": self.me,
@@ -328,8 +361,7 @@ class SessionRecorder:
         }
 
     def _longest_stall(self) -> float | None:
-        """The longest time between two inner steps in which exchanges held the trainer up, in inner steps; None where
-        no second one was made."""
+        """Return the longest time that exchanges blocked the trainer, in median inner steps; None before the second."""
         typical_s = median(self._inner_steps_s) if self._inner_steps_s else 0.0
         return self.learner.longest_blocked_s / typical_s if typical_s > 0 else None
 

@@ -1,6 +1,6 @@
-"""Letting others see: this peer's page, and its figures for bootstraps that show the swarm.
+"""This peer's page, and its figures for bootstraps that show the swarm.
 
-Who closes what: the page ends with the stack it was opened on, the tasks with ``tending``.
+Ownership: the stack passed to ``open`` closes the page, ``tending`` ends the tasks.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from peer.session_recorder import SessionRecorder
 from peer.state import Sources, StatusView
 
 MEET_S = 2.0
-"""Between two looks at who is here. A guess: as often as the page asks."""
+"""Seconds between two updates of the list of live peers: as often as the page asks.
+
+Guess: how fast viewers expect a change.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """See the module.
+    """Shows this peer on its page and to bootstraps.
 
     Args:
-        place: where to show this peer; None: nowhere.
-        always: figures are shared whatever the settings say.
-        say: for the owner's eyes alone: the log and ``p2ptrain status`` do not get it.
+        place: listen address of the page; None: no page.
+        always: share figures whatever the settings say.
+        say: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
     """
 
     state: StatusView
@@ -50,11 +53,11 @@ class Sharing:
         return self.always or self.hand.shares
 
     def is_watched(self) -> bool:
-        """Somebody may look."""
+        """Return whether somebody may watch."""
         return self.place is not None or self.is_shared
 
     def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:
-        """The page, if there is to be one. Raises UserError where it cannot be served."""
+        """Open the page, if there is one. Raises UserError if it cannot be served."""
         if self.place is not None:
             server = stack.enter_context(PageServer(self.place, self.state.document))
             self.state.on_event(server.tell)
@@ -63,7 +66,7 @@ class Sharing:
                 self.say(f"[page] open it with its token: {server.url}")
 
     def know(self, signed: SignedManifest, home: Home, record: SessionRecorder, local: bool) -> None:
-        """There is a run, and somebody who trains."""
+        """Show the run and this peer's training figures from now on."""
         parameters = record.task.model.layout.parameter_count
         self.state.run(signed, parameters, lambda: _join(signed, home, local))
         self.state.take(Sources(record.figures, self.hand.measured, self.hand.traffic))
@@ -72,7 +75,7 @@ class Sharing:
 
     @contextlib.asynccontextmanager
     async def tending(self, connection: Connection, attendance: Participation, paths: Paths) -> AsyncIterator[None]:
-        """In the network's loop: answer those who ask for figures, and keep the list of who is here."""
+        """Answer requests for figures and update the list of live peers while the block runs, in the network loop."""
 
         def telling() -> Telling | None:
             return self.state.telling if self.is_shared else None
@@ -85,7 +88,7 @@ class Sharing:
 
         await connection.serve(FIGURES_PROTOCOL, LIMITS, FiguresService(telling).answer)
         meeting = asyncio.create_task(meet())
-        meeting.add_done_callback(reporting("the list of who is here"))
+        meeting.add_done_callback(reporting("the list of live peers"))
         try:
             yield
         finally:
@@ -93,7 +96,7 @@ class Sharing:
 
 
 def _join(signed: SignedManifest, home: Home, local: bool) -> str:
-    """The command by which others join just now; empty where a link alone lets nobody in."""
+    """Return the command by which others can join now; empty if a link alone admits nobody."""
     addresses = home.load_addresses().link_addresses()
     if signed.manifest.admission.policy != "open" or not addresses:
         return ""

@@ -1,7 +1,7 @@
-"""A peer's state, for whoever looks: the notes that the terminal and the log get, folded into one view, and figures.
+"""One view of a peer's state, folded from the notes of the event log and from current figures.
 
-It listens to the event log; what is a number at a moment it asks for (``Sources``). The page, ``/status``, ``/metrics``
-and a bootstrap that shows the swarm (``net.figures_service``) all read it. Safe from any thread.
+``StatusView`` listens to the event log and reads current numbers from ``Sources``. The page, ``/status``, ``/metrics``
+and bootstraps that show the swarm (``net.figures_service``) read it. Safe from any thread.
 """
 
 from __future__ import annotations
@@ -56,38 +56,38 @@ FAILURES = frozenset(
         "alone",
     }
 )
-"""Notes of what did not work, or not as it could."""
+"""Kinds of notes about failures and problems."""
 TOLD = frozenset(
     {"failed", "broke protocol", "clipped", "discarded", "unconfirmed", "relay lost", "alone", "p2pd died"}
 )
-"""Those that others are told of, where the owner shares figures: of exchanges and of the swarm, not of the owner's
-computer, files, settings or network at home."""
+"""Kinds of failures shown to others if the owner shares figures: about exchanges and the swarm only, not about the
+owner's computer, files, settings or home network."""
 MOST_SAMPLE_TOLD = 600
-"""Characters of a text that others get to see."""
+"""Maximum characters of a sample text that others get."""
 RECENT = 10
-"""Exchanges over whose distances the disagreement that is shown is the median."""
+"""Number of exchanges whose median distance is shown as the disagreement."""
 
 Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """Where figures of this moment come from; from any thread."""
+    """Functions that return current figures; each is safe from any thread."""
 
     figures: Callable[[], Mapping[str, Any]]
-    """``Record.figures``."""
+    """``SessionRecorder.figures``."""
     rates: Callable[[], tuple[float, float]]
-    """Bytes a second sent and received, lately."""
+    """Bytes per second recently sent and received."""
     traffic: Callable[[], tuple[int, int]]
-    """Bytes sent and received since it started."""
+    """Bytes sent and received since the start."""
 
 
 class StatusView:
-    """See the module.
+    """A view of this peer, updated by notes; see the module docstring.
 
     Args:
-        standing: one word for what the peer does, and why; also before there is a run, and from any thread.
-        wall: seconds since 1970.
+        standing: returns one word for what the peer does, and why; called from any thread, also before there is a run.
+        wall: returns seconds since 1970.
     """
 
     def __init__(
@@ -109,20 +109,20 @@ class StatusView:
         self._join: Callable[[], str] = str
         self._shares: Callable[[], bool] = lambda: False
         self._kept = 0
-        """The serial of the last news that came while nothing was shared."""
+        """Serial of the last news while nothing was shared."""
         self._told: deque[tuple[int, float, str]] = deque(maxlen=MOST_FAILURES)
-        """Failures that others may hear of: serial, time, line."""
+        """Failures that others may see: serial, time, line."""
 
     def shared_while(self, shares: Callable[[], bool]) -> None:
-        """Tell others of what happens while ``shares()``, which the noting thread asks."""
+        """Show others only what happens while ``shares()`` is true; the noting thread calls it."""
         self._shares = shares
 
     def on_event(self, tell: Tell) -> None:
-        """Call ``tell`` with every exchange and failure from now on, in the noting thread."""
+        """Call ``tell`` with every later exchange and failure, in the noting thread."""
         self._tells.append(tell)
 
     def run(self, signed: SignedManifest, parameters: int, join: Callable[[], str]) -> None:
-        """What is trained, and the command by which others join, which is asked for whenever somebody looks."""
+        """Set the run, and the function that returns the join command, which every ``document`` calls."""
         manifest = signed.manifest
         with self._lock:
             self._view.run = RunFacts(
@@ -136,11 +136,11 @@ class StatusView:
             self._join = join
 
     def take(self, sources: Sources) -> None:
-        """There are figures now."""
+        """Set the sources of figures."""
         self._sources = sources
 
     def hear(self, kind: str, fields: dict[str, Any]) -> None:
-        """A note; ``telemetry.Listener``."""
+        """Take in a note; a ``telemetry.Listener``."""
         is_shared = self._shares()
         with self._lock:
             event = self._fold(kind, fields, self._wall())
@@ -151,7 +151,7 @@ class StatusView:
                 tell(event)
 
     def meet(self, records: Sequence[Presence], relayed: Callable[[PeerId], bool]) -> None:
-        """Who else is here, by their records; and what goes over our line. To be called again and again."""
+        """Update the live peers from their presence records, and the traffic curve. Call it periodically."""
         now = self._wall()
         rows = [row_of(each, now, relayed(each.peer)) for each in records]
         with self._lock:
@@ -160,7 +160,7 @@ class StatusView:
                 self._view.traffic.add(now, *self._sources.rates())
 
     def document(self) -> dict[str, Any]:
-        """What ``/status`` hands out."""
+        """Return the document that ``/status`` serves."""
         now = self._wall()
         with self._lock:
             self._refresh()
@@ -168,10 +168,10 @@ class StatusView:
             return self._view.document(now)
 
     def telling(self, serial: int) -> tuple[dict[str, Any], list[list[Any]]]:
-        """Our row and our news since a serial number, for those who show the swarm.
+        """Return our row and our news after a serial number, for bootstraps that show the swarm.
 
-        All news where that serial was never given out: it is another process's, which was us before. Nothing of what
-        happened while nothing was shared.
+        Returns all news if that serial is from an earlier process of this peer. Leaves out what happened while nothing
+        was shared.
         """
         with self._lock:
             self._refresh()
@@ -190,7 +190,7 @@ class StatusView:
     # --- under the lock ---------------------------------------------------------------------------------------------
 
     def _fold(self, kind: str, fields: Mapping[str, Any], now: float) -> dict[str, Any] | None:
-        """Take a note in; what to tell those who follow, if anything."""
+        """Take in a note; return the event for the listeners of ``on_event``, if any."""
         view = self._view
         match kind:
             case "exchanged":
@@ -263,7 +263,7 @@ class StatusView:
         )
 
     def _refresh(self) -> None:
-        """Figures of this moment."""
+        """Update the view's state, figures and own row."""
         view, sources = self._view, self._sources
         view.state, view.why = self._standing()
         if sources is None:
@@ -291,7 +291,7 @@ class StatusView:
 
 
 def row_of(record: Presence, now: float, relayed: bool) -> PeerRow:
-    """What a presence record says of a peer, as far as strangers' words go."""
+    """Return the page's row for a presence record; its claims are unverified."""
     return PeerRow(
         id=record.peer,
         nickname=words(record.nickname, 32),

@@ -1,12 +1,16 @@
-"""Ctrl+C, SIGTERM and a terminal that closes: the first one asks, the second one ends the process at once.
+"""SIGINT (Ctrl+C), SIGTERM and SIGHUP: the first signal stops the peer gracefully, a second one at once.
 
-What the first one does changes once in a peer's life. While it joins there is nothing to save and nobody to say goodbye
-to, and what it waits for may never come: joining ends where it stands. Once it trains, it ends its inner step, saves
-and says goodbye. What is cleaned up after an error goes on to its end, which is near: the error is how the peer ends.
+==============  =======================================================================================================
+state           effect of the first signal
+==============  =======================================================================================================
+joining         joining is interrupted: there is nothing to save, nobody to say goodbye to, and the wait may never end
+training        the inner step ends, a checkpoint is saved, the peer says goodbye
+after an error  the cleanup continues, which is short; the peer ends with the error
+==============  =======================================================================================================
 
-A terminal that closes, or a connection by ssh that drops, is SIGHUP. It asks as the others do, but never ends at once:
-the kernel and the shell both send it, and service managers send it after their SIGTERM. Under nohup it is ignored.
-Two SIGTERM at one moment are one: who has it sent for the death of a parent may get it once for each of its threads.
+SIGHUP (a terminal closes, an ssh connection drops) never acts as the second signal: the kernel and the shell both send
+it, and service managers send it after their SIGTERM. Under nohup it is ignored. Two SIGTERM within ``DOUBLED_S`` count
+as one: a process that receives SIGTERM at its parent's death may get one for each of the parent's threads.
 """
 
 from __future__ import annotations
@@ -24,20 +28,23 @@ from p2ptrain.ports import Notebook
 from p2ptrain.train.loop import Signals
 
 _HANGUP: int | None = getattr(signal, "SIGHUP", None)
-"""Not every platform has it."""
+"""SIGHUP; None on a platform without it."""
 DOUBLED_S = 0.5
-"""A guess: nobody asks for a second time so soon, but by Ctrl+C."""
+"""Seconds within which a second SIGTERM counts as the first.
+
+Guess: the delays between duplicate signals that service managers send.
+"""
 
 
 class JoiningStopped(KeyboardInterrupt):
-    """The owner stopped a peer that did not train yet."""
+    """The owner stopped the peer before training began."""
 
 
 class Stopping:
-    """Listens to the signals while it is entered, in the main thread. Swallows JoiningStopped: it is a good end.
+    """Handles the signals; a context manager for the main thread that suppresses JoiningStopped.
 
-    The handler takes no lock: it may interrupt the main thread, or itself, inside of any, also of an Event's or of the
-    event log's. What there is to set and to tell goes through a queue, which bears that, to a thread of its own.
+    The handler takes no lock, because it may interrupt the main thread or itself while one is held, for instance in an
+    Event or in the event log. It uses a reentrant queue, and a separate thread sets events and writes notes.
     """
 
     def __init__(self, signals: Signals, notebook: Notebook) -> None:
@@ -46,10 +53,10 @@ class Stopping:
         self._wake: Callable[[], None] | None = None
         self._has_failed = False
         self._asked: tuple[int, float] | None = None
-        """The first signal, and when it came."""
+        """First signal, and its time."""
         self._before: dict[int, Any] = {}
         self._told: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
-        """Of a signal its name, and whether it ends anything."""
+        """Signal names, and whether each stops something; None ends the thread."""
         self._teller = threading.Thread(target=self._tell, name="stopping", daemon=True)
 
     def __enter__(self) -> Self:
@@ -68,17 +75,17 @@ class Stopping:
 
     @contextlib.contextmanager
     def minding_errors(self) -> Iterator[None]:
-        """After an error in this block the first signal ends nothing any more: JoiningStopped would take its place."""
+        """Ignore the first signal once this block has failed, because JoiningStopped would replace its error."""
         try:
             yield
-        except Exception:  # whatever it is, it goes on to whoever minds it
+        except Exception:  # raised again for the caller
             self._has_failed = True
             raise
 
     def let_finish(self, wake: Callable[[], None]) -> None:
-        """From now on the first signal sets ``Signals.stop`` and calls ``wake``. Raises JoiningStopped."""
+        """Make the first signal set ``Signals.stop`` and call ``wake``. Raises JoiningStopped if it came before."""
         self._wake = wake
-        if self._asked is not None:  # it came where an exception is lost: in a finalizer
+        if self._asked is not None:  # the exception was lost, in a finalizer
             raise JoiningStopped
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -105,6 +112,6 @@ class Stopping:
 
 
 def _heard() -> list[int]:
-    """The signals that ask us to stop."""
+    """Return the signals that stop the peer."""
     closes = [] if _HANGUP is None or signal.getsignal(_HANGUP) is signal.SIG_IGN else [_HANGUP]
     return [signal.SIGINT, signal.SIGTERM, *closes]

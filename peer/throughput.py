@@ -1,4 +1,4 @@
-"""How fast a peer trains just now."""
+"""A peer's current training speed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import NamedTuple
 from p2ptrain.ports import Clock
 
 WINDOW_S = 60.0
-"""Over which speed is told. A guess: long enough for an outer step of most, short enough to see a machine throttle."""
+"""Seconds over which throughput is averaged: an outer step of most machines, and short enough to show throttling.
+
+Guess: the duration of outer steps on volunteers' machines.
+"""
 BETWEEN_S = 1.0
-"""Two inner steps that are remembered are so far apart, but for the newest."""
+"""Minimum seconds between two remembered inner steps, except the newest."""
 
 
 class _Mark(NamedTuple):
@@ -20,29 +23,29 @@ class _Mark(NamedTuple):
 
 
 class Throughput:
-    """Tokens a second in the last minute, pauses of the owner left out. One thread trains, any may ask.
+    """Tokens per second over the last ``WINDOW_S``, without pauses. One thread writes, any thread may read.
 
-    An inner step that is under way counts against it only once it takes longer than those before it: so it is steady
-    where one takes a minute, and falls where the trainer hangs.
+    An unfinished inner step lowers the figure only once it takes longer than the average one, so the figure is steady
+    if a step takes a minute and falls if the trainer hangs.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         self._clock = clock
         self._marks: tuple[_Mark, ...] = ()
-        """Oldest first; replaced as a whole, as another thread may be reading."""
+        """Marks, oldest first; replaced as a whole because other threads read them."""
         self._is_warm = False
 
     def rest(self) -> None:
-        """The owner lets the trainer rest, or training is over."""
+        """Stop the measurement: the trainer is held, or training is over."""
         self._marks = ()
 
     def go_on(self, tokens: int) -> None:
-        """After a rest; so many tokens have been read so far."""
+        """Resume the measurement at ``tokens`` read so far."""
         if self._is_warm:
             self._marks = (_Mark(self._clock(), tokens, 0),)
 
     def inner_step_done(self, tokens: int) -> None:
-        """So many tokens have been read by now. The first step warms the device up, and is not timed."""
+        """Record an inner step and the tokens read so far. The first step warms up the device and is not timed."""
         self._is_warm = True
         if not self._marks:
             self.go_on(tokens)
@@ -58,7 +61,7 @@ class Throughput:
 
     @property
     def tokens_per_s(self) -> float:
-        """0.0 while resting, and until a step has been timed."""
+        """Tokens per second; 0.0 while held and until a step has been timed."""
         marks = self._marks
         if len(marks) < 2:
             return 0.0

@@ -271,7 +271,7 @@ def test_the_commands_run(shell: Shell) -> None:
     home = shell.folder / ".p2ptrain" / link.run_id[:12]
     first.wait_for(lambda: notes(home, "progress") > 0, "training")
     first.stop()
-    assert f"others can dial us at 127.0.0.1:{free}" in doctor.end()
+    assert f"others can dial this machine at 127.0.0.1:{free}" in doctor.end()
 
     def at_home(words: list[str]) -> list[str]:
         """The words with the real home in place of the pages' example."""

@@ -19,14 +19,14 @@ from peer.doctor.findings import Finding, bad, note, skipped
 from peer.home import Home, cache_directory, default_home
 
 DEFAULT_PORT = 31337
-"""As the bootstrap's: forwarded once, it serves both."""
+"""Default port, equal to the bootstrap's: one forwarded port serves both."""
 NETWORK_CHECKS = ("link", "admission", "clock", "router", "reach", "rates")
-REPORT = "If that does not help, please report it with these words."
+REPORT = "If that does not help, please report it with this message."
 
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """What libraries log inside is no finding."""
+    """Silence the logs of libraries, which are not findings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -37,18 +37,18 @@ def _unheard() -> Iterator[None]:
 
 @click.command(short_help="Diagnose this machine and its network.")
 @click.argument("link", required=False)
-@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Where the peer lives, or will.")
+@click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="Home of the peer; need not exist yet.")
 @click.option("--device", default="auto", show_default=True, help="auto, cpu, cuda or cuda:<number>.")
 @click.option(
-    "--port", type=click.IntRange(1, 65535), help="Where the peer will listen. [where it did last, else 31337]"
+    "--port", type=click.IntRange(1, 65535), help="Port that the peer will listen on. [the last one, else 31337]"
 )
-@click.option("--local", is_flag=True, help="The whole swarm is on this machine: use loopback only.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--local", is_flag=True, help="Use loopback only: the whole swarm is on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @_unheard()
 def doctor(link: str | None, home: Path | None, device: str, port: int | None, local: bool, as_json: bool) -> int:
-    """Check this machine, and with a join LINK its network; say how to fix what is wrong.
+    """Check this machine, and with a join LINK its network; say how to fix each problem.
 
-    Ends with 0 when all is well and 1 when something must be fixed.
+    Exits with status 0 if all is well, 1 if something must be fixed.
     """
     parsed, found = _link(link, home)
     found += _checked("versions", machine.versions)
@@ -59,7 +59,7 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
     manifest: Manifest | None = None
     if parsed is None:
         left = [check for check in NETWORK_CHECKS if check not in {each.check for each in found}]
-        found += [skipped(check, "takes others to tell: give a join LINK") for check in left]
+        found += [skipped(check, "needs other nodes: give a join LINK") for check in left]
     else:
         network, manifest = _network(parsed, Home(place), listens_at, local)
         found += network
@@ -74,7 +74,7 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
 
 
 def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Finding]]:
-    """The link that was given, else the one by which the peer of the home joined."""
+    """Return the link that was given, else the one by which the peer of the home joined, and findings."""
     try:
         if text is not None:
             return JoinLink.parse(text), []
@@ -87,16 +87,16 @@ def _link(text: str | None, home: Path | None) -> tuple[JoinLink | None, list[Fi
 
 
 def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], int | None]:
-    """Whether the peer's port is free, and where the network's checks then listen: 0, at any port; None, nowhere.
+    """Check that the peer's port is free; return findings and the port for the network checks (0: any, None: none).
 
-    One that its owner names must be free; a peer that is told of none takes any other. One that lives in the home
-    already has its port itself.
+    A port that the owner names must be free; otherwise a peer takes another one. The port is not checked while a peer
+    runs in the home, which uses it.
     """
     listens_at: list[int | None] = [None]
 
     def examined() -> list[Finding]:
         if named is None and home.is_inhabited():
-            words = f"a peer lives in {home.path} and listens there; its own lines say whether others can dial it"
+            words = f"a peer runs in {home.path} and uses its port; its terminal says whether others can dial it"
             return [note("port", words)]
         wanted = named or home.load_addresses().port or DEFAULT_PORT
         found = machine.port("127.0.0.1" if local else "0.0.0.0", wanted, is_named=named is not None)
@@ -108,7 +108,7 @@ def _port(home: Home, named: int | None, local: bool) -> tuple[list[Finding], in
 
 
 def _network(link: JoinLink, home: Home, port: int | None, local: bool) -> tuple[list[Finding], Manifest | None]:
-    """What others say of us."""
+    """Run the network checks; return their findings, and the manifest if one was fetched."""
     manifest: list[Manifest | None] = [None]
 
     def examined() -> list[Finding]:
@@ -122,13 +122,13 @@ def _network(link: JoinLink, home: Home, port: int | None, local: bool) -> tuple
 
 
 def _checked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """A check's findings; whatever goes wrong in it is one."""
+    """Run a check; return its findings, or its error as a finding."""
     try:
         return check()
     except UserError as error:
         return [bad(name, error.problem, error.remedy)]
     except P2pTrainError as error:
         return [bad(name, str(error), f"Try again. {REPORT}")]
-    except Exception as error:  # a broken installation raises anything, and this command is for those who have one
+    except Exception as error:  # a broken installation, which this command must explain, may raise anything
         words = f"{type(error).__name__}: {error}"
-        return [bad(name, words, f"Install p2ptrain again with pip, in a new environment. {REPORT}")]
+        return [bad(name, words, f"Reinstall p2ptrain with pip in a new environment. {REPORT}")]

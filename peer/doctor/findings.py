@@ -1,4 +1,4 @@
-"""What a check found, and how it is shown. Pure."""
+"""Findings of checks, and their display. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from p2ptrain.base.logging_setup import printable
 
 
 class FindingState(StrEnum):
+    """How serious a finding is."""
+
     OK = "ok"
     NOTE = "note"
-    """It works, and could work better."""
+    """Works, but could work better."""
     BAD = "BAD"
-    """It must be fixed."""
+    """Must be fixed."""
     SKIPPED = "skipped"
-    """Not looked at, and why."""
+    """Not checked; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +26,11 @@ class Finding:
     """The outcome of one check."""
 
     check: str
-    """What was looked at, in one or two words."""
+    """Name of the check, one or two words."""
     state: FindingState
     found: str
     fix: str = ""
-    """What to do about it, in words that can be followed; never empty where it must be fixed."""
+    """Instructions for a fix; never empty for BAD."""
 
 
 def ok(check: str, found: str) -> Finding:
@@ -48,7 +50,7 @@ def skipped(check: str, why: str) -> Finding:
 
 
 def lines(findings: Sequence[Finding]) -> list[str]:
-    """For people. Parts of it may be a stranger's words."""
+    """Format findings for people; other peers' text in them is made printable."""
     shown = []
     for each in findings:
         shown.append(printable(f"{each.state:8}{each.check:10} {each.found}"))
@@ -62,7 +64,7 @@ def summary(findings: Sequence[Finding]) -> str:
     if wrong:
         return f"To be fixed: {', '.join(wrong)}."
     left = ", ".join(each.check for each in findings if each.state is FindingState.SKIPPED)
-    return f"All is well, as far as was looked; skipped: {left}." if left else "All is well."
+    return f"All checks that ran passed; skipped: {left}." if left else "All is well."
 
 
 def exit_status(findings: Sequence[Finding]) -> int:
@@ -70,7 +72,7 @@ def exit_status(findings: Sequence[Finding]) -> int:
 
 
 def document(findings: Sequence[Finding]) -> dict[str, object]:
-    """For programs."""
+    """Format findings for programs."""
     return {
         "ok": exit_status(findings) == 0,
         "findings": [

@@ -1,4 +1,4 @@
-"""Checks of this machine alone. Each returns findings and raises nothing that ``command`` does not explain."""
+"""Checks of this machine alone. Each returns findings; ``command`` turns what it raises into a finding."""
 
 from __future__ import annotations
 
@@ -18,15 +18,21 @@ from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
 CHECKPOINT_BYTES = 60
-"""Disk per parameter, at most: three checkpoints (two are kept, a third is written) of weights, momentum and moments
-in fp32. A guess with room."""
+"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32.
+
+Guess: the size of a home after a long session, per parameter.
+"""
 SPARE_DISK_BYTES = 1_000_000_000
-"""Beside it, for logs and all else. A guess."""
+"""Additional disk space, for logs and everything else.
+
+Guess: the size of a home without checkpoints after a long session.
+"""
 DRIVER_DEADLINE_S = 10.0
+"""Seconds for nvidia-smi to answer."""
 
 
 def versions() -> list[Finding]:
-    """p2ptrain, Python, and the two large things it stands on."""
+    """Check the versions of p2ptrain, Python, torch and hivemind."""
     fault = platform_fault(sys.version_info[:2], sys.platform)
     found = [f"p2ptrain {p2ptrain.__version__}", f"Python {platform.python_version()}", platform.platform(terse=True)]
     if fault is not None:
@@ -35,13 +41,13 @@ def versions() -> list[Finding]:
         try:
             found.append(f"{package} {importlib.metadata.version(package)}")
         except importlib.metadata.PackageNotFoundError:
-            fix = "Install p2ptrain again with pip; it brings all that it needs."
+            fix = "Reinstall p2ptrain with pip, which installs its dependencies."
             return [bad("versions", f"{package} is not installed", fix)]
     return [ok("versions", ", ".join(found))]
 
 
 def device(wish: str) -> list[Finding]:
-    """What would train, and whether a card lies idle beside it."""
+    """Report the device that would train, and a GPU that torch cannot use."""
     import torch
 
     from p2ptrain.train import choose_device
@@ -56,23 +62,23 @@ def device(wish: str) -> list[Finding]:
     card = _driver()
     if card is not None and wish == "auto":
         fix = (
-            "Install a torch for that driver (pytorch.org, Get Started). "
+            "Install a torch build for that driver (pytorch.org, Get Started). "
             if torch.version.cuda is None
-            else "Update the driver, or install a torch for the one that is there. "
+            else "Update the driver, or install a torch build for the present one. "
         )
         words = f"{found}; this torch ({torch.__version__}) does not use the {card[0]}, driver {card[1]}"
-        return [note("device", words, f"{fix}Training on the CPU works, slowly.")]
+        return [note("device", words, f"{fix}Training on the CPU works, but is slow.")]
     return [ok("device", found)]
 
 
 def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
-    """This machine's memory against the run's need."""
+    """Check that the run's model fits this machine's memory."""
     from p2ptrain.train import choose_device
     from peer.capacity import check_memory, installed_memory
 
     there = f"{installed_memory() / 1e9:.1f} GB"
     if manifest is None:
-        return [ok("memory", f"{there}; what a run needs can be told with its LINK")]
+        return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     try:
         check_memory(manifest, choose_device(wish))
     except DeviceError as error:
@@ -81,47 +87,47 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Room for checkpoints where the home is, or will be."""
+    """Check the free disk space for the home."""
     place, free = _room(home)
     if free is None:
-        return [bad("disk", f"{place} is not writable", "Choose a directory of your own with --home.")]
+        return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]
     there, needed = f"{free / 1e9:.1f} GB free at {place}", _home_bytes(manifest)
     if free < needed:
         more = f"Free {(needed - free) / 1e9:.1f} GB there, or choose another disk with --home."
-        return [bad("disk", f"{there}, and about {needed / 1e9:.1f} GB are needed", more)]
+        return [bad("disk", f"{there}, but about {needed / 1e9:.1f} GB are needed", more)]
     return [ok("disk", there)]
 
 
 def cache(directory: Path, home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Room for the run's tokens, which all peers of this user share, beside what the home takes of the same disk."""
+    """Check the free disk space for the run's tokens, and for the home if it is on the same disk."""
     from p2ptrain.data import has_stream, most_stream_bytes
 
     if manifest is not None and has_stream(manifest, directory):
         return [ok("cache", f"the run's tokens are in {directory}")]
     place, free = _room(directory)
     if free is None:
-        fix = "Name a directory of your own in the variable XDG_CACHE_HOME."
+        fix = "Set XDG_CACHE_HOME to a directory that you can write to."
         return [bad("cache", f"{place} is not writable", fix)]
     there = f"{free / 1e9:.1f} GB free at {place}"
     if manifest is None:
-        return [ok("cache", f"{there}; what a run needs can be told with its LINK")]
+        return [ok("cache", f"{there}; give a join LINK to check what its run needs")]
     beside, its_free = _room(home)
     shares = its_free is not None and beside.stat().st_dev == place.stat().st_dev
     needed = most_stream_bytes(manifest) + (_home_bytes(manifest) if shares else 0)
     if free < needed:
-        more = f"Free {(needed - free) / 1e9:.1f} GB there, or name another disk's directory in XDG_CACHE_HOME."
+        more = f"Free {(needed - free) / 1e9:.1f} GB there, or set XDG_CACHE_HOME to a directory on another disk."
         what = "home and tokens" if shares else "the run's tokens"
-        return [bad("cache", f"{there}, and {what} take {needed / 1e9:.1f} GB", more)]
+        return [bad("cache", f"{there}, but {what} take {needed / 1e9:.1f} GB", more)]
     return [ok("cache", there)]
 
 
 def _home_bytes(manifest: Manifest | None) -> int:
-    """What a home takes, as far as that is known."""
+    """Return the disk space that a home needs, as far as it is known."""
     return SPARE_DISK_BYTES + (CHECKPOINT_BYTES * parameter_count(manifest.model) if manifest else 0)
 
 
 def _room(path: Path) -> tuple[Path, int | None]:
-    """The directory, or the nearest above it that is there, and the free bytes of its disk; None: closed to us."""
+    """Return the nearest existing directory of ``path``, and the free bytes of its disk; None if not writable."""
     place = path.expanduser().absolute()
     try:
         while not place.exists():
@@ -133,18 +139,18 @@ def _room(path: Path) -> tuple[Path, int | None]:
 
 
 def port(host: str, number: int, is_named: bool) -> list[Finding]:
-    """Whether we can listen there, which we need where the owner named it: a peer takes any other port by itself."""
+    """Check that a port is free; if not, the finding is BAD only for a port that the owner named."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, number))
         except OSError as error:
-            words = f"TCP port {number} cannot be listened on: {error.strerror}"
+            words = f"cannot listen on TCP port {number}: {error.strerror}"
             if not is_named:
-                return [note("port", f"{words}; a peer without --listen takes another")]
+                return [note("port", f"{words}; a peer without --listen uses another one")]
             fix = (
-                f"Stop the other program ({_listing(number)} names it), or take another port with --port."
+                f"Stop the other program ({_listing(number)} names it), or choose another port with --port."
                 if error.errno in (48, 98)  # EADDRINUSE of macOS and Linux
                 else "Choose a port above 1023 with --port."
             )
@@ -157,7 +163,7 @@ def _listing(number: int) -> str:
 
 
 def _driver() -> tuple[str, str] | None:
-    """The first NVIDIA card and its driver, as nvidia-smi names them; None without."""
+    """Return the name and driver of the first NVIDIA GPU, from nvidia-smi; None if there is none."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None

@@ -1,6 +1,6 @@
-"""Checks that take others: some seconds as a bystander of the swarm, under a key that is thrown away.
+"""Checks with the help of other nodes: some seconds in the swarm without training, under a temporary key.
 
-Who closes what: ``examine`` closes the node, and the folder with the key goes with it.
+Ownership: ``examine`` closes the node and removes the folder with the key.
 """
 
 from __future__ import annotations
@@ -34,30 +34,32 @@ from peer.doctor.verdicts import Observation
 from peer.home import Home
 
 COMPANY_S = 5.0
-"""For meeting live peers once an address of the link has answered. A guess."""
+"""Seconds to find live peers once an address of the link has answered.
+
+Guess: the times of first lookups in a real swarm.
+"""
 MEASURE_S = 6.0
-"""For the rates to and from one node."""
+"""Seconds to measure the rates to and from one node."""
 MOST_PEERS = 3
-"""Live peers that are asked beside the link's nodes."""
+"""Maximum number of live peers that are asked besides the link's nodes."""
 
 NodeAddresses = dict[PeerId, list[str]]
+"""Multiaddresses of each node."""
 
 
 @dataclass(slots=True)
 class Examination:
-    """What came out."""
+    """Findings of the network checks, and the run's manifest if one was fetched."""
 
     findings: list[Finding] = field(default_factory=list)
     manifest: Manifest | None = None
 
 
 def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examination:
-    """Some seconds with the swarm, for the peer that lives in ``home`` or will.
-
-    Raises UserError where this machine cannot even begin.
+    """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
 
     Args:
-        port: where it listens; 0: at any free port; None: nowhere.
+        port: port to listen on; 0: any free one; None: do not listen.
     """
     with (
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,
@@ -82,7 +84,7 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     targets: NodeAddresses = {}
     for each in link.addresses:
         place, peer = address.split_peer(each)
-        assert peer is not None  # JoinLink saw to it
+        assert peer is not None  # JoinLink checked it
         targets.setdefault(peer, []).append(place)
     signed: SignedManifest | None = None
     answers = await asyncio.gather(*(_fetched(node, peer, places, link) for peer, places in targets.items()))
@@ -110,19 +112,23 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
 
 
 def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:
-    """An address of the link without the run's manifest, or with one that cannot be used. One that can is enough."""
+    """Report an address of the link without a usable manifest: a note if another address has one, else BAD."""
     words = f"{short(peer)} at {where}: {why.problem if isinstance(why, UserError) else plain(why)}"
     if others:
         return note("link", words)
     if isinstance(why, UserError):
         return bad("link", words, why.remedy)
     if stranger(why):
-        return bad("link", words, "Ask whoever gave you the link for one that holds now.")
-    return bad("link", words, f"Ask whoever gave you the link whether {where} is up; else let TCP out to it.")
+        return bad("link", words, "Ask the person who gave you the link for a new one.")
+    return bad(
+        "link",
+        words,
+        f"Ask the person who gave you the link whether {where} is up. If it is, allow outgoing TCP to it.",
+    )
 
 
 def plain(words: str) -> str:
-    """p2pd's long account of a dial, cut down to the reason it ends in."""
+    """Shorten p2pd's account of a failed dial to its final reason."""
     return words.rpartition("] ")[2] if "failed to dial" in words else words
 
 
@@ -131,7 +137,7 @@ def _is_signed(answer: SignedManifest | UserError | str) -> bool:
 
 
 async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | UserError | str:
-    """The run's manifest, or why not."""
+    """Fetch the run's manifest; return it, or why that failed."""
     try:
         signed = SignedManifest.from_bytes(await fetch_manifest(node, peer, places, link.run_id))
         signed.verify(link.run_id)
@@ -143,7 +149,7 @@ async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLi
 
 
 async def _admission(node: Node, targets: NodeAddresses, link: JoinLink, home: Home, signed: SignedManifest) -> Finding:
-    """Whether the run lets the peer of this home in, by the newest rulings; no invite is used up."""
+    """Check by the newest access list that the run admits the peer of this home, without using up an invite."""
     gate = gate_of(home, signed)
     if gate is None:
         return verdicts.admission("open", None, None, link.invite)
@@ -156,7 +162,7 @@ async def _admission(node: Node, targets: NodeAddresses, link: JoinLink, home: H
 
 
 async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
-    """A few live peers that can be dialed directly."""
+    """Return a few live peers that can be dialed directly."""
     with contextlib.suppress(TimeoutError, NetworkError):
         async with asyncio.timeout(COMPANY_S):
             while not node.has_company:
@@ -171,7 +177,7 @@ async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
 
 
 async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
-    """What a node sees of us, or why it does not say. Lines lose packets and daemons connections: asked twice."""
+    """Ask a node what it sees of us, at most twice, as connections break; return the observation, or why not."""
     answer: Observation | str = ""
     for _ in range(2):
         answer = await _seen_once(node, peer, places, port)
@@ -181,9 +187,9 @@ async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> O
 
 
 async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
-    """The same, asked once."""
+    """Ask a node once what it sees of us; return the observation, or why not."""
     try:
-        await look(node, peer, places)  # connects: the next question is answered at once, and compares the clocks
+        await look(node, peer, places)  # connects, so that the next answer is fast and compares the clocks
         asked_at = time.time()
         sight = await look(node, peer, places)
         ahead_s = verdicts.clock_ahead(asked_at, time.time(), sight.clock)
@@ -199,6 +205,7 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
 
 
 async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
+    """Return whether a node grants us a relay reservation."""
     for peer, places in targets.items():
         with contextlib.suppress(NetworkError):
             await reserve(node.daemon, peer, places)
@@ -207,7 +214,7 @@ async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
 
 
 async def _measured(node: Node, targets: NodeAddresses) -> list[tuple[str, float, float]]:
-    """Two of them, the first ones first, and one after the other: they share our line."""
+    """Measure the rates of two nodes in turn, as they share our line; return name, bytes per second in and out."""
     found = []
     for peer, places in list(targets.items())[:2]:
         with contextlib.suppress(NetworkError, RemoteError):

@@ -1,4 +1,4 @@
-"""From which port a connection of this machine left (Linux; unknown elsewhere)."""
+"""The local port of a TCP connection (Linux only; unknown elsewhere)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _TABLE = Path("/proc/net/tcp")
 
 
 def sent_from(host: str, port: int) -> int:
-    """The local port of the one connection to an IPv4 address and port; 0: none, several, or not to be known."""
+    """Return the local port of the only connection to an IPv4 address and port; 0 if none, several or unknown."""
     try:
         text = _TABLE.read_text()
     except OSError:
@@ -19,12 +19,12 @@ def sent_from(host: str, port: int) -> int:
 
 
 def local_port(table: str, host: str, port: int) -> int:
-    """The same, from the text of /proc/net/tcp. Pure."""
+    """Find the local port of that connection in the text of /proc/net/tcp; 0 as ``sent_from``. Pure."""
     try:
         packed = ipaddress.IPv4Address(host).packed
     except ValueError:
         return 0
-    # The kernel prints the four bytes as one number of the machine's order, which is little-endian wherever p2pd runs.
+    # The kernel prints the address as one number in the machine's byte order, little-endian wherever p2pd runs.
     remote = f"{int.from_bytes(packed, 'little'):08X}:{port:04X}"
     found = []
     for line in table.splitlines()[1:]:

@@ -1,4 +1,4 @@
-"""What the network's observations mean. Pure: observations in, findings out."""
+"""Findings from the observations of other nodes. Pure."""
 
 from __future__ import annotations
 
@@ -15,132 +15,145 @@ from peer.doctor.findings import Finding, bad, note, ok, skipped
 from peer.messages import size
 
 CLOCK_NOTE_S = 5.0
-"""A guess: more than any network's delay."""
+"""Clock offset in seconds that is worth a note: more than any network's delay.
+
+Guess: the spread of clock offsets that healthy peers measure.
+"""
 NO_INVITE = "Ask the run's author for an invite link: p2ptrain invite RUN"
 SLOW_BYTES_S = 64_000.0
-"""A guess: half a Mbit/s. A model of 15 million parameters takes four minutes at it, each way."""
+"""Rate in bytes per second below which the line counts as slow: half a Mbit/s.
+
+At this rate a model of 15 million parameters takes four minutes, each way. Guess: the rate at which exchanges start to
+fail.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one node saw of us."""
+    """One node's view of this machine."""
 
     sight: ReachabilityReport
     clock_ahead_s: float = 0.0
-    """How far our clock is ahead of its clock."""
+    """Seconds by which our clock is ahead of the node's."""
     sent_from: int = 0
-    """The port that our connection to it left from; 0: unknown."""
+    """Local port of our connection to the node; 0: unknown."""
 
 
 def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) -> Finding:
-    """Whether the run lets this peer in.
+    """Report whether the run admits this peer.
 
     Args:
-        me: the peer that lives here; None: it will be made when it joins.
-        why: the run does not let it in; None: it does, or nobody lives here yet.
-        invite: of the join link; empty: it has none.
+        me: peer id of the home; None if it has no identity yet.
+        why: why the run does not admit the peer; None if it does or the home has no identity yet.
+        invite: invite of the join link; empty if it has none.
     """
     if policy == "open":
-        return ok("admission", "the run is open: whoever has its link may take part")
+        return ok("admission", "the run is open: anyone with its link may join")
     if me is not None and why is None:
-        return ok("admission", f"the run lets {short(me)} in ({policy})")
+        return ok("admission", f"the run admits {short(me)} ({policy})")
     if policy == "invite" and invite and why is not Refusal.BANNED:
-        return ok("admission", "the run takes invited peers, and the link has an invite; joining tells if it is good")
+        return ok("admission", "the run admits invited peers, and the link has an invite, which is checked on joining")
     if me is None and policy == "allowlist":
-        words = "the run takes peers that its author has listed, and this one has no name yet"
-        return note("admission", words, "Join once by the link: it tells you the peer id that the author must admit.")
+        words = "the run admits peers on its author's list, and this one has no peer id yet"
+        return note(
+            "admission", words, "Join once by the link; the error names the peer id that the author must admit."
+        )
     if me is None:
-        return bad("admission", "the run takes invited peers, and the link has no invite", NO_INVITE)
-    assert why is not None  # told above
-    return bad("admission", f"the run does not let {short(me)} in: {why}", remedy(why, me))
+        return bad("admission", "the run admits only invited peers, and the link has no invite", NO_INVITE)
+    assert why is not None  # the case of None is handled above
+    return bad("admission", f"the run does not admit {short(me)}: {why}", remedy(why, me))
 
 
 def clock_ahead(asked_at: float, answered_at: float, theirs: float) -> float:
-    """How far our clock is ahead of one that was read between our two times; the least that explains them."""
+    """Return the smallest offset in seconds that explains a clock read ``theirs`` between our two times."""
     lowest, highest = asked_at - theirs, answered_at - theirs
     return 0.0 if lowest <= 0 <= highest else min(lowest, highest, key=abs)
 
 
 def clock(seen: Sequence[Observation]) -> Finding:
-    """The median of what the others say: one of them may be wrong itself."""
+    """Report the median clock offset, as single nodes may be wrong themselves."""
     if not seen:
-        return skipped("clock", "nobody answered whose clock could be compared")
+        return skipped("clock", "no node answered, so no clock could be compared")
     off = statistics.median(each.clock_ahead_s for each in seen)
     words = f"{abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} {_nodes(len(seen))}"
     fix = "Set the clock: timedatectl set-ntp true (Linux), or: sudo sntp -sS time.apple.com (macOS)."
     if abs(off) >= MOST_CLOCK_OFF_S:
-        return bad("clock", f"{words}; others take our records for old or forged", fix)
+        return bad("clock", f"{words}; others ignore this machine's presence records", fix)
     if abs(off) >= CLOCK_NOTE_S:
         return note("clock", words, fix)
-    return ok("clock", f"in step with {_nodes(len(seen))}")
+    return ok("clock", f"agrees with {_nodes(len(seen))}")
 
 
 def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
-    """What kind of router we are behind, if any.
+    """Report the kind of router that this machine is behind, if any.
 
     Args:
-        own: the IP addresses of this machine.
+        own: IP addresses of this machine.
     """
     direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
     far = [each for each in direct if address.is_public(each.sight.place)] or direct
     if not far:
-        return skipped("router", "nobody answered who could tell which address we come from")
+        return skipped("router", "no node answered, so this machine's public address is unknown")
     hosts = list(dict.fromkeys(address.host_of(each.sight.place) for each in far))
     if all(host in own for host in hosts):
         return ok("router", f"none: others see this machine's own address, {hosts[0]}")
     known = [each for each in far if each.sent_from]
     if not known:
-        return note("router", f"others see {', '.join(hosts)}, which is a router's")
+        return note("router", f"others see {', '.join(hosts)}, the address of a router")
     keeps = all(address.port_of([each.sight.place]) == each.sent_from for each in known)
     habit = "keeps ports" if keeps else "changes ports"
-    several = "; several addresses: a large provider's network" if len(hosts) > 1 else ""
-    return note("router", f"others see {', '.join(hosts)}, which is a router's that {habit}{several}")
+    several = "; several addresses, as in a large provider's network" if len(hosts) > 1 else ""
+    return note("router", f"others see {', '.join(hosts)}, the address of a router that {habit}{several}")
 
 
 def reach(
     seen: Sequence[Observation], port: int, own: str, has_relay: bool | None, silent: Sequence[str] = ()
 ) -> Finding:
-    """Whether others can dial us.
+    """Report whether others can dial this machine.
 
     Args:
-        port: where they tried; 0: we listen nowhere.
-        own: this machine's address in its own network, for the router's settings.
-        has_relay: whether a relay gave us a place; None: nobody was asked.
-        silent: why others do not say what they see.
+        port: port that they tried; 0: we do not listen.
+        own: this machine's local address, for the router's settings.
+        has_relay: whether a relay granted a reservation; None: none was asked.
+        silent: why nodes did not answer.
     """
     if port == 0:
-        return skipped("reach", "nothing listens, so nobody was asked to dial us")
+        return skipped("reach", "this machine does not listen, so no node was asked to dial it")
     sights = [each.sight for each in seen]
     found = verdict(sights)
     if found is None:
         reasons = dict.fromkeys([*(each.why for each in sights if each.why), *silent])
-        return skipped("reach", f"nobody could be asked to dial us{''.join(f'; {why}' for why in reasons)}")
+        return skipped(
+            "reach", f"no node could test whether others can dial this machine{''.join(f'; {why}' for why in reasons)}"
+        )
     tried = [each for each in sights if each.dialed is not DialOutcome.DECLINED]
     host = next((address.host_of(each.place) for each in tried if each.place), own)
     if found:
-        return ok("reach", f"others can dial us at {host}:{port}")
+        return ok("reach", f"others can dial this machine at {host}:{port}")
     why = next((each.why for each in tried if each.dialed is DialOutcome.NO and each.why), "nobody answers")
     if host == own:
-        fix = f"Let TCP port {port} in through this machine's firewall, for instance: sudo ufw allow {port}/tcp"
+        fix = f"Allow TCP port {port} in this machine's firewall, for instance: sudo ufw allow {port}/tcp"
     else:
         fix = (
-            f"Forward TCP port {port} on your router to {own}, let it in through this machine's firewall, and start "
+            f"Forward TCP port {port} on your router to {own}, allow it in this machine's firewall, and start "
             f"with --listen /ip4/0.0.0.0/tcp/{port}"
         )
-    where = f"nobody can dial us at {host}:{port} ({why})"
+    where = f"nobody can dial this machine at {host}:{port} ({why})"
     if has_relay:
-        return note("reach", f"{where}; a relay carries what others send us, which is slower", f"{fix}.")
-    return bad("reach", f"{where}, and no relay has a place for us", f"{fix}; or ask somebody to run with --relay.")
+        return note("reach", f"{where}; a relay carries inbound links, which is slower", f"{fix}.")
+    return bad("reach", f"{where}, and no relay accepts it", f"{fix}; or ask somebody to run with --relay.")
 
 
 def rates(measured: Sequence[tuple[str, float, float]]) -> Finding:
-    """Args: name, bytes a second from it, bytes a second to it."""
+    """Report the best rates from tuples of node name and bytes per second in and out."""
     if not measured:
-        return skipped("rates", "no node was there to measure with")
+        return skipped("rates", "no node was available to measure with")
     down, up = max(each[1] for each in measured), max(each[2] for each in measured)
-    words = f"{size(down)}/s in, {size(up)}/s out, at best of {_nodes(len(measured))}"
+    words = f"{size(down)}/s in, {size(up)}/s out, the best of {_nodes(len(measured))}"
     if min(down, up) < SLOW_BYTES_S:
-        return note("rates", words, "Exchanges will take long. Close what else uses the line, or use a cable.")
+        return note(
+            "rates", words, "Exchanges will take long. Close other programs that use the connection, or use a cable."
+        )
     return ok("rates", words)
 
 

@@ -1,4 +1,4 @@
-"""``p2ptrain status``, ``pause``, ``resume``, ``finish``: from another terminal, to the peer that lives in HOME."""
+"""``p2ptrain status``, ``pause``, ``resume``, ``finish``: commands to the peer that runs in HOME."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HOME = click.argument("home", type=click.Path(file_okay=False, path_type=Path))
 
 @click.command(short_help="Show what the peer in a home is doing.")
 @HOME
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def status(home: Path, as_json: bool) -> None:
     """Show what the peer in HOME is doing: progress, loss, exchanges, rates, this month's traffic.
 
-    Exits with 2 when none runs there, or answers; what it left on the disk is shown all the same.
+    If no peer runs there or it does not answer, shows what is on disk and exits with status 2.
     """
     _check(home)
     check_no_other(home)
@@ -40,10 +40,10 @@ def status(home: Path, as_json: bool) -> None:
 @click.command(short_help="Pause the peer in a home.")
 @HOME
 def pause(home: Path) -> None:
-    """Let the peer in HOME rest, until `p2ptrain resume`.
+    """Pause the peer in HOME until `p2ptrain resume`.
 
-    It stops after the inner step under way, saves, leaves the swarm and keeps its weights in memory. A peer that is
-    started anew meanwhile stays paused.
+    The peer finishes the current inner step, saves, leaves the swarm and keeps its weights in memory. It stays paused
+    if it is restarted.
     """
     _order(home, "pause")
 
@@ -51,14 +51,14 @@ def pause(home: Path) -> None:
 @click.command(short_help="Resume a paused peer.")
 @HOME
 def resume(home: Path) -> None:
-    """Let the peer in HOME join the swarm again and go on training."""
+    """Resume the peer in HOME: it rejoins the swarm and continues training."""
     _order(home, "resume")
 
 
 @click.command(short_help="Make the peer in a home finish its step, save and leave.")
 @HOME
 def finish(home: Path) -> None:
-    """Let the peer in HOME end the outer step under way, save and leave; its process then ends with status 0."""
+    """Stop the peer in HOME after its current outer step: it saves, leaves the swarm and exits with status 0."""
     _order(home, "finish")
 
 
@@ -74,7 +74,7 @@ def _check(home: Path) -> None:
     except OSError as error:
         raise HomeError(
             f"The home {home} cannot be used: {error.strerror}.",
-            "Name the directory that the peer lives in, and give this command as the user who started it.",
+            "Name the peer's home directory, and run this command as the user who started the peer.",
         ) from None
     if not is_there:
-        raise HomeError(f"No peer lives in {home} yet.", "Name the directory that the peer lives in, as --home did.")
+        raise HomeError(f"There is no peer in {home} yet.", "Name the peer's home directory, as with --home.")

@@ -1,8 +1,8 @@
-"""The thread that watches settings, month, hour and commands, and tells the rest of the peer what follows from them.
+"""The owner thread: watches settings, month, hour and commands, and controls the rest of the peer accordingly.
 
-It begins with the home's lock held and before anything else of the peer, so that a peer that cannot find its swarm can
-be asked why. Once there is a trainer, ``take`` gives it something to hold. It alone writes its own state; what it reads
-of others are single numbers and references, each whole at any moment.
+The thread starts under the home's lock and before anything else of the peer, so that ``p2ptrain status`` works while
+the peer looks for its swarm. ``take`` gives it the trainer later. The thread alone writes its state; from others it
+reads only single numbers and references, whose reads are atomic.
 """
 
 from __future__ import annotations
@@ -36,32 +36,33 @@ from peer.participation import Mode, Participation, TrainerControl
 from peer.session_recorder import SessionRecorder
 
 POLL_S = 1.0
-"""Between two looks at file, month and hour: so long an edit waits, and so long a month that is used up goes on."""
+"""Seconds between two checks of settings, month and hour: the delay of an edit and of a monthly limit."""
 SAVE_PERIOD_S = 10.0
-"""Between two writes of the month's traffic: what SIGKILL costs the count."""
+"""Seconds between two writes of the month's traffic, and so the traffic that SIGKILL leaves uncounted."""
 MEASURED_S = 60.0
-"""The rates that ``status`` shows are of this last while."""
+"""Seconds over which ``status`` averages send and receive rates."""
 KEPT_LINES = 5
+"""Number of last lines that ``status`` shows."""
 MOST_TOLD = 200
-"""Characters of an error of our own."""
+"""Maximum characters of an internal error in a note."""
 MOST_STUMBLES = 20
-"""So many of them are told."""
+"""Maximum number of different internal errors that are noted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingHandle:
-    """What there is to hold once a trainer exists."""
+    """The parts of a peer that the owner controls once a trainer exists."""
 
     record: SessionRecorder
     attendance: Participation | None
-    """None: a recipe that exchanges nothing."""
+    """The peer's participation; None for a recipe without exchanges."""
     reins: TrainerControl
     admission: Callable[[], str] = str
-    """Whether the run lets this peer in; empty where it takes everybody."""
+    """Returns whether the run admits this peer; empty in an open run."""
 
 
 class OwnerControl:
-    """A context manager; ``stopping`` comes after it, ``notebook`` and the home's lock before."""
+    """The owner thread; a context manager. Enter it after ``notebook`` and the home's lock, and before ``Stopping``."""
 
     def __init__(
         self,
@@ -101,7 +102,7 @@ class OwnerControl:
 
     def __enter__(self) -> Self:
         if why := self._traffic.load():
-            self._notebook.note("not counted", why=f"what {self._traffic.path} held: {why}")
+            self._notebook.note("not counted", why=f"{self._traffic.path} cannot be read: {why}")
         self._recall_pause()
         self._count()
         self._obey()
@@ -125,12 +126,12 @@ class OwnerControl:
         self._save()
 
     def take(self, held: TrainingHandle) -> None:
-        """There is a trainer now. Before its loop begins."""
+        """Set the trainer to control, before its loop begins."""
         self._held = held
         self._button.send(b"!")
 
     def hear(self, kind: str, fields: dict[str, Any]) -> None:
-        """Keep the last lines for ``status``; ``telemetry.Listener``."""
+        """Keep the last lines for ``status``; a ``telemetry.Listener``."""
         if kind != "progress" and (text := line(kind, fields)) is not None:
             self._heard.append((self._clock(), text))
 
@@ -141,9 +142,9 @@ class OwnerControl:
         while not self._ends.is_set():
             try:
                 self._turn(watched)
-            except Exception as error:  # a fault of ours: budget, hours and commands hang on this thread
+            except Exception as error:  # an internal error: budget, hours and commands need this thread
                 self._tell_of(error)
-                self._ends.wait(POLL_S)  # it may be the waiting that failed
+                self._ends.wait(POLL_S)  # the select may have failed; do not spin
 
     def _turn(self, watched: list[Any]) -> None:
         ready, _, _ = select.select(watched, [], [], POLL_S)
@@ -151,22 +152,22 @@ class OwnerControl:
             self._bell.recv(64)
         self.look()
         if self._door is not None and self._door.socket in ready and not self._door.serve(self.answer):
-            self._ends.wait(POLL_S)  # the client still waits, and would wake us at once
+            self._ends.wait(POLL_S)  # the client still waits and would wake us at once
 
     def look(self) -> None:
-        """Once a second: what has changed, and what follows. A part that fails stops no other."""
+        """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""
         for part in (self._read, self._count, self._save_if_due, self._obey):
             try:
                 part()
-            except Exception as error:  # the same, in one part of it
+            except Exception as error:  # an internal error: the other parts still run
                 self._tell_of(error)
 
     def _tell_of(self, error: Exception) -> None:
-        """A fault of ours, once: the thread outlives it, since budget, hours and commands hang on it."""
+        """Note an internal error once; the thread goes on, because budget, hours and commands need it."""
         what = f"{type(error).__name__}: {error}"[:MOST_TOLD]
         if what not in self._stumbles and len(self._stumbles) < MOST_STUMBLES:
             self._stumbles.add(what)
-            with contextlib.suppress(Exception):  # it may be the notebook that fails
+            with contextlib.suppress(Exception):  # the notebook itself may have failed
                 self._notebook.note("owner stumbled", why=what)
 
     def _read(self) -> None:
@@ -190,10 +191,10 @@ class OwnerControl:
             for each in fields(Settings)
             if getattr(settings, each.name) != getattr(old, each.name)
         ]
-        self._notebook.note("settings", what="; ".join(changes) or "nothing else than before")
+        self._notebook.note("settings", what="; ".join(changes) or "no changes")
 
     def _obey(self) -> None:
-        """Let what is wished be so."""
+        """Apply settings and policy to throttles, participation and trainer."""
         self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
         before, self._verdict = self._verdict, self._decide()
         verdict = self._verdict
@@ -224,7 +225,7 @@ class OwnerControl:
         return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
 
     def _recall_pause(self) -> None:
-        """What the owner asked of an earlier process."""
+        """Restore a pause from an earlier process."""
         self._paused, fault = self._pause.load()
         if fault:
             self._notebook.note("pause not kept", why=fault)
@@ -251,14 +252,14 @@ class OwnerControl:
             self._traffic.save()
             self._is_saved = True
         except OSError as error:
-            if self._is_saved:  # once, not every ten seconds
+            if self._is_saved:  # note it once, not at every try
                 self._notebook.note("not counted", why=f"{self._traffic.path} cannot be written: {error.strerror}")
             self._is_saved = False
 
     # --- commands ---------------------------------------------------------------------------------------------------
 
     def answer(self, request: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Obey a command, or say why not; ``status`` with it in any case."""
+        """Carry out a command, or say why not; return the answer, with the status unless the command is unknown."""
         match request.get("command"):
             case "status":
                 told = ""
@@ -269,7 +270,7 @@ class OwnerControl:
                 told = "resuming" if self._paused else "not paused"
                 self._set_pause(False)
                 if self._verdict.wish is Mode.ABSENT:
-                    told = f"it still rests: {self._verdict.why}"
+                    told = f"still paused: {self._verdict.why}"
             case "finish":
                 told = self._finish()
             case _:
@@ -277,33 +278,33 @@ class OwnerControl:
         return {"told": told, "status": self._status()}
 
     def _finish(self) -> str:
-        """Obey, or say why not."""
+        """Finish the outer step and leave; return what happens."""
         held, last = self._held, self._signals.last
         if self._signals.stop.is_set() or last.is_set():
             return "already finishing"
         if held is None:
-            os.kill(os.getpid(), signal.SIGTERM)  # there is no step to end yet: as Ctrl+C does
+            os.kill(os.getpid(), signal.SIGTERM)  # there is no step to end yet: stop as Ctrl+C does
             return "stopping before training began"
         held.reins.finish()
         self._notebook.note("finishing")
         return "finishing"
 
-    # --- for whoever shows the peer; from any thread ------------------------------------------------------------------
+    # --- figures for displays; safe from any thread -------------------------------------------------------------------
 
     @property
     def shares(self) -> bool:
-        """The owner agreed to others showing this peer's figures."""
+        """Whether the owner agreed that others show this peer's figures."""
         return self._settings.share_figures
 
     def standing(self) -> tuple[str, str]:
-        """One word for what the peer does, and why."""
+        """Return one word for what the peer does, and why."""
         held, leaving = self._held, self._signals.stop.is_set() or self._signals.last.is_set()
         record, attendance = (None, None) if held is None else (held.record, held.attendance)
         state, reason = status.state_of(record, attendance, self._verdict.wish.name, leaving)
         return state, reason if leaving else self._verdict.why or reason
 
     def traffic(self) -> tuple[int, int]:
-        """Bytes sent and received since the start."""
+        """Return bytes sent and received since the start."""
         return self._rates.up.total_bytes, self._rates.down.total_bytes
 
     def _status(self) -> dict[str, Any]:
@@ -324,7 +325,7 @@ class OwnerControl:
         )
 
     def measured(self) -> tuple[float, float]:
-        """Bytes per second sent and received lately."""
+        """Return bytes per second sent and received over the last ``MEASURED_S``."""
         if len(self._samples) < 2:
             return 0.0, 0.0
         (begun, sent, received), (at, sent_now, received_now) = self._samples[0], self._samples[-1]

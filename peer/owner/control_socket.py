@@ -1,13 +1,13 @@
-"""The Unix socket by which an owner speaks to the peer that lives in a home: one JSON line in, one JSON line out.
+"""The control socket of a running peer, a Unix socket: one JSON line per request, one per answer.
 
 ::
 
-    HOME/control.sock    the socket, mode 0600: whoever may write into the home may give orders
-    HOME/control.path    instead of it, where the home's path is too long for a socket or its disk takes none: a file
-                         that says where the socket is, in a private folder of the temporary directory
+    HOME/control.sock    the socket, mode 0600
+    HOME/control.path    used instead if the home's path is too long for a socket or its disk supports none: a file
+                         with the path of the socket, which is in a private folder of the temporary directory
 
-Both are gone after the process, but for SIGKILL: what that leaves behind refuses connections, and the next start, which
-holds the home's lock, removes it. Requests and answers are capped, and nobody waits for the other side for long.
+The peer removes both when it ends. After SIGKILL a leftover socket refuses connections, and the next start, which holds
+the home's lock, removes it. Requests and answers have maximum sizes and deadlines.
 """
 
 from __future__ import annotations
@@ -29,26 +29,34 @@ from peer.home import check_no_other
 SOCKET = "control.sock"
 POINTER = "control.path"
 LONGEST_PATH = 100
-"""Bytes; macOS takes 103, Linux 107."""
+"""Maximum bytes of a socket's path; macOS accepts 103, Linux 107."""
 MAX_REQUEST = 4 << 10
+"""Maximum bytes of a request."""
 MAX_ANSWER = 64 << 10
+"""Maximum bytes of an answer."""
 REQUEST_DEADLINE_S = 2.0
-"""For a client to say what it wants, and to take the answer: meanwhile others wait. A guess."""
+"""Seconds for a client to send its request, and to read the answer; other clients wait meanwhile.
+
+Guess: the delays of clients on a loaded machine.
+"""
 ANSWER_DEADLINE_S = 10.0
-"""For the peer to answer: it may be busy with others, each for ``REQUEST_DEADLINE_S`` at most. A guess."""
+"""Seconds for the peer to answer; it may serve other clients first, each for at most ``REQUEST_DEADLINE_S``.
+
+Guess: the answer times of a peer on a loaded machine.
+"""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 class NotRunningError(HomeError):
-    """No peer runs in that home."""
+    """No peer runs in the home."""
 
 
 class ControlServer:
-    """The peer's side; it holds the home's lock. ``close`` leaves nothing behind."""
+    """The peer's side of the control socket; requires the home's lock. ``close`` removes all files."""
 
     def __init__(self, home: Path) -> None:
-        """Raises OSError."""
+        """Create and bind the socket. Raises OSError."""
         home = home.resolve()
         _remove(home)
         self._home = home
@@ -67,11 +75,11 @@ class ControlServer:
                 raise
 
     def serve(self, answer: Answer) -> bool:
-        """Take in one client that waits, and answer it. One that goes away or speaks nonsense gets none.
+        """Accept one client and answer its request; ignore an invalid one.
 
-        What is no longer waited for is not done: its client has told the owner that it failed.
-
-        False: it could not be taken in and may wait still, as where no file descriptor is left.
+        A request whose client has gone is not carried out, because that client has reported a failure to the owner.
+        Returns False if the client could not be accepted, for instance without a free file descriptor; it may still
+        wait.
         """
         try:
             connection, _ = self.socket.accept()
@@ -93,7 +101,12 @@ class ControlServer:
 
 
 def ask(home: Path, **request: Any) -> dict[str, Any]:
-    """What the peer in that home answers. Raises HomeError: it is not ours, or does not; NotRunningError: none runs."""
+    """Send a request to the peer in a home; return its answer.
+
+    Raises:
+        NotRunningError: no peer runs there.
+        HomeError: the peer belongs to another user, or does not answer.
+    """
     try:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(ANSWER_DEADLINE_S)
@@ -108,14 +121,14 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
         raise NotRunningError(f"No peer runs in {home}.", f"Start it: p2ptrain peer --home {home}") from None
     except PermissionError:
         raise HomeError(
-            f"The peer in {home} is another user's.", "Give this command as the user who started it."
+            f"The peer in {home} belongs to another user.", "Run this command as the user who started it."
         ) from None
     except (OSError, ValueError):
         answer = None
     if not isinstance(answer, dict):
         raise HomeError(
             f"The peer in {home} does not answer.",
-            "It may be frozen, or ending just now. Try again; Ctrl+C in its own terminal stops it too.",
+            "It may be frozen or about to end. Try again, or press Ctrl+C in its own terminal.",
         )
     return answer
 
@@ -124,7 +137,7 @@ def _listen(path: Path) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX)
     try:
         listener.bind(str(path))
-        path.chmod(0o600)  # nobody can connect before we listen
+        path.chmod(0o600)  # no client can connect before listen()
         listener.listen(8)
         listener.setblocking(False)
     except OSError:
@@ -135,7 +148,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _where(home: Path) -> Path:
-    """Raises FileNotFoundError where it can be nowhere: nobody is there."""
+    """Return the path of a home's socket. Raises FileNotFoundError if there can be none."""
     with contextlib.suppress(FileNotFoundError):
         return Path((home / POINTER).read_text(encoding="utf-8"))
     if len(os.fsencode(home / SOCKET)) > LONGEST_PATH:
@@ -144,7 +157,10 @@ def _where(home: Path) -> Path:
 
 
 def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes:
-    """Up to a newline. Raises OSError when that takes too long or they are gone, ValueError when it is too long."""
+    """Read up to a newline.
+
+    Raises OSError after the deadline or if the other side is gone, ValueError if the line is too long.
+    """
     line = bytearray()
     end = time.monotonic() + deadline_s
     while not line.endswith(b"\n"):
@@ -159,18 +175,18 @@ def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes
 
 
 def _has_left(connection: socket.socket) -> bool:
-    """Whether the other side has closed its socket, and not its writing end alone."""
+    """Return whether the other side has closed its socket, not only its writing end."""
     poller = select.poll()
-    poller.register(connection, 0)  # POLLHUP and POLLERR are always told
+    poller.register(connection, 0)  # POLLHUP and POLLERR are always reported
     return bool(poller.poll(0))
 
 
 def _parse(line: bytes) -> Any:
-    """What a line of JSON says. Raises ValueError."""
+    """Parse a line of JSON. Raises ValueError."""
     try:
         return json.loads(line)
     except RecursionError:
-        raise ValueError("lists in lists in lists") from None
+        raise ValueError("nested too deeply") from None
 
 
 def _remove(home: Path) -> None:

@@ -1,4 +1,4 @@
-"""What follows from all that an owner said: whether a peer takes part, trains alone or rests, and why. Pure."""
+"""The policy: whether a peer participates, trains alone or is paused, by commands, settings, hour and month. Pure."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ from peer.owner.traffic import Month
 from peer.participation import Mode
 
 GIVEN_SHARE = 0.25
-"""Of a month's budget, what others get for their own sake: copies of weights for newcomers, circuits, samples, answers.
-Strangers may ask for more than a home has, under as many names as they like; the rest is for exchanges. A guess."""
+"""Maximum share of the monthly budget that serves others: weights for newcomers, circuits, samples, answers.
+
+The rest is reserved for exchanges, because strangers can ask for any amount under any number of names. Guess: the share
+that real newcomers ask for.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyDecision:
-    """A wish and its reason; none for PRESENT."""
+    """A mode and its reason, which is empty for PRESENT."""
 
     wish: Mode
     why: str = ""
     gives: bool = False
-    """Whether others get bytes for their own sake (``Throttles.gives``)."""
+    """Whether this peer serves others beyond exchanges (``Throttles.gives``)."""
 
     @property
     def has_given_its_share(self) -> bool:
@@ -32,22 +35,22 @@ class PolicyDecision:
 
 
 def may_give(settings: Settings, now: datetime, month: Month) -> bool:
-    """Whether others have had less than their share, of which a day's worth is added each day."""
+    """Return whether others have received less than their share, which grows evenly over the days of the month."""
     passed = now.day / monthrange(now.year, now.month)[1]
     return month.given < GIVEN_SHARE * passed * settings.monthly_bytes
 
 
 def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> PolicyDecision:
-    """The first reason that speaks decides: what rests uses no traffic.
+    """Decide the mode: paused by the owner, paused outside the hours, alone without budget, else present.
 
     Args:
-        now: by this machine's clock.
-        month: what was moved in this month.
+        now: local time of this machine.
+        month: this month's traffic.
     """
     if paused:
-        return PolicyDecision(Mode.ABSENT, "its owner asked for it")
+        return PolicyDecision(Mode.ABSENT, "requested by its owner")
     if not settings.is_hour(60 * now.hour + now.minute):
-        return PolicyDecision(Mode.ABSENT, f"outside of the hours {settings.hours} in {SETTINGS_FILE}")
+        return PolicyDecision(Mode.ABSENT, f"outside the hours {settings.hours} in {SETTINGS_FILE}")
     if month.both >= settings.monthly_bytes:
         used, allowed = size(month.both), size(settings.monthly_bytes)
         return PolicyDecision(Mode.ALONE, f"this month's traffic is used up, {used} of {allowed}")

@@ -1,7 +1,7 @@
-"""``HOME/settings.toml``: what this machine's owner allows. Never shared, and it never changes the algorithm.
+"""``HOME/settings.toml``: per-machine options. They are never sent to others and never change the algorithm.
 
-Every option is one row of ``OPTIONS``: the file that a new home gets, the checks and the error messages are made from
-it. Reading is strict, because an option that is misspelt and ignored is a cap that does not hold.
+Each option is one row of ``OPTIONS``, from which the file in a new home, the checks and the error messages are made.
+Unknown options are errors, because a misspelt cap would not hold.
 """
 
 from __future__ import annotations
@@ -24,20 +24,24 @@ from p2ptrain.net.throttle import LOWEST_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 MAX_BYTES = 64 << 10
+"""Maximum size of the file."""
 MBIT = 125_000.0
-"""Bytes in a megabit."""
+"""Bytes per megabit."""
 GB = 1e9
+"""Bytes per GB."""
 LOWEST_MBIT = LOWEST_RATE / MBIT
+"""Smallest cap in Mbit/s."""
 HIGHEST = 1e6
-"""Beyond any line or month; a larger number is a slip."""
+"""Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
 
 Mark = tuple[int, int, int] | None
+"""Modification time in ns, size and inode of the file; None without a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The defaults allow everything."""
+    """The owner's settings; the defaults allow everything."""
 
     upload_mbit: float = 0.0
     download_mbit: float = 0.0
@@ -50,7 +54,7 @@ class Settings:
 
     @property
     def upload_rate(self) -> float:
-        """Bytes per second; infinity: no cap."""
+        """Upload cap in bytes per second; infinity: no cap."""
         return self.upload_mbit * MBIT or math.inf
 
     @property
@@ -62,7 +66,7 @@ class Settings:
         return self.monthly_gb * GB or math.inf
 
     def is_hour(self, minute: int) -> bool:
-        """Whether this minute of the day, 0 to 1439, is one to train in."""
+        """Return whether ``hours`` allow training at this minute of the day, 0 to 1439."""
         if not self.hours:
             return True
         begin, end = _span(self.hours)
@@ -71,18 +75,18 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row: an option and how to explain it."""
+    """One option, with its explanation and check."""
 
     name: str
     meaning: str
     allowed: str
     fits: Callable[[Any], bool]
     waits: bool = False
-    """An edit counts from the next start only; else at once."""
+    """Whether an edit applies only from the next start; else at once."""
 
 
 def _number(value: Any) -> bool:
-    """Not NaN, and not beyond HIGHEST: comparing takes integers of any length, which no float holds."""
+    """Return whether ``value`` is a number from 0 to HIGHEST; comparison also rejects NaN and huge integers."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST
 
 
@@ -104,7 +108,7 @@ _SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
 
 
 def _span(text: str) -> tuple[int, int]:
-    """Minutes of the day."""
+    """Return begin and end in minutes of the day; ``text`` must match ``_SPAN``."""
     found = _SPAN.fullmatch(text)
     assert found is not None, "asked of spans alone"
     numbers = [int(each) for each in found.groups()]
@@ -114,47 +118,47 @@ def _span(text: str) -> tuple[int, int]:
 OPTIONS = (
     Option(
         "upload_mbit",
-        "Most that this peer sends, in Mbit/s (millions of bits a second). 0: as much as the line gives.",
+        "Maximum upload rate in Mbit/s (10^6 bits per second). 0: no cap.",
         f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
         _cap,
     ),
     Option(
         "download_mbit",
-        "Most that it receives, in Mbit/s. 0: as much as the line gives.",
+        "Maximum download rate in Mbit/s. 0: no cap.",
         f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
         _cap,
     ),
     Option(
         "monthly_gb",
-        "Most that it sends and receives together in a calendar month, in GB (10^9 bytes). When it is used up, the\n"
+        "Maximum traffic in a calendar month, sent and received together, in GB (10^9 bytes). When it is used up, the\n"
         "peer trains alone until the month is over or this number is raised. 0: no limit.",
         f"0 (no limit), or a number up to {HIGHEST:,.0f}",
         _number,
     ),
     Option(
         "hours",
-        'When it trains, by this machine\'s clock: "22:00-07:30". At other hours it rests, as after `p2ptrain pause`.\n'
-        "Empty: always.",
+        'Hours of training, by this machine\'s clock: "22:00-07:30". At other times the peer is paused, as by\n'
+        "`p2ptrain pause`. Empty: always.",
         '"" (always), or two different times of the day like "22:00-07:30"',
         _is_span,
     ),
     Option(
         "nickname",
-        "Shown to people. Counts from the next start; --nickname goes first.",
+        "Name shown to people. Applies from the next start; --nickname takes precedence.",
         f"at most {MAX_NICKNAME_CHARS} printable characters",
         _is_nickname,
         waits=True,
     ),
     Option(
         "device",
-        "Where it computes. Counts from the next start; --device goes first.",
+        "Device for training. Applies from the next start; --device takes precedence.",
         '"auto", "cpu", "cuda" or "cuda:<number>"',
         lambda value: isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value) is not None,
         waits=True,
     ),
     Option(
         "threads",
-        "How many of the processor's cores torch uses. Counts from the next start. 0: torch decides.",
+        "Number of CPU threads that torch uses. Applies from the next start. 0: torch decides.",
         f"a whole number from 0 to {MAX_THREADS:,}",
         lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_THREADS,
         waits=True,
@@ -162,8 +166,8 @@ OPTIONS = (
     Option(
         "share_figures",
         "Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,\n"
-        "traffic, with whom it exchanged or failed to, a text of its model. Nickname and progress are public in any\n"
-        "case. --share goes first.",
+        "traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public\n"
+        "in any case. --share takes precedence.",
         "true or false",
         lambda value: isinstance(value, bool),
     ),
@@ -171,15 +175,15 @@ OPTIONS = (
 
 
 WAITING = frozenset(option.name for option in OPTIONS if option.waits)
-"""Options whose edits wait for the next start."""
+"""Names of the options whose edits apply only from the next start."""
 
 
 def template() -> str:
-    """The file that a new home gets: every option at its default, with its meaning."""
+    """Return the file of a new home: every option at its default, with its meaning."""
     lines = [
-        "# What this peer may use of your machine. Apart from your nickname, and your figures if you share them,",
-        "# nobody else is told; and nothing here changes how the swarm trains. Edit it while the peer runs: a change",
-        "# counts within seconds. A faulty one is told in one line, and the previous settings stay in force.",
+        "# What this peer may use of your machine. Only your nickname, and your figures if you share them, are sent to",
+        "# others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change",
+        "# applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.",
     ]
     defaults = Settings()
     for option in OPTIONS:
@@ -192,72 +196,72 @@ def template() -> str:
 
 
 def _shown(value: str | float | bool) -> str:
-    """As TOML has it."""
+    """Format a value as TOML."""
     if isinstance(value, bool):
         return str(value).lower()
     return f'"{value}"' if isinstance(value, str) else f"{value:g}"
 
 
 def parse(text: str) -> Settings:
-    """Raises ValueError, whose text names the option and what it may be."""
+    """Parse settings. Raises ValueError with the name of the option and the allowed values."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"it is no valid TOML: {error}") from None
-    except ValueError:  # int() takes no more than 4,300 digits
-        raise ValueError("it holds a number of thousands of digits") from None
+        raise ValueError(f"it is not valid TOML: {error}") from None
+    except ValueError:  # int() accepts at most 4,300 digits
+        raise ValueError("it contains a number with thousands of digits") from None
     except RecursionError:
-        raise ValueError("it holds lists in lists in lists") from None
+        raise ValueError("it is nested too deeply") from None
     rows = {option.name: option for option in OPTIONS}
     for name, value in document.items():
         if name not in rows:
             near = difflib.get_close_matches(name, rows, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(rows)}"
+            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(rows)}"
             raise ValueError(f"there is no option {name[:40]!r}; {hint}")
         if not rows[name].fits(value):
-            raise ValueError(f"{name} must be {rows[name].allowed}, and is {_found(value)}")
+            raise ValueError(f"{name} must be {rows[name].allowed}, but is {_found(value)}")
     floats = {each.name for each in fields(Settings) if isinstance(each.default, float)}
     chosen: dict[str, Any] = {name: float(value) if name in floats else value for name, value in document.items()}
     return Settings(**chosen)
 
 
 def _found(value: object) -> str:
-    """The beginning of what stands in the file."""
+    """Format the beginning of a faulty value."""
     try:
         return repr(str(value)[:40])
-    except (ValueError, RecursionError):  # a number of thousands of digits in hexadecimal; a.a.a.a.a…
-        return "too much to be shown"
+    except (ValueError, RecursionError):  # a hexadecimal number of thousands of digits; deep nesting
+        return "too long to be shown"
 
 
 class SettingsFile:
-    """The file of one home. ``load`` at the start; then ``changed`` now and then, by one thread."""
+    """The settings file of one home: call ``load`` at the start, then ``changed`` periodically from one thread."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / SETTINGS_FILE
         self._read_at: Mark = None
         self._looked_at: Mark = None
-        self._is_unread = False  # it could not be looked at, or not be read
+        self._is_unread = False  # the last look or read failed
 
     def load(self) -> Settings:
-        """Write the file first where there is none. Raises HomeError when it is faulty: nothing else counts yet."""
+        """Read the file; write the template first if there is none. Raises HomeError if it is faulty."""
         try:
             if not self.path.exists():
                 files.write_new(self.path, template().encode())
             self._read_at = self._looked_at = self._mark()
             return self._read()
         except OSError as error:
-            is_none = error.errno == errno.EINVAL  # no file
+            is_none = error.errno == errno.EINVAL  # not a regular file
             remedy = "Move it away; the next start writes a new one." if is_none else "Check its permissions."
             raise HomeError(f"{self.path} cannot be used: {error.strerror}.", remedy) from error
         except ValueError as error:
-            remedy = "Fix that; or delete the file, and the next start writes a new one."
+            remedy = "Fix it, or delete the file; the next start writes a new one."
             raise HomeError(f"{self.path} is faulty: {error}.", remedy) from None
 
     def changed(self) -> Settings | str | None:
-        """What an edit says; why it cannot count; None while there was none. Without the file the defaults count.
+        """Return the new settings after an edit, the reason if they are faulty, or None if nothing changed.
 
-        An edit is read when the file looks the same twice in a row: some editors empty it first, or move it away.
-        What could not be read is read as soon as it can be; until then each look says why not.
+        A removed file means the defaults. An edit is read only when the file looks the same twice in a row, because
+        some editors first empty it or move it away. An unreadable file is retried at each call, which returns why.
         """
         try:
             mark = self._mark()
@@ -273,17 +277,17 @@ class SettingsFile:
             return str(error)
 
     def _mark(self) -> Mark:
-        """What changes with every edit; None without a file."""
+        """Return what changes with every edit; None without a file. Raises OSError."""
         try:
             status = self.path.stat()
         except FileNotFoundError:
             return None
-        if not stat.S_ISREG(status.st_mode):  # reading a pipe may never end
-            raise OSError(errno.EINVAL, "it is no file")
+        if not stat.S_ISREG(status.st_mode):  # reading from a pipe may never end
+            raise OSError(errno.EINVAL, "it is not a file")
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> Settings:
-        """Raises OSError, and ValueError as ``parse``."""
+        """Read and parse the file. Raises OSError, and ValueError as ``parse`` does."""
         with self.path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:

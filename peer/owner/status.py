@@ -1,4 +1,4 @@
-"""What a peer is doing: as figures for programs, and as one screen for a person."""
+"""Status of a peer: figures for programs, and a screen for people."""
 
 from __future__ import annotations
 
@@ -23,16 +23,16 @@ if TYPE_CHECKING:
 
 NOT_RUNNING = "not running"
 SILENT = "does not answer"
-EARLY = "it looks for the run's manifest, or builds the model"
+EARLY = "looking for the run's manifest, or building the model"
 
 
 def state_of(
     record: SessionRecorder | None, attendance: Participation | None, wish: str, leaving: bool
 ) -> tuple[str, str]:
-    """One word for what the peer does, and why as far as that is known here.
+    """Return one word for what the peer does, and why, if known.
 
     Args:
-        wish: a ``Mode``'s name.
+        wish: name of a ``Mode``.
     """
     if leaving:
         return "finishing", "saving, then leaving"
@@ -40,18 +40,18 @@ def state_of(
         return ("paused" if wish == "ABSENT" else "starting"), EARLY
     if wish == "ABSENT":
         is_held = record.is_held or record.learner.ended or not record.has_stepped
-        return ("paused", "") if is_held else ("pausing", "an inner step is under way")
+        return ("paused", "") if is_held else ("pausing", "finishing the current inner step")
     if wish == "ALONE":
         return "alone", ""
     if attendance is None:
-        return "training", "this run's recipe exchanges nothing"
+        return "training", "this run's recipe has no exchanges"
     if record.learner.ended:
-        return "final gossip", "it exchanges weights until the swarm agrees"
+        return "final gossip", "exchanging weights until the swarm agrees"
     if attendance.state in ("joining", "away"):
-        return "joining", "it looks for the swarm, or takes over newer weights"
+        return "joining", "looking for the swarm, or downloading newer weights"
     if record.learner.is_waiting:
-        return "training", "it waits for the partners that this outer step planned"
-    return "training", "" if attendance.live_peers else "nobody else is here; the search goes on"
+        return "training", "waiting for the partners planned for this outer step"
+    return "training", "" if attendance.live_peers else "no other peer is here; still searching"
 
 
 def figures(
@@ -67,13 +67,13 @@ def figures(
     rates: tuple[float, float],
     heard: Sequence[tuple[float, str]],
 ) -> dict[str, Any]:
-    """Everything, in plain values.
+    """Return the status as a JSON document.
 
     Args:
-        admission: whether the run lets this peer in; empty where it takes everybody.
+        admission: whether the run admits this peer; empty in an open run.
         standing: one word for what the peer does, and why.
-        fault: of the settings file, as it is now.
-        rates: bytes per second sent and received lately.
+        fault: what is wrong with the settings file now; empty if nothing.
+        rates: bytes per second recently sent and received.
         heard: the last lines and their ages in seconds.
     """
     return {
@@ -99,10 +99,10 @@ def figures(
 
 
 def last_known(home: Home, is_there: bool) -> dict[str, Any]:
-    """What the home of a peer that tells nothing itself does: its newest checkpoint, and the last session's summary.
+    """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary.
 
     Args:
-        is_there: it runs, and does not answer.
+        is_there: whether the peer runs.
     """
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
     return {
@@ -115,7 +115,7 @@ def last_known(home: Home, is_there: bool) -> dict[str, Any]:
 
 
 def _age_s(path: Path) -> int | None:
-    """None where it is gone: who runs and does not answer may be putting its checkpoints in order."""
+    """Return the age of a file in seconds; None if it is gone, as a running peer may rotate its checkpoints."""
     try:
         return round(time.time() - path.stat().st_mtime)
     except OSError:
@@ -123,7 +123,7 @@ def _age_s(path: Path) -> int | None:
 
 
 def screen(status: Mapping[str, Any]) -> str:
-    """For a person. The status is our own process's word, but parts of it may be a stranger's: one line each."""
+    """Format a status for people, one printable line per entry, as lines may contain other peers' text."""
     rows = [("state", _and(status["state"], status.get("why")))]
     if status["state"] in (NOT_RUNNING, SILENT):
         rows += _rows_of_the_disk(status)
@@ -147,7 +147,7 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
             ("speed", f"{training['tokens_per_s']:,.0f} tokens/s here, {training['tokens']:,} so far"),
             (
                 "swarm",
-                f"{status['peers']} others here, {training['exchanges_ok']} exchanges, "
+                f"{status['peers']} other peers, {training['exchanges_ok']} exchanges, "
                 f"{status['exchanges_under_way']} under way, {training['exchanges_failed']} failed",
             ),
         ]
@@ -159,12 +159,12 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("up", f"{up / MBIT:.2f} Mbit/s in the last minute, {_cap(settings['upload_mbit'])}"),
         ("down", f"{down / MBIT:.2f} Mbit/s, {_cap(settings['download_mbit'])}"),
         ("month", f"{size(month['sent_bytes'])} sent, {size(month['received_bytes'])} received{allowed}"),
-        ("", f"of these {size(month['given_bytes'])} for others' own sake"),
+        ("", f"of these {size(month['given_bytes'])} to serve others"),
     ]
     if settings["hours"]:
         rows.append(("hours", settings["hours"]))
     if status["settings_fault"]:
-        rows.append(("settings", f"settings.toml is faulty and not used: {status['settings_fault']}"))
+        rows.append(("settings", f"settings.toml is faulty and ignored: {status['settings_fault']}"))
     return rows
 
 
@@ -200,7 +200,7 @@ def _ago(seconds: float) -> str:
 
 
 def _read(path: Any, *names: str) -> dict[str, Any] | None:
-    """Some fields of a JSON file of ours; None where it cannot be read."""
+    """Read some fields of a JSON file; None if it cannot be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return {name: document.get(name) for name in names}

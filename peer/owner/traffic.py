@@ -1,7 +1,7 @@
 """``HOME/traffic.json``: bytes sent and received, by calendar month of this machine's clock.
 
-Every month keeps a line of its own, so a clock that jumps and comes back finds what it left. What is not on disk yet
-when a process is killed, ten seconds' worth at most, is lost to the count.
+Each month has its own entry, so the count survives a clock that jumps and comes back. A killed process leaves at most
+the traffic of its last ten seconds uncounted.
 """
 
 from __future__ import annotations
@@ -15,18 +15,19 @@ from p2ptrain.base import files
 
 FILE = "traffic.json"
 KEPT_MONTHS = 24
+"""Number of newest months in the file."""
 MOST_BYTES = 10**18
-"""In a month: beyond any line, and few enough to be divided."""
+"""Maximum bytes of a month: more than any line carries, and small enough for a float."""
 
 
 @dataclass(slots=True)
 class Month:
-    """One month's bytes."""
+    """Bytes of one month."""
 
     sent: int = 0
     received: int = 0
     given: int = 0
-    """Of both: what was for others' own sake (``Throttles.gives``)."""
+    """Bytes in both directions that served others beyond exchanges (``Throttles.gives``)."""
 
     @property
     def both(self) -> int:
@@ -34,12 +35,12 @@ class Month:
 
 
 def name_of(now: datetime) -> str:
-    """``2026-11``."""
+    """Format a month: ``2026-11``."""
     return f"{now.year:04d}-{now.month:02d}"
 
 
 class TrafficCount:
-    """The count of one home. Written by one thread."""
+    """Traffic count of one home, written by one thread."""
 
     def __init__(self, home: Path) -> None:
         self.path = home / FILE
@@ -47,14 +48,14 @@ class TrafficCount:
         self._dirty = False
 
     def load(self) -> str:
-        """Read what earlier sessions counted. Why that failed; empty when it did not, or there were none."""
+        """Read the count of earlier sessions; return why that failed, or ""."""
         try:
             document = json.loads(self.path.read_text(encoding="utf-8"))
             self._months = {
                 str(name): Month(
                     _count(entry["sent_bytes"]),
                     _count(entry["received_bytes"]),
-                    _count(entry.get("given_bytes", 0)),  # older files do not tell
+                    _count(entry.get("given_bytes", 0)),  # absent in older files
                 )
                 for name, entry in document.items()
             }
@@ -63,11 +64,11 @@ class TrafficCount:
         except OSError as error:
             return error.strerror or str(error)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            return "it is not what was written"
+            return "the file is damaged"
         return ""
 
     def month(self, now: datetime) -> Month:
-        """The count of the month that this moment is in; not to be changed."""
+        """Return the count of the month of ``now``; read-only."""
         return self._months.get(name_of(now)) or Month()
 
     def add(self, sent: int, received: int, given: int, now: datetime) -> None:
@@ -79,7 +80,7 @@ class TrafficCount:
             self._dirty = True
 
     def save(self) -> None:
-        """Old content or new. Raises OSError."""
+        """Write the count atomically if it has changed. Raises OSError."""
         if not self._dirty:
             return
         newest = sorted(self._months)[-KEPT_MONTHS:]
@@ -93,5 +94,5 @@ class TrafficCount:
 
 def _count(value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MOST_BYTES:
-        raise ValueError(f"{value!r} is no count")
+        raise ValueError(f"{value!r} is not a count")
     return value

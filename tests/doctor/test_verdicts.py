@@ -50,16 +50,16 @@ def test_the_clock_is_compared_to_the_median(offsets, state) -> None:
 def test_which_router_it_is() -> None:
     assert verdicts.router([seen(place="/ip4/8.8.8.8/tcp/9")], ["8.8.8.8"]).state is FindingState.OK
     keeps = verdicts.router([seen(sent_from=40000)], [OWN])
-    assert "203.0.114.7, which is a router's that keeps ports" in keeps.found
+    assert "203.0.114.7, the address of a router that keeps ports" in keeps.found
     assert "changes ports" in verdicts.router([seen(sent_from=40000), seen(sent_from=7)], [OWN]).found
-    assert verdicts.router([seen()], [OWN]).found.endswith("a router's")
+    assert verdicts.router([seen()], [OWN]).found.endswith("a router")
     assert verdicts.router([], [OWN]).state is FindingState.SKIPPED
 
 
 def test_the_fix_names_our_own_address_and_port() -> None:
     found = verdicts.reach([seen(why="nobody answers")], 31337, OWN, has_relay=False)
     assert found.state is FindingState.BAD
-    assert found.found.startswith("nobody can dial us at 203.0.114.7:31337 (nobody answers)")
+    assert found.found.startswith("nobody can dial this machine at 203.0.114.7:31337 (nobody answers)")
     assert "Forward TCP port 31337 on your router to 192.168.1.23" in found.fix
     assert verdicts.reach([seen()], 31337, OWN, has_relay=True).state is FindingState.NOTE
 
@@ -76,13 +76,14 @@ def test_reach_that_nobody_looked_at_is_skipped_and_says_why() -> None:
     silent = verdicts.reach([], 31337, OWN, None, ["Kx41ab: no answer in time"])
     assert (silent.state, "Kx41ab: no answer in time" in silent.found) == (FindingState.SKIPPED, True)
     assert verdicts.reach([seen(DialOutcome.YES)], 0, OWN, None).state is FindingState.SKIPPED
-    assert verdicts.reach([seen(DialOutcome.YES)], 31337, OWN, None).found == "others can dial us at 203.0.114.7:31337"
+    dialed = verdicts.reach([seen(DialOutcome.YES)], 31337, OWN, None)
+    assert dialed.found == "others can dial this machine at 203.0.114.7:31337"
 
 
 def test_rates() -> None:
     assert verdicts.rates([]).state is FindingState.SKIPPED
     assert verdicts.rates([("a", 1e6, 1e3)]).state is FindingState.NOTE
-    assert verdicts.rates([("a", 1e6, 1e3), ("b", 1e5, 2e6)]).found == "1.0 MB/s in, 2.0 MB/s out, at best of 2 nodes"
+    assert verdicts.rates([("a", 1e6, 1e3), ("b", 1e5, 2e6)]).found == "1.0 MB/s in, 2.0 MB/s out, the best of 2 nodes"
 
 
 def test_only_what_must_be_mended_fails() -> None:
@@ -90,7 +91,7 @@ def test_only_what_must_be_mended_fails() -> None:
     assert (exit_status(fine), exit_status([*fine, bad("d", "y", "z")])) == (0, 1)
     shown = lines([*fine, bad("d", "y", "do this")])
     assert shown[-3:] == ["        FIX        do this", "", "To be fixed: d."]
-    assert lines(fine)[-1] == "All is well, as far as was looked; skipped: c."
+    assert lines(fine)[-1] == "All checks that ran passed; skipped: c."
     assert json.loads(json.dumps(document(fine)))["ok"] is True
 
 
@@ -118,15 +119,15 @@ ME = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
 @pytest.mark.parametrize(
     ("policy", "me", "why", "invite", "state", "words"),
     [
-        ("open", None, None, "", FindingState.OK, "whoever has its link"),
-        ("invite", ME, None, "", FindingState.OK, "lets nLb6sG in (invite)"),
-        ("allowlist", ME, None, "", FindingState.OK, "lets nLb6sG in (allowlist)"),
+        ("open", None, None, "", FindingState.OK, "anyone with its link"),
+        ("invite", ME, None, "", FindingState.OK, "admits nLb6sG (invite)"),
+        ("allowlist", ME, None, "", FindingState.OK, "admits nLb6sG (allowlist)"),
         ("invite", None, None, "abc", FindingState.OK, "has an invite"),
         ("invite", ME, Refusal.NO_INVITE, "abc", FindingState.OK, "has an invite"),
         ("invite", None, None, "", FindingState.BAD, "no invite"),
         ("invite", ME, Refusal.BANNED, "abc", FindingState.BAD, "has banned this peer"),
         ("allowlist", ME, Refusal.NOT_LISTED, "", FindingState.BAD, "not on the run's list"),
-        ("allowlist", None, None, "", FindingState.NOTE, "no name yet"),
+        ("allowlist", None, None, "", FindingState.NOTE, "no peer id yet"),
     ],
 )
 def test_whether_the_run_lets_us_in(policy, me, why, invite, state, words) -> None:

@@ -259,8 +259,7 @@ def test_a_pause_outlives_the_process_until_resume(desk: Desk) -> None:
         assert desk.attendance.wishes == [Mode.ABSENT]
         assert desk.kinds() == ["still paused"]
         assert line(*desk.notebook.notes[0]) == (
-            "[owner] this peer was paused by its owner before it was started, and rests; to go on: "
-            f"p2ptrain resume {desk.home.path}"
+            f"[owner] still paused by its owner, since before this start; to continue: p2ptrain resume {desk.home.path}"
         )
         assert not desk.rates.gives
         assert desk.order("resume") == "resuming"
@@ -279,9 +278,7 @@ def test_a_damaged_pause_is_none_and_told(desk: Desk, content: bytes) -> None:
         assert desk.status()["state"] == "starting"
         assert desk.order("resume") == "not paused"
     path = desk.home.path / "paused.json"
-    assert list(desk.notebook.notes) == [
-        ("pause not kept", {"why": f"{path} is not what was written; it counts as not paused"})
-    ]
+    assert list(desk.notebook.notes) == [("pause not kept", {"why": f"{path} is damaged; the peer is not paused"})]
     assert not path.exists()
 
 
@@ -368,11 +365,11 @@ def test_once_others_had_their_share_of_a_budget_exchanges_go_on_and_gifts_do_no
     assert desk.attendance.wishes == [Mode.PRESENT]
     assert desk.kinds() == ["settings", "share given"]
     assert line(*desk.notebook.notes[-1]) == (
-        "[owner] others have had their share of this month's traffic, 25 % of what monthly_gb allows a day: "
-        "no weights for newcomers and no circuits until more is due; exchanges go on"
+        "[owner] others have used up their share of this month's traffic, 25 % of monthly_gb, released daily: "
+        "until then no weights for newcomers and no relaying; exchanges continue"
     )
     assert desk.status()["month"]["given_bytes"] == day
-    assert "of these 2.5 MB for others' own sake" in status.screen(desk.status())
+    assert "of these 2.5 MB to serve others" in status.screen(desk.status())
 
 
 def test_a_raised_budget_ends_being_alone_at_once(desk: Desk) -> None:
@@ -420,7 +417,7 @@ def test_outside_of_its_hours_it_rests_whatever_resume_says(desk: Desk) -> None:
     desk.take()
     desk.edit('hours = "22:00-07:00"')
     assert desk.attendance.wishes[-1] is Mode.ABSENT
-    assert desk.order("resume") == "it still rests: outside of the hours 22:00-07:00 in settings.toml"
+    assert desk.order("resume") == "still paused: outside the hours 22:00-07:00 in settings.toml"
     desk.date += timedelta(hours=10)
     desk.look()
     assert desk.attendance.wishes[-1] is Mode.PRESENT
@@ -476,7 +473,7 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
     for part in (
         "training",
         "50.0 % of the run, outer step 7, loss 2.500",
-        "2 others here, 3 exchanges, 1 under way, 1 failed",
+        "2 other peers, 3 exchanges, 1 under way, 1 failed",
         "at most 8",
         "of 2.0 GB",
         "00:00-23:59",
@@ -489,14 +486,16 @@ def test_the_screen_tells_it_all_and_steers_no_terminal(desk: Desk) -> None:
 def test_whether_a_private_run_lets_us_in_is_shown(desk: Desk) -> None:
     desk.take()
     assert "admission" not in status.screen(desk.status())
-    desk.admission = "let in (invite)"
-    assert "admission let in (invite)" in status.screen(desk.status())
+    desk.admission = "admitted (invite)"
+    assert "admission admitted (invite)" in status.screen(desk.status())
 
 
 def test_before_there_is_a_trainer_the_status_says_so(desk: Desk) -> None:
-    desk.hand.hear("waiting", {"why": "nobody handed out the run's manifest", "seconds": 2.0, "remedy": "Wait."})
+    desk.hand.hear(
+        "waiting", {"why": "no address in the link returned the run's manifest", "seconds": 2.0, "remedy": "Wait."}
+    )
     assert desk.status()["state"] == "starting"
-    assert "nobody handed out" in status.screen(desk.status())
+    assert "no address in the link" in status.screen(desk.status())
 
 
 def test_over_the_socket_and_gone_afterwards(desk: Desk, capsys: pytest.CaptureFixture[str]) -> None:
@@ -523,7 +522,7 @@ def test_a_home_that_is_closed_to_us_is_an_error_of_ours(
         patch.setattr(Path, "stat", closed)
         with pytest.raises(HomeError, match=r"The home .* cannot be used: Permission denied") as raised:
             order.main([str(desk.home.path)], standalone_mode=False)
-    assert "as the user who started it" in raised.value.remedy
+    assert "as the user who started" in raised.value.remedy
 
 
 def test_settings_are_shown_as_they_count(desk: Desk) -> None:

@@ -49,11 +49,11 @@ def test_units() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("upload_mbit = 0.1", "upload_mbit must be 0 (no cap), or a number from 0.25 to 1,000,000, and is '0.1'"),
+        ("upload_mbit = 0.1", "upload_mbit must be 0 (no cap), or a number from 0.25 to 1,000,000, but is '0.1'"),
         ("upload_mbit = -1", "upload_mbit must be"),
         ("download_mbit = nan", "download_mbit must be"),
         ("download_mbit = true", "download_mbit must be"),
-        ('monthly_gb = "5 GB"', "monthly_gb must be 0 (no limit), or a number up to 1,000,000, and is '5 GB'"),
+        ('monthly_gb = "5 GB"', "monthly_gb must be 0 (no limit), or a number up to 1,000,000, but is '5 GB'"),
         ("monthly_gb = inf", "monthly_gb must be"),
         ('hours = "22-7"', 'hours must be "" (always), or two different times of the day like "22:00-07:30"'),
         ('hours = "24:00-07:30"', "hours must be"),
@@ -65,14 +65,14 @@ def test_units() -> None:
         ("threads = 1.5", "threads must be"),
         ("threads = false", "threads must be"),
         ("uplaod_mbit = 1", "there is no option 'uplaod_mbit'; did you mean upload_mbit?"),
-        ("zzz = 1", "there is no option 'zzz'; there are upload_mbit, download_mbit,"),
-        ("upload_mbit = ", "it is no valid TOML:"),
-        (f"monthly_gb = {10**400}", "monthly_gb must be 0 (no limit), or a number up to 1,000,000, and is '1000"),
+        ("zzz = 1", "there is no option 'zzz'; the options are upload_mbit, download_mbit,"),
+        ("upload_mbit = ", "it is not valid TOML:"),
+        (f"monthly_gb = {10**400}", "monthly_gb must be 0 (no limit), or a number up to 1,000,000, but is '1000"),
         (f"upload_mbit = -{10**400}", "upload_mbit must be"),
-        (f"threads = {'9' * 5000}", "it holds a number of thousands of digits"),
-        (f"threads = 0x{'f' * 5000}", "threads must be a whole number from 0 to 1,024, and is too much to be shown"),
-        (f"threads = {'[' * 5000}{']' * 5000}", "it holds lists in lists in lists"),
-        (f"threads{'.a' * 5000} = 1", "threads must be a whole number from 0 to 1,024, and is too much to be shown"),
+        (f"threads = {'9' * 5000}", "it contains a number with thousands of digits"),
+        (f"threads = 0x{'f' * 5000}", "threads must be a whole number from 0 to 1,024, but is too long to be shown"),
+        (f"threads = {'[' * 5000}{']' * 5000}", "it is nested too deeply"),
+        (f"threads{'.a' * 5000} = 1", "threads must be a whole number from 0 to 1,024, but is too long to be shown"),
         ("[upload_mbit]\nx = 1", "upload_mbit must be"),
     ],
 )
@@ -148,8 +148,8 @@ def test_a_pipe_in_its_place_is_told_and_not_waited_for(tmp_path: Path) -> None:
     file.load()
     file.path.unlink()
     os.mkfifo(file.path)
-    assert file.changed() == "it is no file"
-    with pytest.raises(HomeError, match="cannot be used: it is no file") as caught:
+    assert file.changed() == "it is not a file"
+    with pytest.raises(HomeError, match="cannot be used: it is not a file") as caught:
         SettingsFile(tmp_path).load()
     assert caught.value.remedy.startswith("Move it away")
 

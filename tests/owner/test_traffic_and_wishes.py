@@ -72,7 +72,7 @@ def test_old_months_are_forgotten(tmp_path: Path) -> None:
 def test_a_damaged_count_says_so_and_begins_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / "traffic.json").write_text(content)
     traffic = TrafficCount(tmp_path)
-    assert traffic.load() == "it is not what was written"
+    assert traffic.load() == "the file is damaged"
     assert traffic.month(NOVEMBER) == Month()
 
 
@@ -86,8 +86,8 @@ NIGHT, DAY = datetime(2026, 11, 5, 23, 0), datetime(2026, 11, 5, 12, 0)
         (Settings(), False, DAY, 10**15, Mode.PRESENT, ""),
         (CAPPED, False, NIGHT, 10**9 - 1, Mode.PRESENT, ""),
         (CAPPED, False, NIGHT, 10**9, Mode.ALONE, "this month's traffic is used up, 1.0 GB of 1.0 GB"),
-        (CAPPED, False, DAY, 10**9, Mode.ABSENT, "outside of the hours 22:00-07:00 in settings.toml"),
-        (CAPPED, True, NIGHT, 10**9, Mode.ABSENT, "its owner asked for it"),
+        (CAPPED, False, DAY, 10**9, Mode.ABSENT, "outside the hours 22:00-07:00 in settings.toml"),
+        (CAPPED, True, NIGHT, 10**9, Mode.ABSENT, "requested by its owner"),
     ],
 )
 def test_the_first_reason_that_speaks_decides(

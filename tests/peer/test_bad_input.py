@@ -87,17 +87,17 @@ def test_a_link_to_another_run(home: Home, signed_run: SignedRun, refused: Calla
     home.save_manifest(signed_run())
     said = refused(JoinLink("a" * 64, (ADDRESS,)), "--home", home.path)
     assert "the link is to run aaaaaaaaaaaa" in said
-    assert "home of its own" in said
+    assert "separate home" in said
 
 
 def test_neither_link_nor_home(refused: Callable[..., str]) -> None:
-    assert "neither a join link nor a home" in refused()
+    assert "Neither a join link nor a home" in refused()
 
 
 def test_a_home_without_a_run_and_no_link(home: Home, refused: Callable[..., str]) -> None:
     assert "Give a join link" in refused("--home", home.path)
-    assert "has lived in" in refused(home.path, command=invite)
-    assert "has lived in" in refused(home.path, "--uses", "2", command=invite)
+    assert "There is no peer in" in refused(home.path, command=invite)
+    assert "There is no peer in" in refused(home.path, "--uses", "2", command=invite)
     assert "no checkpoint" in refused(home.path, home.path / "out", command=export)
     assert "no checkpoint" in refused(home.path, "Once", command=generate)
 
@@ -106,7 +106,7 @@ def test_a_home_whose_checkpoints_are_all_torn(home: Home, refused: Callable[...
     (home.checkpoints / "step-00000003").mkdir(parents=True)
     (home.checkpoints / "step-00000003" / "state.json").write_text("{}")
     said = refused(home.path, home.path / "out", command=export)
-    assert "is whole: step-00000003: " in said
+    assert "is damaged: step-00000003: " in said
     assert "Error" not in said
 
 
@@ -130,7 +130,7 @@ def test_a_home_in_use(home: Home, signed_run: SignedRun, refused: Callable[...,
     home.save_manifest(signed_run())
     with home.locked():
         said = refused("--home", home.path)
-    assert "Another process lives in" in said
+    assert "Another process uses" in said
     assert "--home" in said
 
 
@@ -242,7 +242,7 @@ def test_memory_that_is_installed_but_not_free(
 
     monkeypatch.setattr(assembly, built, exhausted)
     home.save_manifest(signed_run())
-    assert "does not fit the memory that is free on cpu" in refused("--home", home.path)
+    assert "does not fit the free memory of cpu" in refused("--home", home.path)
 
 
 def test_the_accelerator_spares_the_host(signed_run: SignedRun) -> None:
@@ -273,7 +273,7 @@ def test_a_torn_checkpoint_is_told_and_the_one_before_used(
     capfd.readouterr()
     train(home)
     said = capfd.readouterr().out
-    assert f"passed over the checkpoint {torn}" in said
+    assert f"skipped the damaged checkpoint {torn}" in said
     assert f"resumed at step {whole.step}" in said
 
 
@@ -376,7 +376,7 @@ def test_an_open_runs_link_is_had_again(
     assert "This run is open" in err
     assert "works on this machine only" in err
     for terms in (("--uses", "0"), ("--expires", "7d")):
-        assert "is open, and needs no invites" in refused(tmp_path / "run", *terms, command=invite)
+        assert "is open and needs no invites" in refused(tmp_path / "run", *terms, command=invite)
     (tmp_path / "run" / "run.key").unlink()  # as on a rented server
     with pytest.raises(SystemExit) as caught:
         run_command(invite, [str(tmp_path / "run")], name="p2ptrain invite")
@@ -390,7 +390,7 @@ def test_a_place_that_is_no_peers_home(home: Home, holds: str, what: str, refuse
     (home.path / holds).write_text("")
     before = sorted(home.path.iterdir())
     for said in (refused("--home", home.path), refused(home.path, command=status)):
-        assert f"of {what}, and no peer's home" in said
+        assert f"of {what}, not of a peer" in said
     assert sorted(home.path.iterdir()) == before
 
 
@@ -399,7 +399,7 @@ def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home,
     (home.path / "bootstrap").mkdir()
     (home.path / "bootstrap" / "join-link.txt").write_text("")
     check_no_other(home.path)  # raises HomeError where it is none
-    assert "No peer of any swarm has lived in" in refused(home.path, command=invite)
+    assert "There is no peer in" in refused(home.path, command=invite)
 
 
 def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:
@@ -421,8 +421,11 @@ def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[.
     ("policy", "how"),
     [
         ("open", "pass on the link"),
-        ("invite", "where run.key lies: p2ptrain invite RUN --link LINK"),
-        ("allowlist", "where run.key lies: p2ptrain admit RUN PEER_ID; then copy RUN/rulings.signed to {run}"),
+        ("invite", "on the machine that has run.key: p2ptrain invite RUN --link LINK"),
+        (
+            "allowlist",
+            "on the machine that has run.key: p2ptrain admit RUN PEER_ID; then copy RUN/rulings.signed to {run}",
+        ),
     ],
 )
 def test_an_invite_where_the_bootstrap_is_and_the_key_is_not(
@@ -433,10 +436,10 @@ def test_an_invite_where_the_bootstrap_is_and_the_key_is_not(
     for name in ("run.key", "manifest.toml"):
         (tmp_path / name).unlink()
     said = refused(tmp_path, command=invite)
-    assert f"{tmp_path} holds a run without its run.key." in said
+    assert f"{tmp_path} contains a run without its run.key." in said
     assert how.format(run=tmp_path) in said
     (tmp_path / "identity.key").write_bytes(b"a peer has lived here")
-    assert "holds no address of its peer" in refused(tmp_path, command=invite)
+    assert "contains no address of its peer" in refused(tmp_path, command=invite)
 
 
 def test_a_home_or_run_where_we_may_not_look(
@@ -461,12 +464,16 @@ def test_an_invite_is_printed_alone(private_run: Path, capfd: pytest.CaptureFixt
     said = capfd.readouterr()
     assert caught.value.code == 0, said.err
     assert JoinLink.parse(said.out).addresses == link.addresses
-    assert "lets 3 peers in until" in said.err
+    assert "admits 3 peers until" in said.err
     assert "works on this machine only" in said.err
 
 
 def test_rulings_are_shown(private_run: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for command, names, said in ((admit, [], "Nobody is named"), (revoke, [STRANGER], STRANGER), (admit, [], STRANGER)):
+    for command, names, said in (
+        (admit, [], "The access list is empty"),
+        (revoke, [STRANGER], STRANGER),
+        (admit, [], STRANGER),
+    ):
         with pytest.raises(SystemExit) as caught:
             run_command(command, [str(private_run), *names], name="p2ptrain")
         assert caught.value.code == 0

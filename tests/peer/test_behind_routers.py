@@ -97,10 +97,10 @@ def test_the_doctor_says_on_which_side_of_a_router_it_is_and_how_to_be_reached()
             swarm.bootstrap()
             status, found = swarm.doctor("plain")
             assert (status, found["reach"]["state"], found["router"]["state"]) == (0, "ok", "ok"), found
-            assert found["reach"]["found"] == "others can dial us at 11.0.2.2:31337"
+            assert found["reach"]["found"] == "others can dial this machine at 11.0.2.2:31337"
             status, found = swarm.doctor("home")
             assert (status, found["reach"]["state"]) == (0, "note"), found  # the bootstrap relays
             assert "Forward TCP port 31337 on your router to 192.168.1.2" in found["reach"]["fix"]
-            assert found["router"]["found"].startswith("others see 11.0.3.2, which is a router's that keeps ports")
+            assert found["router"]["found"].startswith("others see 11.0.3.2, the address of a router that keeps ports")
             assert {found[check]["state"] for check in ("link", "clock", "rates", "memory")} == {"ok"}
             assert not list((swarm.root / "home").glob("*"))

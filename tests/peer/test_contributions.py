@@ -232,7 +232,7 @@ def test_the_command_counts_what_holds(tmp_path: Path, capfd: pytest.CaptureFixt
     assert "exchanges: 7" in said
     assert "tokens: 12,345" in said
     assert "NOT counted, 1 receipt: the peer's signature is invalid" in said
-    assert "it is no receipt" in said
+    assert "it is not a receipt" in said
     code, said = show(capfd, home.path, "--json")
     assert json.loads(said)["partners"] == {BIRCH.peer: 7}
 
@@ -252,7 +252,7 @@ def test_a_torn_receipt_takes_no_other_with_it(tmp_path: Path) -> None:
 
 def test_the_command_says_what_is_missing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, said = show(capfd, tmp_path)
-    assert (code, "has lived in" in said) == (2, True)
+    assert (code, "There is no peer in" in said) == (2, True)
     home, _ = home_of(tmp_path)
     code, said = show(capfd, home.path)
     assert (code, "There is no receipt in" in said) == (2, True)

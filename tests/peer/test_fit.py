@@ -89,7 +89,7 @@ def test_without_control_groups_the_machine_itself_is_asked(tmp_path: Path) -> N
     ],
 )
 def test_every_way_to_run_out_of_memory_is_explained(error: Exception) -> None:
-    with pytest.raises(DeviceError, match="does not fit the memory that is free on cpu"), explained(CPU):
+    with pytest.raises(DeviceError, match="does not fit the free memory of cpu"), explained(CPU):
         raise error
 
 

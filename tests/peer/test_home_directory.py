@@ -18,7 +18,7 @@ BOOTSTRAP = "/ip4/203.0.113.7/tcp/31337/p2p/bootstrap"
 
 def test_the_lock_is_exclusive_and_released(tmp_path: Path) -> None:
     home = Home(tmp_path / "new" / "home")
-    with home.locked(), pytest.raises(HomeError, match="Another process lives in"), home.locked():
+    with home.locked(), pytest.raises(HomeError, match="Another process uses"), home.locked():
         pass
     with home.locked():
         assert home.path.is_dir()

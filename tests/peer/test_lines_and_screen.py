@@ -42,10 +42,10 @@ def test_an_exchange() -> None:
 
 def test_weights_that_were_taken_and_what_was_lost_on_the_way() -> None:
     fields = {"donors": 3, "pieces": 12, "broke_off": 0, "asked_again": 0, "size_bytes": 5_600_000, "seconds": 24.04}
-    whole = "[join] took 5.6 MB of weights from 3 peers in 24.0 s"
+    whole = "[join] got 5.6 MB of weights from 3 peers in 24.0 s"
     assert line("took weights", fields) == whole
     lost = line("took weights", fields | {"broke_off": 1, "asked_again": 2})
-    assert lost == f"{whole}; 1 broke off, 2 of 12 pieces asked again"
+    assert lost == f"{whole}; lost donors: 1, repeated requests: 2 of 12"
 
 
 def test_progress_and_its_plurals() -> None:
@@ -56,9 +56,9 @@ def test_progress_and_its_plurals() -> None:
 
 
 def test_how_far_the_tokens_are() -> None:
-    said = "[data] making the run's text into tokens, once on this computer: 1,200"
-    assert line("tokenizing", {"tokens": 1200, "most": 5000}) == f"{said} of 5,000 at most"
-    assert line("tokenizing", {"tokens": 1200, "most": None}) == said
+    said = "[data] tokenizing the run's text, once on this computer: 1,200"
+    assert line("tokenizing", {"tokens": 1200, "most": 5000}) == f"{said} of at most 5,000 tokens"
+    assert line("tokenizing", {"tokens": 1200, "most": None}) == f"{said} tokens"
 
 
 def test_no_loss_is_shown_before_there_is_one() -> None:

@@ -378,7 +378,7 @@ def test_the_model_of_a_home(home: Home) -> None:
 
 
 def test_weights_of_another_model(signed_run: SignedRun) -> None:
-    with pytest.raises(HomeError, match="holds 5 weights, and the run's model"):
+    with pytest.raises(HomeError, match="has 5 weights, but the run's model"):
         model.model_of(signed_run(), torch.zeros(5))
 
 

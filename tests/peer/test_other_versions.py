@@ -96,7 +96,7 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
             "failed to dial: peer id mismatch: expected abc",
             "another node than the link names answers there",
         ),
-        ("failed to dial: connection refused", "nobody handed out the run's manifest"),
+        ("failed to dial: connection refused", "no address in the link returned the run's manifest"),
     ],
 )
 def test_who_waits_says_whether_somebody_else_answers(
@@ -119,7 +119,7 @@ def test_who_waits_says_whether_somebody_else_answers(
     assert len(waits) == 2
     for fields in waits:
         assert fields["why"].startswith(why)
-        assert ("firewall" in str(messages.line("waiting", fields))) is why.startswith("nobody")
+        assert ("firewall" in str(messages.line("waiting", fields))) is why.startswith("no address")
 
 
 def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,4 +133,4 @@ def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
     answer = asyncio.run(doctor._fetched(cast(Any, None), cast(Any, STRANGER), [], link))
     finding = doctor._unanswered(cast(Any, STRANGER), "127.0.0.1:31337", cast(Any, answer), others=False)
     assert finding.found.endswith("it said nothing")
-    assert finding.fix.startswith("Ask whoever gave you the link")
+    assert finding.fix.startswith("Ask the person who gave you the link")

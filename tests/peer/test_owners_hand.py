@@ -169,7 +169,7 @@ def test_commands_before_there_is_a_swarm() -> None:
         dora.wait_for("waiting")
         found = status(dora)
         assert found["state"] == "starting"
-        assert any("nobody handed out" in each["line"] for each in found["lines"])
+        assert any("no address in the link" in each["line"] for each in found["lines"])
         assert command("pause", dora) == (0, "pausing\n")
         assert status(dora)["state"] == "paused"
         assert command("finish", dora) == (0, "stopping before training began\n")

@@ -57,8 +57,8 @@ def test_invited_peers_train_together_and_nobody_else_takes_part() -> None:
         bert.wait_for("put out")
         anna.wait_for("turned away", peer=bert.peer_id)
         assert "banned" in bert.wait_for("not admitted", peer=anna.peer_id)["why"]
-        assert "NOT let in: the run's author has banned this peer" in said("status", str(bert.home))
-        assert "let in (invite)" in said("status", str(anna.home))
+        assert "NOT admitted: the run's author has banned this peer" in said("status", str(bert.home))
+        assert "admitted (invite)" in said("status", str(anna.home))
         known = len(anna.events("exchanged"))
         bert.wait_for_more("progress", 3)
         assert len(anna.events("exchanged")) == known

@@ -158,7 +158,7 @@ def test_others_hear_nothing_of_the_owners_computer_and_network(state: StatusVie
 
 
 def test_words_that_look_like_places_are_told() -> None:
-    said = "[exchange] gave up on AbCdEf: 5 kB/s, .4 s, (1/2), 1.2.3, and/or: no"
+    said = "[exchange] exchange with AbCdEf failed: 5 kB/s, .4 s, (1/2), 1.2.3, and/or: no"
     assert without_places(said) == said
 
 
