@@ -59,7 +59,7 @@ def candidates(
         found[peer] = [each for each in direct if leads_through(peer, each)]
     told_of: dict[PeerId, list[str]] = {}
     for relay, place in told:
-        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # otherwise the relay announces addresses itself
+        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it announces its own
             told_of.setdefault(relay, []).append(place)
     for relay, places_told in told_of.items():
         found[relay] = [*found.get(relay, []), *places_told]

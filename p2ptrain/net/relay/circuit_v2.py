@@ -1,7 +1,7 @@
 """Message encoding of libp2p's circuit relay v2 (specification: relay/circuit-v2). Pure.
 
-A HOP message asks a relay for a reservation (RESERVE), or for a circuit to a peer that has one (CONNECT). A STOP message
-announces the circuit to that peer. Both are protobuf and need only its integers and byte strings.
+A HOP message asks a relay for a reservation (RESERVE), or for a circuit to a peer that has one (CONNECT). A STOP
+message announces the circuit to that peer. Both are protobuf and need only its integers and byte strings.
 """
 
 from __future__ import annotations

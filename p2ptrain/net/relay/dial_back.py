@@ -53,7 +53,7 @@ class DialOutcome(StrEnum):
     """The dial reached this peer."""
     NO = "no"
     DECLINED = "declined"
-    """The other node did not try: no port was named, the rate limit was exceeded, or the request came through a relay."""
+    """The other node did not try: no port was named, a limit was exceeded, or the request came through a relay."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """A probe that dials an address like an unknown peer: TCP, libp2p's protocol negotiation and its TLS handshake.
 
-p2pd cannot do this, because it opens no second connection to a connected peer. A successful TCP connection is not enough
-either: machines at home share a public address, and the router forwards the port to one of them. The probe therefore
-completes the handshake up to the certificate, which holds the peer id and is signed by it (libp2p specification, tls),
-and disconnects.
+p2pd cannot do this, because it opens no second connection to a connected peer. A successful TCP connection is not
+enough either: machines at home share a public address, and the router forwards the port to one of them. The probe
+therefore completes the handshake up to the certificate, which holds the peer id and is signed by it (libp2p
+specification, tls), and disconnects.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 A node asks a few others for a dial-back (``net.relay.dial_back``). If they cannot reach it, it takes reservations at
 relays (``net.relay.relay``) and announces circuits through them. Any node may relay: bootstraps do by default, peers if
 their owners agreed. The circuits that other peers announce show which nodes relay; other nodes refuse at once. One
-reservation is enough; two keep the node reachable when a relay fails. Renewing a reservation checks that its relay works.
+reservation is enough; two keep the node reachable when a relay fails. Renewing a reservation checks that its relay
+works.
 
 Dial-backs from the same private network say nothing about the internet, since few routers lead a machine back in by its
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
@@ -42,7 +43,10 @@ ROUND_S = 15.0
 Guess: measure how long relays live against the cost of renewals.
 """
 HURRY_S = 2.0
-"""Interval while reachability is unknown or a needed relay is missing. Guess: measure the time until a new peer is reachable."""
+"""Interval while reachability is unknown or a needed relay is missing.
+
+Guess: measure the time until a new peer is reachable.
+"""
 VERDICT_S = 600.0
 """Lifetime of a reachability check while our own addresses stay. Guess: measure how often routers change."""
 ASKED_AT_ONCE = 4
@@ -175,7 +179,7 @@ class ReachabilityManager:
         """Whether only nodes of a private network reported."""
         self._own: frozenset[str] = frozenset()
         self._had_company = False
-        """Whether other nodes were connected at the last update; ``_own`` holds the node's addresses then."""
+        """Whether the DHT knew another node at the last update; ``_own`` holds the node's addresses then."""
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None

@@ -18,11 +18,11 @@ p2pd (hivemind 1.1.12) implements both sides, but neither can be used:
 This module sends the messages (``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them.
 p2pd dials circuits and accepts connections through them by itself.
 
-Relayed bytes count against the owner's throttles and budget like the peer's own. When ``Throttles.gives`` becomes false,
-circuits end, new ones are refused, and reservations are not renewed.
+Relayed bytes count against the owner's throttles and budget like the peer's own. When ``Throttles.gives`` becomes
+false, circuits end, new ones are refused, and reservations are not renewed.
 
-Any peer may ask, under any number of identities. Streams and circuits are therefore limited per peer and per IP address,
-and requests are rate-limited per IP address (``net.rate_limiter``).
+Any peer may ask, under any number of identities. Streams and circuits are therefore limited per peer and per IP
+address, and requests are rate-limited per IP address (``net.rate_limiter``).
 
 Resources: ``Relay.close`` ends its tasks, and each task closes the streams of its circuit.
 """
@@ -53,7 +53,10 @@ from p2ptrain.net.throttle import Throttles
 logger = logging.getLogger(__name__)
 
 ASK_DEADLINE_S = 10.0
-"""Timeout of a request to a relay, connecting included, and of a target's response. Guess: measure them; 20 ms locally."""
+"""Timeout of a request to a relay, connecting included, and of a target's response.
+
+Guess: measure them; 20 ms locally.
+"""
 LAST_WORD_S = 2.0
 """Time for a final response to arrive, some round trips. Guess: measure how many responses are lost."""
 PLACE_S = 120.0
