@@ -1,10 +1,10 @@
-"""What a run's author does about who may take part: invite, admit, revoke. Files of the run's directory.
+"""The author's commands invite, admit and revoke, on the files of the run's directory.
 
 ::
 
-    RUN/run.key             signs all of it (``p2ptrain.manifest.directory``)
-    RUN/rulings.signed      the newest rulings; no secret. The bootstrap notices new ones within seconds and hands them
-                            out. One that runs elsewhere needs this file there.
+    RUN/run.key             signs invites and access lists (``p2ptrain.manifest.directory``)
+    RUN/rulings.signed      the newest access list; not secret. The bootstrap notices a new one within seconds and
+                            distributes it. A bootstrap on another machine needs a copy of this file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from p2ptrain.statements import KEY_BYTES
 
 RULINGS_FILE = "rulings.signed"
 LINK_FILE = Path("bootstrap") / "join-link.txt"
-"""What a bootstrap without --home writes in the run's directory."""
+"""Written into the run's directory by a bootstrap without --home."""
 LONGEST_S = 365 * 86_400
-"""An invite is short-lived: it is a secret in a chat. A year is for those who know what they do."""
+"""Longest lifetime of an invite, one year. Short ones are better, since an invite is a secret in a chat."""
 
 _OPEN = "p2ptrain init makes a new run, whose admission.policy you may set to invite or allowlist before you sign it."
 
 
 def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
-    """The rulings in a file; None when there is none. Raises AdmissionError when it is damaged or another run's."""
+    """Read an access list; None if the file is missing. Raises AdmissionError if it is damaged or of another run."""
     try:
         return AccessList.decode(path.read_bytes(), signed.run_id, author_of(signed))
     except FileNotFoundError:
@@ -47,12 +47,19 @@ def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
 
 
 def author_of(signed: SignedManifest) -> bytes:
-    """The public key of the run's author, 32 bytes."""
+    """Return the public key of the run's author, 32 bytes."""
     return bytes.fromhex(signed.manifest.run.public_key)
 
 
 def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) -> tuple[JoinLink, Invite]:
-    """A link that lets ``uses`` peers in for so long. The nodes of the given link are its witnesses.
+    """Make a join link with an invite, and return both. The nodes of the given link become the invite issuers.
+
+    Args:
+        run: the run's directory.
+        link: the run's link without an invite.
+        lifetime_s: seconds for which the invite is valid.
+        uses: number of peers that it brings in.
+        now: seconds since 1970.
 
     Raises AdmissionError and ManifestError.
     """
@@ -74,7 +81,7 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
 
 
 def printed_link(run: Path) -> JoinLink:
-    """The link that the run's bootstrap printed last. Raises AdmissionError and JoinLinkError."""
+    """Read the link that the run's bootstrap printed last. Raises AdmissionError and JoinLinkError."""
     path = run / LINK_FILE
     try:
         return JoinLink.parse(path.read_text(encoding="utf-8"))
@@ -88,7 +95,7 @@ def printed_link(run: Path) -> JoinLink:
 
 
 def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
-    """Raises AdmissionError where it is to another run than the one in that directory."""
+    """Raise AdmissionError if the link belongs to another run than the directory."""
     if link.run_id != signed.run_id:
         raise AdmissionError(
             f"The link is to run {link.run_id[:12]}…, and {run} holds run {signed.run_id[:12]}….",
@@ -97,7 +104,7 @@ def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
 
 
 def seconds(text: str) -> int:
-    """``30m``, ``12h`` or ``7d`` in seconds. Raises AdmissionError."""
+    """Convert ``30m``, ``12h`` or ``7d`` to seconds. Raises AdmissionError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text.strip())
     span = int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
     if not 0 < span <= LONGEST_S:
@@ -108,7 +115,7 @@ def seconds(text: str) -> int:
 
 
 def admit(run: Path, names: Sequence[str], now: float) -> AccessList:
-    """Let these peers in, also those that were banned. Raises AdmissionError and ManifestError."""
+    """Admit these peers, and lift their bans. Raises AdmissionError and ManifestError."""
     signed = _gated(run)
     peers = {_peer(each) for each in names}
     before = load_access_list(run / RULINGS_FILE, signed) or AccessList()
@@ -116,7 +123,7 @@ def admit(run: Path, names: Sequence[str], now: float) -> AccessList:
 
 
 def revoke(run: Path, names: Sequence[str], now: float) -> AccessList:
-    """Ban these peers, and revoke these invites with all who came by them. Raises AdmissionError and ManifestError."""
+    """Ban peers, and revoke invites with all certificates based on them. Raises AdmissionError and ManifestError."""
     signed = _gated(run)
     invites = {each for each in names if len(each) == 16 and set(each) <= set("0123456789abcdef")}
     peers = {_peer(each) for each in names if each not in invites}
@@ -134,7 +141,7 @@ def _rule(
     revoked: Sequence[str] | set[str],
     now: float,
 ) -> AccessList:
-    """Write new rulings; nothing new leaves the file alone."""
+    """Write a new access list, or leave the file unchanged if the names are the same."""
     names = tuple(sorted(admitted)), tuple(sorted(banned)), tuple(sorted(revoked))
     if names == (before.admitted, before.banned, before.revoked):
         return before
@@ -155,6 +162,7 @@ def _rule(
 
 
 def _gated(run: Path) -> SignedManifest:
+    """Load the signed manifest of a run that is not open. Raises AdmissionError and ManifestError."""
     signed = load_run(run)
     if signed.manifest.admission.policy == "open":
         raise AdmissionError(f"The run in {run} is open: it takes whoever has its link.", _OPEN)
