@@ -127,7 +127,10 @@ class OuterSection(Section):
     """Weighting of two peers in their average: equal, or work (by the tokens per second of each)."""
 
     exchanges_per_step: int = Field(ge=0, le=64)
-    """Exchanges a peer initiates per outer step; it answers about as many more. 0 if the recipe plans its exchanges."""
+    """Exchanges a peer initiates per outer step; it answers about as many more.
+
+    0 unless the recipe has random exchanges.
+    """
 
     fragments: int = Field(ge=1, le=4_096)
     """Number of near-equal slices of the parameters, the units of exchange."""

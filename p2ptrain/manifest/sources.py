@@ -25,14 +25,14 @@ class BytesTokenizer(Section):
     """UTF-8 bytes as tokens: 256 ids, no download. To use another tokenizer, replace this table: docs/DATA.md."""
 
     kind: Literal["bytes"]
-    """Where the tokenizer comes from: bytes, hub or file."""
+    """Source of the tokenizer: bytes, hub or file."""
 
 
 class HubTokenizer(Section):
     """Tokenizer from the Hugging Face hub."""
 
     kind: Literal["hub"]
-    """Where the tokenizer comes from: bytes, hub or file."""
+    """Source of the tokenizer: bytes, hub or file."""
 
     name: HubName
     """Repository on the hub, owner/name."""
@@ -45,7 +45,7 @@ class FileTokenizer(Section):
     """Local tokenizer.json, which each owner provides."""
 
     kind: Literal["file"]
-    """Where the tokenizer comes from: bytes, hub or file."""
+    """Source of the tokenizer: bytes, hub or file."""
 
     sha256: Digest
     """SHA-256 of the tokenizer.json; each owner names the file itself on the command line."""
@@ -55,7 +55,7 @@ class _CorpusSection(Section):
     """Fields of all corpora."""
 
     kind: str
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     validation_fraction: float = Field(default=0.05, gt=0, le=0.5)
     """Fraction of the tokens held out, equal on every peer. (.05: guess; 270 kB of the shipped Shakespeare.)"""
@@ -65,7 +65,7 @@ class BuiltinCorpus(_CorpusSection):
     """Text that ships with the package. To train on another text, replace this table: docs/DATA.md."""
 
     kind: Literal["builtin"]
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     name: Literal["shakespeare"]
     """Name of the shipped text."""
@@ -85,7 +85,7 @@ class HubCorpus(_LargeCorpus):
     """Data set on the Hugging Face hub, streamed."""
 
     kind: Literal["hub"]
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     name: HubName
     """Repository on the hub, owner/name."""
@@ -104,7 +104,7 @@ class FileCorpus(_LargeCorpus):
     """Local file, which each owner provides."""
 
     kind: Literal["file"]
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     sha256: Digest
     """SHA-256 of the file; each owner names the file itself on the command line."""
