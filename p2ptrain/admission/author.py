@@ -29,7 +29,7 @@ LINK_FILE = Path("bootstrap") / "join-link.txt"
 LONGEST_S = 365 * 86_400
 """Longest lifetime of an invite, one year. Short ones are better, since an invite is a secret in a chat."""
 
-_OPEN = "p2ptrain init makes a new run, whose admission.policy you may set to invite or allowlist before you sign it."
+_OPEN = "Create a new run with p2ptrain init; set admission.policy to invite or allowlist before you sign it."
 
 
 def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
@@ -42,7 +42,8 @@ def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
         raise AdmissionError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     except RemoteError:
         raise AdmissionError(
-            f"{path} holds no rulings that this run's author signed.", "Bring back the right file, or move it away."
+            f"{path} is not an access list signed by this run's author.",
+            "Restore the right file, or move this one away.",
         ) from None
 
 
@@ -66,8 +67,8 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
     signed = _gated(run)
     if signed.manifest.admission.policy != "invite":
         raise AdmissionError(
-            f"The run in {run} takes the peers on its list, and no invites.",
-            f"Name each: p2ptrain admit {run} PEER_ID",
+            f"The run in {run} has policy allowlist, which takes no invites.",
+            f"Admit each peer: p2ptrain admit {run} PEER_ID",
         )
     check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
@@ -98,8 +99,8 @@ def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
     """Raise AdmissionError if the link belongs to another run than the directory."""
     if link.run_id != signed.run_id:
         raise AdmissionError(
-            f"The link is to run {link.run_id[:12]}…, and {run} holds run {signed.run_id[:12]}….",
-            "Name the link that this run's bootstrap printed with --link.",
+            f"The link belongs to run {link.run_id[:12]}…, but {run} holds run {signed.run_id[:12]}….",
+            "Use --link with the link that this run's bootstrap printed.",
         )
 
 
@@ -109,7 +110,7 @@ def seconds(text: str) -> int:
     span = int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
     if not 0 < span <= LONGEST_S:
         raise AdmissionError(
-            f"{text[:40]!r} is no time for which an invite can hold.", "Write it like 30m, 12h or 7d; at most 365d."
+            f"{text[:40]!r} is not a valid lifetime of an invite.", "Write it like 30m, 12h or 7d, at most 365d."
         )
     return span
 
@@ -150,8 +151,8 @@ def _rule(
         rulings = AccessList(serial, int(now), *names).signed(run_id, read_key(run))
     except ValueError:
         raise AdmissionError(
-            f"The rulings would have {sum(map(len, names)):,} names, and at most {MAX_RULINGS:,} are allowed.",
-            "An open run with a new manifest takes any number of peers.",
+            f"The access list would have {sum(map(len, names)):,} names, but at most {MAX_RULINGS:,} are allowed.",
+            "For any number of peers, create an open run.",
         ) from None
     path = run / RULINGS_FILE
     try:
@@ -165,14 +166,14 @@ def _gated(run: Path) -> SignedManifest:
     """Load the signed manifest of a run that is not open. Raises AdmissionError and ManifestError."""
     signed = load_run(run)
     if signed.manifest.admission.policy == "open":
-        raise AdmissionError(f"The run in {run} is open: it takes whoever has its link.", _OPEN)
+        raise AdmissionError(f"The run in {run} is open: it admits every peer that has its link.", _OPEN)
     return signed
 
 
 def _peer(text: str) -> PeerId:
     if key_of(text) is None:
         raise AdmissionError(
-            f"{text[:80]!r} is no peer id.",
-            "A peer says its own when it is turned away, 12D3KooW… and 52 characters in all; an invite has 16 digits.",
+            f"{text[:80]!r} is not a peer id.",
+            "A refused peer prints its peer id, 12D3KooW… with 52 characters; the id of an invite has 16 digits.",
         )
     return PeerId(text)

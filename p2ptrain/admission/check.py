@@ -62,16 +62,16 @@ def remedy(why: Refusal, peer: PeerId) -> str:
         case Refusal.NOT_LISTED:
             return f"Ask the run's author to admit this peer: p2ptrain admit RUN {peer}"
         case Refusal.BANNED:
-            return "Ask the run's author why; nobody else can lift it."
+            return "Ask the run's author why; nobody else can lift the ban."
         case Refusal.NO_ROOM:
             return (
-                "Ask the run's author for an invite that another bootstrap answers for; or to admit this peer:"
+                "Ask the run's author for an invite from another bootstrap, or to admit this peer:"
                 f" p2ptrain admit RUN {peer}"
             )
         case Refusal.AHEAD:
-            return "p2ptrain doctor LINK tells whether this computer's clock is off; if not, tell the run's author."
+            return "Check this computer's clock with p2ptrain doctor LINK; if it is right, tell the run's author."
         case _:
             return (
-                "Ask the run's author for an invite link, and join by it with the same --home; or to admit this peer:"
+                "Ask the run's author for an invite link, and join with it and the same --home; or to admit this peer:"
                 f" p2ptrain admit RUN {peer}"
             )

@@ -184,7 +184,7 @@ class Certificate:
                     and holds(key, attestation, WITNESS, [run, invite.key, peer, at])
                 ):
                     return cls(invite, peer, introduction, witness, at, attestation)
-        raise RemoteError("a badge whose signatures do not hold")
+        raise RemoteError("a certificate with invalid signatures")
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +209,7 @@ class AccessList:
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> AccessList:
         """Return a copy with the author's signature. Raises ValueError if there are too many names."""
         if self.size > MAX_RULINGS:
-            raise ValueError(f"{self.size} names where {MAX_RULINGS} are allowed")
+            raise ValueError(f"{self.size} names, but at most {MAX_RULINGS} are allowed")
         return replace(self, signature=signature(author, RULINGS, [run, *self._fields()]))
 
     @property
@@ -239,7 +239,7 @@ class AccessList:
                 and all(type(each) is str and len(each) == 16 for each in revoked)
             ):
                 return cls(serial, at, tuple(admitted), tuple(banned), tuple(revoked), signed)
-        raise RemoteError("rulings that the run's author did not sign")
+        raise RemoteError("an access list that the run's author did not sign")
 
     def _fields(self) -> list[Any]:
         return [self.serial, self.issued_at, list(self.admitted), list(self.banned), list(self.revoked)]

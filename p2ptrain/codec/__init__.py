@@ -90,11 +90,11 @@ def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = D
             return LowRankCodec(rank)
         case "modular8" | "modular4":
             raise ValueError(
-                f"codec {name} carries weights, whose messages nobody can read alone; "
-                f"for pseudo-gradients there are {', '.join(GRADIENT_CODECS)}"
+                f"codec {name} carries weights, and its messages cannot be read alone; "
+                f"codecs for pseudo-gradients: {', '.join(GRADIENT_CODECS)}"
             )
     known = dict.fromkeys(WEIGHT_CODECS + GRADIENT_CODECS)
-    raise ValueError(f"no codec is called {name!r}; there are {', '.join(known)}")
+    raise ValueError(f"unknown codec {name!r}; codecs: {', '.join(known)}")
 
 
 __all__ = [

@@ -62,7 +62,7 @@ def agree(codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: Mat
     """
     if not isinstance(codec, ModularCodec):
         if theirs:
-            raise RemoteError(f"it asks for step widths, which codec {codec.name} does not have")
+            raise RemoteError(f"it proposes step widths, which codec {codec.name} does not use")
         return CodecTerms(elements, matrices=matrices)
     shape, level = steps.agreed(mine, theirs)
     return CodecTerms(elements, shape, level, matrices)

@@ -107,7 +107,7 @@ def agreed(mine: bytes, theirs: bytes) -> tuple[bytes, int]:
         RemoteError: their proposal has another length than mine, or its sketch is not finite.
     """
     if len(mine) != len(theirs):
-        raise RemoteError(f"it asks for step widths in {len(theirs)} bytes instead of {len(mine)}")
+        raise RemoteError(f"its proposal has {len(theirs)} bytes instead of {len(mine)}")
     sums = struct.Struct(f"<{SKETCH_SUMS}f")
     pairs = zip(sums.unpack(mine[-SKETCH_BYTES:]), sums.unpack(theirs[-SKETCH_BYTES:]), strict=True)
     squares = [(a - b) * (a - b) for a, b in pairs]

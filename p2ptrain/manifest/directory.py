@@ -101,7 +101,7 @@ def load_run(directory: Path) -> SignedManifest:
         signed = SignedManifest.from_bytes(path.read_bytes())
     except FileNotFoundError:
         raise ManifestError(
-            f"{directory} holds no {SIGNED_FILE}.", f"Freeze the manifest with `p2ptrain sign {directory}`."
+            f"{directory} holds no {SIGNED_FILE}.", f"Sign the manifest with `p2ptrain sign {directory}`."
         ) from None
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -110,7 +110,7 @@ def load_run(directory: Path) -> SignedManifest:
         if changed:
             raise ManifestError(
                 "\n".join([f"{directory / MANIFEST_FILE} was edited after signing (signed -> now):", *changed]),
-                f"Undo the edit to go on with this run, or start another run with `p2ptrain sign {directory}`.",
+                f"Undo the edit to continue this run, or create another run with `p2ptrain sign {directory}`.",
             )
     return signed
 
@@ -131,7 +131,7 @@ def _read_manifest(directory: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ManifestError(
-            f"{directory} holds no {MANIFEST_FILE}.", f"Make a run with `p2ptrain init {directory}`."
+            f"{directory} holds no {MANIFEST_FILE}.", f"Create a run with `p2ptrain init {directory}`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
@@ -140,7 +140,7 @@ def _read_manifest(directory: Path) -> str:
 def read_key(directory: Path) -> Ed25519PrivateKey:
     """Read the author's key. Raises ManifestError if it is missing or invalid."""
     path = directory / KEY_FILE
-    bring_back = "Bring back the key that `p2ptrain init` made for this run; only it can sign."
+    bring_back = "Restore the key that `p2ptrain init` made for this run; only that key can sign."
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
@@ -148,17 +148,17 @@ def read_key(directory: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise _unreadable(path, error) from error
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key is encrypted.
-        raise ManifestError(f"{path} is not a plain PEM private key.", bring_back) from None
+        raise ManifestError(f"{path} is not an unencrypted PEM private key.", bring_back) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ManifestError(f"{path} holds a key of another kind than Ed25519.", bring_back)
+        raise ManifestError(f"{path} holds a key that is not Ed25519.", bring_back)
     return key
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ManifestError:
-    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a readable file of your own.")
+    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a file that you may read.")
 
 
 def _unwritable(directory: Path, error: OSError) -> ManifestError:
     return ManifestError(
-        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a directory you may write, with free space."
+        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a writable directory with free space."
     )

@@ -22,12 +22,12 @@ from p2ptrain.manifest.section import Section
 MAX_MANIFEST_BYTES = 64 * 1024
 """Largest manifest; a generated one has about 8 kB of TOML and 2 kB of JSON. Guess: measure real manifests."""
 
-INSTALL_THEIRS = "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange."
+INSTALL_THEIRS = "Install the p2ptrain version of the run's author; peers of different versions cannot exchange."
 """Remedy for a manifest of another p2ptrain version."""
 
 _HEADER = """\
 # The manifest of a p2ptrain run. All peers of the run share it, byte for byte.
-# Change what you like, then freeze it with `p2ptrain sign`. A manifest changed after that is another run.
+# Edit it, then sign it with `p2ptrain sign`. Any later change makes another run.
 """
 
 _COMMENT_WIDTH = 110
@@ -52,13 +52,13 @@ def parse_toml(text: str) -> Manifest:
     """Parse the text of a ``manifest.toml``. Raises ManifestError with one line per problem."""
     if len(text) > MAX_MANIFEST_BYTES:
         raise ManifestError(
-            f"manifest.toml has {len(text):,} characters, and at most {MAX_MANIFEST_BYTES:,} are read.",
-            "Is this the right file? `p2ptrain init` writes one of about 8,000.",
+            f"manifest.toml has {len(text):,} characters, but at most {MAX_MANIFEST_BYTES:,} are allowed.",
+            "Check that it is the right file; `p2ptrain init` writes one of about 8,000 characters.",
         )
     try:
         data = tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin with a byte order mark
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ManifestError(f"manifest.toml is no valid TOML: {error}.", "Mend that line.") from None
+        raise ManifestError(f"manifest.toml is not valid TOML: {error}.", "Correct that line.") from None
     return parse_data(data)
 
 
@@ -104,7 +104,7 @@ def _refuse_other_protocol(data: Mapping[str, Any]) -> None:
     protocol = run.get("protocol") if isinstance(run, Mapping) else None
     if type(protocol) is int and protocol != PROTOCOL_VERSION:
         raise ManifestError(
-            f"run.protocol: the run speaks protocol version {protocol}, this p2ptrain speaks {PROTOCOL_VERSION}.",
+            f"run.protocol: the run uses protocol version {protocol}, this p2ptrain uses {PROTOCOL_VERSION}.",
             INSTALL_THEIRS,
         )
 

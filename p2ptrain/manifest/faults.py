@@ -28,7 +28,7 @@ def validated(data: Mapping[str, Any]) -> Manifest:
     try:
         return Manifest.model_validate(data)
     except ValidationError as error:
-        remedy = "Mend these fields; `p2ptrain init` writes a manifest that is valid."
+        remedy = "Correct these fields; `p2ptrain init` writes a valid manifest."
         raise ManifestError("\n".join(told(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
 
 

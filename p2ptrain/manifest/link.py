@@ -58,12 +58,12 @@ class JoinLink:
         link = text.strip()
         if len(link) > MAX_LINK_CHARACTERS:
             raise JoinLinkError(
-                f"The link has {len(link):,} characters, and at most {MAX_LINK_CHARACTERS:,} are read.", _COPY_AGAIN
+                f"The link has {len(link):,} characters, but at most {MAX_LINK_CHARACTERS:,} are allowed.", _COPY_AGAIN
             )
         if "…" in link or "..." in link:
             raise JoinLinkError("The link is shortened: … stands for what was left out.", _COPY_AGAIN)
         if not link.startswith(SCHEME):
-            raise JoinLinkError(f"A join link begins with {SCHEME}, and this is {shown(link)}.", _COPY_AGAIN)
+            raise JoinLinkError(f"A join link begins with {SCHEME}, but this is {shown(link)}.", _COPY_AGAIN)
         link, mark, invite = link.partition("#")
         if mark and not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_INVITE_CHARACTERS}}}", invite):
             raise JoinLinkError(f"The link's invite is damaged, {len(invite):,} characters.", _COPY_AGAIN)
@@ -74,7 +74,7 @@ class JoinLink:
         addresses = tuple(rest.split(","))
         if len(addresses) > MAX_ADDRESSES:
             raise JoinLinkError(
-                f"The link has {len(addresses)} addresses, and at most {MAX_ADDRESSES} are read.", _ASK_AUTHOR
+                f"The link has {len(addresses)} addresses, but at most {MAX_ADDRESSES} are allowed.", _ASK_AUTHOR
             )
         for address in addresses:
             check_address(address)
@@ -85,8 +85,8 @@ def _run_id(digits: str) -> RunId:
     if re.fullmatch(r"[0-9a-f]{64}", digits):
         return RunId(digits)
     if re.fullmatch(r"[0-9a-f]{0,63}", digits):
-        raise JoinLinkError(f"The link seems cut off: its run has {len(digits)} of 64 digits.", _COPY_AGAIN)
-    raise JoinLinkError(f"A run is named by 64 digits 0-9 a-f, and this link has {shown(digits)}.", _COPY_AGAIN)
+        raise JoinLinkError(f"The link seems cut off: its run id has {len(digits)} of 64 digits.", _COPY_AGAIN)
+    raise JoinLinkError(f"A run id has 64 digits 0-9 a-f, but this link has {shown(digits)}.", _COPY_AGAIN)
 
 
 def check_address(address: str) -> None:
@@ -95,7 +95,7 @@ def check_address(address: str) -> None:
         raise JoinLinkError("The link seems cut off: an address is empty.", _COPY_AGAIN)
     root, *parts = address.split("/")
     if root:
-        raise JoinLinkError(f"An address begins with a slash, and this is {shown(address)}.", _ASK_AUTHOR)
+        raise JoinLinkError(f"An address begins with a slash, but this is {shown(address)}.", _ASK_AUTHOR)
     for index, expected in enumerate(_FORM):
         if index == len(parts):
             if index == _RELAY_BEGINS:
@@ -109,24 +109,24 @@ def check_address(address: str) -> None:
 
 
 def _host_kind_fault(part: str, _: str) -> str | None:
-    return None if part in _HOST_CHECKS else f"{shown(part)} is none of {', '.join(_HOST_CHECKS)}"
+    return None if part in _HOST_CHECKS else f"{shown(part)} is not one of {', '.join(_HOST_CHECKS)}"
 
 
 def _host_fault(part: str, kind: str) -> str | None:
-    return None if _HOST_CHECKS[kind](part) else f"{shown(part)} is no {kind} host"
+    return None if _HOST_CHECKS[kind](part) else f"{shown(part)} is not a valid {kind} host"
 
 
 def _port_fault(part: str, _: str) -> str | None:
     is_port = re.fullmatch(r"[1-9][0-9]{0,4}", part) and int(part) < 2**16
-    return None if is_port else f"{shown(part)} is no port from 1 to 65535"
+    return None if is_port else f"{shown(part)} is not a port from 1 to 65535"
 
 
 def _peer_id_fault(part: str, _: str) -> str | None:
-    return None if is_peer_id(part) else f"{shown(part)} is no peer id (was the link cut off, or retyped?)"
+    return None if is_peer_id(part) else f"{shown(part)} is not a peer id (was the link cut off or retyped?)"
 
 
 def _literally(word: str) -> Callable[[str, str], str | None]:
-    return lambda part, _: None if part == word else f"{shown(part)} stands where {word} belongs"
+    return lambda part, _: None if part == word else f"Found {shown(part)} instead of {word}"
 
 
 def is_peer_id(text: str) -> bool:

@@ -113,7 +113,7 @@ class Decoder(Section, ABC):
         config = self.config
         if config.hidden_size % config.num_attention_heads:
             return [
-                f"model.config.hidden_size: {config.hidden_size} is no multiple of "
+                f"model.config.hidden_size: {config.hidden_size} is not a multiple of "
                 f"num_attention_heads, {config.num_attention_heads}"
             ]
         return []

@@ -103,7 +103,7 @@ class OuterSection(Section):
     """Outer optimization: how inner steps enter the slow weights, and how often peers exchange."""
 
     recipe: str = Field(max_length=64)
-    """How peers train together: swarm (the default), local (no exchanges), or another of docs/ALGORITHMS.md."""
+    """Recipe of the training: swarm (the default), local (no exchanges), or another of docs/ALGORITHMS.md."""
 
     inner_steps: int = Field(ge=1, le=100_000)
     """Inner steps between two outer steps, H."""
@@ -143,8 +143,8 @@ class OuterSection(Section):
         recipe = RECIPES.get(self.recipe)
         if recipe is None:
             close = difflib.get_close_matches(self.recipe, RECIPES, n=1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(RECIPES)}"
-            return [f"outer.recipe: no recipe is called {self.recipe!r}; {meant}"]
+            meant = f"did you mean {close[0]}?" if close else f"recipes: {', '.join(RECIPES)}"
+            return [f"outer.recipe: unknown recipe {self.recipe!r}; {meant}"]
         faults, exchanges = [], self.exchanges_per_step
         if recipe.is_random and exchanges == 0:
             faults.append(f"outer.exchanges_per_step: 0, and recipe {recipe.name} would train every peer alone")
@@ -158,11 +158,11 @@ class OuterSection(Section):
             )
         if self.partners > 1 and recipe.mixes and all(mix.who == "random" for mix in recipe.mixes):
             faults.append(
-                f"outer.partners: {self.partners}, and recipe {recipe.name} meets one at a time; set it to 1, and"
-                " outer.exchanges_per_step to how many it is to meet in an outer step"
+                f"outer.partners: {self.partners}, and recipe {recipe.name} has one partner at a time; set it to 1, and"
+                " outer.exchanges_per_step to the number of exchanges per outer step"
             )
         if self.fragments == 1 and any(mix.share < 1 for mix in recipe.mixes):
-            faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of them; set at least 2")
+            faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of the fragments; set at least 2")
         if recipe.every_step and self.inner_steps != 1:
             faults.append(
                 f"outer.inner_steps: {self.inner_steps}, and recipe {recipe.name} mixes after every inner step;"
@@ -194,8 +194,8 @@ class CodecSection(Section):
         if self.gradients in UNREAD or recipe.mix("pseudo_gradient") is not None:
             return []
         return [
-            f"codec.gradients: {self.gradients}, and recipe {name} mixes no pseudo-gradients, so nothing would travel"
-            " in it; set it to int8 or fp32, which are then not read, or take a recipe that mixes them, as"
+            f"codec.gradients: {self.gradients}, and recipe {name} mixes no pseudo-gradients, so it would have"
+            " no effect; set it to int8 or fp32, which are then ignored, or choose a recipe that mixes them, such as"
             " swarm_gradients"
         ]
 
@@ -259,7 +259,7 @@ def _model_faults(manifest: Manifest) -> list[str]:
     faults = model.shape_faults()
     parameters = parameter_count(model)
     if parameters > MAX_PARAMETERS:
-        faults.append(f"model.config: {parameters:,} parameters, and at most {MAX_PARAMETERS:,} are allowed")
+        faults.append(f"model.config: {parameters:,} parameters, but at most {MAX_PARAMETERS:,} are allowed")
     vocabulary = model.config.vocab_size
     if isinstance(manifest.tokenizer, BytesTokenizer) and vocabulary < BYTE_VOCABULARY:
         faults.append(f"model.config.vocab_size: {vocabulary} is below the {BYTE_VOCABULARY} ids of tokenizer bytes")
@@ -282,7 +282,7 @@ def _training_faults(manifest: Manifest) -> list[str]:
     if training.tokens_per_step > MAX_STEP_TOKENS:
         faults.append(
             f"training.sequences_per_step: {training.tokens_per_step:,} tokens per inner step, "
-            f"and at most {MAX_STEP_TOKENS:,} are allowed"
+            f"but at most {MAX_STEP_TOKENS:,} are allowed"
         )
     if training.warmup_tokens > manifest.run.tokens_per_peer:
         faults.append(
@@ -297,8 +297,8 @@ def _outer_faults(manifest: Manifest) -> list[str]:
     faults = outer.recipe_faults() + manifest.codec.recipe_faults(outer.recipe)
     if outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete"):
         faults.append(
-            f"outer.recipe: {outer.recipe} averages over all peers at once, which only the simulator can; over the"
-            " network diloco does it with topology complete"
+            f"outer.recipe: {outer.recipe} averages over all peers at once, which only the simulator supports; over the"
+            " network use diloco with topology complete"
         )
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(

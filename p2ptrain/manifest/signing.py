@@ -29,7 +29,7 @@ from p2ptrain.manifest.faults import shown
 from p2ptrain.manifest.schema import Manifest
 
 _DOMAIN = b"p2ptrain manifest\0"  # A purpose before the signed bytes keeps other signatures of the key from passing.
-_ASK_AGAIN = "Ask the run's author for a fresh manifest or link."
+_ASK_AGAIN = "Ask the run's author for a new manifest or link."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,8 @@ class SignedManifest:
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise ManifestError(
-                f"The signed manifest has {len(data):,} bytes, and at most {MAX_MANIFEST_BYTES:,} are read.", _ASK_AGAIN
+                f"The signed manifest has {len(data):,} bytes, but at most {MAX_MANIFEST_BYTES:,} are allowed.",
+                _ASK_AGAIN,
             )
         try:
             document = json.loads(data)
@@ -81,7 +82,7 @@ class SignedManifest:
         """Raise ManifestError unless this is the manifest of the expected run."""
         if self.run_id != expected_run_id:
             raise ManifestError(
-                f"The manifest is of run {self.run_id}, and {expected_run_id} was asked for.", _ASK_AGAIN
+                f"The manifest belongs to run {self.run_id}, but {expected_run_id} was requested.", _ASK_AGAIN
             )
 
     def _check_signature(self) -> None:
@@ -89,7 +90,7 @@ class SignedManifest:
             _check(self.manifest.run.public_key, self.signature, canonical_bytes(self.manifest))
         except (InvalidSignature, ValueError):  # ValueError: the signature is not hexadecimal.
             raise ManifestError(
-                f"The signature does not fit the manifest and run.public_key {self.manifest.run.public_key}.",
+                f"The signature does not match the manifest and run.public_key {self.manifest.run.public_key}.",
                 _ASK_AGAIN,
             ) from None
 
@@ -130,7 +131,7 @@ def sign(manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
     own = public_key_of(key)
     if own != manifest.run.public_key:
         raise ManifestError(
-            f"run.public_key is {manifest.run.public_key}, and run.key is the secret half of {own}.",
-            "Put that second value into run.public_key, or bring back the run.key that belongs to the first.",
+            f"run.public_key is {manifest.run.public_key}, but run.key is the secret half of {own}.",
+            "Set run.public_key to the second value, or restore the run.key that belongs to the first.",
         )
     return SignedManifest(manifest, key.sign(_DOMAIN + canonical_bytes(manifest)).hex())

@@ -121,7 +121,7 @@ def _expanded(short: Callable[[str], dict[str, str] | None]) -> BeforeValidator:
             return value
         table = short(value) or _hub_or_file(value)
         if table is None:
-            raise ValueError("no such source; write a table, or hf:owner/name@<revision>, or sha256:<digest>")
+            raise ValueError("unknown source; write a table, or hf:owner/name@<revision>, or sha256:<digest>")
         return table
 
     return BeforeValidator(expand)

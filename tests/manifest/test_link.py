@@ -65,7 +65,7 @@ def test_a_link_cut_anywhere_is_refused(length: int) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (LINK[: len("p2ptrain://") + 20], "seems cut off: its run has 20 of 64 digits"),
+        (LINK[: len("p2ptrain://") + 20], "seems cut off: its run id has 20 of 64 digits"),
         (f"p2ptrain://5f0c…@{ADDRESS}", "is shortened"),
         (f"{LINK[:40]}...", "is shortened"),
         (LINK[: LINK.index("@")], "seems cut off: no address follows"),
@@ -79,7 +79,7 @@ def test_a_link_cut_anywhere_is_refused(length: int) -> None:
         (f"p2ptrain://{RUN.upper()}@{ADDRESS}", "64 digits 0-9 a-f"),
         (f"p2ptrain://{RUN}0@{ADDRESS}", "64 digits 0-9 a-f"),
         ("p2ptrain://" + "\x1b[2J" * 20 + f"@{ADDRESS}", "64 digits 0-9 a-f"),
-        (f"p2ptrain://{RUN}@{','.join([ADDRESS] * 17)}", "17 addresses, and at most 16"),
+        (f"p2ptrain://{RUN}@{','.join([ADDRESS] * 17)}", "17 addresses, but at most 16"),
         (LINK + "x" * 5000, "at most 4,096"),
     ],
 )
@@ -97,16 +97,16 @@ def test_each_way_of_breaking_a_link_has_its_message(text: str, said: str) -> No
         (f"/dns4/ex ample.org/tcp/1/p2p/{ED25519}", "is no dns4 host"),
         (f"/dns4/{'a' * 64}/tcp/1/p2p/{ED25519}", "is no dns4 host"),
         (f"/dns4/-a.org/tcp/1/p2p/{ED25519}", "is no dns4 host"),
-        (f"/unix/tmp/tcp/1/p2p/{ED25519}", "'unix' is none of ip4"),
-        (f"/ip4/1.2.3.4/udp/1/p2p/{ED25519}", "'udp' stands where tcp belongs"),
+        (f"/unix/tmp/tcp/1/p2p/{ED25519}", "'unix' is not one of ip4"),
+        (f"/ip4/1.2.3.4/udp/1/p2p/{ED25519}", "Found 'udp' instead of tcp"),
         (ADDRESS.replace("31337", "0"), "'0' is no port"),
         (ADDRESS.replace("31337", "65536"), "'65536' is no port"),
         (ADDRESS.replace("31337", "\N{ARABIC-INDIC DIGIT ONE}"), "is no port"),
-        (ADDRESS.replace("/p2p/", "/ipfs/"), "'ipfs' stands where p2p belongs"),
-        (ADDRESS[:-1] + "0", "is no peer id"),
+        (ADDRESS.replace("/p2p/", "/ipfs/"), "Found 'ipfs' instead of p2p"),
+        (ADDRESS[:-1] + "0", "is not a peer id"),
         (f"/ip4/1.2.3.4/tcp/1/p2p/{RSA}/p2p-circuit", "ends before its peer id"),
         (f"{ADDRESS}/p2p-circuit/p2p/{RSA}/p2p-circuit", "follows the peer id"),
-        (f"{ADDRESS}/", "stands where p2p-circuit belongs"),
+        (f"{ADDRESS}/", "instead of p2p-circuit"),
     ],
 )
 def test_each_way_of_breaking_an_address_has_its_message(address: str, said: str) -> None:

@@ -168,7 +168,7 @@ def test_another_protocol_version_is_refused(run: Path) -> None:
     sign_run(run)
     edit(run, f"protocol = {PROTOCOL_VERSION}", "protocol = 999")
     for refused in (load_run, sign_run):
-        with pytest.raises(ManifestError, match=f"version 999, this p2ptrain speaks {PROTOCOL_VERSION}"):
+        with pytest.raises(ManifestError, match=f"version 999, this p2ptrain uses {PROTOCOL_VERSION}"):
             refused(run)
 
 

@@ -382,7 +382,9 @@ def test_an_open_runs_link_is_had_again(
         run_command(invite, [str(tmp_path / "run")], name="p2ptrain invite")
     assert not caught.value.code
     assert capfd.readouterr().out == f"{link}\n"
-    assert "The link is to run" in refused(tmp_path / "run", "--link", JoinLink("a" * 64, (ADDRESS,)), command=invite)
+    assert "The link belongs to run" in refused(
+        tmp_path / "run", "--link", JoinLink("a" * 64, (ADDRESS,)), command=invite
+    )
 
 
 @pytest.mark.parametrize(("holds", "what"), [("run.key", "a run"), ("join-link.txt", "a bootstrap")])
@@ -403,7 +405,7 @@ def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home,
 
 
 def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:
-    assert "no peer id" in refused(private_run, "fox", command=revoke)
+    assert "is not a peer id" in refused(private_run, "fox", command=revoke)
     said = refused(private_run, command=invite)
     assert "No bootstrap" in said
     assert "--link" in said
@@ -412,7 +414,7 @@ def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[.
         assert "30m, 12h or 7d" in refused(private_run, "--link", link, "--expires", expires, command=invite)
     assert "not 0" in refused(private_run, "--link", link, "--uses", "0", command=invite)
     other = JoinLink("a" * 64, (ADDRESS,))
-    assert "The link is to run" in refused(private_run, "--link", other, command=invite)
+    assert "The link belongs to run" in refused(private_run, "--link", other, command=invite)
     (private_run / "run.key").unlink()
     assert "run.key" in refused(private_run, STRANGER, command=revoke)
 

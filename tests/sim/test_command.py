@@ -94,7 +94,7 @@ def test_the_bar_shows_such_a_name_too(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--set", "outer.recipe=swarn"], "outer.recipe: no recipe is called 'swarn'; did you mean swarm?"),
+        (["--set", "outer.recipe=swarn"], "outer.recipe: unknown recipe 'swarn'; did you mean swarm?"),
         (["--set", "outer.inner_step=3"], "outer.inner_step: unknown field; did you mean outer.inner_steps?"),
         (["--set", "outer.recipe=gasloc"], "outer.exchanges_per_step: 1, and recipe gasloc plans its exchanges"),
         (["--set", "codec.name=topk"], "codec.name: "),

@@ -57,7 +57,7 @@ def test_there_are_examples() -> None:
         ("peers.home.freezes=3", "peers.home.freezes: input should be a list of tables of fields, found 3"),
         ("outer=3", "outer: input should be a table of fields, found 3"),
         ("learner=3", "learner: input should be a table of fields, found 3"),
-        ("outer.recipe=swam", "outer.recipe: no recipe is called 'swam'; did you mean swarm?"),
+        ("outer.recipe=swam", "outer.recipe: unknown recipe 'swam'; did you mean swarm?"),
         ("codec.name=int9", "found 'int9'; did you mean int8?"),
         ("codec.name=topk", "codec.name: input should be 'fp32', 'bf16'"),
         ("codec.block_size=48", "codec.block_size: 48 does not divide 1024"),

@@ -88,10 +88,10 @@ async def read_message(stream: Stream, most: int = MAX_MESSAGE_BYTES) -> bytes:
         [byte] = await stream.read_exactly(1)
         length |= (byte & 0x7F) << shift
         if length > most:
-            raise OSError(f"a message of {length} bytes where {most} are allowed")
+            raise OSError(f"a message of {length} bytes exceeds the limit of {most}")
         if byte < 0x80:
             return await stream.read_exactly(length)
-    raise OSError(f"a message's length of more than {MAX_LENGTH_BYTES} bytes")
+    raise OSError(f"a message length of more than {MAX_LENGTH_BYTES} bytes")
 
 
 def raw(peer: PeerId) -> bytes:
@@ -99,4 +99,4 @@ def raw(peer: PeerId) -> bytes:
     try:
         return bytes(PeerID.from_base58(peer).to_bytes())
     except ValueError:
-        raise NetworkError(f"{short(peer)} is no peer id") from None
+        raise NetworkError(f"{short(peer)} is not a peer id") from None

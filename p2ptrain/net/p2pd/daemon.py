@@ -150,7 +150,7 @@ class Daemon:
     def ending(self) -> str:
         """The reason why the process ended, in a few words."""
         if self._is_deaf:
-            return f"it ran and gave no answer {MOST_MISSED} times in a row, so it was ended"
+            return f"it did not answer {MOST_MISSED} times in a row and was killed"
         return f"exit code {self.p2p._child.returncode}"
 
     async def own_addresses(self) -> list[str]:
@@ -262,7 +262,7 @@ class Daemon:
                 missed = 0
             except (NetworkError, TimeoutError) as error:
                 missed += 1
-                logger.warning("p2pd did not answer: %s", error or "too late")
+                logger.warning("p2pd did not answer: %s", error or "timeout")
         self._is_deaf = True
         self._kill()
 
@@ -273,7 +273,7 @@ class Daemon:
         traceback.
         """
         if not task.cancelled():  # ``close`` cancels it
-            logger.debug("the conversation with p2pd ended: %r", task.exception())
+            logger.debug("the connection to p2pd ended: %r", task.exception())
             task.get_loop().call_later(DEAF_PATIENCE_S, self._kill)
 
     def _kill(self) -> None:
@@ -321,5 +321,5 @@ def _explained(reason: str, listen: Sequence[str]) -> UserError:
     if "permission denied" in reason and "listen" in reason:
         return UserError(f"Listening on {places} is not permitted.", "Choose a port above 1023 with --listen.")
     return DeviceError(
-        f"The libp2p daemon did not start: {reason}", "If the text does not say why, reinstall hivemind."
+        f"The libp2p daemon did not start: {reason}", "If the message does not name the cause, reinstall hivemind."
     )

@@ -66,7 +66,7 @@ def question(message: bytes) -> CircuitRequest:
     found = _fields(message)
     kind, peer = found.get(1), found.get(2, b"")
     if not isinstance(kind, int) or not isinstance(peer, bytes):
-        raise ValueError("not a question to a relay")
+        raise ValueError("not a request to a relay")
     target = _fields(peer).get(1, b"")
     return CircuitRequest(kind, target if isinstance(target, bytes) else b"")
 
@@ -76,7 +76,7 @@ def status(message: bytes) -> int:
     found = _fields(message)
     code = found.get(5)
     if found.get(1) != STATUS or not isinstance(code, int):
-        raise ValueError("not a relay's answer")
+        raise ValueError("not a relay's response")
     return code
 
 
@@ -90,7 +90,7 @@ def stop_status(message: bytes) -> int:
     found = _fields(message)
     code = found.get(4)
     if found.get(1) != _STOP_STATUS or not isinstance(code, int):
-        raise ValueError("not an answer to a relay")
+        raise ValueError("not a response to a relay")
     return code
 
 
@@ -118,5 +118,5 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
         elif key & 7 == 2 and number <= len(rest):
             found[key >> 3], rest = rest[:number], rest[number:]
         else:
-            raise ValueError("a message is cut off, or of another kind")
+            raise ValueError("a message is truncated or has an unknown field type")
     return found

@@ -118,7 +118,7 @@ async def answer(
             await say(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not gives or not allowances.samples.take(origin(place), clock()):
-                raise NetworkError(f"{short(link.peer)} asked for bytes too often")
+                raise NetworkError(f"{short(link.peer)} exceeded the rate limit for samples")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_DEADLINE_S):
                     if wish == "give":
@@ -127,7 +127,7 @@ async def answer(
                         await _take(link, size)
                         await say(link, [size])
         case other:
-            raise RemoteError(f"a question about reach was due, not {str(other)[:_MAX_WORDS]}")
+            raise RemoteError(f"expected a dial-back request, not {str(other)[:_MAX_WORDS]}")
 
 
 async def look(node: Node, peer: PeerId, addresses: Sequence[str], port: int = 0) -> ReachabilityReport:
@@ -148,7 +148,7 @@ async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[st
                 words = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
                 return ReachabilityReport(seen, DialOutcome(dialed), words, clock)
             case other:
-                raise RemoteError(f"what it sees of us was due, not {str(other)[:_MAX_WORDS]}")
+                raise RemoteError(f"expected a dial-back report, not {str(other)[:_MAX_WORDS]}")
     finally:
         await link.close()
 
@@ -168,7 +168,7 @@ async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s
                     rate = await _sample(transport, peer, addresses, question, MAX_SAMPLE_BYTES)
                 rates.append(rate)
     except TimeoutError:
-        raise NetworkError(f"{FIRST_SAMPLE_BYTES:,} bytes did not pass in {deadline_s:.0f} s") from None
+        raise NetworkError(f"{FIRST_SAMPLE_BYTES:,} bytes were not transferred within {deadline_s:.0f} s") from None
     return rates[0], rates[1]
 
 
@@ -200,7 +200,7 @@ async def _dial(
     if port == 0:
         return DialOutcome.DECLINED, ""
     if not place or address.relay_of(place) is not None:
-        return DialOutcome.DECLINED, "the question came through a relay"
+        return DialOutcome.DECLINED, "the request came through a relay"
     if not allowances.dials.take(origin(place), clock()):
         return DialOutcome.DECLINED, "asked too often"
     try:
@@ -221,5 +221,5 @@ async def _take(link: Link, size: int) -> None:
     while taken < size:
         kind, body = await link.receive()
         if kind != FrameKind.CHUNK or not body:
-            raise RemoteError(f"bytes to measure with were due, not a frame of kind {kind}")
+            raise RemoteError(f"expected a sample, not a frame of kind {kind}")
         taken += len(body)

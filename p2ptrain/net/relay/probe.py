@@ -47,7 +47,7 @@ async def probe(host: str, port: int, deadline_s: float = PROBE_DEADLINE_S) -> P
             try:
                 writer.write(_HELLO + _TLS)
                 if await reader.readexactly(len(_HELLO + _TLS)) != _HELLO + _TLS:
-                    raise NetworkError("something else than p2ptrain answers")
+                    raise NetworkError("another program answers")
                 await writer.start_tls(_context(), server_hostname=None)
                 certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
             finally:
@@ -62,7 +62,7 @@ async def probe(host: str, port: int, deadline_s: float = PROBE_DEADLINE_S) -> P
         raise NetworkError(f"no connection: {error}") from None
     peer = owner(certificate or b"")
     if peer is None:
-        raise NetworkError("something else than p2ptrain answers")
+        raise NetworkError("another program answers")
     return peer
 
 
@@ -93,7 +93,7 @@ def _signed_key(raw: bytes) -> tuple[bytes, bytes]:
     key_length = raw[3] if len(raw) > 3 else 0
     key, rest = raw[4 : 4 + key_length], raw[4 + key_length :]
     if raw[:3:2] != b"\x30\x04" or raw[1] != len(raw) - 2 or rest[:1] != b"\x04" or rest[1:2] != bytes([len(rest) - 2]):
-        raise ValueError("not a signed key as Ed25519 identities have it")
+        raise ValueError("not a signed Ed25519 key")
     return key, rest[2:]
 
 

@@ -249,7 +249,7 @@ class ReachabilityManager:
         if found:
             self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
         else:
-            why = next((each.why for each in sights if each.dialed is DialOutcome.NO), "it listens nowhere")
+            why = next((each.why for each in sights if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
     def _mind_the_clock(self, sights: Sequence[ReachabilityReport]) -> None:

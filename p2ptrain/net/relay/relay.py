@@ -70,9 +70,9 @@ MAX_TARGET_BYTES = 64
 """Longest peer id in a request; ours have 38 bytes."""
 
 _REFUSALS: dict[int, str] = {
-    CircuitStatus.RESERVATION_REFUSED: "its places are taken",
+    CircuitStatus.RESERVATION_REFUSED: "all its reservations are taken",
     CircuitStatus.RESOURCE_LIMIT_EXCEEDED: "its limits are reached",
-    CircuitStatus.PERMISSION_DENIED: "it is no relay",
+    CircuitStatus.PERMISSION_DENIED: "it is not a relay",
 }
 
 
@@ -128,13 +128,13 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
             finally:
                 stream.close()
     except TimeoutError:
-        raise NetworkError(f"{short(relay)} did not answer as a relay for {ASK_DEADLINE_S:.0f} s") from None
+        raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
     except (OSError, EOFError, ValueError) as error:
         raise NetworkError(f"{short(relay)} does not relay: {error}") from error
     if status != CircuitStatus.OK:
-        raise NetworkError(f"{short(relay)} gives no place as a relay: {_REFUSALS.get(status, f'status {status}')}")
+        raise NetworkError(f"{short(relay)} refused a reservation: {_REFUSALS.get(status, f'status {status}')}")
     if is_limited:  # p2pd's own relay service: a circuit carries 128 KiB, and none of our protocols
-        raise NetworkError(f"{short(relay)} relays small talk alone")
+        raise NetworkError(f"{short(relay)} relays only small amounts of data")
     if far_end.relay is not None:
         raise behind_a_relay
 
@@ -171,7 +171,7 @@ class Relay:
             async with asyncio.timeout(ASK_DEADLINE_S):
                 relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
         except TimeoutError:
-            raise NetworkError("p2pd does not take our handler") from None
+            raise NetworkError("p2pd does not accept our handler") from None
         return relay
 
     async def close(self) -> None:
@@ -209,12 +209,12 @@ class Relay:
                 await _say_last(stream, circuit_v2.answer(status, until))
             elif asked.kind == circuit_v2.CONNECT:
                 if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
-                    raise ValueError(f"a peer of {len(asked.target)} bytes")
+                    raise ValueError(f"a peer id of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
             else:
                 await _say_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
-            logger.info("a question to the relay came to nothing: %s", error)
+            logger.info("a request to the relay failed: %s", error)
         finally:
             stream.close()
 
@@ -224,13 +224,13 @@ class Relay:
         assert task is not None
         where, limits = origin(asker.place), self._limits
         if not self._floods.admits(where, task.get_loop().time()):
-            logger.info("turned down %s at the relay: it asks too often", short(asker.peer))
+            logger.info("refused %s at the relay: rate limit exceeded", short(asker.peer))
             return False
         opened = [each for each in self._tasks.values() if each is not None]
         of_peer = sum(peer == asker.peer for peer, _ in opened)
         of_origin = sum(there == where for _, there in opened)
         if of_peer >= limits.circuits_per_peer + QUESTIONS or of_origin >= limits.circuits_per_origin + QUESTIONS:
-            logger.info("turned down %s at the relay: it has %d streams here", short(asker.peer), of_peer)
+            logger.info("refused %s at the relay: it has %d streams here", short(asker.peer), of_peer)
             return False
         self._tasks[task] = asker.peer, where
         return True
@@ -274,7 +274,7 @@ class Relay:
                 far = await self._lead(asker, target)
             except (NetworkError, OSError, EOFError, ValueError) as error:
                 self._places.pop(target, None)  # the target is gone; if not, it renews its reservation
-                logger.info("%s cannot be led to %s: %s", short(asker), short(target), error)
+                logger.info("no circuit from %s to %s: %s", short(asker), short(target), error)
                 await _say_last(stream, circuit_v2.answer(CircuitStatus.CONNECTION_FAILED))
                 return
             try:
@@ -295,7 +295,7 @@ class Relay:
                 await far.write(circuit_v2.framed(circuit_v2.lead(control.raw(asker))))
                 status = circuit_v2.stop_status(await control.read_message(far, circuit_v2.MAX_MESSAGE_BYTES))
                 if status != CircuitStatus.OK:
-                    raise NetworkError(f"it says status {status}")
+                    raise NetworkError(f"it returned status {status}")
             except BaseException:
                 far.abort()
                 raise
