@@ -151,7 +151,7 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
             },
             "outer.fragments: 1, and recipe factored_gossip_half mixes a part of the fragments; set at least 2",
         ),
-        ({"outer__partners": 2}, "outer.partners: 2, and recipe swarm meets one at a time; set it to 1"),
+        ({"outer__partners": 2}, "outer.partners: 2, and recipe swarm has one partner at a time; set it to 1"),
         ({"outer__partners": 2, "outer__recipe": "gasloc", "outer__exchanges_per_step": 0}, None),
         ({"outer__partners": 2, "outer__recipe": "local", "outer__exchanges_per_step": 0}, None),
         ({"outer__recipe": "ad_psgd"}, "outer.inner_steps: 10, and recipe ad_psgd mixes after every inner step"),

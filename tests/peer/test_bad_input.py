@@ -75,7 +75,7 @@ def train(home: Home, *arguments: str) -> None:
         ("p2ptrain://abc", "3 of 64 digits"),
         (f"p2ptrain://{'a' * 64}", "cut off"),
         (f"p2ptrain://{'a' * 64}@/ip4/1.2.3.4/tcp/31337", "ends before its peer id"),
-        (f"p2ptrain://{'a' * 64}@{ADDRESS[:-9]}", "no peer id"),
+        (f"p2ptrain://{'a' * 64}@{ADDRESS[:-9]}", "is not a peer id"),
         (f"p2ptrain://{'A' * 64}@{ADDRESS}", "64 digits 0-9 a-f"),
     ],
 )
@@ -173,7 +173,7 @@ def test_a_manifest_whose_model_exceeds_the_caps(
     document["manifest"]["model"]["config"] |= {"hidden_size": 8192, "intermediate_size": 32768}
     document["manifest"]["model"]["config"] |= {"num_hidden_layers": 128}
     home.manifest.write_text(json.dumps(document, sort_keys=True, separators=(",", ":")))
-    assert "parameters, and at most" in refused("--home", home.path)
+    assert "parameters, but at most" in refused("--home", home.path)
 
 
 # --- corpus, device, model --------------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_who_is_handed_a_manifest_of_another_version_does_not_wait_for_a_better_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = answers(monkeypatch, manifest_fetch, THEIRS)
-    with pytest.raises(ManifestError, match="speaks protocol version") as caught:
+    with pytest.raises(ManifestError, match="uses protocol version") as caught:
         virtual_time.run(ask_for_manifest(JoinLink(RUN, (ADDRESS,)), cast(Any, object), log))
     assert caught.value.remedy == INSTALL
     assert log.kinds() == []
