@@ -1,28 +1,29 @@
-"""Who may take part in a run. Pure: no clock, no file, no socket; only keys.
+"""Admission: which peers may take part in a run. Pure: no clock, no file, no socket (except ``author``).
 
-The manifest says ``open`` (whoever has the link), ``invite`` or ``allowlist``. What decides in the latter two is signed
-by the key that signed the manifest, so any peer checks it alone, at any time, and nobody need be asked:
+The manifest's policy is ``open`` (any peer with the link), ``invite`` or ``allowlist``. The latter two rest on
+statements signed with the key that signed the manifest, so every peer can check them by itself at any time:
 
-========  ==============================================================================================================
-Rulings   the author's present word on names: who is admitted, who is banned, which invites are revoked. One document,
-          the newest counts. It travels through the DHT and from peer to peer, and each keeps it on disk.
-Invite    the author's word that a key of its own, the invite's, brings in so many peers until a date. The secret half
-          of that key is in the join link, and is shown to nobody.
-Badge     an invite, a peer id signed with the invite's key, and a witness's signature that this happened in time. A
-          peer shows its badge to whoever it talks with, and beside its presence record in the DHT.
-========  ==============================================================================================================
+===========  ===========================================================================================================
+Access list  The author's signed list of admitted peers, banned peers and revoked invites. The newest one counts. It
+             travels through the DHT and between peers, and each peer keeps it on disk.
+Invite       The author's permission for the holder of a key to bring in a number of peers until a date. The secret half
+             of that key is in the join link and is never sent.
+Certificate  An invite, a peer id signed with the invite's key, and the signature of an invite issuer that this happened
+             in time. A peer shows its certificate to its partners, and beside its presence record in the DHT.
+===========  ===========================================================================================================
 
-Why a witness. A badge must hold for as long as the run, and an invite only for days; but the guest holds the invite's
-key, and could date its own signature back. So somebody else must have seen it in time, and must have counted the uses:
-a node that the invite itself names, usually the run's bootstrap. It is asked once, when a peer joins, and can admit
-nobody by itself: it has not got the invite's key. Nothing secret is ever sent, so a badge that everybody has seen
-is of use to its peer alone.
+Invite issuers exist because a certificate is valid for the whole run but an invite only for days, and a peer that holds
+the invite's key could backdate its own signature. An issuer, a node named in the invite and usually a bootstrap,
+confirms the date and counts the uses. A peer asks it once, when it joins. An issuer cannot admit peers by itself,
+because it does not have the invite's key. No secret is sent, so a copied certificate is of no use to another peer.
 
-records   the three above as bytes, signed and checked
-check     ``refusal``: whether a peer may take part, and why not
-gate      ``Gate``: what one node knows of all this, and whom it lets in
-witness   ``InviteRegister``: what a witness signs, and how often
-office    what the author does: invite, admit, revoke (files of the run's directory)
+=======  ===============================================================================
+records  access lists, invites and certificates: encoding and signatures
+check    ``refusal``: whether a peer may take part, and why not
+gate     ``Gate``: one node's knowledge about admission, and its decisions
+issuer   ``InviteRegister``: what an invite issuer signs, and how often
+author   the author's commands: invite, admit, revoke (files of the run's directory)
+=======  ===============================================================================
 """
 
 from p2ptrain.admission.check import Refusal, refusal, remedy

@@ -1,10 +1,10 @@
-"""What a run's author does about who may take part: invite, admit, revoke. Files of the run's directory.
+"""The author's commands invite, admit and revoke, on the files of the run's directory.
 
 ::
 
-    RUN/run.key             signs all of it (``p2ptrain.manifest.directory``)
-    RUN/rulings.signed      the newest rulings; no secret. The bootstrap notices new ones within seconds and hands them
-                            out. One that runs elsewhere needs this file there.
+    RUN/run.key             signs invites and access lists (``p2ptrain.manifest.directory``)
+    RUN/rulings.signed      the newest access list; not secret. The bootstrap notices a new one within seconds and
+                            distributes it. A bootstrap on another machine needs a copy of this file.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from p2ptrain.statements import KEY_BYTES
 
 RULINGS_FILE = "rulings.signed"
 LINK_FILE = Path("bootstrap") / "join-link.txt"
-"""What a bootstrap without --home writes in the run's directory."""
+"""Written into the run's directory by a bootstrap without --home."""
 LONGEST_S = 365 * 86_400
-"""An invite is short-lived: it is a secret in a chat. A year is for those who know what they do."""
+"""Longest lifetime of an invite, one year. Short ones are better, since an invite is a secret in a chat."""
 
-_OPEN = "p2ptrain init makes a new run, whose admission.policy you may set to invite or allowlist before you sign it."
+_OPEN = "Create a new run with p2ptrain init; set admission.policy to invite or allowlist before you sign it."
 
 
 def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
-    """The rulings in a file; None when there is none. Raises AdmissionError when it is damaged or another run's."""
+    """Read an access list; None if the file is missing. Raises AdmissionError if it is damaged or of another run."""
     try:
         return AccessList.decode(path.read_bytes(), signed.run_id, author_of(signed))
     except FileNotFoundError:
@@ -42,25 +42,33 @@ def load_access_list(path: Path, signed: SignedManifest) -> AccessList | None:
         raise AdmissionError(f"{path} cannot be read: {error.strerror}.", "Check its permissions.") from error
     except RemoteError:
         raise AdmissionError(
-            f"{path} holds no rulings that this run's author signed.", "Bring back the right file, or move it away."
+            f"{path} is not an access list signed by this run's author.",
+            "Restore the right file, or move this one away.",
         ) from None
 
 
 def author_of(signed: SignedManifest) -> bytes:
-    """The public key of the run's author, 32 bytes."""
+    """Return the public key of the run's author, 32 bytes."""
     return bytes.fromhex(signed.manifest.run.public_key)
 
 
 def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) -> tuple[JoinLink, Invite]:
-    """A link that lets ``uses`` peers in for so long. The nodes of the given link are its witnesses.
+    """Make a join link with an invite, and return both. The nodes of the given link become the invite issuers.
+
+    Args:
+        run: the run's directory.
+        link: the run's link without an invite.
+        lifetime_s: seconds for which the invite is valid.
+        uses: number of peers that it brings in.
+        now: seconds since 1970.
 
     Raises AdmissionError and ManifestError.
     """
     signed = _gated(run)
     if signed.manifest.admission.policy != "invite":
         raise AdmissionError(
-            f"The run in {run} takes the peers on its list, and no invites.",
-            f"Name each: p2ptrain admit {run} PEER_ID",
+            f"The run in {run} has policy allowlist, which takes no invites.",
+            f"Admit each peer: p2ptrain admit {run} PEER_ID",
         )
     check_link(run, signed, link)
     if not 1 <= uses <= MAX_USES:
@@ -74,7 +82,7 @@ def invite(run: Path, link: JoinLink, lifetime_s: int, uses: int, now: float) ->
 
 
 def printed_link(run: Path) -> JoinLink:
-    """The link that the run's bootstrap printed last. Raises AdmissionError and JoinLinkError."""
+    """Read the link that the run's bootstrap printed last. Raises AdmissionError and JoinLinkError."""
     path = run / LINK_FILE
     try:
         return JoinLink.parse(path.read_text(encoding="utf-8"))
@@ -88,27 +96,27 @@ def printed_link(run: Path) -> JoinLink:
 
 
 def check_link(run: Path, signed: SignedManifest, link: JoinLink) -> None:
-    """Raises AdmissionError where it is to another run than the one in that directory."""
+    """Raise AdmissionError if the link belongs to another run than the directory."""
     if link.run_id != signed.run_id:
         raise AdmissionError(
-            f"The link is to run {link.run_id[:12]}…, and {run} holds run {signed.run_id[:12]}….",
-            "Name the link that this run's bootstrap printed with --link.",
+            f"The link belongs to run {link.run_id[:12]}…, but {run} holds run {signed.run_id[:12]}….",
+            "Use --link with the link that this run's bootstrap printed.",
         )
 
 
 def seconds(text: str) -> int:
-    """``30m``, ``12h`` or ``7d`` in seconds. Raises AdmissionError."""
+    """Convert ``30m``, ``12h`` or ``7d`` to seconds. Raises AdmissionError."""
     found = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text.strip())
     span = int(found[1]) * {"m": 60, "h": 3600, "d": 86_400}[found[2]] if found else 0
     if not 0 < span <= LONGEST_S:
         raise AdmissionError(
-            f"{text[:40]!r} is no time for which an invite can hold.", "Write it like 30m, 12h or 7d; at most 365d."
+            f"{text[:40]!r} is not a valid lifetime of an invite.", "Write it like 30m, 12h or 7d, at most 365d."
         )
     return span
 
 
 def admit(run: Path, names: Sequence[str], now: float) -> AccessList:
-    """Let these peers in, also those that were banned. Raises AdmissionError and ManifestError."""
+    """Admit these peers, and lift their bans. Raises AdmissionError and ManifestError."""
     signed = _gated(run)
     peers = {_peer(each) for each in names}
     before = load_access_list(run / RULINGS_FILE, signed) or AccessList()
@@ -116,7 +124,7 @@ def admit(run: Path, names: Sequence[str], now: float) -> AccessList:
 
 
 def revoke(run: Path, names: Sequence[str], now: float) -> AccessList:
-    """Ban these peers, and revoke these invites with all who came by them. Raises AdmissionError and ManifestError."""
+    """Ban peers, and revoke invites with all certificates based on them. Raises AdmissionError and ManifestError."""
     signed = _gated(run)
     invites = {each for each in names if len(each) == 16 and set(each) <= set("0123456789abcdef")}
     peers = {_peer(each) for each in names if each not in invites}
@@ -134,7 +142,7 @@ def _rule(
     revoked: Sequence[str] | set[str],
     now: float,
 ) -> AccessList:
-    """Write new rulings; nothing new leaves the file alone."""
+    """Write a new access list, or leave the file unchanged if the names are the same."""
     names = tuple(sorted(admitted)), tuple(sorted(banned)), tuple(sorted(revoked))
     if names == (before.admitted, before.banned, before.revoked):
         return before
@@ -143,8 +151,8 @@ def _rule(
         rulings = AccessList(serial, int(now), *names).signed(run_id, read_key(run))
     except ValueError:
         raise AdmissionError(
-            f"The rulings would have {sum(map(len, names)):,} names, and at most {MAX_RULINGS:,} are allowed.",
-            "An open run with a new manifest takes any number of peers.",
+            f"The access list would have {sum(map(len, names)):,} names, but at most {MAX_RULINGS:,} are allowed.",
+            "For any number of peers, create an open run.",
         ) from None
     path = run / RULINGS_FILE
     try:
@@ -155,16 +163,17 @@ def _rule(
 
 
 def _gated(run: Path) -> SignedManifest:
+    """Load the signed manifest of a run that is not open. Raises AdmissionError and ManifestError."""
     signed = load_run(run)
     if signed.manifest.admission.policy == "open":
-        raise AdmissionError(f"The run in {run} is open: it takes whoever has its link.", _OPEN)
+        raise AdmissionError(f"The run in {run} is open: it admits every peer that has its link.", _OPEN)
     return signed
 
 
 def _peer(text: str) -> PeerId:
     if key_of(text) is None:
         raise AdmissionError(
-            f"{text[:80]!r} is no peer id.",
-            "A peer says its own when it is turned away, 12D3KooW… and 52 characters in all; an invite has 16 digits.",
+            f"{text[:80]!r} is not a peer id.",
+            "A refused peer prints its peer id, 12D3KooW… with 52 characters; the id of an invite has 16 digits.",
         )
     return PeerId(text)

@@ -1,4 +1,4 @@
-"""Whether a peer may take part: one pure decision, a short list of checks in order."""
+"""The admission decision: a list of checks in a fixed order."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from p2ptrain.admission.records import AccessList, Certificate
 from p2ptrain.base.ids import PeerId
 
 CLOCK_SKEW_S = 300
-"""How far ahead of ours a witness's clock may be; as for presence records. A guess."""
+"""Tolerated lead of an issuer's clock, as for presence records. Guess: measure the clock errors of real nodes."""
 
 
 class Refusal(StrEnum):
-    """Why a peer may not take part. The text goes over the wire, and is what the refused peer's owner reads."""
+    """The reason for a refusal. The values are sent over the wire, and shown to the refused peer's owner."""
 
     BANNED = "the run's author has banned this peer"
     NOT_LISTED = "this peer is not on the run's list"
@@ -26,12 +26,13 @@ class Refusal(StrEnum):
 
 
 def refusal(policy: str, rulings: AccessList, peer: PeerId, badge: Certificate | None, now: float) -> Refusal | None:
-    """Why a peer is not admitted; None when it is. The first check that speaks decides.
+    """Return why a peer is refused, or None if it is admitted. The first failed check decides.
 
     Args:
         policy: ``admission.policy`` of the manifest.
-        rulings: the newest that we know; an empty one where the author never ruled.
-        badge: what the peer shows. Genuine, or it would not be here; but perhaps another peer's.
+        rulings: the newest known access list; an empty one if the author never signed one.
+        peer: the peer to check.
+        badge: the certificate that the peer shows, with verified signatures; it may belong to another peer.
         now: seconds since 1970.
     """
     if policy == "open":
@@ -56,21 +57,21 @@ def refusal(policy: str, rulings: AccessList, peer: PeerId, badge: Certificate |
 
 
 def remedy(why: Refusal, peer: PeerId) -> str:
-    """What the owner of the refused peer can do."""
+    """Return what the owner of the refused peer can do."""
     match why:
         case Refusal.NOT_LISTED:
             return f"Ask the run's author to admit this peer: p2ptrain admit RUN {peer}"
         case Refusal.BANNED:
-            return "Ask the run's author why; nobody else can lift it."
+            return "Ask the run's author why; nobody else can lift the ban."
         case Refusal.NO_ROOM:
             return (
-                "Ask the run's author for an invite that another bootstrap answers for; or to admit this peer:"
+                "Ask the run's author for an invite from another bootstrap, or to admit this peer:"
                 f" p2ptrain admit RUN {peer}"
             )
         case Refusal.AHEAD:
-            return "p2ptrain doctor LINK tells whether this computer's clock is off; if not, tell the run's author."
+            return "Check this computer's clock with p2ptrain doctor LINK; if it is right, tell the run's author."
         case _:
             return (
-                "Ask the run's author for an invite link, and join by it with the same --home; or to admit this peer:"
+                "Ask the run's author for an invite link, and join with it and the same --home; or to admit this peer:"
                 f" p2ptrain admit RUN {peer}"
             )

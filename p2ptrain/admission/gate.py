@@ -1,4 +1,4 @@
-"""What one node knows of who may take part, and whom it lets in. State, but no I/O: time and bytes are handed in."""
+"""One node's knowledge about admission. Has state but no I/O: time and bytes are arguments."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId
 
 MAX_REMEMBERED = 4096
-"""Peers whose badges are kept: twice what the DHT's validator takes in."""
+"""Certificates kept: twice the number of records that the DHT's validator accepts."""
 
 
 class Gate:
-    """Of a run that does not take everybody. Lives in the network's loop.
+    """Admission state of one node in a run that is not open. Used on the network's event loop only.
 
     Args:
+        policy: ``admission.policy`` of the manifest.
+        run: id of the run.
         author: the run's public key, 32 bytes.
-        badge: what we show ourselves; empty where there is nothing to show.
-        rulings: the last that we knew; None: we never saw any.
+        badge: our own certificate, encoded; empty without one.
+        rulings: the last known access list; None without one.
     """
 
     def __init__(
@@ -31,7 +33,10 @@ class Gate:
         self._badges: dict[PeerId, Certificate] = {}
 
     def refusal(self, peer: PeerId, shown: bytes, now: float) -> Refusal | None:
-        """Whether to talk with a peer that shows this badge (empty: none). Remembers a good badge."""
+        """Return why a peer that shows this certificate (empty: none) is refused, or None.
+
+        Keeps a valid certificate.
+        """
         known = self._badges.get(peer)
         badge = known if known is not None and known.encode() == shown else None
         if badge is None and shown and self.policy == "invite":
@@ -41,18 +46,18 @@ class Gate:
                 return refusal(self.policy, self.rulings, peer, None, now) and Refusal.NOT_GENUINE
         why = refusal(self.policy, self.rulings, peer, badge, now)
         if why is None and badge is not None:
-            self._badges.pop(peer, None)  # the latest are last
+            self._badges.pop(peer, None)  # keeps the order of last use
             self._badges[peer] = badge
             while len(self._badges) > MAX_REMEMBERED:
                 del self._badges[next(iter(self._badges))]
         return why
 
     def counts(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer that somebody speaks of counts as a member: by what it showed before, to us or in the DHT."""
+        """Return whether a peer is a member, by the last certificate that it showed to us or in the DHT."""
         return refusal(self.policy, self.rulings, peer, self._badges.get(peer), now) is None
 
     def take(self, encoded: bytes) -> bool:
-        """Take in rulings from anybody; whether they are newer than ours. Raises RemoteError when they are forged."""
+        """Accept an access list from any source; return whether it is newer than ours. Raises RemoteError if forged."""
         rulings = AccessList.decode(encoded, self.run, self.author)
         if rulings.serial <= self.rulings.serial:
             return False

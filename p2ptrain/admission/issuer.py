@@ -1,4 +1,4 @@
-"""What a witness signs, and how often: the register of who came by which invite."""
+"""The register of an invite issuer: which peers used which invite."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.statements import Sign
 
 MAX_INVITES = 1000
-"""That are still valid, and have been used; the 1001st waits until one has run out. A guess."""
+"""Valid invites in use; a further one is refused until one expires. Guess: count the invites of real runs."""
 
 
 @dataclass(slots=True)
 class InviteRegister:
-    """Who came by which invite, and when. It must be on disk before an answer is sent, or a crash gives a use away."""
+    """Uses of invites. The register must be on disk before a response is sent, or a crash loses a use."""
 
     run: RunId
     me: PeerId
     guests: dict[bytes, dict[PeerId, int]] = field(default_factory=dict)
-    """By invite's key: each guest and when it came, in seconds since 1970."""
+    """The invited peers and their times of admission, in seconds since 1970, by the invite's key."""
     expiries: dict[bytes, int] = field(default_factory=dict)
+    """End of each invite in seconds since 1970, by the invite's key."""
 
     def admit(
         self, invite: Invite, peer: PeerId, introduction: bytes, rulings: AccessList, now: float, sign: Sign
     ) -> tuple[int, bytes] | Refusal:
-        """Attest that a guest came, or say why not. Whoever asks again gets the same answer again."""
+        """Attest the admission of a peer, or return why not. Repeated requests get the same answer."""
         if self.me not in invite.witnesses or not is_introduced(invite, self.run, peer, introduction):
             return Refusal.NOT_GENUINE
         if peer in rulings.banned:
@@ -49,12 +50,13 @@ class InviteRegister:
         return at, attest(sign, self.run, invite, peer, at)
 
     def encode(self) -> bytes:
+        """Encode the register as JSON."""
         rows = {key.hex(): [self.expiries[key], guests] for key, guests in self.guests.items()}
         return json.dumps({"run": self.run, "invites": rows}, indent=1).encode()
 
     @classmethod
     def decode(cls, body: bytes, run: RunId, me: PeerId) -> InviteRegister:
-        """Inverse of ``encode``, for a file of our own. ValueError when it is damaged, or another run's."""
+        """Decode a register from our own file. Raises ValueError if it is damaged or of another run."""
         register = cls(run, me)
         try:
             document: Any = json.loads(body)
@@ -68,6 +70,6 @@ class InviteRegister:
         return register
 
     def _forget(self, now: float) -> None:
-        """Invites that have run out bring in nobody, however often they were used."""
+        """Remove expired invites, which admit no further peers."""
         for key in [key for key, expires_at in self.expiries.items() if expires_at < now]:
             del self.expiries[key], self.guests[key]

@@ -1,16 +1,16 @@
-"""Invites, badges and rulings: their bytes, and what makes them genuine.
+"""Invites, certificates and access lists: encoding and signatures.
 
-Each is decoded from strangers' bytes by a ``decode`` that checks form and signatures and raises RemoteError: an object
-in memory is genuine. All name the run in what is signed, not in their bytes: the reader knows it.
+``decode`` checks form and signatures of untrusted bytes and raises RemoteError, so an object in memory is genuine. The
+signatures cover the id of the run, which is not in the bytes.
 
 ::
 
-    invite   [key 32, expires_at, uses, [witness, …], author's signature]
-    guest    the invite's key signs [run, peer]
-    badge    [[invite], peer, guest's signature, witness, witnessed_at, witness's signature]
-    witness  the witness signs [run, invite's key, peer, witnessed_at]
-    rulings  [serial, issued_at, [admitted peer, …], [banned peer, …], [revoked invite's id, …], author's signature]
-    ticket   [[invite], secret 32]                                       in a join link, as base64url text
+    invite        [key 32, expires_at, uses, [issuer, …], author's signature]
+    introduction  the invite's key signs [run, peer]
+    certificate   [[invite], peer, introduction, issuer, witnessed_at, attestation]
+    attestation   the issuer signs [run, invite's key, peer, witnessed_at]
+    access list   [serial, issued_at, [admitted peer, …], [banned peer, …], [revoked invite, …], author's signature]
+    credential    [[invite], secret 32]                                       in a join link, as base64url text
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from p2ptrain.statements import (
 )
 
 MAX_WITNESSES = 4
-"""Bootstraps of one run; each adds 54 bytes to every badge. A guess."""
+"""Issuers of an invite; each adds 54 bytes to every certificate. Guess: count the bootstraps of real runs."""
 MAX_USES = 1000
-"""Peers that one invite brings in. A guess: more is what an allowlist or an open run is for."""
+"""Peers that one invite brings in. Guess: count the peers that real invites bring in."""
 MAX_INVITE_BYTES = 400
-"""With four witnesses it has 346."""
+"""Largest invite; with four issuers it has 346 bytes."""
 MAX_RULINGS = 1000
-"""Names in the rulings, of all kinds together: an allowlist of that many peers."""
+"""Names in an access list, all kinds together."""
 MAX_RULINGS_BYTES = 60_000
-"""A thousand peer ids have 54,000; one MESSAGE frame holds it."""
+"""Largest access list, which fits into one MESSAGE frame; 1000 peer ids take 54,000 bytes."""
 
 INVITE = b"p2ptrain invite 1"
 GUEST = b"p2ptrain guest 1"
@@ -59,34 +59,35 @@ _COPY_AGAIN = "Copy the whole link again, or ask the run's author for another."
 
 @dataclass(frozen=True, slots=True)
 class Invite:
-    """The author's word that the holder of a key may bring peers into the run."""
+    """The author's signed permission for the holder of a key to bring peers into the run."""
 
     key: bytes
-    """Ed25519, public, 32 bytes; the invite's own."""
+    """The invite's own Ed25519 public key, 32 bytes."""
     expires_at: int
-    """Seconds since 1970. Whom a witness has seen by then, is in for good."""
+    """Seconds since 1970. Peers that an issuer has attested by then remain admitted."""
     uses: int
-    """How many peers each witness lets in by it."""
+    """Number of peers that each issuer admits with this invite."""
     witnesses: tuple[PeerId, ...]
-    """Who may say that a peer came in time."""
+    """Issuers: nodes that may attest that a peer came in time."""
     signature: bytes = b""
-    """The author's."""
+    """The author's signature."""
 
     @property
     def id(self) -> str:
-        """What people call it: 16 hexadecimal digits."""
+        """Name of the invite for people: 16 hexadecimal digits."""
         return self.key[:8].hex()
 
     def fields(self) -> list[Any]:
+        """Return the fields in the order of the encoding."""
         return [self.key, self.expires_at, self.uses, list(self.witnesses), self.signature]
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> Invite:
-        """With the author's signature."""
+        """Return a copy with the author's signature."""
         return replace(self, signature=signature(author, INVITE, [run, *self.fields()[:-1]]))
 
     @classmethod
     def read(cls, raw: Any, run: RunId, author: bytes) -> Self:
-        """The invite in decoded fields. RemoteError when it is none, or not this author's for this run."""
+        """Read an invite from decoded fields. Raises RemoteError unless this author signed it for this run."""
         match raw:
             case [key, expires_at, uses, [*witnesses], signed] if (
                 is_blob(key, KEY_BYTES)
@@ -103,19 +104,19 @@ class Invite:
 
 @dataclass(frozen=True, slots=True)
 class InviteCredential:
-    """What a join link carries: an invite and the secret half of its key."""
+    """An invite and the secret half of its key, as a join link carries them."""
 
     invite: Invite
     secret: bytes = field(repr=False)
-    """32 bytes."""
+    """Secret half of the invite's key, 32 bytes."""
 
     def __str__(self) -> str:
-        """As text for a join link."""
+        """Encode as text for a join link."""
         return base64.urlsafe_b64encode(packed([self.invite.fields(), self.secret])).decode().rstrip("=")
 
     @classmethod
     def parse(cls, text: str, run: RunId, author: bytes) -> Self:
-        """Inverse of ``str``. JoinLinkError when it is damaged, or another run's."""
+        """Parse the text from a join link. Raises JoinLinkError if it is damaged or of another run."""
         try:
             body = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
             raw, secret = unpacked(body, MAX_INVITE_BYTES + KEY_BYTES + 8)
@@ -131,39 +132,43 @@ class InviteCredential:
         return cls(invite, secret)
 
     def introduce(self, run: RunId, peer: PeerId) -> bytes:
-        """The invite's signature under a guest's name."""
+        """Sign the id of an invited peer with the invite's key."""
         return signature(Ed25519PrivateKey.from_private_bytes(self.secret), GUEST, [run, peer])
 
 
 def is_introduced(invite: Invite, run: RunId, peer: PeerId, introduction: bytes) -> bool:
-    """Whether the holder of the invite's key named this guest."""
+    """Return whether the invite's key signed the id of this peer."""
     return holds(invite.key, introduction, GUEST, [run, peer])
 
 
 def attest(sign: Sign, run: RunId, invite: Invite, peer: PeerId, at: int) -> bytes:
-    """A witness's signature that the guest came by the invite at that time."""
+    """Sign, as an issuer, that the peer used the invite at that time."""
     return sign(WITNESS, [run, invite.key, peer, at])
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """A peer's proof that it came by an invite, in time."""
+    """A peer's proof that it was admitted with an invite, in time."""
 
     invite: Invite
     peer: PeerId
     introduction: bytes
     witness: PeerId
     witnessed_at: int
-    """Seconds since 1970, by the witness's clock."""
+    """Time of admission in seconds since 1970, by the issuer's clock."""
     attestation: bytes
 
     def encode(self) -> bytes:
+        """Encode the certificate; see the module."""
         own = [self.peer, self.introduction, self.witness, self.witnessed_at, self.attestation]
         return packed([self.invite.fields(), *own])
 
     @classmethod
     def decode(cls, body: bytes, run: RunId, author: bytes) -> Self:
-        """Inverse of ``encode``. RemoteError unless all three signatures hold. Says nothing of times and bans."""
+        """Decode a certificate.
+
+        Raises RemoteError unless all three signatures are valid; times and bans are not checked.
+        """
         match unpacked(body, MAX_BADGE_BYTES):
             case [raw, peer, introduction, witness, at, attestation] if (
                 _is_peer(peer)
@@ -179,44 +184,48 @@ class Certificate:
                     and holds(key, attestation, WITNESS, [run, invite.key, peer, at])
                 ):
                     return cls(invite, peer, introduction, witness, at, attestation)
-        raise RemoteError("a badge whose signatures do not hold")
+        raise RemoteError("a certificate with invalid signatures")
 
 
 @dataclass(frozen=True, slots=True)
 class AccessList:
-    """The author's word on names. All of it in one document: who has the newest has everything."""
+    """The author's signed list of admitted peers, banned peers and revoked invites; the newest replaces all others."""
 
     serial: int = 0
-    """Grows with each; the largest counts. Beside order it means nothing, but is made from the time, so that an author
-    who lost the last document still makes a newer one."""
+    """Version; the list with the largest one counts.
+
+    Derived from the time, so that an author without the last list still makes a newer one.
+    """
     issued_at: int = 0
+    """Seconds since 1970."""
     admitted: tuple[PeerId, ...] = ()
-    """Ascending. They need no badge."""
+    """Peers admitted without a certificate, ascending."""
     banned: tuple[PeerId, ...] = ()
-    """Ascending. Whatever they show."""
+    """Peers refused whatever they show, ascending."""
     revoked: tuple[str, ...] = ()
-    """Ids of invites, ascending. They bring in nobody, and whoever came by them is out, unless it is ``admitted``."""
+    """Ids of revoked invites, ascending. Their certificates are invalid, but ``admitted`` takes precedence."""
     signature: bytes = b""
 
     def signed(self, run: RunId, author: Ed25519PrivateKey) -> AccessList:
-        """With the author's signature. ValueError when there are too many names."""
+        """Return a copy with the author's signature. Raises ValueError if there are too many names."""
         if self.size > MAX_RULINGS:
-            raise ValueError(f"{self.size} names where {MAX_RULINGS} are allowed")
+            raise ValueError(f"{self.size} names, but at most {MAX_RULINGS} are allowed")
         return replace(self, signature=signature(author, RULINGS, [run, *self._fields()]))
 
     @property
     def size(self) -> int:
+        """Number of names of all kinds."""
         return len(self.admitted) + len(self.banned) + len(self.revoked)
 
     def encode(self) -> bytes:
+        """Encode the access list; see the module."""
         return packed([*self._fields(), self.signature])
 
     @classmethod
     def decode(cls, body: bytes, run: RunId, author: bytes) -> Self:
-        """Inverse of ``encode``. RemoteError when they are none, or not this author's for this run.
+        """Decode an access list. Raises RemoteError unless this author signed it for this run.
 
-        Names are looked at last: anybody may send a thousand, and to check them takes thirty times as long as to see
-        that the author did not sign them.
+        Names are checked after the signature, because checking 1000 names takes thirty times as long.
         """
         match unpacked(body, MAX_RULINGS_BYTES):
             case [serial, at, [*admitted], [*banned], [*revoked], signed] as fields if (
@@ -230,7 +239,7 @@ class AccessList:
                 and all(type(each) is str and len(each) == 16 for each in revoked)
             ):
                 return cls(serial, at, tuple(admitted), tuple(banned), tuple(revoked), signed)
-        raise RemoteError("rulings that the run's author did not sign")
+        raise RemoteError("an access list that the run's author did not sign")
 
     def _fields(self) -> list[Any]:
         return [self.serial, self.issued_at, list(self.admitted), list(self.banned), list(self.revoked)]

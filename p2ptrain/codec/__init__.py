@@ -1,17 +1,17 @@
-"""Codecs, the other half of the numeric core: two snapshots -> two messages -> one difference.
+"""Codecs: two snapshots -> two messages -> one difference.
 
 Peers i and j agree on ``CodecTerms``, encode their snapshots and swap the messages. Each side then holds the same two
-byte strings and computes ``difference(mine, theirs, terms)``, approximately ``theirs - mine``. Two promises make gossip
-safe whatever a codec loses:
+byte strings and computes ``difference(mine, theirs, terms)``, approximately ``theirs - mine``. Two guarantees make
+gossip safe for any lossy codec:
 
-- **antisymmetry to the bit**: the two sides' differences are exact negatives, so the pair's mean does not move;
-- **any bytes** are either refused with RemoteError or yield finite numbers of the right shape.
+- **Antisymmetry to the bit**: the two sides' differences are exact negatives, so the pair's mean does not move.
+- **Any bytes** are either rejected with RemoteError or yield finite numbers of the right shape.
 
-No ``Codec`` promises that one message can be read alone: a modular code has meaning only beside the partner's. Those
-that can be are ``Decodable`` as well, which averages over many peers and error feedback need.
+A ``Codec`` message need not be readable alone: a modular code has a meaning only with the partner's. A ``Decodable``
+codec has messages that are, as averages over many peers and error feedback require.
 
 ========  ============================  =============================================================  ===============
-name      bits an element               error                                                          may carry
+name      bits per element              error                                                          may carry
 ========  ============================  =============================================================  ===============
 fp32      32                            none                                                           both
 bf16      16                            at most 2^-8 of the element                                    both
@@ -24,9 +24,10 @@ topk      .227                          all but the largest 64 of 4096: needs er
 lowrank   4.25 rank (m + c) / (m c)     all but a few components: needs error feedback                 gradients
 ========  ============================  =============================================================  ===============
 
-``block size``: elements that share a scale or a step, 1024 by default. The modular codecs also need 256 bytes a
-fragment; ``wishes`` says what must be agreed on before. A codec is stateless and may be called from any thread; memory
-beside input and output is bounded (``door.CHUNK``), but for the low-rank factors. All work on host memory.
+``block size``: elements that share a scale or a step width, 1024 by default. The modular codecs also send proposals
+before the message, one byte per block and 256 bytes per fragment (``codec.negotiation``). Codecs are stateless and
+thread-safe, and work on host memory. Memory beyond input and output is bounded (``base.CHUNK``), except for low-rank
+factors.
 """
 
 from p2ptrain.codec.base import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable, Matrices
@@ -50,22 +51,22 @@ from p2ptrain.codec.steps import FIRST_PACE, PACE
 from p2ptrain.codec.topk import TopKCodec
 
 WEIGHT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4")
-"""What weights may travel in: codecs that leave out no element."""
+"""Codecs for weights: they leave out no element."""
 
 GRADIENT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank")
-"""What pseudo-gradients may travel in: codecs whose messages can be read alone."""
+"""Codecs for pseudo-gradients: their messages can be read alone."""
 
 
 def get(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK) -> Codec:
-    """The codec a manifest names.
+    """Return a codec by the name in the manifest.
 
     Args:
         name: one of ``WEIGHT_CODECS`` or ``GRADIENT_CODECS``.
-        block_size: elements that share a scale or a step; int8, int4 and the modular codecs read it.
-        rank: of lowrank.
+        block_size: elements that share a scale or a step width; only int8, int4 and the modular codecs read it.
+        rank: only lowrank reads it.
 
     Raises:
-        ValueError: a name, block size or rank that no manifest may carry.
+        ValueError: the name, block size or rank is not valid in a manifest.
     """
     if name in ("modular8", "modular4"):
         return ModularCodec(int(name[-1]), block_size)
@@ -73,7 +74,7 @@ def get(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RAN
 
 
 def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK) -> Decodable:
-    """The same for one of ``GRADIENT_CODECS``. Raises ValueError also for the modular codecs."""
+    """Return one of ``GRADIENT_CODECS`` by name; see ``get``. Raises ValueError also for the modular codecs."""
     match name:
         case "fp32":
             return FP32
@@ -89,11 +90,11 @@ def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = D
             return LowRankCodec(rank)
         case "modular8" | "modular4":
             raise ValueError(
-                f"codec {name} carries weights, whose messages nobody can read alone; "
-                f"for pseudo-gradients there are {', '.join(GRADIENT_CODECS)}"
+                f"codec {name} carries weights, and its messages cannot be read alone; "
+                f"codecs for pseudo-gradients: {', '.join(GRADIENT_CODECS)}"
             )
     known = dict.fromkeys(WEIGHT_CODECS + GRADIENT_CODECS)
-    raise ValueError(f"no codec is called {name!r}; there are {', '.join(known)}")
+    raise ValueError(f"unknown codec {name!r}; codecs: {', '.join(known)}")
 
 
 __all__ = [

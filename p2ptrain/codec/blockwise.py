@@ -1,17 +1,18 @@
-"""Blockwise absmax ``int8`` and ``int4``: a quarter or an eighth of the bytes, error at most half a step of the block.
+"""Blockwise absmax codecs ``int8`` and ``int4``: a quarter or an eighth of the bytes, error at most half a step.
 
 Message, little-endian: one bf16 scale for each block of B elements, then the codes; the last block may be short. int8:
-one signed byte an element. int4: two codes a byte, two's complement, the earlier in the lower half; an odd last code
-has zero beside it. An element is ``code * scale``, codes -127 ... 127 or -7 ... 7, to nearest.
+one signed byte per element. int4: two codes per byte, two's complement, the earlier in the lower half; an odd last code
+is paired with zero. An element is ``code * scale``, codes -127 ... 127 or -7 ... 7, to nearest.
 
-Why the scales are bf16: ``code * scale`` has 8 + 8 significant bits, so it is EXACT in fp32, and the difference of two
-such products is one exact number rounded once. It is therefore antisymmetric to the bit on any hardware, whether or
-not a compiler fuses multiply and subtract. Scales are rounded UP, so that no code saturates; that costs at most 1/128
-of a step.
+Scales are bf16, because ``code * scale`` then has 8 + 8 significant bits and is exact in fp32. The difference of two
+such products is one exact number rounded once, so it is antisymmetric to the bit on any hardware, with or without fused
+multiply-subtract. Scales are rounded up, so that no code saturates; that costs at most 1/128 of a step.
 
-Blockwise absmax quantization: Dettmers et al., arXiv 2110.02861. The error is relative to the largest weight of the
-block, not to the peers' disagreement: two peers that send equal snapshots differ by nothing, but a disagreement far
-below a step is seen through the noise of rounding. With four bits that is a floor under the consensus of weights.
+The error is relative to the largest weight of the block, not to the peers' disagreement. Equal snapshots have a
+difference of zero, but a disagreement far below a step is lost in rounding noise. With four bits this limits the
+consensus of weights.
+
+Source: blockwise absmax quantization, Dettmers et al., arXiv 2110.02861.
 """
 
 from __future__ import annotations
@@ -42,22 +43,22 @@ from p2ptrain.codec.base import (
 from p2ptrain.codec.packing import pack_nibbles, unpack_nibbles
 
 DEFAULT_BLOCK_SIZE = 1024
-"""Elements a scale: 8.016 bits an element. Speed hardly depends on it from 256 up (``bench/codecs.py``)."""
+"""Elements per scale: 8.016 bits per element. From 256 up it hardly affects speed (``bench/codecs.py``)."""
 
 SCALE_BYTES = 2
 
 SMALLEST_SCALE = 2.0**-126
-"""The smallest normal number. A block that would need less is sent as zeros: its elements are below 2e-36."""
+"""The smallest normal number. A block with a smaller scale, elements below 2e-36, is sent as zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class BlockwiseCodec:
-    """Sends each element as a code of a few bits and each block's scale as a bf16."""
+    """Codec with a 4- or 8-bit code per element and a bf16 scale per block."""
 
     bits: int
-    """4 or 8."""
+    """Bits per code, 4 or 8."""
     block_size: int = DEFAULT_BLOCK_SIZE
-    """B: elements that share a scale; even where two codes share a byte."""
+    """B: elements that share a scale; even if two codes share a byte."""
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
@@ -86,7 +87,7 @@ class BlockwiseCodec:
             blocks = blocks_of(snapshot[begin:end], self.block_size)
             part = work[: len(blocks)]
             largest = torch.amax(torch.abs(blocks, out=part), dim=1)
-            check_magnitude(float(largest.max()))  # amax inherits NaN
+            check_magnitude(float(largest.max()))  # amax propagates NaN
             scale = _scale(largest, self._largest_code)
             scales[begin // self.block_size :][: len(scale)] = scale
             inverse = torch.where(scale > 0, scale.reciprocal(), 0.0)
@@ -108,7 +109,7 @@ class BlockwiseCodec:
         return read_difference(read_mine, read_theirs, terms.elements, self._chunk)
 
     def _reader(self, message: memoryview, terms: CodecTerms, trusted: bool) -> Reader:
-        """Raises RemoteError for scales that no encoder sends, unless the message is our own."""
+        """Return a reader of a message. Raises RemoteError for invalid scales, unless the message is trusted."""
         head = self._scale_bytes(terms)
         scales = Staging(head).load(message[:head]).view(torch.bfloat16).float()
         limit = _largest_scale(self._largest_code)
@@ -134,11 +135,11 @@ class BlockwiseCodec:
 
     @property
     def _chunk(self) -> int:
-        """Elements worked on at a time: whole blocks."""
+        """Elements processed at a time: whole blocks."""
         return CHUNK // self.block_size * self.block_size
 
     def _scale_bytes(self, terms: CodecTerms) -> int:
-        """Bytes of all scales, which is where the codes begin."""
+        """Return the bytes of all scales, the offset of the codes."""
         return -(-terms.elements // self.block_size) * SCALE_BYTES
 
     def _code_bytes(self, elements: int) -> int:
@@ -149,12 +150,12 @@ def _scale(
     largest: Tensor,  # [blocks] fp32: each block's largest magnitude
     largest_code: int,
 ) -> Tensor:
-    """[blocks] fp32 scales that are exact in bf16: ``largest / largest_code`` rounded up, or 0 where subnormal."""
+    """Compute scales that are exact in bf16, [blocks] fp32: ``largest / largest_code`` rounded up, 0 if subnormal."""
     bits = (largest / largest_code).view(torch.int32)
-    rounded_up = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)  # a carry moves into the exponent, as it should
+    rounded_up = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)  # a carry correctly moves into the exponent
     return torch.where(rounded_up >= SMALLEST_SCALE, rounded_up, 0.0)
 
 
 def _largest_scale(largest_code: int) -> float:
-    """No encoder exceeds it (LARGEST_MAGNITUDE / largest_code, rounded up), and its multiples are far from overflow."""
+    """Return a bound on valid scales: at least any encoder's (LARGEST_MAGNITUDE / largest_code), far from overflow."""
     return LARGEST_MAGNITUDE / (largest_code // 2 + 1)

@@ -1,11 +1,10 @@
-"""One number an element: ``fp32`` (lossless), ``bf16`` and ``fp16``. The reference codecs.
+"""Dense codecs, one number per element: ``fp32`` (lossless), ``bf16`` and ``fp16``. The reference codecs.
 
 Message: n little-endian numbers, nothing else.
 
-fp16 has eleven significant bits where bf16 has eight, and pays with range: it holds nothing beyond 65504, and below
-2^-14 its error is absolute, 2^-25. A snapshot beyond that range is REFUSED, as every snapshot is that a codec cannot
-carry: clamping would silently hide a disagreement between two weights that are both too large, and weights of that
-size mean that training has diverged.
+fp16 has eleven significant bits, bf16 has eight. fp16 is limited to 65504, and below 2^-14 its error is absolute,
+2^-25. A snapshot beyond a codec's range is rejected, not clamped: clamping would hide the disagreement between two
+weights that are both too large, and weights of that size mean that training has diverged.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ from p2ptrain.codec.base import (
 
 @dataclass(frozen=True, slots=True)
 class DenseCodec:
-    """Sends each element as one number of ``dtype``, rounded to nearest."""
+    """Codec with one number of ``dtype`` per element, rounded to nearest."""
 
     name: str
     dtype: torch.dtype
     largest: float = LARGEST_MAGNITUDE
-    """No element may be larger, in a snapshot or in a message."""
+    """Largest magnitude allowed in a snapshot or a message."""
 
     def encoded_size(self, terms: CodecTerms) -> int:
         return terms.elements * self.dtype.itemsize

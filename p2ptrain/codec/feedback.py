@@ -1,4 +1,4 @@
-"""Error feedback: what a message leaves out is added to the next one. For streams of pseudo-gradients.
+"""Error feedback for streams of pseudo-gradients: the error of a message is added to the next vector.
 
 ::
 
@@ -6,9 +6,9 @@
     message  = encode(total)
     residual = total - decode(message)
 
-With ``decay`` 1 nothing is ever lost: the sum of all that was decoded, and the residual, is the sum of all that was put
-in. With less, what waits too long fades, which takes the place of the outer momentum: SparseLoCo (Sarfi et al., arXiv
-2508.15706) with e <- beta e + g. Error feedback: Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847.
+With ``decay`` 1 nothing is lost: the sum of all decoded messages and the residual equals the sum of all vectors. A
+smaller decay forgets old residuals and replaces the outer momentum, as in SparseLoCo (Sarfi et al., arXiv 2508.15706)
+with e <- beta e + g. Error feedback: Seide et al., Interspeech 2014; Karimireddy et al., arXiv 1901.09847.
 
 Legend: n elements of a fragment.
 """
@@ -27,24 +27,25 @@ from p2ptrain.codec.topk import TopKCodec
 
 
 def needs_feedback(codec: Codec) -> bool:
-    """Whether messages leave out so much that it must be fed back."""
+    """Return whether a codec leaves out elements and needs error feedback."""
     return isinstance(codec, TopKCodec | LowRankCodec)
 
 
 def is_decodable(codec: Codec) -> TypeGuard[Decodable]:
-    """Whether a message can be read alone."""
+    """Return whether a codec's messages can be read alone."""
     return hasattr(codec, "decode")
 
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What one stream carries from message to message. Belongs into the checkpoint; never travels."""
+    """State of one stream between messages. Saved in the checkpoint, never sent."""
 
-    residual: Tensor  # [n] fp32 what is still to be sent
-    start: Tensor | None = None  # where the low-rank codec's power iteration goes on
+    residual: Tensor  # [n] fp32 not sent yet
+    start: Tensor | None = None  # start of the low-rank codec's next power iteration
 
     @classmethod
     def empty(cls, elements: int) -> Feedback:
+        """Return the state before the first message."""
         return cls(torch.zeros(elements))
 
 
@@ -55,10 +56,10 @@ def compress(
     terms: CodecTerms,
     decay: float = 1.0,
 ) -> tuple[bytes, Feedback]:
-    """The message for ``vector`` and what was left over before, and what is left over now.
+    """Encode ``vector`` plus the decayed residual; return the message and the new state.
 
     Raises:
-        ValueError: the sum is not finite or beyond what the codec can carry.
+        ValueError: the sum is not finite or exceeds the codec's range.
     """
     total = torch.add(vector, feedback.residual, alpha=decay)
     if isinstance(codec, LowRankCodec):

@@ -1,22 +1,23 @@
-"""``lowrank``: each matrix as the product of two thin factors, quantized to int4. For pseudo-gradients.
+"""Codec ``lowrank`` for pseudo-gradients: each matrix as the product of two thin factors, quantized to int4.
 
-Only with error feedback (``codec.feedback``), which also carries the power iteration from one message to the next. One
-iteration a message, from the factor R of the last one::
+The codec needs error feedback (``codec.feedback``), which also carries the power iteration between messages. Each
+message takes one iteration from the factor R of the last one::
 
     P = orthonormal(M R^T)       sent as int4, read back as P'
     R = least squares of M ~ P' R, sent as int4         M ~ P' R'
 
-The fit against P' as the others will read it makes up for the rounding of P. A matrix too small to gain by it is sent
-as plain int4. Power iteration with a warm start: PowerSGD, Vogels et al., arXiv 1905.13727; low rank and then int4 on
-pseudo-gradients: DiLoCoX, arXiv 2506.21263.
+Fitting R against the decoded P' compensates the rounding of P. A matrix too small to gain from factors is sent as plain
+int4.
 
-Message: what ``int4`` makes of all factors one after the other, each filled up to whole blocks; for each matrix P by
-columns, then R by rows, so that a scale nearly always belongs to one component. To read it, the components are added
-one by one: a product of two int4 numbers is exact in fp32, so the sum is the same to the bit on any machine, which a
-matrix product is not.
+Message: the ``int4`` encoding of all factors in sequence, each padded to whole blocks; for each matrix P by columns,
+then R by rows, so that a scale nearly always belongs to one component. The decoder adds the components one by one: a
+product of two int4 numbers is exact in fp32, so the sum is equal to the bit on every machine, unlike a matrix product.
 
-What the matrices of a fragment are, ``terms.matrices`` says. If it says nothing, the fragment is one matrix of 2^k
-columns, close to square, filled up with zeros.
+``terms.matrices`` gives the matrices of a fragment. If it is empty, the fragment is one matrix of 2^k columns, close to
+square, padded with zeros.
+
+Sources: power iteration with a warm start, PowerSGD, Vogels et al., arXiv 1905.13727; low rank followed by int4 on
+pseudo-gradients, DiLoCoX, arXiv 2506.21263.
 
 Legend: n elements of a fragment; m rows and c columns of a matrix, r its rank here.
 """
@@ -46,45 +47,48 @@ from p2ptrain.codec.blockwise import BlockwiseCodec
 from p2ptrain.codec.shapes import matrix_at, near_square
 
 DEFAULT_RANK = 16
-"""A guess: on 1024 x 1024 it is a 32nd of the numbers."""
+"""Default rank, which keeps 1/32 of the numbers of a 1024 x 1024 matrix. Guess: compare final losses by rank."""
 
 FACTORS = BlockwiseCodec(bits=4, block_size=64)
-"""4.25 bits a number. Blocks this short seldom straddle two components, whose sizes differ widely."""
+"""Codec of the factors, 4.25 bits per number. Short blocks seldom span two components, whose sizes differ widely."""
 
 LARGEST_ELEMENT = 2.0**100
-"""No element of a snapshot may be larger: what its factors multiply to then stays within ``LARGEST_MAGNITUDE``."""
+"""Largest magnitude of a snapshot; products of its factors then stay within ``LARGEST_MAGNITUDE``."""
 
 SMALLEST_LEFT, SMALLEST_RIGHT = 2.0**-24, 2.0**-100
-"""Smaller numbers of P' and R' count as zero, so that no product is subnormal; P' has columns of norm 1."""
+"""Bounds below which numbers of P' and R' count as zero, so that no product is subnormal; P' has unit columns."""
 
 COLD_ITERATIONS = 2
-"""Without a warm start, one iteration from a random factor finds little; a second finds most. PowerSGD, section 4."""
+"""Iterations without a warm start: the first finds little, the second finds most (PowerSGD, section 4)."""
 
 
 @dataclass(frozen=True, slots=True)
 class _MatrixSlice:
-    """One matrix of a fragment."""
+    """The place of one matrix in a fragment."""
 
     offset: int
-    """Its first element in the fragment."""
+    """Index of the first element in the fragment."""
     rows: int
     columns: int
     rank: int
-    """0: its elements are sent as they are."""
+    """Rank of the factors; 0 if the elements are sent without factors."""
 
     @property
     def sizes(self) -> list[int]:
-        """How many numbers are sent of it, factor by factor, each filled up to whole blocks."""
+        """Number of numbers sent for each factor, padded to whole blocks."""
         counts = [self.rank * self.rows, self.rank * self.columns] if self.rank else [self.rows * self.columns]
         return [-(-count // FACTORS.block_size) * FACTORS.block_size for count in counts]
 
 
 @dataclass(frozen=True, slots=True)
 class LowRankCodec:
-    """Sends two thin factors of each matrix. ``encode`` starts cold; ``encode_from`` where the last message ended."""
+    """Codec with two thin factors per matrix.
+
+    ``encode`` starts cold, ``encode_from`` from the last message's factor.
+    """
 
     rank: int = DEFAULT_RANK
-    """The largest rank of any matrix. A rank that follows ``effective_rank`` is another codec each time."""
+    """Largest rank of any matrix. A rank that follows ``effective_rank`` needs a new codec for each value."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -104,9 +108,12 @@ class LowRankCodec:
         self,
         snapshot: Tensor,  # [n] fp32, host memory
         terms: CodecTerms,
-        start: Tensor | None,  # [rank, columns of all matrices] fp32: what the last call returned; None starts cold
+        start: Tensor | None,  # [rank, columns of all matrices] fp32, from the last call; None starts cold
     ) -> tuple[bytes, Tensor]:
-        """The message, and the start for the next one, which may have another rank. Raises ValueError as ``encode``."""
+        """Return the message and the start for the next one, whose rank may differ.
+
+        Raises ValueError like ``encode``.
+        """
         check_snapshot(snapshot, terms)
         check_magnitude(magnitude(snapshot), LARGEST_ELEMENT)
         pieces = self._pieces(terms)
@@ -145,7 +152,7 @@ class LowRankCodec:
         return result
 
     def _parts(self, numbers: Tensor, terms: CodecTerms) -> Iterator[tuple[int, int, Tensor]]:
-        """(begin, end, elements) of a message, a few rows at a time."""
+        """Yield (begin, end, elements) of a message, some rows at a time."""
         for piece in self._pieces(terms):
             sent, numbers = numbers[: sum(piece.sizes)], numbers[sum(piece.sizes) :]
             at_once = max(1, CHUNK // piece.columns)
@@ -177,13 +184,13 @@ def factors(
     start: Tensor,  # [r, c] fp32
     iterations: int,
 ) -> tuple[Tensor, Tensor]:
-    """[m, r] and [r, c]: orthonormal columns as int4 carries them, and the best factor beside them."""
+    """Factorize a matrix: [m, r] orthonormal columns after int4 rounding, and [r, c] their least-squares factor."""
     right = start
     for _ in range(iterations):
         left = torch.linalg.qr(matrix @ right.T).Q
         right = _normal(left.T @ matrix, start)
     left = _as_sent(left)
-    gram = left.T @ left + 1e-6 * torch.eye(left.shape[1])  # so that a column that int4 emptied does no harm
+    gram = left.T @ left + 1e-6 * torch.eye(left.shape[1])  # int4 may round a column to zero
     return left, torch.linalg.solve(gram, left.T @ matrix)
 
 
@@ -191,7 +198,7 @@ def product(
     left: Tensor,  # [r, m] fp32, numbers of int4
     right: Tensor,  # [r, c] fp32, numbers of int4
 ) -> Tensor:
-    """[m, c] the sum of the components, one after the other: each product is exact, each sum rounded once."""
+    """Add up the components in order, [m, c]: each product is exact, each sum rounded once."""
     result = left.new_zeros(left.shape[1], right.shape[1])
     for column, row in zip(left, right, strict=True):
         result.addcmul_(column[:, None], row[None, :])
@@ -204,7 +211,7 @@ def _rows(
     first: int,
     past: int,
 ) -> Tensor:
-    """[(past - first) c] some rows of it."""
+    """Decode the rows [first, past) of a matrix, flat."""
     if not piece.rank:
         return sent[first * piece.columns : past * piece.columns]
     left, right = torch.split(sent, piece.sizes)
@@ -216,14 +223,14 @@ def _rows(
 
 
 def _filled(values: Tensor) -> Tensor:
-    """[k] the numbers of one factor, filled up with zeros to whole blocks."""
+    """Flatten one factor and pad it with zeros to whole blocks, [k]."""
     return blocks_of(values.reshape(-1), FACTORS.block_size).view(-1)
 
 
 def _as_sent(
     left: Tensor,  # [m, r] fp32
 ) -> Tensor:
-    """[m, r] what the others will read of it."""
+    """Return the factor as the receiver will decode it, [m, r]."""
     numbers = _filled(left.T)
     terms = CodecTerms(len(numbers))
     read = FACTORS.decode(FACTORS.encode(numbers, terms), terms)
@@ -231,7 +238,7 @@ def _as_sent(
 
 
 def _random(rows: int, columns: int) -> Tensor:
-    """[rows, columns] fp32 normally distributed, always the same."""
+    """Return normally distributed numbers from a fixed seed, [rows, columns] fp32."""
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
 
 
@@ -239,6 +246,6 @@ def _normal(
     right: Tensor,  # [r, c] fp32
     before: Tensor,  # [r, c] fp32
 ) -> Tensor:
-    """[r, c] rows of norm 1, to begin the next iteration from; the row of before where nothing was found."""
+    """Normalize the rows for the next iteration, [r, c]; a zero row is replaced with the row of ``before``."""
     norm = torch.linalg.vector_norm(right.double(), dim=1, keepdim=True)
     return torch.where(norm > 0, right / norm.clamp(min=1e-300), before).float()

@@ -1,24 +1,24 @@
-"""Modular codes ``modular8`` and ``modular4``: the error is relative to the DISAGREEMENT, not to the weight.
+"""Modular codecs ``modular8`` and ``modular4``: the error is relative to the peers' disagreement, not to the weight.
 
-Both sides cut a block into steps of the agreed width D and send only the last b bits of where they are::
+Both sides quantize a block with the agreed step width D and send only the lowest b bits of each integer::
 
     m = round(x / D)        r = m mod 2^b  is sent        c = (r_theirs - r_mine) mod 2^b, centred
     difference = D c        exact within D wherever |m_theirs - m_mine| < 2^(b-1)
 
-No reference is shared, and one message alone says nothing. Farther apart than 2^(b-1) - 1 steps the difference
-**wraps**; each block therefore carries a hash of what was cut off, q = floor(m / 2^b). The hash is linear, so the two
-hashes' difference must be the hash of q_theirs - q_mine, which the two codes imply wherever nothing wrapped. Both
-sides decide it from the same two messages: a wrapped block counts as zero on BOTH, and both shapes ask for wider steps
-next time (``codec.steps``). One or two elements that wrapped once are found with certainty, more with all but 2^-15.
+No reference is shared, and one message alone has no meaning. A difference of more than 2^(b-1) - 1 steps **wraps**. To
+detect this, each block carries a hash of the bits cut off, q = floor(m / 2^b). The hash is linear, so the difference of
+both hashes must be the hash of q_theirs - q_mine, which the two codes imply if nothing wrapped. Both sides decide from
+the same two messages: a wrapped block counts as zero on both, and both propose wider steps next time (``codec.steps``).
+One or two elements that wrapped once are always detected, more with probability 1 - 2^-15.
 
-Message, little-endian: an int16 hash for each block of B elements, then the codes; two to a byte with four bits, the
-earlier in the lower half. The last block may be short; beyond its end everything is zero. Any bytes of the right
-length are a message. D is exact in bf16, so D c is exact in fp32 and antisymmetric to the bit.
+Message, little-endian: an int16 hash for each block of B elements, then the codes; four-bit codes in pairs per byte,
+the earlier in the lower half. The last block may be short and is padded with zeros. Any bytes of the right length are a
+message. D is exact in bf16, so D c is exact in fp32 and antisymmetric to the bit.
 
-Moniqua: Lu and De Sa, arXiv 2002.11787 (the modulus; there with one bound for all elements and all time). The steps
-that follow the disagreement and the linear hash are ours.
+Source: Moniqua, Lu and De Sa, arXiv 2002.11787, for the modulus, there with one constant bound for all elements. Step
+widths that follow the disagreement and the linear hash are our own.
 
-The kernels at the end take tensors on any device; the codec's own methods want host memory, as the door says.
+The kernels at the end accept tensors on any device; the codec's methods need host memory.
 
 Legend: n elements, B block size, k blocks at a time.
 """
@@ -52,33 +52,33 @@ from p2ptrain.codec.steps import WRAPPED, widths
 HASH_BYTES = 2
 
 LARGEST_BLOCK = 4096
-"""Elements: one wrap costs the whole block its exchange; and the sums of the hash stay within 32 bits."""
+"""Largest block in elements. One wrap discards a whole block, and hash sums must stay within 32 bits."""
 
 LARGEST_INTEGER = 2.0**30
-"""m is cut off here. It is reached only where D is far below what fp32 resolves at x."""
+"""Limit of m, reached only if D is far below the fp32 resolution at x."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What two messages say of two snapshots."""
+    """The result of comparing two messages."""
 
     difference: Tensor  # [n] fp32 theirs - mine; zero in wrapped blocks
-    largest: Tensor  # [blocks] uint8 the largest |c| of each block, or WRAPPED; the same on both sides; else empty
+    largest: Tensor  # [blocks] uint8 largest |c| per block, or WRAPPED; equal on both sides; [0] without blocks
 
     @property
     def wrapped(self) -> float:
-        """The share of blocks that wrapped and count as zero; 0 for a codec without blocks."""
+        """Fraction of blocks that wrapped and count as zero; 0 for a codec without blocks."""
         return float((self.largest == WRAPPED).sum()) / max(1, len(self.largest))
 
 
 @dataclass(frozen=True, slots=True)
 class ModularCodec:
-    """Sends each element's place modulo 2^bits steps of the widths that ``terms.shape`` and ``terms.level`` say."""
+    """Codec with integers modulo 2^bits, in steps of the widths given by ``terms.shape`` and ``terms.level``."""
 
     bits: int
-    """b: 4 or 8."""
+    """b: bits per code, 4 or 8."""
     block_size: int = DEFAULT_BLOCK_SIZE
-    """B: elements that share a step width and a hash; even where two codes share a byte."""
+    """B: elements that share a step width and a hash; even if two codes share a byte."""
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
@@ -93,7 +93,7 @@ class ModularCodec:
         return f"modular{self.bits}"
 
     def blocks(self, elements: int) -> int:
-        """How many blocks, and so step widths, a fragment has."""
+        """Return the number of blocks of a fragment."""
         return -(-elements // self.block_size)
 
     def encoded_size(self, terms: CodecTerms) -> int:
@@ -121,7 +121,7 @@ class ModularCodec:
         return self.compare(mine, theirs, terms).difference
 
     def compare(self, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Comparison:
-        """The difference, and for each block how far apart it was. Raises RemoteError as ``difference`` does."""
+        """Compute the difference and the largest code of each block. Raises RemoteError like ``difference``."""
         own, other = check_lengths(mine, theirs, self.encoded_size(terms))
         step = self._widths(terms)
         weights = hash_weights(self.block_size)
@@ -132,7 +132,7 @@ class ModularCodec:
         largest = torch.empty(len(step), dtype=torch.uint8)
 
         def residues(message: memoryview, staging: Staging, begin: int, end: int, whole: int) -> Tensor:
-            """[k, B] the codes of one chunk, int8 where that holds their differences; zero beyond its end."""
+            """Return the codes of one chunk, [k, B], padded with zeros; int8 if their differences fit, else int16."""
             piece = message[head + self._code_bytes(begin) : head + self._code_bytes(end)]
             packed = staging.load(piece)[: self._code_bytes(whole)]
             codes = unpack_nibbles(packed).view(torch.int8) if self.bits == 4 else packed.to(torch.int16)
@@ -158,17 +158,17 @@ class ModularCodec:
 
     @property
     def _chunk(self) -> int:
-        """Elements worked on at a time: whole blocks."""
+        """Elements processed at a time: whole blocks."""
         return CHUNK // self.block_size * self.block_size
 
     def _widths(self, terms: CodecTerms) -> Tensor:
-        """[blocks] fp32."""
+        """Return the step widths, [blocks] fp32."""
         if len(terms.shape) != self.blocks(terms.elements):
             raise ValueError(f"{len(terms.shape)} step widths are agreed for {self.blocks(terms.elements)} blocks")
         return widths(terms.shape, terms.level)
 
     def _hash_bytes(self, terms: CodecTerms) -> int:
-        """Bytes of all hashes, which is where the codes begin."""
+        """Return the bytes of all hashes, the offset of the codes."""
         return self.blocks(terms.elements) * HASH_BYTES
 
     def _code_bytes(self, elements: int) -> int:
@@ -181,29 +181,29 @@ def cut(
     bits: int,
     weights: Tensor,  # [B] int32
 ) -> tuple[Tensor, Tensor]:
-    """What is sent of some blocks: [k, B] uint8 residues of m, and [k] int16 hashes of what is cut off it."""
+    """Encode blocks: [k, B] uint8 residues of m, and [k] int16 hashes of the bits cut off."""
     integers = torch.div(blocks, step[:, None]).round_().clamp_(-LARGEST_INTEGER, LARGEST_INTEGER).to(torch.int32)
     residues = (integers & (2**bits - 1)).to(torch.uint8)
-    # Modulo 2^16 after each product: no sum leaves 32 bits, and two's complement makes it the same as doing so once.
+    # Modulo 2^16 after each product keeps sums within 32 bits; two's complement gives the result of one final modulo.
     cut_off = integers.bitwise_right_shift_(bits).bitwise_and_(0xFFFF).mul_(weights).bitwise_and_(0xFFFF)
     return residues, cut_off.sum(dim=1, dtype=torch.int32).to(torch.int16)
 
 
 def centred(
-    residues_mine: Tensor,  # [k, B] int16, or int8 of four bits
+    residues_mine: Tensor,  # [k, B] int16, or int8 with four bits
     residues_theirs: Tensor,  # [k, B] of the same type; overwritten
     hashes: Tensor,  # [k] int16 theirs - mine, modulo 2^16
     bits: int,
     weights: Tensor,  # [B] int16
 ) -> tuple[Tensor, Tensor]:
-    """[k, B] theirs - mine in steps, and [k] uint8 the largest magnitude of each block, or WRAPPED.
+    """Compute theirs - mine in steps, [k, B], and the largest magnitude of each block, [k] uint8, or WRAPPED.
 
-    A block with the residue 2^(b-1), which stands for that many steps in either direction, is out of reach as well.
+    A code of 2^(b-1) steps has an ambiguous sign, so its block counts as wrapped, too.
     """
     half = 2 ** (bits - 1)
     apart = residues_theirs.sub_(residues_mine)
     codes = (apart + half).bitwise_and_(2**bits - 1).sub_(half)
-    carries = torch.sub(codes, apart, out=apart).bitwise_right_shift_(bits)  # -1, 0, 1: q_theirs - q_mine, unwrapped
+    carries = torch.sub(codes, apart, out=apart).bitwise_right_shift_(bits)  # q_theirs - q_mine if nothing wrapped
     implied = carries.to(torch.int16).mul_(weights).sum(dim=1, dtype=torch.int32)
     largest = torch.abs(codes, out=apart).amax(dim=1)
     wrapped = ((hashes - implied) & 0xFFFF != 0) | (largest == half)
@@ -212,9 +212,9 @@ def centred(
 
 @functools.cache
 def hash_weights(block_size: int) -> Tensor:
-    """[B] int32 distinct odd numbers below 2^14, in an order without pattern. Part of the protocol.
+    """Return the weights of the hash, [B] int32: distinct odd numbers below 2^14, shuffled. Part of the protocol.
 
-    Odd, so that one wrapped element never vanishes modulo 2^16; distinct and below 2^15, so that neither do two.
+    Odd weights keep one wrapped element from vanishing modulo 2^16; distinct weights below 2^15 do so for two.
     """
     shuffled = sorted(range(2**13), key=lambda number: blake2b(number.to_bytes(2, "little"), digest_size=8).digest())
     return 2 * torch.tensor(shuffled[:block_size], dtype=torch.int32) + 1

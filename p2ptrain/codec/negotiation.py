@@ -1,14 +1,14 @@
-"""What two sides agree on before they encode, asked alike of every codec.
+"""Negotiation of step widths before encoding, with one interface for every codec.
 
-Most codecs need nothing: shapes and wishes are empty, and nothing travels. The modular ones keep one byte a block for
-each fragment. The caller need not know which codec it has::
+Modular codecs keep a shape, one byte per block, for each fragment. For all other codecs shapes and proposals are empty,
+and nothing is sent. The caller need not know the codec::
 
-    shape = first_shape(codec, reference)              once a fragment, before its first exchange
-    mine  = wish_for(codec, shape, snapshot)           travels before the message
-    terms = agree(codec, n, mine, theirs)              both sides: equal terms
+    shape = first_shape(codec, reference)              once per fragment, before its first exchange
+    mine  = wish_for(codec, shape, snapshot)           our proposal, sent before the message
+    terms = agree(codec, n, mine, theirs)              equal terms on both sides
     message = codec.encode(snapshot, terms)
     comparison = compare(codec, message, their_message, terms)
-    shape = next_shape(codec, shape, terms, comparison)        whatever becomes of the exchange
+    shape = next_shape(codec, shape, terms, comparison)        even if the exchange is not committed
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ def first_shape(
     codec: Codec,
     reference: Tensor,  # [n] fp32
 ) -> bytes:
-    """What to begin with, before anything was measured: shape of the fragment, one byte a block.
+    """Return the shape of a fragment before the first exchange, one byte per block.
 
-    A good reference is how far this peer's own training moved it, in an outer step or in a phase so far: peers of one
-    run begin alike, so they differ where they moved. Where there is none, the snapshot does; the first exchange then
-    drops more blocks.
+    A good reference is the change of the fragment by this peer's own training, since peers of a run start from equal
+    weights and differ where they trained. Without one, use the snapshot; more blocks of the first exchange then wrap.
     """
     if not isinstance(codec, ModularCodec):
         return b""
@@ -39,7 +38,7 @@ def first_shape(
 
 
 def wish_size(codec: Codec, elements: int) -> int:
-    """Bytes of every wish for a fragment of that many elements."""
+    """Return the bytes of a proposal for a fragment of that many elements."""
     return codec.blocks(elements) + steps.SKETCH_BYTES if isinstance(codec, ModularCodec) else 0
 
 
@@ -48,52 +47,52 @@ def wish_for(
     shape: bytes,
     snapshot: Tensor,  # [n] fp32, host memory
 ) -> bytes:
-    """What to tell the other side about this fragment. One pass over the snapshot: keep it as long as both stay.
+    """Make the proposal for a fragment. It takes one pass over the snapshot, so keep it while both are unchanged.
 
-    Encode this snapshot in the end and no newer one: who compares what came with what was told refuses the rest.
+    Encode this snapshot and no newer one, because the partner compares the message with the proposal.
     """
     return shape + steps.sketch(snapshot) if isinstance(codec, ModularCodec) else b""
 
 
 def agree(codec: Codec, elements: int, mine: bytes, theirs: bytes, matrices: Matrices = ()) -> CodecTerms:
-    """The terms of one exchange of one fragment, from both wishes. Symmetric: both sides come to the same.
+    """Return the terms of one exchange of a fragment from both proposals; equal on both sides.
 
     Raises:
-        RemoteError: their wish is none for this codec and fragment.
+        RemoteError: their proposal is invalid for this codec and fragment.
     """
     if not isinstance(codec, ModularCodec):
         if theirs:
-            raise RemoteError(f"it asks for step widths, which codec {codec.name} does not have")
+            raise RemoteError(f"it proposes step widths, which codec {codec.name} does not use")
         return CodecTerms(elements, matrices=matrices)
     shape, level = steps.agreed(mine, theirs)
     return CodecTerms(elements, shape, level, matrices)
 
 
 def apart(codec: Codec, mine: bytes, theirs: bytes) -> Tensor:
-    """[64] fp64 the sketch of theirs - mine, as both wishes tell it; empty for a codec without wishes.
+    """Return the sketch of theirs - mine from both proposals, [64] fp64; empty for a codec without proposals.
 
-    Its L2 norm is the distance of both snapshots within a standard error of 9 %.
+    Its L2 norm is the distance of both snapshots with a standard error of 9 %.
     """
     return steps.apart(mine, theirs) if isinstance(codec, ModularCodec) else torch.zeros(0, dtype=torch.float64)
 
 
 def unexplained(
-    told: Tensor,  # [64] or [0]: of ``apart``
-    difference: Tensor,  # [n] fp32: what the two messages say of the same two snapshots
+    told: Tensor,  # [64] or [0], from ``apart``
+    difference: Tensor,  # [n] fp32, from the messages of the same two snapshots
 ) -> Tensor:
-    """[64] or [0] what is left of what was told: the sketch of all that the messages lost, or say beyond it."""
+    """Return the sketch of the part of the proposed difference that the messages do not explain, [64] or [0]."""
     return told - steps.sums(difference) if len(told) else told
 
 
 def compare(codec: Codec, mine: Buffer, theirs: Buffer, terms: CodecTerms) -> Comparison:
-    """``codec.difference``, with what the next shape follows from. Raises as it does."""
+    """Compute the difference and the input of ``next_shape``. Raises RemoteError like ``codec.difference``."""
     if isinstance(codec, ModularCodec):
         return codec.compare(mine, theirs, terms)
     return Comparison(codec.difference(mine, theirs, terms), torch.zeros(0, dtype=torch.uint8))
 
 
 def next_shape(codec: Codec, shape: bytes, terms: CodecTerms, comparison: Comparison, pace: int = FIRST_PACE) -> bytes:
-    """The fragment's shape after an exchange under ``terms``, ``pace`` quarter octaves away at most."""
+    """Return the fragment's shape after an exchange, at most ``pace`` quarter octaves from the old one."""
     if not isinstance(codec, ModularCodec):
         return b""
     return steps.next_shape(shape, terms.shape, comparison.largest, codec.bits, pace)

@@ -1,4 +1,4 @@
-"""The matrices inside a fragment, which is but a slice of the flat vector of all parameters.
+"""The matrices inside a fragment, which is a slice of the flat vector of all parameters.
 
 Legend: n elements of a fragment; m rows and c columns of a matrix.
 """
@@ -15,9 +15,9 @@ from p2ptrain.codec.base import CodecTerms, Matrices
 
 
 def near_square(elements: int) -> tuple[int, int]:
-    """(rows, columns) that hold so many elements: 2^k columns, the largest that do not exceed the rows.
+    """Return (rows, columns) that hold so many elements, with the largest 2^k columns that do not exceed the rows.
 
-    A power of two, so that the columns of most models' matrices, laid side by side, fall together.
+    With a power of two, the columns of most models' matrices, which lie one after the other, are aligned.
     """
     columns = 2 ** ((elements.bit_length() - 1) // 2)
     return -(-elements // columns), columns
@@ -29,14 +29,16 @@ def matrices(
     begin: int,
     end: int,
 ) -> Matrices:
-    """The matrices that lie in the elements [begin, end) of a flat vector, for ``CodecTerms.matrices``.
+    """Return the matrices in the elements [begin, end) of a flat vector, for ``CodecTerms.matrices``.
 
-    Whole rows of a parameter are a matrix, its first dimension counting them. Vectors, gaps between parameters and rows
-    that the boundary cuts are matrices of one row.
+    The whole rows of a parameter form a matrix; rows run along the first dimension. Vectors, gaps between parameters
+    and rows cut by a boundary are matrices of one row.
 
     Args:
-        shapes: of the parameters in order, as ``outer.FlatLayout`` has them.
-        offsets: where each begins, ascending.
+        shapes: shapes of the parameters in order, as in ``outer.FlatLayout``.
+        offsets: first element of each parameter, ascending.
+        begin: first element of the fragment.
+        end: end of the fragment, exclusive.
     """
     found: list[tuple[int, int]] = []
 
@@ -68,10 +70,10 @@ def effective_rank(
     vector: Tensor,  # [n] fp32: a pseudo-gradient, or the mean of several
     terms: CodecTerms,
 ) -> float:
-    """How many components matter: the exponential of the entropy of the singular values (Roy and Vetterli, 2007).
+    """Compute the effective rank: the exponential of the entropy of the singular values (Roy and Vetterli, 2007).
 
-    Of several matrices the mean, weighted by their elements; vectors do not count. 0 if there is no matrix but of
-    zeros. Cubic in the smaller side: a measurement for now and then.
+    The result is the mean over all matrices, weighted by their elements, without vectors; 0 if there is no nonzero
+    matrix. The cost is cubic in the smaller side, so measure it rarely.
     """
     weighted, counted, offset = 0.0, 0, 0
     for rows, columns in terms.matrices or (near_square(terms.elements),):
@@ -93,7 +95,7 @@ def matrix_at(
     rows: int,
     columns: int,
 ) -> Tensor:
-    """[m, c] the matrix that begins there; copied only where the fragment ends before it and zeros fill it up."""
+    """Return the matrix at an offset, [m, c]; copied only if it exceeds the fragment and is padded with zeros."""
     values = fragment[offset : offset + rows * columns]
     missing = rows * columns - len(values)
     return (torch.nn.functional.pad(values, (0, missing)) if missing else values).view(rows, columns)

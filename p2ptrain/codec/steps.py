@@ -1,21 +1,21 @@
-"""How wide the steps of the modular codecs are: a shape that changes slowly, and a level measured at every exchange.
+"""Step widths of the modular codecs: a slowly changing shape, and a level measured at every exchange.
 
-Two peers must agree on a step width for each block BEFORE they know how far apart they are. From the last exchange
-alone, a block's largest difference is foreseen to .9 octaves (standard deviation), too poorly for codes of four bits;
-but most of that is common to all blocks of the pair. Our measurement: byte language model of .3M parameters, four
-peers, 40 outer steps. So each side sends, before the exchange,
+Two peers must agree on a step width for each block before they know their distance. The last exchange alone predicts a
+block's largest difference to .9 octaves (standard deviation), which is not enough for four-bit codes, but most of the
+error is common to all blocks of the pair. Our measurement: byte language model of .3M parameters, four peers, 40 outer
+steps. Before the exchange each side therefore sends:
 
-- its **shape**, one byte a block: the step width the block needs, relative to the whole fragment's difference. It
-  follows the exchanges of the fragment, by half an octave each at the most;
-- a **sketch** of its present snapshot: 64 sums of all elements under fixed random signs (Alon, Matias and Szegedy,
-  STOC 1996). The distance of two sketches is the distance of the two snapshots within a standard error of 9 %, whoever
-  the partner is and whatever happened since.
+- its **shape**, one byte per block: the step width that the block needs, relative to the whole fragment's difference.
+  It follows the exchanges of the fragment, by at most half an octave each;
+- a **sketch** of its current snapshot: 64 sums of all elements with fixed random signs (Alon, Matias and Szegedy, STOC
+  1996). The distance of two sketches equals the distance of the two snapshots with a standard error of 9 %, for any
+  partner and any history.
 
-Both together are a **wish**. With the level measured, .3 octaves remain. All of it is integers and correctly rounded
-sums, so both sides arrive at the same widths on any machine. A stranger's wish can make blocks wrap, or their noise
-larger; what it can move is bounded by the clip radius, as with every codec.
+Both together are a **proposal**. With the measured level the prediction error falls to .3 octaves. All computations use
+integers and correctly rounded sums, so both sides get equal widths on any machine. An adversarial proposal can make
+blocks wrap or increase their noise; its effect is bounded by the clip radius, as with every codec.
 
-Widths are 2^(k/4) to the nearest bf16, k an integer: "quarter octaves" below.
+Widths are 2^(k/4) to the nearest bf16, with k an integer number of quarter octaves.
 
 Legend: n elements of a fragment, B block size, blocks = ceil(n / B).
 """
@@ -36,70 +36,78 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.codec.base import CHUNK, LARGEST_MAGNITUDE, blocks_of, check_magnitude, chunks, magnitude
 
 SKETCH_SUMS = 64
-"""Standard error of the distance: 1 / sqrt(2 * 64), an eighth of an octave. 256 bytes a fragment."""
+"""Sums of a sketch, 256 bytes per fragment; the distance has a standard error of 1 / sqrt(2 * 64), 1/8 octave."""
 
 SKETCH_BYTES = 4 * SKETCH_SUMS
 
 WRAPPED = 255
-"""Stands for the largest code of a block that wrapped."""
+"""Value instead of the largest code for a block that wrapped."""
 
 MARGIN = {4: 1.5, 8: 4.0}
-"""By the bits of a code, how far beyond the largest difference foreseen it still reaches. Our measurement, on the model
-above and 1024 elements a block: with 1.25, 1.5 and 2, four bits wrap in 6, .6 and 0 % of the blocks and leave an error
-of .44, .40 and .54 of the difference. With eight bits it hardly matters: 4 wraps nowhere, and the error is .05."""
+"""Range of the codes relative to the predicted largest difference, by the bits of a code.
+
+Our measurement, on the model above with 1024 elements per block: with 1.25, 1.5 and 2, four bits wrap in 6, .6 and 0 %
+of the blocks and leave an error of .44, .40 and .54 of the difference. With eight bits it hardly matters: 4 never
+wraps, and the error is .05.
+"""
 
 FIRST_RISE = 3
-"""Quarter octaves that the first shape lies above its reference. Our measurement: .7 octaves were missing."""
+"""Quarter octaves between the reference and the first shape. Our measurement: .7 octaves were missing."""
 
 RISE = 4
-"""Quarter octaves by which a wrapped block's next width lies above what was used: an octave."""
+"""Quarter octaves by which a wrapped block's next width exceeds the used one: an octave."""
 
 FIRST_PACE = 4
-"""Quarter octaves by which a block rises or falls at most in one exchange, while its widths are unknown: an octave."""
+"""Largest change of a block in one exchange while its widths are unknown, in quarter octaves: an octave."""
 
 PACE = 2
-"""The same once they are known: half an octave. MARGIN leaves .58 octaves at four bits, so after one exchange that
-taught anything whatever, most blocks of the next one still fit, and it takes back what the other taught."""
+"""Largest change of a block in one exchange once its widths are known, in quarter octaves: half an octave.
+
+MARGIN leaves .58 octaves at four bits. After one exchange with any outcome, most blocks of the next one therefore still
+fit, and it corrects the change.
+"""
 
 SPREAD = 48
-"""Quarter octaves: no block's shape falls farther below the widest of its fragment. A guess; it bounds how long a block
-that had stood still needs until it is measured again."""
+"""Largest distance of a block's shape below the widest of its fragment, in quarter octaves.
+
+Guess: measure how many exchanges a block that had not changed needs until it is measured again, which this bounds.
+"""
 
 _WHOLE = 224
-"""The shape byte of a block whose steps are as wide as the whole fragment's difference. It leaves 56 octaves below."""
+"""Shape byte of a step width equal to the whole fragment's difference; 56 octaves remain below it."""
 
 _MANTISSAS = (1.0, 1.1875, 1.4140625, 1.6796875)
-"""2^(0, 1/4, 1/2, 3/4) to the nearest bf16."""
+"""Powers 2^(0, 1/4, 1/2, 3/4) to the nearest bf16."""
 
 _FINEST, _COARSEST = -400, 400
-"""Quarter octaves, 2^-100 to 2^100: every product of width and code is a normal number of fp32."""
+"""Range of widths in quarter octaves, 2^-100 to 2^100; every product of width and code is a normal fp32 number."""
 
 
 def largest_code(bits: int) -> int:
-    """The most steps by which two snapshots may differ."""
+    """Return the largest number of steps by which two snapshots may differ."""
     return int(2 ** (bits - 1) - 1)
 
 
 def widths(shape: bytes, level: int) -> Tensor:
-    """[blocks] fp32 the step width of each block; exact in bf16."""
+    """Return the step width of each block, [blocks] fp32, exact in bf16."""
     places = _integers(shape) + (level - _WHOLE - _FINEST)
     return torch.tensor(_table())[places.clamp_(0, _COARSEST - _FINEST)]
 
 
 @functools.cache
 def _table() -> list[float]:
-    """All widths, ascending."""
+    """Return all possible widths, ascending."""
     return [math.ldexp(_MANTISSAS[k % 4], k // 4) for k in range(_FINEST, _COARSEST + 1)]
 
 
 def agreed(mine: bytes, theirs: bytes) -> tuple[bytes, int]:
-    """The shape and the level of one exchange: the mean of both shapes, and the distance of both sketches.
+    """Return shape and level of one exchange: the mean of both shapes, and the distance of both sketches.
 
     Raises:
-        RemoteError: their wish is not as long as mine, or its sketch is not finite.
+        RemoteError: their proposal has another length than mine, or its sketch is not finite.
     """
     if len(mine) != len(theirs):
-        raise RemoteError(f"it asks for step widths in {len(theirs)} bytes instead of {len(mine)}")
+        raise RemoteError(f"its proposal has {len(theirs)} bytes instead of {len(mine)}")
     sums = struct.Struct(f"<{SKETCH_SUMS}f")
     pairs = zip(sums.unpack(mine[-SKETCH_BYTES:]), sums.unpack(theirs[-SKETCH_BYTES:]), strict=True)
     squares = [(a - b) * (a - b) for a, b in pairs]
@@ -110,7 +118,7 @@ def agreed(mine: bytes, theirs: bytes) -> tuple[bytes, int]:
 
 
 def apart(mine: bytes, theirs: bytes) -> Tensor:
-    """[64] fp64 the sketch of what lies between the snapshots of two wishes, theirs - mine."""
+    """Return the sketch of theirs - mine from two proposals, [64] fp64."""
     own, other = (torch.frombuffer(bytearray(wish[-SKETCH_BYTES:]), dtype=torch.float32) for wish in (mine, theirs))
     return other.double() - own.double()
 
@@ -118,19 +126,19 @@ def apart(mine: bytes, theirs: bytes) -> Tensor:
 def sketch(
     snapshot: Tensor,  # [n] fp32
 ) -> bytes:
-    """64 fp32 sums of all elements, each element in one of them and under a fixed sign. One pass, little memory.
+    """Compute a sketch: 64 fp32 sums, each element in one of them with a fixed sign. One pass, little memory.
 
     Raises:
-        ValueError: the snapshot is not finite or beyond ``LARGEST_MAGNITUDE``.
+        ValueError: the snapshot is not finite or exceeds ``LARGEST_MAGNITUDE``.
     """
     return sums(snapshot, check_magnitude).clamp_(-LARGEST_MAGNITUDE, LARGEST_MAGNITUDE).float().numpy().tobytes()
 
 
 def sums(
     values: Tensor,  # [n] fp32
-    check: Callable[[float], None] = lambda largest: None,  # told the largest magnitude of each chunk
+    check: Callable[[float], None] = lambda largest: None,  # called with the largest magnitude of each chunk
 ) -> Tensor:
-    """[64] fp64 the sums of a sketch, of any numbers."""
+    """Compute the sums of a sketch without rounding to fp32, [64] fp64."""
     found = torch.zeros(SKETCH_SUMS, dtype=torch.float64)
     for number, (begin, end) in enumerate(chunks(len(values))):
         check(magnitude(values[begin:end]))
@@ -142,7 +150,7 @@ def sums(
 
 @functools.cache
 def _signs() -> Tensor:
-    """[CHUNK / 64, 64] fp32 of -1 and 1. Part of the protocol; every second chunk takes it the other way round."""
+    """Return the signs, [CHUNK / 64, 64] fp32 of -1 and 1. Part of the protocol; every second chunk negates them."""
     raw = torch.frombuffer(bytearray(shake_256(b"p2ptrain sketch").digest(CHUNK // 8)), dtype=torch.uint8)
     bits = torch.stack([(raw >> place) & 1 for place in range(8)], dim=1)
     return (2.0 * bits - 1.0).view(-1, SKETCH_SUMS)
@@ -153,10 +161,10 @@ def first_shape(
     block_size: int,
     bits: int,
 ) -> bytes:
-    """The shape before anything was measured: as if a difference were spread over the blocks as ``reference`` is.
+    """Return the shape before the first measurement, for a difference distributed over the blocks like ``reference``.
 
     Raises:
-        ValueError: the reference is not finite or beyond ``LARGEST_MAGNITUDE``.
+        ValueError: the reference is not finite or exceeds ``LARGEST_MAGNITUDE``.
     """
     highest, squares = [], 0.0
     for begin, end in chunks(len(reference), CHUNK // block_size * block_size):
@@ -173,15 +181,20 @@ def first_shape(
 def next_shape(
     shape: bytes,
     used: bytes,
-    largest: Tensor,  # [blocks] uint8: the largest |code| of each block, or WRAPPED
+    largest: Tensor,  # [blocks] uint8 largest |code| per block, or WRAPPED
     bits: int,
     pace: int = FIRST_PACE,
 ) -> bytes:
-    """My shape after an exchange under the shape ``used``: what was measured, and more than used where it wrapped.
+    """Return the next shape: the measured widths, and wider ones than used for wrapped blocks.
+
+    No width exceeds the whole fragment's difference, which is larger than any block's.
 
     Args:
-        pace: quarter octaves by which a block rises or falls at most, whatever the other side wished for. None becomes
-            wider than the whole fragment's difference, which is more than any block's.
+        shape: our shape before the exchange.
+        used: the agreed shape of the exchange.
+        largest: result of the comparison.
+        bits: bits of a code.
+        pace: largest change of a block in quarter octaves, whatever the other side proposed.
     """
     before, agreed_on = _integers(shape), _integers(used)
     measured = agreed_on + _needed(bits)[largest.clamp(max=largest_code(bits)).long()]
@@ -191,9 +204,9 @@ def next_shape(
 
 @functools.cache
 def _needed(bits: int) -> Tensor:
-    """[codes] quarter octaves from the width used to the width needed, by the largest code measured.
+    """Return the quarter octaves from the used to the needed width, by the largest measured code, [codes].
 
-    A code c stands for a difference of up to about (c + 1/2) steps.
+    A code c represents a difference of up to about (c + 1/2) steps.
     """
     highest = largest_code(bits)
     return torch.tensor([math.ceil(4 * math.log2(MARGIN[bits] * (c + 0.5) / highest)) for c in range(highest + 1)])
@@ -204,7 +217,7 @@ def _lifted(shape: Tensor) -> Tensor:
 
 
 def _integers(shape: bytes) -> Tensor:
-    """[blocks] int64."""
+    """Return the bytes of a shape as [blocks] int64."""
     return torch.frombuffer(bytearray(shape), dtype=torch.uint8).long()
 
 

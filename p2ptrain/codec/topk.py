@@ -1,14 +1,15 @@
-"""Chunked ``topk``: of each 4096 elements the 64 largest, each as a 12-bit index and 2 bits. For pseudo-gradients.
+"""Codec ``topk`` for pseudo-gradients: the 64 largest of each 4096 elements, each as a 12-bit index and a 2-bit value.
 
-Only with error feedback (``codec.feedback``): what one message leaves out must not be lost.
+The codec needs error feedback (``codec.feedback``), so that elements left out of a message are not lost.
 
 Message, little-endian, three sections: two bf16 levels for each chunk (small, large), then all indices, 12 bits each,
-then all values, 2 bits each. Within a chunk the indices ascend. A value is a sign (bit 0) and which level (bit 1). The
-last chunk may be short and keeps the same share of its elements, rounded up; how many are kept never depends on the
-values, so the size is fixed: 64 (12 + 2) / 4096 = .219 bits an element, and .008 for the levels.
+then all values, 2 bits each. Indices ascend within a chunk. A value has a sign (bit 0) and a level (bit 1). The last
+chunk may be short and keeps the same fraction of its elements, rounded up. The number of kept elements does not depend
+on the values, so the size is fixed: 64 (12 + 2) / 4096 = .219 bits per element, and .008 for the levels.
 
-The two levels are the means of the kept magnitudes up to and beyond their mean, to the nearest bf16. SparseLoCo: Sarfi
-et al., arXiv 2508.15706, which also sends four values, those of a table per tensor; levels per chunk follow the layers.
+The two levels are the means of the kept magnitudes up to and above their mean, to the nearest bf16. Source: SparseLoCo,
+Sarfi et al., arXiv 2508.15706, which also sends four values, from a table per tensor; levels per chunk follow the
+layers.
 
 Legend: n elements, C chunk size, K kept of a chunk, g chunks at a time.
 """
@@ -40,19 +41,19 @@ from p2ptrain.codec.base import (
 from p2ptrain.codec.packing import pack_twelve, pack_two, twelve_bytes, two_bytes, unpack_twelve, unpack_two
 
 LARGEST_CHUNK = 4096
-"""Elements: what 12 bits can name."""
+"""Largest chunk in elements, addressable with 12 bits."""
 
 LEVEL_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
 class TopKCodec:
-    """Sends the largest elements of each chunk, coarsely, and nothing of the others."""
+    """Codec with the largest elements of each chunk, coarsely quantized, and none of the others."""
 
     kept: int = 64
-    """K; a multiple of 4, so that whole chunks end on whole bytes. SparseLoCo's 64 of 4096."""
+    """K: elements kept per chunk, a multiple of 4 so that chunks end on whole bytes. (64 of 4096: SparseLoCo.)"""
     chunk_size: int = LARGEST_CHUNK
-    """C."""
+    """C: elements of a chunk."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.chunk_size <= LARGEST_CHUNK:
@@ -97,7 +98,7 @@ class TopKCodec:
             raise RemoteError(f"message carries levels that are not finite, negative or beyond {LARGEST_MAGNITUDE:.3g}")
 
         def section(begin: int, end: int, buffer: Tensor) -> None:
-            """Whole chunks, or the short last one, into ``buffer`` [end - begin]."""
+            """Decode whole chunks, or the short last one, into ``buffer`` [end - begin]."""
             kept = self._kept_of(end - begin)
             first = begin // self.chunk_size * self.kept
             rows = -(-(end - begin) // self.chunk_size)
@@ -121,35 +122,35 @@ class TopKCodec:
         return read
 
     def _intervals(self, elements: int) -> list[tuple[int, int]]:
-        """What is worked on at a time: whole chunks, and the short last one by itself."""
+        """Return the intervals processed at a time: whole chunks, and the short last one by itself."""
         whole = elements // self.chunk_size * self.chunk_size
         return [*chunks(whole, self._chunk), *([(whole, elements)] if whole < elements else [])]
 
     @property
     def _chunk(self) -> int:
-        """Elements worked on at a time."""
+        """Elements processed at a time."""
         return CHUNK // self.chunk_size * self.chunk_size
 
     def _kept_of(self, elements: int) -> int:
-        """Entries of each chunk of an interval."""
+        """Return the number of entries of each chunk of an interval."""
         return self.kept if elements >= self.chunk_size else -(-self.kept * elements // self.chunk_size)
 
     def _entries(self, elements: int) -> int:
-        """Entries of a whole message."""
+        """Return the number of entries of a message."""
         whole, rest = divmod(elements, self.chunk_size)
         return whole * self.kept + (self._kept_of(rest) if rest else 0)
 
     def _level_bytes(self, terms: CodecTerms) -> int:
-        """Bytes of all levels, which is where the indices begin."""
+        """Return the bytes of all levels, the offset of the indices."""
         return -(-terms.elements // self.chunk_size) * LEVEL_BYTES
 
 
 def largest_of(
     rows: Tensor,  # [g, C] fp32, any device
     kept: int,
-    width: int,  # only the first so many of a row are elements
+    width: int,  # number of elements of a row; the rest is padding
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``kept`` largest of each row: [g, kept] indices in order, [g, kept] int64 codes, [g, 2] bf16 levels."""
+    """Find the largest of each row: [g, kept] ascending indices, [g, kept] int64 codes, [g, 2] bf16 levels."""
     indices = rows[:, :width].abs().topk(kept, dim=1, sorted=False).indices.sort(dim=1).values
     values = rows.gather(1, indices)
     sizes = values.abs().double()
@@ -162,5 +163,5 @@ def largest_of(
 
 
 def _tensor(piece: memoryview) -> Tensor:
-    """[bytes] uint8, a copy: pieces are small here."""
+    """Copy a piece to a tensor, [bytes] uint8; pieces are small here."""
     return torch.frombuffer(bytearray(piece), dtype=torch.uint8)

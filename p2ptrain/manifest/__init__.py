@@ -1,21 +1,21 @@
-"""The manifest: the one frozen description that all peers of a run share.
+"""The manifest: the immutable description of a run that all its peers share.
 
-A run's author edits ``manifest.toml`` and signs it. From then on the run is its canonical bytes: their SHA-256 is the
-RunId, a join link carries that digest, and any peer may serve the bytes, since a joiner checks them against the link.
-Editing anything makes another run. Nothing here builds a model, opens a corpus or imports torch.
+The author of a run edits ``manifest.toml`` and signs it. The SHA-256 of its canonical bytes is the RunId, and the join
+link carries it. Any peer may serve the bytes, because a joining peer checks them against the link. Any edit makes
+another run. This package does not build models, open corpora or import torch.
 
-A manifest was **written by a stranger**: models are allow-listed and their size is computed and capped from the shapes
-alone; texts and tokenizers are shipped, pinned to a commit on the hub, or a digest whose file the owner points to;
-there are no paths, no code, and no string that is not matched against a pattern or a list.
+A manifest is **untrusted input**. Models are allow-listed, and their size is computed from the shapes and limited.
+Texts and tokenizers ship with the package, are pinned to a commit on the hub, or are named by a digest whose file the
+owner chooses. There are no paths and no code, and every string must match a pattern or a list.
 
 ===============  ========================================================================
-section          the kinds of string and the strictness all sections share
-model            the ``model`` section: architectures, caps, ``parameter_count``
+section          string types and strictness that all sections share
+model            the ``model`` section: architectures, limits, ``parameter_count``
 sources          the ``tokenizer`` and ``corpus`` sections
 schema           the other sections and the rules between fields
-faults           schema errors in the owner's words
+faults           readable messages for schema errors
 document         TOML with comments, canonical JSON, RunId, differences
-signing          ``SignedManifest``: what the network carries
+signing          ``SignedManifest``: the form that the network carries
 presets          demo, llama-15m, llama-135m
 directory        a run's directory: create, sign, load
 link             ``JoinLink``: one token to copy

@@ -1,10 +1,10 @@
-"""A run's directory, as its author keeps it: written by ``init``, frozen by ``sign``, read by the bootstrap.
+"""The author's directory of a run: written by ``init``, signed by ``sign``, read by the bootstrap.
 
 ::
 
     RUN/manifest.toml     commented, for people to edit
     RUN/run.key           the author's Ed25519 key, PKCS #8 PEM, mode 0600; never leaves the machine
-    RUN/manifest.signed   canonical JSON, what the network sees
+    RUN/manifest.signed   canonical JSON, as served to the network
 """
 
 from __future__ import annotations
@@ -30,22 +30,27 @@ MANIFEST_FILE = "manifest.toml"
 KEY_FILE = "run.key"
 SIGNED_FILE = "manifest.signed"
 SETTINGS_FILE = "settings.toml"
-"""What every peer's home holds and no run's directory does; both may hold a signed manifest."""
+"""File in a peer's home but never in a run's directory; both may hold a signed manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signing:
-    """What ``sign_run`` did."""
+    """The result of ``sign_run``."""
 
     signed: SignedManifest
     previous: RunId | None
-    """The run that the directory described before, when it was signed already; the same one when nothing changed."""
+    """The run that was signed before in this directory, equal to the new one if nothing changed; None if none was."""
 
 
 def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | None = None) -> Manifest:
-    """Write ``manifest.toml`` and a new ``run.key`` into a directory that holds no run yet: both, or neither.
+    """Write ``manifest.toml`` and a new ``run.key`` into a directory without a run: both, or neither.
 
-    ``changes`` replaces fields of the preset, named by dotted paths. Raises ManifestError.
+    Args:
+        directory: created if it does not exist.
+        preset_name: one of ``PRESETS``.
+        changes: new values of the preset's fields, by dotted path.
+
+    Raises ManifestError.
     """
     try:
         taken = [directory / name for name in (MANIFEST_FILE, KEY_FILE, SIGNED_FILE) if (directory / name).exists()]
@@ -64,7 +69,7 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
         files.write_new(directory / KEY_FILE, pem, mode=0o600)
         try:
             files.write_new(directory / MANIFEST_FILE, render_toml(manifest).encode(), mode=0o644)
-        except BaseException:  # Ctrl+C too; a key without a manifest is no run, and would keep the next try out
+        except BaseException:  # Ctrl+C, too; a key without a manifest would block the next attempt
             (directory / KEY_FILE).unlink(missing_ok=True)
             raise
     except OSError as error:
@@ -73,7 +78,7 @@ def create_run(directory: Path, preset_name: str, changes: Mapping[str, Any] | N
 
 
 def sign_run(directory: Path) -> Signing:
-    """Freeze ``manifest.toml`` into ``manifest.signed``. Signing twice changes nothing. Raises ManifestError."""
+    """Sign ``manifest.toml`` into ``manifest.signed``; repeated signing changes nothing. Raises ManifestError."""
     manifest = parse_toml(_read_manifest(directory))
     signed = sign(manifest, read_key(directory))
     path = directory / SIGNED_FILE
@@ -87,16 +92,16 @@ def sign_run(directory: Path) -> Signing:
 
 
 def load_run(directory: Path) -> SignedManifest:
-    """The directory's signed manifest. Raises ManifestError when there is none, or ``manifest.toml`` says otherwise.
+    """Read the directory's signed manifest. Raises ManifestError if it is missing or differs from ``manifest.toml``.
 
-    A directory without ``manifest.toml`` is fine: a bootstrap on another machine needs the signed file alone.
+    ``manifest.toml`` may be missing: a bootstrap on another machine needs only the signed file.
     """
     path = directory / SIGNED_FILE
     try:
         signed = SignedManifest.from_bytes(path.read_bytes())
     except FileNotFoundError:
         raise ManifestError(
-            f"{directory} holds no {SIGNED_FILE}.", f"Freeze the manifest with `p2ptrain sign {directory}`."
+            f"{directory} holds no {SIGNED_FILE}.", f"Sign the manifest with `p2ptrain sign {directory}`."
         ) from None
     except OSError as error:
         raise _unreadable(path, error) from error
@@ -105,13 +110,13 @@ def load_run(directory: Path) -> SignedManifest:
         if changed:
             raise ManifestError(
                 "\n".join([f"{directory / MANIFEST_FILE} was edited after signing (signed -> now):", *changed]),
-                f"Undo the edit to go on with this run, or start another run with `p2ptrain sign {directory}`.",
+                f"Undo the edit to continue this run, or create another run with `p2ptrain sign {directory}`.",
             )
     return signed
 
 
 def _previous_run(path: Path) -> RunId | None:
-    """The run that was signed here before; a file that is no longer readable counts as none and is replaced."""
+    """Return the run that was signed here before; None if the file is missing or invalid."""
     try:
         return SignedManifest.from_bytes(path.read_bytes()).run_id
     except (FileNotFoundError, ManifestError):
@@ -126,16 +131,16 @@ def _read_manifest(directory: Path) -> str:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ManifestError(
-            f"{directory} holds no {MANIFEST_FILE}.", f"Make a run with `p2ptrain init {directory}`."
+            f"{directory} holds no {MANIFEST_FILE}.", f"Create a run with `p2ptrain init {directory}`."
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
 
 
 def read_key(directory: Path) -> Ed25519PrivateKey:
-    """The author's key. Raises ManifestError when it is not there, or is none."""
+    """Read the author's key. Raises ManifestError if it is missing or invalid."""
     path = directory / KEY_FILE
-    bring_back = "Bring back the key that `p2ptrain init` made for this run; only it can sign."
+    bring_back = "Restore the key that `p2ptrain init` made for this run; only that key can sign."
     try:
         key = load_pem_private_key(path.read_bytes(), password=None)
     except FileNotFoundError:
@@ -143,17 +148,17 @@ def read_key(directory: Path) -> Ed25519PrivateKey:
     except OSError as error:
         raise _unreadable(path, error) from error
     except (ValueError, TypeError, UnsupportedAlgorithm):  # TypeError: the key is encrypted.
-        raise ManifestError(f"{path} is not a plain PEM private key.", bring_back) from None
+        raise ManifestError(f"{path} is not an unencrypted PEM private key.", bring_back) from None
     if not isinstance(key, Ed25519PrivateKey):
-        raise ManifestError(f"{path} holds a key of another kind than Ed25519.", bring_back)
+        raise ManifestError(f"{path} holds a key that is not Ed25519.", bring_back)
     return key
 
 
 def _unreadable(path: Path, error: OSError | ValueError) -> ManifestError:
-    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a readable file of your own.")
+    return ManifestError(f"Cannot read {path}: {files.cause(error)}.", "Check that it is a file that you may read.")
 
 
 def _unwritable(directory: Path, error: OSError) -> ManifestError:
     return ManifestError(
-        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a directory you may write, with free space."
+        f"Cannot write into {directory}: {files.cause(error)}.", "Choose a writable directory with free space."
     )

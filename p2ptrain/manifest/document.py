@@ -1,7 +1,7 @@
-"""A manifest's two written forms: commented TOML for people, canonical JSON for digests and signatures.
+"""The two written forms of a manifest: commented TOML for people, canonical JSON for digests and signatures.
 
-Canonical means that equal manifests have equal bytes everywhere: sorted keys, no white space, ASCII, every field
-present, integers as integers and floats as Python's shortest repr that reads back to the same value.
+Canonical JSON gives equal manifests equal bytes on every machine: sorted keys, no white space, ASCII, every field
+present, integers without a fraction, and floats as Python's shortest repr that reads back to the same value.
 """
 
 from __future__ import annotations
@@ -20,45 +20,45 @@ from p2ptrain.manifest.schema import Manifest
 from p2ptrain.manifest.section import Section
 
 MAX_MANIFEST_BYTES = 64 * 1024
-"""Guess: a generated manifest is about 8 kB of TOML and 2 kB of JSON."""
+"""Largest manifest; a generated one has about 8 kB of TOML and 2 kB of JSON. Guess: measure real manifests."""
 
-INSTALL_THEIRS = "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange."
-"""What to do about a manifest of another p2ptrain."""
+INSTALL_THEIRS = "Install the p2ptrain version of the run's author; peers of different versions cannot exchange."
+"""Remedy for a manifest of another p2ptrain version."""
 
 _HEADER = """\
 # The manifest of a p2ptrain run. All peers of the run share it, byte for byte.
-# Change what you like, then freeze it with `p2ptrain sign`. A manifest changed after that is another run.
+# Edit it, then sign it with `p2ptrain sign`. Any later change makes another run.
 """
 
 _COMMENT_WIDTH = 110
 
 
 def canonical_json(data: Mapping[str, Any]) -> bytes:
-    """The one byte string that stands for ``data``."""
+    """Encode ``data`` as canonical JSON."""
     return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode("ascii")
 
 
 def canonical_bytes(manifest: Manifest) -> bytes:
-    """The bytes that are digested and signed."""
+    """Return the bytes that are digested and signed."""
     return canonical_json(manifest.model_dump())
 
 
 def run_id(manifest: Manifest) -> RunId:
-    """SHA-256 of the canonical bytes, in hexadecimal."""
+    """Return the SHA-256 of the canonical bytes, in hexadecimal."""
     return RunId(hashlib.sha256(canonical_bytes(manifest)).hexdigest())
 
 
 def parse_toml(text: str) -> Manifest:
-    """Read a manifest as its author writes it. Raises ManifestError with one line per problem."""
+    """Parse the text of a ``manifest.toml``. Raises ManifestError with one line per problem."""
     if len(text) > MAX_MANIFEST_BYTES:
         raise ManifestError(
-            f"manifest.toml has {len(text):,} characters, and at most {MAX_MANIFEST_BYTES:,} are read.",
-            "Is this the right file? `p2ptrain init` writes one of about 8,000.",
+            f"manifest.toml has {len(text):,} characters, but at most {MAX_MANIFEST_BYTES:,} are allowed.",
+            "Check that it is the right file; `p2ptrain init` writes one of about 8,000 characters.",
         )
     try:
         data = tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin with a byte order mark
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise ManifestError(f"manifest.toml is no valid TOML: {error}.", "Mend that line.") from None
+        raise ManifestError(f"manifest.toml is not valid TOML: {error}.", "Correct that line.") from None
     return parse_data(data)
 
 
@@ -69,7 +69,10 @@ def parse_data(data: Mapping[str, Any]) -> Manifest:
 
 
 def with_changes(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
-    """The manifest with some fields replaced, named by dotted paths: ``{"outer.inner_steps": 20}``; checked anew."""
+    """Return a checked copy with fields replaced by dotted path, such as ``{"outer.inner_steps": 20}``.
+
+    Raises ManifestError.
+    """
     data = manifest.model_dump()
     for path, value in changes.items():
         table = data
@@ -81,7 +84,7 @@ def with_changes(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
 
 
 def differences(before: Manifest, after: Manifest) -> list[str]:
-    """One line for each field that differs, with both values."""
+    """Return one line for each field that differs, with both values."""
     old, new = (dict(_flat(manifest.model_dump())) for manifest in (before, after))
     return [
         f"{path}: {shown(old[path]) if path in old else 'absent'} -> {shown(new[path]) if path in new else 'absent'}"
@@ -91,17 +94,17 @@ def differences(before: Manifest, after: Manifest) -> list[str]:
 
 
 def render_toml(manifest: Manifest) -> str:
-    """The manifest as TOML with every field's description above it; ``parse_toml`` reads it back."""
+    """Write the manifest as TOML with every field's description above it; ``parse_toml`` reads it."""
     return _HEADER + "".join(_table(name, getattr(manifest, name)) for name in Manifest.model_fields)
 
 
 def _refuse_other_protocol(data: Mapping[str, Any]) -> None:
-    """Before the schema, since another version's manifest may well have other fields."""
+    """Raise ManifestError for another protocol version, before the schema rejects that version's fields."""
     run = data.get("run")
     protocol = run.get("protocol") if isinstance(run, Mapping) else None
     if type(protocol) is int and protocol != PROTOCOL_VERSION:
         raise ManifestError(
-            f"run.protocol: the run speaks protocol version {protocol}, this p2ptrain speaks {PROTOCOL_VERSION}.",
+            f"run.protocol: the run uses protocol version {protocol}, this p2ptrain uses {PROTOCOL_VERSION}.",
             INSTALL_THEIRS,
         )
 
@@ -115,7 +118,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def _table(path: str, section: Section) -> str:
-    """One TOML table, its nested tables after it."""
+    """Write one TOML table, followed by its nested tables."""
     lines = ["", *_comment(type(section).__doc__ or ""), f"[{path}]"]
     nested = ""
     for name, field in type(section).model_fields.items():
@@ -132,7 +135,7 @@ def _comment(text: str) -> list[str]:
 
 
 def _toml_value(value: bool | int | float | str) -> str:
-    """Strings of a manifest are short ASCII, for which JSON and TOML agree; long integers get digit groups."""
+    """Write a value; JSON and TOML agree on the short ASCII strings of a manifest, long integers get digit groups."""
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:_}" if value >= 10_000 else str(value)
     return json.dumps(value)

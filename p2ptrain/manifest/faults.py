@@ -1,8 +1,7 @@
-"""Schema errors in the owner's words: one line per problem, naming the field, the value and the nearest valid name.
+"""Readable schema errors: one line per problem, with the field, the value and the nearest valid name.
 
-pydantic reports a location, a type and a message for each error; this module turns the whole report into lines, and
-for manifests into a single ``ManifestError``. Names and values may come from a stranger, so they are shortened and made
-printable.
+pydantic reports a location, a type and a message for each error. This module turns the report into lines, and for
+manifests into one ``ManifestError``. Names and values may be untrusted, so they are shortened and made printable.
 """
 
 from __future__ import annotations
@@ -19,26 +18,27 @@ from p2ptrain.base.errors import ManifestError
 from p2ptrain.manifest.schema import Manifest
 from p2ptrain.manifest.section import Section
 
-_MAX_LINES = 20  # Guess: what fits on a screen. Also bounds the work that a hostile manifest can cause.
-_MAX_SHOWN = 60  # Characters of a name or value; guess: what fits beside the rest of the line.
-_TAGGED_SECTIONS = ("model", "tokenizer", "corpus")  # pydantic puts the chosen variant after these in a location.
+_MAX_LINES = 20  # Fits on a screen, and bounds the work for a hostile manifest. Guess: count errors in real edits.
+_MAX_SHOWN = 60  # Characters of a name or value. Guess: measure the values in real error messages.
+_TAGGED_SECTIONS = ("model", "tokenizer", "corpus")  # pydantic adds the chosen variant to their locations.
 
 
 def validated(data: Mapping[str, Any]) -> Manifest:
-    """The manifest that the plain data describe. Raises ManifestError that lists everything wrong with them."""
+    """Build a manifest from plain data. Raises ManifestError that lists all problems."""
     try:
         return Manifest.model_validate(data)
     except ValidationError as error:
-        remedy = "Mend these fields; `p2ptrain init` writes a manifest that is valid."
+        remedy = "Correct these fields; `p2ptrain init` writes a valid manifest."
         raise ManifestError("\n".join(told(error, Manifest, _TAGGED_SECTIONS)), remedy) from None
 
 
 def told(error: ValidationError, root: type[Section], tagged: Collection[str]) -> list[str]:
-    """One line for each thing wrong, the first of many.
+    """Return one line per problem; at most ``_MAX_LINES`` and a count of the others.
 
     Args:
-        root: what was to be validated.
-        tagged: its sections that come in variants, which pydantic names after them in a location.
+        error: pydantic's report.
+        root: the validated section type.
+        tagged: sections with variants, whose names pydantic adds to the locations.
     """
     entries = _merged(error.errors(include_url=False))
     lines = [line for entry in entries[:_MAX_LINES] for line in _lines(entry, root, tagged)]
@@ -48,7 +48,7 @@ def told(error: ValidationError, root: type[Section], tagged: Collection[str]) -
 
 
 def _merged(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """One entry for a field that may be one of several lists of words: pydantic names the lists in the location."""
+    """Merge the entries of a field with several lists of literals, which pydantic reports separately."""
     found: dict[Any, dict[str, Any]] = {}
     for number, entry in enumerate(entries):
         if entry["type"] != "literal_error":
@@ -63,10 +63,10 @@ def _merged(entries: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 
 def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str]) -> list[str]:
-    """The lines for one pydantic error."""
-    if not entry["loc"] and entry["type"] == "value_error":  # A rule between fields: its message names them.
+    """Return the lines for one pydantic error."""
+    if not entry["loc"] and entry["type"] == "value_error":  # a rule between fields; its message names them
         return str(entry["ctx"]["error"]).split("\n")
-    location = list(entry["loc"]) or [root.__name__.lower()]  # The latter when it is no table of strings at all.
+    location = list(entry["loc"]) or [root.__name__.lower()]  # empty if the input is not a table
     tag = str(location.pop(1)) if location[0] in tagged and len(location) > 1 else None
     path = _path(location)
     name = ".".join(printable(part) for part in location if isinstance(part, str))
@@ -100,7 +100,7 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
 
 
 def _bounds(field: FieldInfo) -> str:
-    """``input should be at least 0 and less than 1``; nothing for what has no bounds of its own."""
+    """Describe bounds like ``input should be at least 0 and less than 1``; empty for a field without bounds."""
     bounds = {"gt": "greater than", "ge": "at least", "lt": "less than", "le": "at most"}
     found = [
         f"{word} {getattr(each, kind):g}" if isinstance(getattr(each, kind), float) else f"{word} {getattr(each, kind)}"
@@ -112,7 +112,7 @@ def _bounds(field: FieldInfo) -> str:
 
 
 def _nested_metadata(annotation: Any) -> list[Any]:
-    """Of what lies inside of a type: ``Annotated[float, Field(ge=0)] | None``."""
+    """Return the metadata inside a type such as ``Annotated[float, Field(ge=0)] | None``."""
     found: list[Any] = []
     for argument in get_args(annotation):
         found += argument.metadata if isinstance(argument, FieldInfo) else _nested_metadata(argument)
@@ -129,7 +129,7 @@ def _nearest_literal(entry: Mapping[str, Any]) -> str:
 
 
 def _path(location: Sequence[str | int]) -> str:
-    """``peers[0].count``."""
+    """Write a location like ``peers[0].count``."""
     parts = [f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in location]
     return "".join(parts).removeprefix(".")
 
@@ -143,7 +143,7 @@ def _unit(location: Sequence[str | int]) -> str:
 
 
 def _suggestion(path: str, root: type[Section], tag: str | None) -> str:
-    """The valid name most likely meant: the same word in another table, or the nearest word in the same one."""
+    """Suggest a valid name: the same word in another table, or the nearest word in the same table."""
     table, _, word = path.rpartition(".")
     valid = [(*name.rpartition("."), name) for name, _ in _fields(root, tag)]
     siblings = [sibling for home, _, sibling, _ in valid if home == table]
@@ -153,12 +153,12 @@ def _suggestion(path: str, root: type[Section], tag: str | None) -> str:
 
 
 def _field(name: str, root: type[Section], tag: str | None) -> FieldInfo:
-    """The field of a dotted name; an empty one for what is no field."""
+    """Return the field with a dotted name, or an empty field if there is none."""
     return dict(_fields(root, tag)).get(name) or FieldInfo()
 
 
 def _fields(section: type[Section], tag: str | None, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
-    """Dotted name and schema of every field; among variants, only the one that ``tag`` chooses if it is one."""
+    """Yield the dotted name and schema of every field; of variants only the one that ``tag`` chooses, if any."""
     for name, field in section.model_fields.items():
         yield prefix + name, field
         variants = _sections(field.annotation)
@@ -178,11 +178,11 @@ def _answers_to(variant: type[Section], tag: str | None) -> bool:
 
 
 def printable(name: str) -> str:
-    """A field name as it is when it looks like one, otherwise quoted, escaped and shortened."""
+    """Return a field name unchanged if it is an identifier, otherwise quoted, escaped and shortened."""
     return name if name.isascii() and name.isidentifier() and len(name) <= _MAX_SHOWN else shown(name)
 
 
 def shown(value: object) -> str:
-    """A value as one short line of printable ASCII."""
+    """Format a value as one short line of printable ASCII."""
     text = ascii(value)
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

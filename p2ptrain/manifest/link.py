@@ -1,11 +1,11 @@
 """The join link: one token to copy, ``p2ptrain://<RunId>@<multiaddr>[,<multiaddr>…][#<invite>]``.
 
-It names the run by the digest of its manifest and some peers or bootstraps to ask first. Where a run takes invited
-peers only, the author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Links travel
-through chats and terminals that cut, wrap and decorate them, so a link is read strictly and each way of breaking it has
-its own message.
-Multiaddresses (https://multiformats.io/multiaddr) are taken in the forms that a peer can dial, over TCP, and only when
-they end in a peer id::
+A link names a run by the digest of its manifest, and peers or bootstraps to ask first. In a run for invited peers the
+author's link also carries an invite: base64url text, which ``p2ptrain.admission`` reads. Chats and terminals cut, wrap
+and decorate links, so links are parsed strictly, with a separate message for each kind of damage.
+
+Multiaddresses (https://multiformats.io/multiaddr) must use TCP, have a form that a peer can dial, and end in a peer
+id::
 
     /ip4|ip6|dns|dns4|dns6/<host>/tcp/<port>/p2p/<id>[/p2p-circuit/p2p/<id>]
 """
@@ -24,29 +24,29 @@ from p2ptrain.manifest.faults import shown
 
 SCHEME = "p2ptrain://"
 MAX_LINK_CHARACTERS = 4096
-"""Guess: room for 16 addresses of relayed peers with long host names."""
+"""Longest link: 16 addresses of relayed peers with long host names. Guess: measure real links."""
 MAX_INVITE_CHARACTERS = 1024
-"""An invite with four witnesses has 620."""
+"""Longest invite; one with four issuers has 620 characters."""
 MAX_ADDRESSES = 16
-"""Guess: more than anyone dials before giving up."""
+"""Most addresses in a link. Guess: count the addresses that peers dial before they join or give up."""
 
 _COPY_AGAIN = "Copy the whole link again; it is one line without blanks, p2ptrain://<64 digits>@<address>,…"
 _ASK_AUTHOR = "Ask for a new link: `p2ptrain bootstrap` and `p2ptrain invite` print them."
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
-# A peer id is a multihash: kind of digest, length, digest. Ed25519 keys are short enough to stand for themselves.
+# A peer id is a multihash: kind of digest, length, digest. Short Ed25519 keys are included instead of a digest.
 _PEER_ID_FORMS = ((b"\x00\x24\x08\x01\x12\x20", 38), (b"\x12\x20", 34))
 
 
 @dataclass(frozen=True, slots=True)
 class JoinLink:
-    """A run and where to ask for it."""
+    """A run and the addresses at which to ask for it."""
 
     run_id: RunId
     addresses: tuple[str, ...]
-    """Multiaddresses that end in a peer id, in the order in which to try them."""
+    """Multiaddresses that end in a peer id, in the order of attempts."""
     invite: str = field(default="", repr=False)
-    """What lets the holder in, as text; empty where the link has none. A secret."""
+    """The invite credential as text, a secret; empty if the link has none."""
 
     def __str__(self) -> str:
         invite = f"#{self.invite}" if self.invite else ""
@@ -54,16 +54,16 @@ class JoinLink:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read a link. Raises JoinLinkError that says what is wrong with it."""
+        """Parse a link. Raises JoinLinkError that names the damage."""
         link = text.strip()
         if len(link) > MAX_LINK_CHARACTERS:
             raise JoinLinkError(
-                f"The link has {len(link):,} characters, and at most {MAX_LINK_CHARACTERS:,} are read.", _COPY_AGAIN
+                f"The link has {len(link):,} characters, but at most {MAX_LINK_CHARACTERS:,} are allowed.", _COPY_AGAIN
             )
         if "…" in link or "..." in link:
             raise JoinLinkError("The link is shortened: … stands for what was left out.", _COPY_AGAIN)
         if not link.startswith(SCHEME):
-            raise JoinLinkError(f"A join link begins with {SCHEME}, and this is {shown(link)}.", _COPY_AGAIN)
+            raise JoinLinkError(f"A join link begins with {SCHEME}, but this is {shown(link)}.", _COPY_AGAIN)
         link, mark, invite = link.partition("#")
         if mark and not re.fullmatch(rf"[A-Za-z0-9_-]{{1,{MAX_INVITE_CHARACTERS}}}", invite):
             raise JoinLinkError(f"The link's invite is damaged, {len(invite):,} characters.", _COPY_AGAIN)
@@ -74,7 +74,7 @@ class JoinLink:
         addresses = tuple(rest.split(","))
         if len(addresses) > MAX_ADDRESSES:
             raise JoinLinkError(
-                f"The link has {len(addresses)} addresses, and at most {MAX_ADDRESSES} are read.", _ASK_AUTHOR
+                f"The link has {len(addresses)} addresses, but at most {MAX_ADDRESSES} are allowed.", _ASK_AUTHOR
             )
         for address in addresses:
             check_address(address)
@@ -85,17 +85,17 @@ def _run_id(digits: str) -> RunId:
     if re.fullmatch(r"[0-9a-f]{64}", digits):
         return RunId(digits)
     if re.fullmatch(r"[0-9a-f]{0,63}", digits):
-        raise JoinLinkError(f"The link seems cut off: its run has {len(digits)} of 64 digits.", _COPY_AGAIN)
-    raise JoinLinkError(f"A run is named by 64 digits 0-9 a-f, and this link has {shown(digits)}.", _COPY_AGAIN)
+        raise JoinLinkError(f"The link seems cut off: its run id has {len(digits)} of 64 digits.", _COPY_AGAIN)
+    raise JoinLinkError(f"A run id has 64 digits 0-9 a-f, but this link has {shown(digits)}.", _COPY_AGAIN)
 
 
 def check_address(address: str) -> None:
-    """Raise JoinLinkError unless ``address`` is a multiaddress that can be dialled and names its peer."""
+    """Raise JoinLinkError unless ``address`` is a multiaddress that can be dialed and ends in a peer id."""
     if not address:
         raise JoinLinkError("The link seems cut off: an address is empty.", _COPY_AGAIN)
     root, *parts = address.split("/")
     if root:
-        raise JoinLinkError(f"An address begins with a slash, and this is {shown(address)}.", _ASK_AUTHOR)
+        raise JoinLinkError(f"An address begins with a slash, but this is {shown(address)}.", _ASK_AUTHOR)
     for index, expected in enumerate(_FORM):
         if index == len(parts):
             if index == _RELAY_BEGINS:
@@ -109,28 +109,28 @@ def check_address(address: str) -> None:
 
 
 def _host_kind_fault(part: str, _: str) -> str | None:
-    return None if part in _HOST_CHECKS else f"{shown(part)} is none of {', '.join(_HOST_CHECKS)}"
+    return None if part in _HOST_CHECKS else f"{shown(part)} is not one of {', '.join(_HOST_CHECKS)}"
 
 
 def _host_fault(part: str, kind: str) -> str | None:
-    return None if _HOST_CHECKS[kind](part) else f"{shown(part)} is no {kind} host"
+    return None if _HOST_CHECKS[kind](part) else f"{shown(part)} is not a valid {kind} host"
 
 
 def _port_fault(part: str, _: str) -> str | None:
     is_port = re.fullmatch(r"[1-9][0-9]{0,4}", part) and int(part) < 2**16
-    return None if is_port else f"{shown(part)} is no port from 1 to 65535"
+    return None if is_port else f"{shown(part)} is not a port from 1 to 65535"
 
 
 def _peer_id_fault(part: str, _: str) -> str | None:
-    return None if is_peer_id(part) else f"{shown(part)} is no peer id (was the link cut off, or retyped?)"
+    return None if is_peer_id(part) else f"{shown(part)} is not a peer id (was the link cut off or retyped?)"
 
 
 def _literally(word: str) -> Callable[[str, str], str | None]:
-    return lambda part, _: None if part == word else f"{shown(part)} stands where {word} belongs"
+    return lambda part, _: None if part == word else f"Found {shown(part)} instead of {word}"
 
 
 def is_peer_id(text: str) -> bool:
-    """Whether ``text`` is a base58 multihash of the two kinds that libp2p makes from public keys."""
+    """Return whether ``text`` is a base58 multihash of one of the two kinds that libp2p makes from public keys."""
     decoded = multihash(text)
     if decoded is None:
         return False
@@ -164,7 +164,7 @@ _HOST_CHECKS: dict[str, Callable[[str], bool]] = {
     "dns6": _is_host_name,
 }
 
-# What may stand at each place between the slashes; each check sees its part and the one before it.
+# Checks of the parts between the slashes, in order; each check gets its part and the one before it.
 _FORM: tuple[Callable[[str, str], str | None], ...] = (
     _host_kind_fault,
     _host_fault,
@@ -176,4 +176,4 @@ _FORM: tuple[Callable[[str, str], str | None], ...] = (
     _literally("p2p"),
     _peer_id_fault,
 )
-_RELAY_BEGINS = 6  # An address may end here: the rest is the way through a relay.
+_RELAY_BEGINS = 6  # A direct address ends here; the rest is the circuit through a relay.

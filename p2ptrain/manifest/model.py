@@ -1,10 +1,9 @@
-"""The model section: an allow-list of causal language models, sized and counted before anything is built.
+"""The model section: an allow-list of causal language models whose size is known before they are built.
 
-A manifest was written by a stranger, so a model is never "whatever transformers accepts": each architecture here lists
-the few fields it takes, each field has a cap, and ``parameter_count`` computes the size of the result from the shapes,
-without torch. ``config_arguments`` then translates to the keyword arguments of the architecture's transformers
-configuration class. Field names are transformers' own where the architectures agree on one. Dropout is zero everywhere:
-a peer sees a sequence at most once per epoch of its own.
+A manifest is untrusted, so it cannot configure everything that transformers accepts. Each architecture lists its
+fields, each field has a limit, and ``parameter_count`` computes the size from the shapes, without torch.
+``config_arguments`` returns the keyword arguments of the transformers configuration class. Field names are those of
+transformers where the architectures agree. Dropout is zero, because a peer sees a sequence at most once per epoch.
 """
 
 from __future__ import annotations
@@ -17,10 +16,13 @@ from pydantic import Field
 from p2ptrain.manifest.section import Section
 
 MAX_PARAMETERS = 2_000_000_000
-"""Guess: 2e9 fp32 weights with AdamW's two moments are 24 GB, about the largest card a volunteer owns."""
+"""Largest model; 2e9 fp32 weights with AdamW's two moments take 24 GB. Guess: survey the volunteers' cards."""
 
 MAX_LOGITS = 2**31
-"""Guess: sequence length x vocabulary of ONE sequence, 8 GiB in fp32; the smallest micro-batch there is."""
+"""Sequence length x vocabulary of one sequence, the smallest micro-batch; 8 GiB in fp32.
+
+Guess: survey the volunteers' cards.
+"""
 
 Activation = Literal["silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "relu"]
 
@@ -29,10 +31,10 @@ ConfigArguments = dict[str, int | float | bool | str | dict[str, str | float] | 
 
 
 class DecoderConfig(Section):
-    """What every decoder-only transformer has."""
+    """Sizes of any decoder-only transformer."""
 
     vocab_size: int = Field(ge=2, le=262_144)
-    """Number of token ids the model knows; at least the tokenizer's (256 for bytes)."""
+    """Number of token ids of the model; at least the tokenizer's (256 for bytes)."""
 
     hidden_size: int = Field(ge=8, le=16_384)
     """Width of the residual stream; a multiple of num_attention_heads."""
@@ -63,27 +65,27 @@ class DecoderConfig(Section):
 
 
 class RotaryConfig(DecoderConfig):
-    """A decoder whose positions are rotations of queries and keys."""
+    """Sizes of a decoder with rotary positions."""
 
     rope_theta: float = Field(ge=100, le=1e8)
     """Base wavelength of the rotary position embedding."""
 
 
 class GroupedConfig(RotaryConfig):
-    """A rotary decoder whose query heads share key and value heads in groups."""
+    """Sizes of a rotary decoder with grouped-query attention."""
 
     num_key_value_heads: int = Field(ge=1, le=256)
-    """Key and value heads per block; divides num_attention_heads, equal to it when nothing is shared."""
+    """Key and value heads per block; divides num_attention_heads, and equals it if no heads are shared."""
 
 
 class Decoder(Section, ABC):
-    """Base of the allow-listed architectures below."""
+    """Base class of the allow-listed architectures."""
 
     architecture: str
     """Class name in transformers."""
 
     config: DecoderConfig
-    """Its sizes."""
+    """Sizes of the model."""
 
     @property
     def head_size(self) -> int:
@@ -92,33 +94,33 @@ class Decoder(Section, ABC):
 
     @abstractmethod
     def block_parameters(self) -> int:
-        """Weights of one transformer block."""
+        """Return the number of weights of one transformer block."""
 
     @abstractmethod
     def norm_parameters(self) -> int:
-        """Weights of one normalization layer."""
+        """Return the number of weights of one normalization layer."""
 
     def position_parameters(self) -> int:
-        """Weights that encode positions: none where positions are rotations."""
+        """Return the number of weights that encode positions; rotary positions have none."""
         return 0
 
     @abstractmethod
     def config_arguments(self) -> ConfigArguments:
-        """Keyword arguments for the transformers configuration class of this architecture."""
+        """Return the keyword arguments of the architecture's transformers configuration class."""
 
     def shape_faults(self) -> list[str]:
-        """What does not fit together, one sentence each."""
+        """Return the inconsistencies between sizes, one sentence each."""
         config = self.config
         if config.hidden_size % config.num_attention_heads:
             return [
-                f"model.config.hidden_size: {config.hidden_size} is no multiple of "
+                f"model.config.hidden_size: {config.hidden_size} is not a multiple of "
                 f"num_attention_heads, {config.num_attention_heads}"
             ]
         return []
 
 
 def _common_arguments(config: DecoderConfig) -> ConfigArguments:
-    """The arguments whose names all configuration classes share."""
+    """Return the arguments whose names all configuration classes share."""
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.hidden_size,
@@ -141,13 +143,13 @@ def _rotation_faults(rotated: int, what: str) -> list[str]:
 
 
 class GatedDecoder(Decoder):
-    """The shape that Llama, Mistral and Qwen2 share: RMS norms, gated feed-forward, grouped rotary attention."""
+    """Common base of Llama, Mistral and Qwen2: RMS norms, gated feed-forward, grouped rotary attention."""
 
     config: GroupedConfig
-    """Its sizes."""
+    """Sizes of the model."""
 
     def projection_biases(self) -> int:
-        """Bias weights on queries, keys and values together."""
+        """Return the number of bias weights on queries, keys and values together."""
         return 0
 
     def norm_parameters(self) -> int:
@@ -204,7 +206,7 @@ class Qwen2(GatedDecoder):
 
 
 class PlainDecoder(Decoder):
-    """The shape that GPT-2 and GPT-NeoX share: layer norms with bias, two-layer feed-forward, biases everywhere."""
+    """Common base of GPT-2 and GPT-NeoX: layer norms with bias, two-layer feed-forward, biases everywhere."""
 
     def norm_parameters(self) -> int:
         return 2 * self.config.hidden_size
@@ -242,7 +244,7 @@ class GPTNeoX(PlainDecoder):
     """Class name in transformers."""
 
     config: RotaryConfig
-    """Its sizes."""
+    """Sizes of the model."""
 
     def config_arguments(self) -> ConfigArguments:
         return _common_arguments(self.config) | {
@@ -259,11 +261,11 @@ class GPTNeoX(PlainDecoder):
 
 
 Model = Annotated[Llama | Mistral | Qwen2 | GPT2 | GPTNeoX, Field(discriminator="architecture")]
-"""Any allow-listed architecture; its name chooses which fields ``config`` takes."""
+"""Any allow-listed architecture; its name determines the fields of ``config``."""
 
 
 def parameter_count(model: Decoder) -> int:
-    """Trainable weights of the model, tied ones counted once; computed from shapes alone."""
+    """Compute the number of trainable weights from the shapes, tied ones counted once."""
     config = model.config
     embeddings = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
     blocks = config.num_hidden_layers * model.block_parameters()

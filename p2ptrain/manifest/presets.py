@@ -1,7 +1,7 @@
-"""Three runs to begin with: ``demo`` for minutes on a laptop, ``llama-15m`` for hours, ``llama-135m`` for GPUs.
+"""Presets for new runs: ``demo`` (minutes on a laptop), ``llama-15m`` (hours), ``llama-135m`` (GPUs).
 
-The first two read the shipped Shakespeare as bytes and need no internet. Every number here is a "guess" unless its
-comment says where it comes from.
+The first two read the shipped Shakespeare as bytes and need no internet. Guess: numbers without a source in a comment;
+a sweep of short runs would settle each.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from p2ptrain.manifest.schema import Manifest
 
 _INNER = {
     "optimizer": "adamw",
-    "muon_momentum": 0.95,  # Muon's authors' (kellerjordan.github.io/posts/muon); adamw does not read it.
+    "muon_momentum": 0.95,  # Muon's authors (kellerjordan.github.io/posts/muon); adamw does not read it.
     "beta1": 0.9,
-    "beta2": 0.95,  # GPT-3 (arXiv 2005.14165, appendix B), as most language models since.
-    "epsilon": 1e-8,  # Adam's own (arXiv 1412.6980).
+    "beta2": 0.95,  # GPT-3 (arXiv 2005.14165, appendix B) and most language models since.
+    "epsilon": 1e-8,  # Adam (arXiv 1412.6980).
     "weight_decay": 0.1,  # GPT-3.
     "gradient_clip": 1.0,  # GPT-3.
 }
@@ -36,7 +36,7 @@ _SWARM = {
     "weights": "equal",
     "exchanges_per_step": 2,
 }
-# The recipe mixes no pseudo-gradients: their codec and its rank are not read.
+# The recipe mixes no pseudo-gradients, so their codec and its rank are not read.
 _MODULAR4 = {"name": "modular4", "block_size": 1024, "gradients": "int8", "rank": 16}
 _LLAMA = {"hidden_act": "silu", "initializer_range": 0.02, "norm_epsilon": 1e-5, "rope_theta": 10_000.0}
 _SHAKESPEARE = {"kind": "builtin", "name": "shakespeare", "validation_fraction": 0.05}
@@ -62,24 +62,24 @@ _DEMO: dict[str, Any] = {
     "training": {
         **_INNER,
         "sequence_length": 128,
-        "sequences_per_step": 2,  # Better than 4 at equal tokens, for a swarm and for one peer; our measurement.
-        "learning_rate": 3e-3,  # Best for one peer alone among 1e-3, 2e-3, 3e-3 and 6e-3; our measurement.
+        "sequences_per_step": 2,  # Better than 4 at equal tokens, for a swarm and for one peer (our measurement).
+        "learning_rate": 3e-3,  # Best of 1e-3, 2e-3, 3e-3 and 6e-3 for a single peer (our measurement).
         "warmup_tokens": 60_000,
         "schedule": "cosine",
         "final_learning_rate_fraction": 0.05,
     },
     "outer": {
         **_SWARM,
-        "inner_steps": 20,  # Half the traffic of 10, better when an exchange takes several steps; our measurement.
+        "inner_steps": 20,  # Half the traffic of 10; better if an exchange takes several steps (our measurement).
         "fragments": 1,
         "fragments_per_exchange": 1,
     },
     "codec": _MODULAR4,
-    # int8 alone leaves two peers that agree 1.2 % apart (our measurement); less than that is never measured.
+    # With int8, two peers that agree still measure 1.2 % (our measurement); smaller values are never reached.
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 20.0},
 }
 
-# 15.5M parameters, the size of llama2.c's stories15M, with the embedding of 256 bytes in place of 32,000 pieces.
+# 15.5M parameters, the size of llama2.c's stories15M, with an embedding of 256 bytes instead of 32,000 pieces.
 _LLAMA_15M: dict[str, Any] = {
     "run": {"name": "llama-15m", "seed": 1, "tokens_per_peer": 50_000_000},
     "model": {
@@ -117,7 +117,7 @@ _LLAMA_15M: dict[str, Any] = {
     "swarm": {"catch_up_outer_steps": 20, "final_disagreement": 0.02, "final_gossip_s": 120.0},
 }
 
-# SmolLM-135M: shape, tokenizer and peak learning rate as published with it (huggingface.co/HuggingFaceTB/SmolLM-135M).
+# Shape, tokenizer and peak learning rate of SmolLM-135M (huggingface.co/HuggingFaceTB/SmolLM-135M).
 _LLAMA_135M: dict[str, Any] = {
     "run": {"name": "llama-135m", "seed": 1, "tokens_per_peer": 1_000_000_000},
     "model": {
@@ -162,7 +162,7 @@ _LLAMA_135M: dict[str, Any] = {
         **_SWARM,
         "inner_steps": 50,
         "fragments": 16,
-        # Half the parameters: what 20 Mbit/s carry in 50 s of steps. docs/RESULTS.md, R1, "swarm-2 half modular4".
+        # Half the parameters, which 20 Mbit/s carry in 50 s of steps (docs/RESULTS.md, R1, "swarm-2 half modular4").
         "fragments_per_exchange": 8,
     },
     "codec": _MODULAR4,
@@ -172,11 +172,11 @@ _LLAMA_135M: dict[str, Any] = {
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {"demo": _DEMO, "llama-15m": _LLAMA_15M, "llama-135m": _LLAMA_135M}
 )
-"""Everything of a manifest but the protocol version and the author's key."""
+"""Manifests without protocol version and author's key."""
 
 
 def preset(name: str, public_key: str) -> Manifest:
-    """The preset's manifest for the author with that key (64 hexadecimal digits). Raises ManifestError."""
+    """Return a preset's manifest for the author with this key (64 hexadecimal digits). Raises ManifestError."""
     if name not in PRESETS:
         nearest = difflib.get_close_matches(name, PRESETS, n=1)
         hint = f"Did you mean {nearest[0]}? " if nearest else ""

@@ -1,7 +1,7 @@
-"""The manifest as a whole: its sections, and the rules that tie fields of different sections together.
+"""The manifest schema: its sections, and the rules between fields of different sections.
 
-Every field has a unit in its name or docstring; the docstrings are the comments of a generated ``manifest.toml``.
-"Inner step" is one step of the inner optimizer, "outer step" the fold of inner_steps of them into the slow weights.
+Every field has a unit in its name or docstring. The docstrings become the comments of a generated ``manifest.toml``. An
+inner step is one step of the inner optimizer; an outer step applies inner_steps of them to the slow weights.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, T
 from p2ptrain.recipes import RECIPES
 
 FRAGMENT_ALIGNMENT = 1024
-"""Elements. Fragments begin at multiples of it, so that codec blocks never straddle two fragments."""
+"""Elements. Fragments begin at multiples of it, so that no codec block spans two fragments."""
 
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
-"""Recipes with an average over all peers at once."""
+"""Recipes that average over all peers at once."""
 
 UNREAD = ("fp32", "int8")
-"""What a field of codec may say where nothing travels in it: it must say something, and presets and scenarios say
-these. Whoever writes another format there wants something that would not happen."""
+"""Values of a codec field that the recipe does not use; presets and scenarios have one of them.
+
+Any other format is rejected, since its author expects an effect that it would not have.
+"""
 
 MAX_STEP_TOKENS = 2**24
-"""Guess: four times the batch of the largest published runs; more is a typing mistake."""
+"""Most tokens of an inner step, four times the batch of the largest published runs. Guess: survey published runs."""
 
 
 class RunSection(Section):
-    """What the run is called, who started it and when it ends."""
+    """Name, author and end of the run."""
 
     name: Title
-    """What people call the run: letters, digits, blanks, dots, dashes."""
+    """Name of the run for people: letters, digits, blanks, dots, dashes."""
 
     protocol: int = Field(ge=1, le=1_000_000)
     """Version of the protocol; peers of different versions never exchange."""
@@ -43,32 +45,32 @@ class RunSection(Section):
     """Ed25519 key (hexadecimal) that signs this manifest; its secret half is run.key."""
 
     seed: int = Field(ge=0, le=2**63 - 1)
-    """Fixes the initial weights and, with a peer's id, the order in which that peer reads the corpus."""
+    """Determines the initial weights and, with a peer's id, the order in which that peer reads the corpus."""
 
     tokens_per_peer: int = Field(ge=1, le=10**15)
     """Training tokens per peer at which the run ends."""
 
 
 class TrainingSection(Section):
-    """The inner optimization. Schedules run over tokens per peer."""
+    """Inner optimization. Schedules run over tokens per peer."""
 
     sequence_length: int = Field(ge=8, le=131_072)
     """Tokens per training sequence."""
 
     sequences_per_step: int = Field(ge=1, le=65_536)
-    """Sequences per inner step; small devices reach it by accumulation."""
+    """Sequences per inner step; small devices accumulate gradients to reach it."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """adamw, or muon for the hidden matrices and AdamW for the rest. (adamw: what the presets were tuned with.)"""
+    """adamw, or muon for the hidden matrices and AdamW for the rest. (adamw: the presets were tuned with it.)"""
 
     learning_rate: float = Field(gt=0, le=1)
-    """Peak learning rate, AdamW's; Muon's steps are scaled to the same size."""
+    """Peak learning rate of AdamW; Muon's steps are scaled to the same size."""
 
     warmup_tokens: int = Field(ge=0, le=10**15)
     """Tokens per peer over which the learning rate rises linearly from zero."""
 
     schedule: Literal["cosine", "constant", "wsd"]
-    """After the warm-up: cosine, constant, or wsd (constant, then a straight fall over the last fifth of the run)."""
+    """After the warm-up: cosine, constant, or wsd (constant, then a linear decay over the last fifth of the run)."""
 
     final_learning_rate_fraction: float = Field(ge=0, le=1)
     """Learning rate at the run's end as a fraction of the peak; schedule constant does not read it."""
@@ -83,7 +85,7 @@ class TrainingSection(Section):
     """Added to the root of AdamW's second moment."""
 
     muon_momentum: float = Field(default=0.95, ge=0, lt=1)
-    """Momentum of Muon, per inner step; adamw does not read it. (.95: Muon's authors', and torch's default.)"""
+    """Momentum of Muon, per inner step; adamw does not read it. (.95: Muon's authors, and torch's default.)"""
 
     weight_decay: float = Field(ge=0, le=10)
     """Decoupled weight decay of matrices and embeddings."""
@@ -93,15 +95,15 @@ class TrainingSection(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one inner step."""
+        """Number of tokens of one inner step."""
         return self.sequence_length * self.sequences_per_step
 
 
 class OuterSection(Section):
-    """How an inner phase enters the slow weights, and how often peers meet."""
+    """Outer optimization: how inner steps enter the slow weights, and how often peers exchange."""
 
     recipe: str = Field(max_length=64)
-    """How peers train together: swarm (the default), local (no exchanges), or another of docs/ALGORITHMS.md."""
+    """Recipe of the training: swarm (the default), local (no exchanges), or another of docs/ALGORITHMS.md."""
 
     inner_steps: int = Field(ge=1, le=100_000)
     """Inner steps between two outer steps, H."""
@@ -110,22 +112,25 @@ class OuterSection(Section):
     """Outer learning rate eta; recipe local does not read it."""
 
     momentum: float = Field(ge=0, lt=1)
-    """Outer momentum mu; .9 pays only in runs of hundreds of outer steps. Recipe local does not read it."""
+    """Outer momentum mu; .9 helps only in runs of hundreds of outer steps. Recipe local does not read it."""
 
     nesterov: bool
-    """Whether the outer momentum looks ahead."""
+    """Whether the outer momentum is Nesterov's."""
 
     topology: Literal["random", "ring", "exponential", "complete"]
-    """Who may meet whom; random lets everybody, complete has everybody meet everybody at every outer step."""
+    """Possible partners; random allows all peers, with complete each peer exchanges with all at every outer step."""
 
     partners: int = Field(ge=1, le=64)
-    """Partners at once where the recipe plans its exchanges; only topology random reads it."""
+    """Concurrent partners if the recipe plans its exchanges; only topology random reads it."""
 
     weights: Literal["equal", "work"]
-    """How two peers' weights count in their average: equal, or by the tokens per second that each trains on."""
+    """Weighting of two peers in their average: equal, or work (by the tokens per second of each)."""
 
     exchanges_per_step: int = Field(ge=0, le=64)
-    """Exchanges a peer initiates per outer step; it answers about as many more. 0 where none are random."""
+    """Exchanges a peer initiates per outer step; it answers about as many more.
+
+    0 unless the recipe has random exchanges.
+    """
 
     fragments: int = Field(ge=1, le=4_096)
     """Number of near-equal slices of the parameters, the units of exchange."""
@@ -134,12 +139,12 @@ class OuterSection(Section):
     """Slices sent in one exchange; at most fragments."""
 
     def recipe_faults(self) -> list[str]:
-        """What does not go together with the recipe, one sentence each."""
+        """Return the conflicts of this section with its recipe, one sentence each."""
         recipe = RECIPES.get(self.recipe)
         if recipe is None:
             close = difflib.get_close_matches(self.recipe, RECIPES, n=1)
-            meant = f"did you mean {close[0]}?" if close else f"there are {', '.join(RECIPES)}"
-            return [f"outer.recipe: no recipe is called {self.recipe!r}; {meant}"]
+            meant = f"did you mean {close[0]}?" if close else f"recipes: {', '.join(RECIPES)}"
+            return [f"outer.recipe: unknown recipe {self.recipe!r}; {meant}"]
         faults, exchanges = [], self.exchanges_per_step
         if recipe.is_random and exchanges == 0:
             faults.append(f"outer.exchanges_per_step: 0, and recipe {recipe.name} would train every peer alone")
@@ -153,11 +158,11 @@ class OuterSection(Section):
             )
         if self.partners > 1 and recipe.mixes and all(mix.who == "random" for mix in recipe.mixes):
             faults.append(
-                f"outer.partners: {self.partners}, and recipe {recipe.name} meets one at a time; set it to 1, and"
-                " outer.exchanges_per_step to how many it is to meet in an outer step"
+                f"outer.partners: {self.partners}, and recipe {recipe.name} has one partner at a time; set it to 1, and"
+                " outer.exchanges_per_step to the number of exchanges per outer step"
             )
         if self.fragments == 1 and any(mix.share < 1 for mix in recipe.mixes):
-            faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of them; set at least 2")
+            faults.append(f"outer.fragments: 1, and recipe {recipe.name} mixes a part of the fragments; set at least 2")
         if recipe.every_step and self.inner_steps != 1:
             faults.append(
                 f"outer.inner_steps: {self.inner_steps}, and recipe {recipe.name} mixes after every inner step;"
@@ -167,56 +172,56 @@ class OuterSection(Section):
 
 
 class CodecSection(Section):
-    """The form in which weights travel."""
+    """Encoding of weights and pseudo-gradients in messages."""
 
     name: Literal["fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4"]
-    """What weights travel in: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits a weight."""
+    """Codec of weights: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits per weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
-    """Elements that share one scale or step; divides 1024. fp32, bf16 and fp16 do not read it."""
+    """Elements that share one scale or step width; divides 1024. fp32, bf16 and fp16 do not read it."""
 
     gradients: Literal["fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank"]
-    """What pseudo-gradients travel in, where the recipe mixes them: also topk (.23 bits) or lowrank."""
+    """Codec of pseudo-gradients, if the recipe mixes them: fp32, bf16, fp16, int8, int4, topk (.23 bits) or lowrank."""
 
     rank: int = Field(ge=1, le=4_096)
-    """Rank that gradients = lowrank keeps of each matrix."""
+    """Rank of each matrix with gradients = lowrank."""
 
     def recipe_faults(self, name: str) -> list[str]:
-        """What does not go together with the recipe of that name, one sentence each."""
+        """Return the conflicts of this section with the recipe of that name, one sentence each."""
         recipe = RECIPES.get(name)
-        if recipe is None or not recipe.exchanges:  # a solo run keeps its swarm's codecs, to be like it
+        if recipe is None or not recipe.exchanges:  # a solo run may keep its swarm's codecs, to be comparable
             return []
         if self.gradients in UNREAD or recipe.mix("pseudo_gradient") is not None:
             return []
         return [
-            f"codec.gradients: {self.gradients}, and recipe {name} mixes no pseudo-gradients, so nothing would travel"
-            " in it; set it to int8 or fp32, which are then not read, or take a recipe that mixes them, as"
+            f"codec.gradients: {self.gradients}, and recipe {name} mixes no pseudo-gradients, so it would have"
+            " no effect; set it to int8 or fp32, which are then ignored, or choose a recipe that mixes them, such as"
             " swarm_gradients"
         ]
 
 
 class SwarmSection(Section):
-    """Joining late, and ending together."""
+    """Late joining, and the end of the run."""
 
     catch_up_outer_steps: int = Field(ge=1, le=100_000)
-    """A peer further behind than the tokens of this many outer steps is a newcomer and takes a live peer's weights."""
+    """A peer behind by more tokens than this many outer steps is a newcomer and downloads a live peer's weights."""
 
     final_disagreement: float = Field(gt=0, le=1)
-    """At the run's end peers go on averaging until their relative distance falls below this."""
+    """At the run's end peers continue to average until their relative distance falls below this."""
 
     final_gossip_s: float = Field(ge=0, le=86_400)
-    """Seconds after which a peer stops waiting for that."""
+    """Seconds after which a peer stops averaging at the run's end."""
 
 
 class AdmissionSection(Section):
-    """Who may take part; docs/SECURITY.md tells what each policy is for, and what it defends."""
+    """Admission of peers; docs/SECURITY.md describes the policies and what they protect against."""
 
     policy: Literal["open", "invite", "allowlist"] = "open"
-    """open: whoever has the link; invite: whom an invite brings (p2ptrain invite); allowlist: who is named (admit)."""
+    """open: any peer with the link; invite: peers with an invite (p2ptrain invite); allowlist: peers named by admit."""
 
 
 class Manifest(Section):
-    """The one frozen description that all peers of a run share."""
+    """The immutable description of a run that all its peers share."""
 
     run: RunSection
     model: Model
@@ -230,7 +235,7 @@ class Manifest(Section):
 
     @model_serializer(mode="wrap")
     def _open_is_unsaid(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """An open run has the canonical bytes, and so the name, that it had before there was anything else."""
+        """Leave out policy open, so that the RunId of an open run does not depend on this section."""
         data: dict[str, Any] = serialize(self)
         if data.get("admission") == {"policy": "open"}:
             del data["admission"]
@@ -245,7 +250,7 @@ class Manifest(Section):
 
     @property
     def tokens_per_outer_step(self) -> int:
-        """Tokens one peer trains on between two outer steps."""
+        """Number of tokens that one peer trains on between two outer steps."""
         return self.training.tokens_per_step * self.outer.inner_steps
 
 
@@ -254,7 +259,7 @@ def _model_faults(manifest: Manifest) -> list[str]:
     faults = model.shape_faults()
     parameters = parameter_count(model)
     if parameters > MAX_PARAMETERS:
-        faults.append(f"model.config: {parameters:,} parameters, and at most {MAX_PARAMETERS:,} are allowed")
+        faults.append(f"model.config: {parameters:,} parameters, but at most {MAX_PARAMETERS:,} are allowed")
     vocabulary = model.config.vocab_size
     if isinstance(manifest.tokenizer, BytesTokenizer) and vocabulary < BYTE_VOCABULARY:
         faults.append(f"model.config.vocab_size: {vocabulary} is below the {BYTE_VOCABULARY} ids of tokenizer bytes")
@@ -277,7 +282,7 @@ def _training_faults(manifest: Manifest) -> list[str]:
     if training.tokens_per_step > MAX_STEP_TOKENS:
         faults.append(
             f"training.sequences_per_step: {training.tokens_per_step:,} tokens per inner step, "
-            f"and at most {MAX_STEP_TOKENS:,} are allowed"
+            f"but at most {MAX_STEP_TOKENS:,} are allowed"
         )
     if training.warmup_tokens > manifest.run.tokens_per_peer:
         faults.append(
@@ -292,8 +297,8 @@ def _outer_faults(manifest: Manifest) -> list[str]:
     faults = outer.recipe_faults() + manifest.codec.recipe_faults(outer.recipe)
     if outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete"):
         faults.append(
-            f"outer.recipe: {outer.recipe} averages over all peers at once, which only the simulator can; over the"
-            " network diloco does it with topology complete"
+            f"outer.recipe: {outer.recipe} averages over all peers at once, which only the simulator supports; over the"
+            " network use diloco with topology complete"
         )
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(

@@ -1,4 +1,4 @@
-"""The common ground of all manifest sections: how strict they are, and the kinds of string a stranger may send."""
+"""Base class and string types of all manifest sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class Section(BaseModel):
-    """Frozen, strict (1 is no bool, "1" no number), closed to unknown fields, finite; docstrings become comments."""
+    """Frozen section: strict types (1 is no bool, "1" no number), no unknown fields; docstrings become comments."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -19,22 +19,22 @@ class Section(BaseModel):
     )
 
 
-# None of these can hold a control character, a space at an end, or a path that leads anywhere.
+# No pattern allows a control character, a space at an end, or a path.
 _WORD = r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*"
 
 Title = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9 ._-]{0,62}[A-Za-z0-9])?$")]
-"""A name for people: 1 to 64 letters, digits, blanks, dots, dashes."""
+"""Name for people: 1 to 64 letters, digits, blanks, dots, dashes, underscores."""
 
 Word = Annotated[str, Field(pattern=rf"^{_WORD}$", max_length=96)]
-"""A name for machines: a column, a split."""
+"""Name for machines, such as a column or a split."""
 
 HubName = Annotated[str, Field(pattern=rf"^{_WORD}/{_WORD}$", max_length=192)]
-"""A repository on the Hugging Face hub, ``owner/name``."""
+"""Repository on the Hugging Face hub, ``owner/name``."""
 
 Revision = Annotated[str, Field(pattern=r"^[0-9a-f]{40}$")]
-"""A full git commit hash: the only kind of revision that cannot move."""
+"""Full git commit hash, the only kind of revision that cannot move."""
 
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-"""32 bytes as 64 lower-case hexadecimal digits: a SHA-256, an Ed25519 public key."""
+"""32 bytes as 64 lower-case hexadecimal digits: a SHA-256 or an Ed25519 public key."""
 
 __all__ = ["Digest", "HubName", "Revision", "Section", "Title", "Word"]

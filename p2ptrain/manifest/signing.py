@@ -1,8 +1,8 @@
-"""The signed form of a manifest: what bootstraps and peers serve, and what a joiner checks before it believes a word.
+"""The signed form of a manifest, which bootstraps and peers serve, and a joining peer verifies.
 
-A joiner knows the RunId from its link. The RunId is a digest of the manifest, so bytes from any peer, however
-untrusted, are either the manifest that the link means or refused. The Ed25519 signature (RFC 8032) shows besides that
-whoever holds run.key froze it.
+A joining peer knows the RunId from its link. The RunId is a digest of the manifest, so bytes from any untrusted peer
+are either the right manifest or rejected. The Ed25519 signature (RFC 8032) also proves that the holder of run.key
+signed it.
 """
 
 from __future__ import annotations
@@ -28,43 +28,42 @@ from p2ptrain.manifest.document import (
 from p2ptrain.manifest.faults import shown
 from p2ptrain.manifest.schema import Manifest
 
-_DOMAIN = (
-    b"p2ptrain manifest\0"  # What is signed begins with its purpose: no other signature of the key can pass for it.
-)
-_ASK_AGAIN = "Ask the run's author for a fresh manifest or link."
+_DOMAIN = b"p2ptrain manifest\0"  # A purpose before the signed bytes keeps other signatures of the key from passing.
+_ASK_AGAIN = "Ask the run's author for a new manifest or link."
 
 
 @dataclass(frozen=True, slots=True)
 class SignedManifest:
-    """A manifest and its author's signature. Made by ``sign`` or ``from_bytes``, which leave no bad one behind."""
+    """A manifest and its author's signature, valid if it was made by ``sign`` or ``from_bytes``."""
 
     manifest: Manifest
     signature: str
-    """Ed25519 over the domain and the canonical bytes: 128 hexadecimal digits."""
+    """Ed25519 signature of the domain and the canonical bytes: 128 hexadecimal digits."""
 
     @property
     def run_id(self) -> RunId:
-        """The digest that names the run."""
+        """The digest of the manifest, which names the run."""
         return run_id(self.manifest)
 
     def to_bytes(self) -> bytes:
-        """Canonical JSON ``{"manifest": …, "signature": …}``."""
+        """Encode as canonical JSON ``{"manifest": …, "signature": …}``."""
         return canonical_json({"manifest": self.manifest.model_dump(), "signature": self.signature})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Inverse of ``to_bytes``, for bytes from anyone.
+        """Decode untrusted bytes.
 
-        Raises ManifestError when they are too many, not canonical, of another protocol version, against the schema, or
-        when the signature does not hold.
+        Raises ManifestError if they are too long, not canonical, of another protocol version, against the schema, or
+        have an invalid signature.
         """
         if len(data) > MAX_MANIFEST_BYTES:
             raise ManifestError(
-                f"The signed manifest has {len(data):,} bytes, and at most {MAX_MANIFEST_BYTES:,} are read.", _ASK_AGAIN
+                f"The signed manifest has {len(data):,} bytes, but at most {MAX_MANIFEST_BYTES:,} are allowed.",
+                _ASK_AGAIN,
             )
         try:
             document = json.loads(data)
-        except (ValueError, RecursionError):  # ValueError covers bad UTF-8, bad JSON and integers beyond all reason.
+        except (ValueError, RecursionError):  # ValueError covers invalid UTF-8, invalid JSON and huge integers.
             document = None
         match document:
             case {"manifest": dict() as fields, "signature": str() as signature} if len(document) == 2:
@@ -83,24 +82,23 @@ class SignedManifest:
         """Raise ManifestError unless this is the manifest of the expected run."""
         if self.run_id != expected_run_id:
             raise ManifestError(
-                f"The manifest is of run {self.run_id}, and {expected_run_id} was asked for.", _ASK_AGAIN
+                f"The manifest belongs to run {self.run_id}, but {expected_run_id} was requested.", _ASK_AGAIN
             )
 
     def _check_signature(self) -> None:
         try:
             _check(self.manifest.run.public_key, self.signature, canonical_bytes(self.manifest))
-        except (InvalidSignature, ValueError):  # ValueError: the signature is no hexadecimal.
+        except (InvalidSignature, ValueError):  # ValueError: the signature is not hexadecimal.
             raise ManifestError(
-                f"The signature does not fit the manifest and run.public_key {self.manifest.run.public_key}.",
+                f"The signature does not match the manifest and run.public_key {self.manifest.run.public_key}.",
                 _ASK_AGAIN,
             ) from None
 
 
 def genuine_run(data: bytes) -> RunId | None:
-    """The run whose signed manifest these bytes are, whether or not this p2ptrain can use it.
+    """Return the run of a signed manifest, even if this p2ptrain cannot use it; None if the bytes are not genuine.
 
-    None where they are not, byte for byte, what the holder of its run.key signed. What ``from_bytes`` has against the
-    others is nobody's fault: another p2ptrain wrote them.
+    Genuine bytes that ``from_bytes`` rejects were written by another version of p2ptrain.
     """
     try:
         document = json.loads(data) if len(data) <= MAX_MANIFEST_BYTES else {}
@@ -113,27 +111,27 @@ def genuine_run(data: bytes) -> RunId | None:
 
 
 def _remedy(data: bytes, otherwise: str) -> str:
-    """Of what its author signed nothing can be mended: it is of another p2ptrain."""
+    """Return the remedy for a rejected manifest; a genuine one belongs to another version of p2ptrain."""
     return otherwise if genuine_run(data) is None else INSTALL_THEIRS
 
 
 def _check(public_key: str, signature: str, manifest: bytes) -> None:
-    """Raises InvalidSignature; ValueError where one of the texts is no hexadecimal."""
+    """Verify a signature. Raises InvalidSignature, or ValueError if key or signature is not hexadecimal."""
     key = Ed25519PublicKey.from_public_bytes(bytes.fromhex(public_key))
     key.verify(bytes.fromhex(signature), _DOMAIN + manifest)
 
 
 def public_key_of(key: Ed25519PrivateKey) -> str:
-    """What ``run.public_key`` says for this key."""
+    """Return the value of ``run.public_key`` for this key."""
     return key.public_key().public_bytes_raw().hex()
 
 
 def sign(manifest: Manifest, key: Ed25519PrivateKey) -> SignedManifest:
-    """Sign; the same manifest and key give the same bytes. Raises ManifestError when the key is another's."""
+    """Sign a manifest; the result is deterministic. Raises ManifestError if the key is not the manifest's."""
     own = public_key_of(key)
     if own != manifest.run.public_key:
         raise ManifestError(
-            f"run.public_key is {manifest.run.public_key}, and run.key is the secret half of {own}.",
-            "Put that second value into run.public_key, or bring back the run.key that belongs to the first.",
+            f"run.public_key is {manifest.run.public_key}, but run.key is the secret half of {own}.",
+            "Set run.public_key to the second value, or restore the run.key that belongs to the first.",
         )
     return SignedManifest(manifest, key.sign(_DOMAIN + canonical_bytes(manifest)).hex())

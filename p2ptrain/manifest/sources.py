@@ -1,8 +1,7 @@
-"""The tokenizer and corpus sections: where text comes from and how it becomes tokens. Never a path.
+"""The tokenizer and corpus sections: the source of the text and its conversion to tokens. Never a path.
 
-A manifest was written by a stranger, so a file is named by its digest alone; the owner of the machine says in the
-settings where it lies. What comes from the Hugging Face hub is pinned to a commit. Both sections may be written as one
-short string, which the longer tables spell out::
+A manifest is untrusted, so it names a file only by its digest; each owner sets the path in the settings. Sources on the
+Hugging Face hub are pinned to a commit. A short string may replace either table::
 
     tokenizer = "bytes"                      corpus = "builtin:shakespeare"
     tokenizer = "hf:owner/name@<revision>"   corpus = "hf:owner/name@<revision>"
@@ -19,21 +18,21 @@ from pydantic import BeforeValidator, Field
 from p2ptrain.manifest.section import Digest, HubName, Revision, Section, Word
 
 BYTE_VOCABULARY = 256
-"""Token ids of the byte tokenizer: one per value of a byte, no special tokens."""
+"""Token ids of the byte tokenizer, one per byte value, no special tokens."""
 
 
 class BytesTokenizer(Section):
-    """UTF-8 bytes are the tokens: 256 ids, nothing to download. For others replace this whole table: docs/DATA.md."""
+    """UTF-8 bytes as tokens: 256 ids, no download. To use another tokenizer, replace this table: docs/DATA.md."""
 
     kind: Literal["bytes"]
-    """Where the tokenizer comes from: bytes, hub or file."""
+    """Source of the tokenizer: bytes, hub or file."""
 
 
 class HubTokenizer(Section):
-    """A tokenizer from the Hugging Face hub."""
+    """Tokenizer from the Hugging Face hub."""
 
     kind: Literal["hub"]
-    """Where the tokenizer comes from: bytes, hub or file."""
+    """Source of the tokenizer: bytes, hub or file."""
 
     name: HubName
     """Repository on the hub, owner/name."""
@@ -43,50 +42,50 @@ class HubTokenizer(Section):
 
 
 class FileTokenizer(Section):
-    """A tokenizer.json that each owner already has."""
+    """Local tokenizer.json, which each owner provides."""
 
     kind: Literal["file"]
-    """Where the tokenizer comes from: bytes, hub or file."""
+    """Source of the tokenizer: bytes, hub or file."""
 
     sha256: Digest
     """SHA-256 of the tokenizer.json; each owner names the file itself on the command line."""
 
 
 class _CorpusSection(Section):
-    """What all corpora have."""
+    """Fields of all corpora."""
 
     kind: str
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     validation_fraction: float = Field(default=0.05, gt=0, le=0.5)
-    """Share of the tokens held out, the same ones on every peer. (.05: guess; 270 kB of the shipped Shakespeare.)"""
+    """Fraction of the tokens held out, equal on every peer. (.05: guess; 270 kB of the shipped Shakespeare.)"""
 
 
 class BuiltinCorpus(_CorpusSection):
-    """A text that ships with the package. To train on another, replace this whole table: docs/DATA.md."""
+    """Text that ships with the package. To train on another text, replace this table: docs/DATA.md."""
 
     kind: Literal["builtin"]
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     name: Literal["shakespeare"]
-    """Which of the shipped texts."""
+    """Name of the shipped text."""
 
 
 class _LargeCorpus(_CorpusSection):
-    """What corpora of any size have."""
+    """Fields of corpora of any size."""
 
     text_field: Word = "text"
     """Column that holds the text. (text: the usual name on the hub.)"""
 
     max_tokens: int = Field(default=100_000_000, ge=1_000, le=2_000_000_000)
-    """Tokens read; what comes after them is left out. Each peer keeps them on disk, 1 to 4 bytes each. (1e8: guess.)"""
+    """Most tokens read; the rest is left out. Each peer keeps them on disk, 1 to 4 bytes per token. (1e8: guess.)"""
 
 
 class HubCorpus(_LargeCorpus):
-    """A data set on the Hugging Face hub, streamed."""
+    """Data set on the Hugging Face hub, streamed."""
 
     kind: Literal["hub"]
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     name: HubName
     """Repository on the hub, owner/name."""
@@ -95,34 +94,34 @@ class HubCorpus(_LargeCorpus):
     """Full commit hash, 40 hexadecimal digits; the repository's page lists it under "Files and versions"."""
 
     config: Word = "default"
-    """Configuration (subset) of the data set. (default: what the hub calls an unnamed one.)"""
+    """Configuration (subset) of the data set. (default: the hub's name of an unnamed one.)"""
 
     split: Word = "train"
     """Split of the data set. (train: the usual name on the hub.)"""
 
 
 class FileCorpus(_LargeCorpus):
-    """A file that each owner already has."""
+    """Local file, which each owner provides."""
 
     kind: Literal["file"]
-    """Where the text comes from: builtin, hub or file."""
+    """Source of the text: builtin, hub or file."""
 
     sha256: Digest
     """SHA-256 of the file; each owner names the file itself on the command line."""
 
     format: Literal["text", "jsonl", "parquet"] = "text"
-    """What the file holds: text, jsonl or parquet. (text: the plainest; it has no columns, text_field is not read.)"""
+    """Format of the file: text, jsonl or parquet. (text: the simplest; it has no columns and ignores text_field.)"""
 
 
 def _expanded(short: Callable[[str], dict[str, str] | None]) -> BeforeValidator:
-    """Replace a short string by the table it stands for; anything else goes on to the schema as it is."""
+    """Return a validator that replaces a short string with its table, and leaves other values to the schema."""
 
     def expand(value: Any) -> Any:
         if not isinstance(value, str):
             return value
         table = short(value) or _hub_or_file(value)
         if table is None:
-            raise ValueError("no such source; write a table, or hf:owner/name@<revision>, or sha256:<digest>")
+            raise ValueError("unknown source; write a table, or hf:owner/name@<revision>, or sha256:<digest>")
         return table
 
     return BeforeValidator(expand)
@@ -151,10 +150,10 @@ Tokenizer = Annotated[
     Annotated[BytesTokenizer | HubTokenizer | FileTokenizer, Field(discriminator="kind")],
     _expanded(_short_tokenizer),
 ]
-"""Any tokenizer; ``kind`` chooses which fields it takes."""
+"""Any tokenizer; ``kind`` determines its fields."""
 
 Corpus = Annotated[
     Annotated[BuiltinCorpus | HubCorpus | FileCorpus, Field(discriminator="kind")],
     _expanded(_short_corpus),
 ]
-"""Any corpus; ``kind`` chooses which fields it takes."""
+"""Any corpus; ``kind`` determines its fields."""

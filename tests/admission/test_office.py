@@ -49,14 +49,14 @@ def test_the_same_ruling_twice_writes_nothing(private_run: Run) -> None:
 
 def test_what_is_refused(private_run: Run, tmp_path: Path) -> None:
     run, signed = private_run
-    with pytest.raises(AdmissionError, match="no peer id"):
+    with pytest.raises(AdmissionError, match="is not a peer id"):
         author.admit(run, ["ab" * 8], NOW)
     with pytest.raises(AdmissionError, match="1 to 1,000 peers, not 0"):
         author.invite(run, link_to(signed), DAY, 0, NOW)
-    with pytest.raises(AdmissionError, match="The link is to run"):
+    with pytest.raises(AdmissionError, match="The link belongs to run"):
         author.invite(run, JoinLink(RUN, link_to(signed).addresses), DAY, 1, NOW)
     (run / author.RULINGS_FILE).write_bytes(b"nothing")
-    with pytest.raises(AdmissionError, match="holds no rulings"):
+    with pytest.raises(AdmissionError, match="is not an access list"):
         author.revoke(run, [GUEST.peer], NOW)
     create_run(tmp_path / "open", "demo")
     sign_run(tmp_path / "open")

@@ -258,7 +258,7 @@ def test_get_knows_the_names_a_manifest_may_carry() -> None:
         assert codec.get(name, 256, rank=3).name == name
     for name in codec.GRADIENT_CODECS:
         assert codec.get_decodable(name) == codec.get(name)
-    with pytest.raises(ValueError, match=r"no codec is called 'int3'; there are fp32, .*, modular4, topk, lowrank$"):
+    with pytest.raises(ValueError, match=r"unknown codec 'int3'; codecs: fp32, .*, modular4, topk, lowrank$"):
         codec.get("int3")
     with pytest.raises(ValueError, match="codec modular4 carries weights"):
         codec.get_decodable("modular4")

@@ -266,11 +266,11 @@ def test_any_wish_is_refused_or_yields_steps(theirs: bytes) -> None:
 def test_wishes_that_are_none() -> None:
     each = ModularCodec(4, 64)
     wish = codec.wish_for(each, bytes(4), torch.zeros(250))
-    with pytest.raises(RemoteError, match="in 5 bytes instead of 260"):
+    with pytest.raises(RemoteError, match="has 5 bytes instead of 260"):
         codec.agree(each, 250, wish, b"hello")
     with pytest.raises(RemoteError, match="sketch of its weights is not finite"):
         codec.agree(each, 250, wish, wish[:-4] + struct.pack("<f", math.nan))
-    with pytest.raises(RemoteError, match="which codec int8 does not have"):
+    with pytest.raises(RemoteError, match="which codec int8 does not use"):
         codec.agree(codec.get("int8"), 250, b"", wish)
 
 

@@ -108,7 +108,7 @@ def test_another_protocol_version_is_refused_before_its_fields_are_read(manifest
     text = render_toml(manifest).replace(f"protocol = {PROTOCOL_VERSION}", f"protocol = {other}\nnovelty = true")
     with pytest.raises(ManifestError) as caught:
         parse_toml(text)
-    assert f"speaks protocol version {other}, this p2ptrain speaks {PROTOCOL_VERSION}" in caught.value.problem
+    assert f"uses protocol version {other}, this p2ptrain uses {PROTOCOL_VERSION}" in caught.value.problem
 
 
 def test_differences_name_fields_with_both_values(manifest: Manifest) -> None:

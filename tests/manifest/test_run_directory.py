@@ -168,7 +168,7 @@ def test_another_protocol_version_is_refused(run: Path) -> None:
     sign_run(run)
     edit(run, f"protocol = {PROTOCOL_VERSION}", "protocol = 999")
     for refused in (load_run, sign_run):
-        with pytest.raises(ManifestError, match=f"version 999, this p2ptrain speaks {PROTOCOL_VERSION}"):
+        with pytest.raises(ManifestError, match=f"version 999, this p2ptrain uses {PROTOCOL_VERSION}"):
             refused(run)
 
 
@@ -186,7 +186,7 @@ def test_sign_with_a_broken_or_foreign_key(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"run\.public_key is"):
         sign_run(run)
     (run / KEY_FILE).write_text("no key")
-    with pytest.raises(ManifestError, match="not a plain PEM private key"):
+    with pytest.raises(ManifestError, match="not an unencrypted PEM private key"):
         sign_run(run)
 
 

@@ -138,8 +138,8 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
             {"outer__exchanges_per_step": 0},
             "outer.exchanges_per_step: 0, and recipe swarm would train every peer alone",
         ),
-        ({"outer__recipe": "swarn"}, "outer.recipe: no recipe is called 'swarn'; did you mean swarm?"),
-        ({"outer__recipe": "diloco"}, "over the network diloco does it with topology complete"),
+        ({"outer__recipe": "swarn"}, "outer.recipe: unknown recipe 'swarn'; did you mean swarm?"),
+        ({"outer__recipe": "diloco"}, "over the network use diloco with topology complete"),
         ({"outer__recipe": "dilocox", "outer__exchanges_per_step": 0}, "dilocox averages over all peers at once"),
         ({"outer__recipe": "gasloc"}, "outer.exchanges_per_step: 1, and recipe gasloc plans its exchanges"),
         (
@@ -149,9 +149,9 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
                 "outer__fragments": 1,
                 "outer__fragments_per_exchange": 1,
             },
-            "outer.fragments: 1, and recipe factored_gossip_half mixes a part of them; set at least 2",
+            "outer.fragments: 1, and recipe factored_gossip_half mixes a part of the fragments; set at least 2",
         ),
-        ({"outer__partners": 2}, "outer.partners: 2, and recipe swarm meets one at a time; set it to 1"),
+        ({"outer__partners": 2}, "outer.partners: 2, and recipe swarm has one partner at a time; set it to 1"),
         ({"outer__partners": 2, "outer__recipe": "gasloc", "outer__exchanges_per_step": 0}, None),
         ({"outer__partners": 2, "outer__recipe": "local", "outer__exchanges_per_step": 0}, None),
         ({"outer__recipe": "ad_psgd"}, "outer.inner_steps: 10, and recipe ad_psgd mixes after every inner step"),
@@ -168,13 +168,13 @@ def test_a_flood_of_problems_is_cut(data: dict[str, Any]) -> None:
         ({"codec__gradients": "lowrank", "outer__recipe": "swarm_both"}, None),
         (
             {"codec__gradients": "bf16", "outer__recipe": "gasloc", "outer__exchanges_per_step": 0},
-            "codec.gradients: bf16, and recipe gasloc mixes no pseudo-gradients, so nothing would travel in it; set"
+            "codec.gradients: bf16, and recipe gasloc mixes no pseudo-gradients, so it would have no effect; set"
             " it to int8 or fp32",
         ),
         ({"codec__gradients": "fp32"}, None),
         ({"codec__name": "modular4", "outer__recipe": "swarm_gradients"}, None),
         ({"model__config__vocab_size": 255}, "model.config.vocab_size: 255 is below the 256 ids of tokenizer bytes"),
-        ({"model__config__num_attention_heads": 5}, "model.config.hidden_size: 64 is no multiple of"),
+        ({"model__config__num_attention_heads": 5}, "model.config.hidden_size: 64 is not a multiple of"),
         ({"model__config__num_key_value_heads": 3}, "model.config.num_key_value_heads: 3 does not divide"),
         ({"model__config__hidden_size": 20}, "an attention head is 5 wide, and rotary positions need an even width"),
         ({"run__tokens_per_peer": 2_559}, "run.tokens_per_peer: 2559 ends the run before its first outer step"),

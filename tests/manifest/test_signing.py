@@ -65,13 +65,13 @@ def test_a_foreign_key_does_not_sign(manifest: Manifest) -> None:
 def test_a_changed_field_breaks_the_signature() -> None:
     changed = with_changes(SignedManifest.from_bytes(SIGNED).manifest, {"outer.inner_steps": 11})
     forged = SignedManifest(changed, json.loads(SIGNED)["signature"])
-    assert "signature does not fit" in refusal(forged.to_bytes())
+    assert "signature does not match" in refusal(forged.to_bytes())
 
 
 @pytest.mark.parametrize("signature", ["", "zz", "00" * 64, "00" * 63])
 def test_a_bad_signature_is_refused(signature: str) -> None:
     document = json.loads(SIGNED) | {"signature": signature}
-    assert "signature does not fit" in refusal(canonical_json(document))
+    assert "signature does not match" in refusal(canonical_json(document))
 
 
 def test_the_same_content_in_other_bytes_is_refused() -> None:
@@ -114,7 +114,7 @@ def test_nothing_is_to_be_mended_in_what_its_author_signed(change: str) -> None:
     data = signed_by_another_p2ptrain(fields)
     with pytest.raises(ManifestError) as caught:
         SignedManifest.from_bytes(data)
-    assert caught.value.remedy.startswith("Install the p2ptrain that the run's author uses")
+    assert caught.value.remedy.startswith("Install the p2ptrain version of the run's author")
     assert genuine_run(data) == hashlib.sha256(canonical_json(fields)).hexdigest()
 
 

@@ -198,11 +198,11 @@ def test_places_run_out_and_a_renewal_takes_none(place: Place) -> None:
         async with relaying(place, places=1):
             for _ in range(10):
                 await place.reserve(place.hidden[0])
-            with pytest.raises(NetworkError, match="its places are taken"):
+            with pytest.raises(NetworkError, match="all its reservations are taken"):
                 await place.reserve(place.hidden[1])
         async with relaying(place, places_per_origin=1):
             await place.reserve(place.hidden[1])
-            with pytest.raises(NetworkError, match="its places are taken"):
+            with pytest.raises(NetworkError, match="all its reservations are taken"):
                 await place.reserve(place.hidden[0])
 
     place.runner.run(main())

@@ -266,7 +266,7 @@ def test_a_place_whose_circuits_carry_next_to_nothing_is_none(limit: bytes) -> N
             return FarEnd(relay, THERE), wire
 
         daemon = cast(Any, SimpleNamespace(connect=connect, open_stream=open_stream))
-        with pytest.raises(NetworkError, match="small talk") if limit else contextlib.nullcontext():
+        with pytest.raises(NetworkError, match="only small amounts of data") if limit else contextlib.nullcontext():
             await reserve(daemon, peer(1), [THERE])
 
     virtual_time.run(main())

@@ -75,7 +75,7 @@ def train(home: Home, *arguments: str) -> None:
         ("p2ptrain://abc", "3 of 64 digits"),
         (f"p2ptrain://{'a' * 64}", "cut off"),
         (f"p2ptrain://{'a' * 64}@/ip4/1.2.3.4/tcp/31337", "ends before its peer id"),
-        (f"p2ptrain://{'a' * 64}@{ADDRESS[:-9]}", "no peer id"),
+        (f"p2ptrain://{'a' * 64}@{ADDRESS[:-9]}", "is not a peer id"),
         (f"p2ptrain://{'A' * 64}@{ADDRESS}", "64 digits 0-9 a-f"),
     ],
 )
@@ -382,7 +382,9 @@ def test_an_open_runs_link_is_had_again(
         run_command(invite, [str(tmp_path / "run")], name="p2ptrain invite")
     assert not caught.value.code
     assert capfd.readouterr().out == f"{link}\n"
-    assert "The link is to run" in refused(tmp_path / "run", "--link", JoinLink("a" * 64, (ADDRESS,)), command=invite)
+    assert "The link belongs to run" in refused(
+        tmp_path / "run", "--link", JoinLink("a" * 64, (ADDRESS,)), command=invite
+    )
 
 
 @pytest.mark.parametrize(("holds", "what"), [("run.key", "a run"), ("join-link.txt", "a bootstrap")])
@@ -403,7 +405,7 @@ def test_a_peers_home_stays_one_though_a_bootstrap_was_started_there(home: Home,
 
 
 def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[..., str]) -> None:
-    assert "no peer id" in refused(private_run, "fox", command=revoke)
+    assert "is not a peer id" in refused(private_run, "fox", command=revoke)
     said = refused(private_run, command=invite)
     assert "No bootstrap" in said
     assert "--link" in said
@@ -412,7 +414,7 @@ def test_wrong_orders_about_a_private_run(private_run: Path, refused: Callable[.
         assert "30m, 12h or 7d" in refused(private_run, "--link", link, "--expires", expires, command=invite)
     assert "not 0" in refused(private_run, "--link", link, "--uses", "0", command=invite)
     other = JoinLink("a" * 64, (ADDRESS,))
-    assert "The link is to run" in refused(private_run, "--link", other, command=invite)
+    assert "The link belongs to run" in refused(private_run, "--link", other, command=invite)
     (private_run / "run.key").unlink()
     assert "run.key" in refused(private_run, STRANGER, command=revoke)
 

@@ -22,7 +22,7 @@ from peer.home import Home
 from peer.manifest_fetch import ask_for_manifest
 
 KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
-INSTALL = "Install the p2ptrain that the run's author uses; peers of different versions cannot exchange."
+INSTALL = "Install the p2ptrain version of the run's author; peers of different versions cannot exchange."
 ADDRESS = f"/ip4/127.0.0.1/tcp/31337/p2p/{STRANGER}"
 
 
@@ -41,7 +41,7 @@ OURS = sign(preset("demo", public_key_of(KEY)), KEY)
 def test_a_home_keeps_its_manifest_and_another_p2ptrain_is_installed(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.manifest.write_bytes(THEIRS)
-    with pytest.raises(HomeError, match=f"the run speaks protocol version {PROTOCOL_VERSION + 1}") as caught:
+    with pytest.raises(HomeError, match=f"the run uses protocol version {PROTOCOL_VERSION + 1}") as caught:
         home.load_manifest(None)
     assert caught.value.remedy == INSTALL
 
@@ -71,7 +71,7 @@ def test_who_is_handed_a_manifest_of_another_version_does_not_wait_for_a_better_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     log = answers(monkeypatch, manifest_fetch, THEIRS)
-    with pytest.raises(ManifestError, match="speaks protocol version") as caught:
+    with pytest.raises(ManifestError, match="uses protocol version") as caught:
         virtual_time.run(ask_for_manifest(JoinLink(RUN, (ADDRESS,)), cast(Any, object), log))
     assert caught.value.remedy == INSTALL
     assert log.kinds() == []
@@ -128,7 +128,7 @@ def test_the_doctor_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
     answer = asyncio.run(doctor._fetched(cast(Any, None), cast(Any, STRANGER), [], link))
     assert isinstance(answer, UserError)
     finding = doctor._unanswered(cast(Any, STRANGER), "127.0.0.1:31337", answer, others=False)
-    assert "the run speaks protocol version" in finding.found
+    assert "the run uses protocol version" in finding.found
     assert finding.fix == INSTALL
     answer = asyncio.run(doctor._fetched(cast(Any, None), cast(Any, STRANGER), [], link))
     finding = doctor._unanswered(cast(Any, STRANGER), "127.0.0.1:31337", cast(Any, answer), others=False)

@@ -94,11 +94,11 @@ def test_the_bar_shows_such_a_name_too(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["--set", "outer.recipe=swarn"], "outer.recipe: no recipe is called 'swarn'; did you mean swarm?"),
+        (["--set", "outer.recipe=swarn"], "outer.recipe: unknown recipe 'swarn'; did you mean swarm?"),
         (["--set", "outer.inner_step=3"], "outer.inner_step: unknown field; did you mean outer.inner_steps?"),
         (["--set", "outer.recipe=gasloc"], "outer.exchanges_per_step: 1, and recipe gasloc plans its exchanges"),
         (["--set", "codec.name=topk"], "codec.name: "),
-        (["--set", "outer.partners=4"], "outer.partners: 4, and recipe swarm meets one at a time; set it to 1"),
+        (["--set", "outer.partners=4"], "outer.partners: 4, and recipe swarm has one partner at a time; set it to 1"),
         (["--set", "learner.learning_rate=3"], "learner.learning_rate: 3.0 diverges"),
         (["--set", "peers.away.count=1"], "there is no away; there are home, [0] to [0]"),
         (["--set", "outer"], "'outer' is no change"),

@@ -1,7 +1,7 @@
-"""Why p2pd leaves an address alone, where it says only that it does.
+"""Adds the original failure to p2pd's "dial backoff" errors.
 
-Of a dial that failed it tells the reason once, to whoever asked for that dial. For seconds to minutes it then answers
-"dial backoff" to everybody, and who asks may never have heard more: the DHT greets the bootstraps first.
+p2pd reports the cause of a failed dial once, to the request that caused the dial. For the next seconds to minutes it
+answers "dial backoff" to every request for that address, so a later request never sees the cause.
 """
 
 from __future__ import annotations
@@ -15,28 +15,29 @@ from p2ptrain.ports import Clock
 BACKOFF = "dial backoff"
 _PLACE = re.compile(r"\* \[([^\]\s]+)\] (.*?)(?= \* \[|$)", re.DOTALL)
 MOST_REMEMBERED = 1024
-"""Addresses of peers, those that failed last. A guess: more than are dialed in the minutes that a backoff lasts."""
+"""Most recently failed addresses. Guess: count the addresses dialed during one backoff in a full swarm."""
 LONGEST_S = 300.0
-"""That p2pd leaves an address alone at a time (``BackoffMax`` in go-libp2p's swarm): what was heard longer ago is not
-why."""
+"""Longest backoff of p2pd (``BackoffMax`` in go-libp2p's swarm); an older failure is not the cause."""
 MOST_LETTERS = 400
-"""Of a reason, which may be in part what the other side said. A guess: twice the longest of p2pd's own."""
+"""Longest reason, which the other side may influence. Guess: measure p2pd's own messages; twice the longest."""
 
 
 class BackoffReasons:
-    """The last reason that was heard for each address of each peer, and when."""
+    """The last failure of each address of each peer, and its time."""
 
     def __init__(self, clock: Clock = steady) -> None:
         self._clock = clock
         self._heard: dict[tuple[PeerId, str], tuple[str, float]] = {}
 
     def completed(self, peer: PeerId, words: str) -> str:
-        """What p2pd says of a failed dial (``… * [address] reason * [address] reason``), and behind each backoff for
-        what: ``dial backoff after: reason``."""
+        """Return p2pd's error (``… * [address] reason * [address] reason``) with the cause of each backoff added.
+
+        A known cause turns ``dial backoff`` into ``dial backoff after: reason``.
+        """
         return _PLACE.sub(lambda match: self._with_reason(peer, match[1], match[2]), words)
 
     def forget(self, peer: PeerId) -> None:
-        """It was reached: what was in the way is so no more."""
+        """Drop all failures of a peer that was reached."""
         for key in [each for each in self._heard if each[0] == peer]:
             del self._heard[key]
 

@@ -1,8 +1,8 @@
-"""p2pd's control protocol, as far as we speak it ourselves: messages of protobuf, their length ahead as a varint.
+"""The part of p2pd's control protocol that p2ptrain speaks itself: protobuf messages, prefixed by a varint length.
 
-Each request has a connection of its own to the daemon's Unix socket. The answer to STREAM_OPEN, and what p2pd says
-ahead of an inbound stream's own bytes, name the far end: who it is, and by which address its bytes come. That address
-is direct, or a circuit through a relay.
+Each request uses its own connection to the daemon's Unix socket. The response to STREAM_OPEN, and the header that p2pd
+sends before the bytes of an inbound stream, name the remote peer and its address. That address is direct, or a circuit
+through a relay.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from p2ptrain.net import address
 from p2ptrain.net.p2pd.streams import Stream
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""A guess: the longest that we ask for lists all connections, some hundred bytes each."""
+"""Guess: measure the longest response, the list of all connections, at some hundred bytes each."""
 MAX_LENGTH_BYTES = 10
-"""Of a varint of 64 bits (protobuf)."""
+"""Length of the longest 64-bit varint (protobuf)."""
 
 
 @dataclass(frozen=True, slots=True)
 class FarEnd:
-    """Who is at the other end of a stream, and how its bytes travel."""
+    """The remote end of a stream: peer and address."""
 
     peer: PeerId
     place: str
-    """The multiaddress of its end of the connection, as our p2pd sees it; empty where that has no form we know."""
+    """The multiaddress of the remote end, as our p2pd sees it; empty if it has no known form."""
 
     @property
     def relay(self) -> PeerId | None:
-        """The relay that the bytes go through; None: they come directly."""
+        """The relay that carries the stream; None for a direct connection."""
         return address.relay_of(self.place)
 
 
 async def ask(control: str, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Response, Stream]:
-    """One request to the daemon's socket; an opened stream goes on in the same connection. Raises NetworkError."""
+    """Send one request to the daemon; an opened stream continues on the same connection. Raises NetworkError."""
     stream = Stream()
     try:
         await asyncio.get_running_loop().create_unix_connection(lambda: stream, control)
@@ -57,7 +57,7 @@ async def ask(control: str, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Respons
 
 
 async def read_opener(stream: Stream) -> FarEnd:
-    """Who opened an inbound stream, as p2pd says ahead of the stream's own bytes. Raises OSError and EOFError."""
+    """Read p2pd's header of an inbound stream, which names its initiator. Raises OSError and EOFError."""
     return far_end(p2pd_pb2.StreamInfo.FromString(await read_message(stream)))
 
 
@@ -70,7 +70,7 @@ def peer_of(multihash: bytes) -> PeerId:
 
 
 def place_of(packed: bytes) -> str:
-    """The address that p2pd names in its binary form; empty where it has none of our forms."""
+    """Decode a binary multiaddress; empty if it has no known form."""
     try:
         return address.unpacked(packed)
     except ValueError:
@@ -78,25 +78,25 @@ def place_of(packed: bytes) -> str:
 
 
 async def read_message(stream: Stream, most: int = MAX_MESSAGE_BYTES) -> bytes:
-    """One message, its length ahead as a varint. Raises OSError and EOFError.
+    """Read one message with a varint length prefix. Raises OSError and EOFError.
 
-    A length of more than ten bytes is none. Each byte of it is read by itself, and where bytes are there already nobody
-    else has a turn meanwhile: a stranger could go on for ever.
+    The prefix is limited to ten bytes. Each of its bytes is read separately, without yielding to other tasks if it is
+    already buffered, so an endless prefix would block the loop.
     """
     length = 0
     for shift in range(0, 7 * MAX_LENGTH_BYTES, 7):
         [byte] = await stream.read_exactly(1)
         length |= (byte & 0x7F) << shift
         if length > most:
-            raise OSError(f"a message of {length} bytes where {most} are allowed")
+            raise OSError(f"a message of {length} bytes exceeds the limit of {most}")
         if byte < 0x80:
             return await stream.read_exactly(length)
-    raise OSError(f"a message's length of more than {MAX_LENGTH_BYTES} bytes")
+    raise OSError(f"a message length of more than {MAX_LENGTH_BYTES} bytes")
 
 
 def raw(peer: PeerId) -> bytes:
-    """A peer id as p2pd takes it. Raises NetworkError where it is none."""
+    """Encode a peer id for p2pd. Raises NetworkError if it is invalid."""
     try:
         return bytes(PeerID.from_base58(peer).to_bytes())
     except ValueError:
-        raise NetworkError(f"{short(peer)} is no peer id") from None
+        raise NetworkError(f"{short(peer)} is not a peer id") from None

@@ -1,16 +1,17 @@
-"""One p2pd: go-libp2p in a child process, spoken to through Unix sockets in a private folder.
+"""The p2pd process: go-libp2p in a child process, controlled through Unix sockets in a private folder.
 
-``hivemind.p2p.P2P`` starts it and speaks its control protocol; this module adds what a volunteer's machine needs:
+``hivemind.p2p.P2P`` starts the process and speaks its control protocol. This module adds:
 
-- It runs in a session of its own, so that Ctrl+C in the terminal reaches us and not it: we say goodbye through it.
-- It dies with us, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when its control connection does).
-- Its sockets lie in one folder for this process, locked while we live (``net.p2pd.socket_folder``).
-- Dialing, opening and taking in streams are our own few lines of its control protocol: no connection leaks when one
-  fails, addresses have a form that p2pd takes, and bulk data is copied less (``net.p2pd.streams``).
-- hivemind's own side of the conversation, which the DHT needs, is fit for strangers (``net.p2pd.unary``).
+- A separate session: Ctrl+C in the terminal does not reach p2pd, which still has to send our goodbye.
+- A bound lifetime: p2pd ends with this process, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when
+  its control connection closes).
+- A socket folder for this process, locked while it runs (``net.p2pd.socket_folder``).
+- Own code for dialing and for opening and accepting streams: no connection leaks after a failure, addresses have a form
+  that p2pd accepts, and bulk data is copied less (``net.p2pd.streams``).
+- A hardened version of hivemind's persistent connection, which the DHT uses (``net.p2pd.unary``).
 
-Everything here runs on one loop, in one thread, and that thread must outlive the daemon (the parent whose death counts
-is the thread).
+All code runs on one event loop in one thread. That thread must outlive the daemon, because the parent-death signal
+follows the thread.
 """
 
 from __future__ import annotations
@@ -47,25 +48,28 @@ from p2ptrain.net.p2pd.streams import Stream
 logger = logging.getLogger(__name__)
 
 STARTUP_TIMEOUT_S = 30.0
-"""A guess: it takes 0.1 s here, and a busy machine must not fail."""
+"""Guess: measure the start, 0.1 s on an idle machine, on an overloaded one."""
 DEAF_PATIENCE_S = 1.0
-"""For p2pd to end after its connection did. A guess."""
+"""Time for p2pd to end after its control connection closed. Guess: measure it on an overloaded machine."""
 SHUTDOWN_PATIENCE_S = 2.0
-"""A guess: it takes some 10 ms here."""
+"""Guess: measure the shutdown, 10 ms on an idle machine, on an overloaded one."""
 PULSE_S = 60.0
-"""Between two questions whether p2pd still answers. A guess."""
+"""Interval between health checks of p2pd. Guess: count how often p2pd hangs."""
 PULSE_DEADLINE_S = 20.0
-"""For its answer. A guess: a millisecond here, and a machine that is busy to its limit must not cost us the node."""
+"""Timeout of a health check. Guess: measure the response time, 1 ms on an idle machine, on an overloaded one."""
 MOST_MISSED = 2
-"""Answers missed in a row, after which it is ended: one may be missed by a machine that slept."""
+"""Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
 _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
-"""Without reuse of the listening port for dialing, two peers that dial each other at the same instant get two
-connections. With it they may get one, opened from both ends, on which both play the initiator: both dials fail."""
+"""Disables reuse of the listening port for dialing.
+
+With reuse, two peers that dial each other at the same instant may get one connection on which both act as initiator,
+and both dials fail. Without it they get two connections.
+"""
 
 
 class _HivemindP2P(P2P):
-    """hivemind's P2P with our launcher around the process."""
+    """hivemind's P2P, started through our launcher."""
 
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
@@ -73,10 +77,10 @@ class _HivemindP2P(P2P):
 
 
 class Daemon:
-    """A running p2pd. ``close`` ends it; nothing of it stays.
+    """A running p2pd. ``close`` ends the process and removes its socket folder.
 
     Args:
-        caution: what it dials of what others announce.
+        caution: which announced addresses may be dialed.
     """
 
     def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy) -> None:
@@ -91,14 +95,14 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
-        """Start p2pd. Raises DeviceError when this platform cannot run it, UserError when it cannot listen.
+        """Start p2pd. Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
 
-        Listening nowhere, it only dials, and is dialed through relays.
+        Without listen addresses it only dials, and is dialed through relays.
         """
         _check_binary()
         unary.install()
         folder = SocketFolder.create()
-        # P2P takes the folder of its sockets from the class.
+        # P2P reads the socket folder from the class.
         kind: Any = type("_Daemon", (_HivemindP2P,), {"_UNIX_SOCKET_PREFIX": f"/unix{folder.path}/"})
         try:
             async with asyncio.timeout(STARTUP_TIMEOUT_S + 10):
@@ -106,13 +110,13 @@ class Daemon:
                     identity_path=str(identity_path),
                     host_maddrs=list(listen),
                     announce_maddrs=list(announce) or None,
-                    check_if_identity_free=False,  # it starts another daemon, and can meet our own ghost
+                    check_if_identity_free=False,  # the check starts another daemon, and may find our own old one
                     startup_timeout=STARTUP_TIMEOUT_S,
-                    dht_mode="server",  # libp2p's own: how a peer known by id alone is dialed
+                    dht_mode="server",  # libp2p's DHT, which dials peers known only by id
                     no_listen=not listen,
-                    use_relay=False,  # makes it a relay for all the world; circuits it dials anyway (net.relay)
+                    use_relay=False,  # would relay for everybody; circuits are dialed anyway (net.relay)
                     auto_nat=False,
-                    force_reachability="private",  # else it comes to relay in our place (net.relay)
+                    force_reachability="private",  # otherwise p2pd relays instead of net.relay
                     nat_port_map=not all(map(address.is_loopback, listen)),
                 )
         except (P2PDaemonError, TimeoutError) as error:
@@ -121,8 +125,8 @@ class Daemon:
         except BaseException:
             folder.remove()
             raise
-        assert isinstance(p2p._client.control, unary.Control)  # of whatever version hivemind is
-        # Who listens on this machine alone, or nowhere (the doctor), leads nobody astray.
+        assert isinstance(p2p._client.control, unary.Control)  # holds for the installed version of hivemind
+        # A node that listens on loopback only, or nowhere (the doctor), may dial anything.
         return cls(p2p, folder, DialPolicy(local=all(map(address.is_loopback, listen))))
 
     @property
@@ -131,11 +135,11 @@ class Daemon:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs. hivemind's ``is_alive`` stays true when it was killed."""
+        """Whether the process runs. hivemind's ``is_alive`` stays true after a kill."""
         return self.p2p._child.returncode is None
 
     async def died(self) -> int:
-        """Wait for the process to end; its return code. While somebody waits, one that answers nothing is ended."""
+        """Wait for the process to end and return its exit code; health checks kill a hung process meanwhile."""
         pulse = asyncio.create_task(self._feel_the_pulse())
         try:
             return int(await self.p2p._child.wait())
@@ -144,15 +148,15 @@ class Daemon:
 
     @property
     def ending(self) -> str:
-        """Why the process ended, in a few words."""
+        """The reason why the process ended, in a few words."""
         if self._is_deaf:
-            return f"it ran and gave no answer {MOST_MISSED} times in a row, so it was ended"
+            return f"it did not answer {MOST_MISSED} times in a row and was killed"
         return f"exit code {self.p2p._child.returncode}"
 
     async def own_addresses(self) -> list[str]:
-        """The multiaddresses it listens on, every interface's, without ``/p2p/``; or those that it is to announce.
+        """Return the multiaddresses of all listening interfaces, or the announced ones, without ``/p2p/``.
 
-        Raises NetworkError where it has died or answers nonsense; no deadline.
+        Raises NetworkError if p2pd has died or its response is invalid; no deadline.
         """
         try:
             _, addresses = await self.p2p._client.identify()
@@ -163,7 +167,7 @@ class Daemon:
         return own
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Have a connection to the peer, dialing these addresses if there is none, as far as caution allows.
+        """Ensure a connection to the peer; dial those addresses that the dial policy allows if there is none.
 
         Raises NetworkError; no deadline.
         """
@@ -186,13 +190,13 @@ class Daemon:
         (await self._ask(request))[1].close()
 
     async def connections(self) -> list[control.FarEnd]:
-        """The other ends of all connections. Raises NetworkError; no deadline."""
+        """Return the remote ends of all connections. Raises NetworkError; no deadline."""
         response, stream = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS))
         stream.close()
         return [control.FarEnd(control.peer_of(each.id), control.place_of(each.addrs[0])) for each in response.peers]
 
     async def open_stream(self, peer: PeerId, protocol: str) -> tuple[control.FarEnd, Stream]:
-        """A new stream to the peer's handler of that protocol. Raises NetworkError; no deadline."""
+        """Open a stream to the peer's handler of that protocol. Raises NetworkError; no deadline."""
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.STREAM_OPEN,
             streamOpen=p2pd_pb2.StreamOpenRequest(peer=control.raw(peer), proto=[protocol]),
@@ -201,11 +205,11 @@ class Daemon:
         return control.far_end(response.streamInfo), stream
 
     async def serve_streams(self, protocol: str, on_open: Callable[[Stream], None]) -> asyncio.Server:
-        """Call back for each inbound stream, whose opener ``read_opener`` tells. Raises NetworkError; no deadline."""
+        """Call ``on_open`` for each inbound stream, before ``read_opener``. Raises NetworkError; no deadline."""
         path = self._folder.path / f"in-{next(self._serials)}.sock"
         try:
             server = await asyncio.get_running_loop().create_unix_server(lambda: Stream(on_open), str(path))
-        except OSError as error:  # the folder went with the process, a moment ago
+        except OSError as error:  # the folder was just removed with the process
             raise NetworkError(f"p2pd does not answer: {error}") from error
         place = Multiaddr(f"/unix{path}").to_bytes()
         request = p2pd_pb2.Request(
@@ -220,7 +224,7 @@ class Daemon:
         return server
 
     async def stop_serving(self, protocol: str, server: asyncio.Server) -> None:
-        """Take in no more streams of that protocol. Raises NetworkError; no deadline."""
+        """Accept no more streams of that protocol. Raises NetworkError; no deadline."""
         place = Multiaddr(f"/unix{server.sockets[0].getsockname()}").to_bytes()
         server.close()
         request = p2pd_pb2.Request(
@@ -230,25 +234,25 @@ class Daemon:
         (await self._ask(request))[1].close()
 
     async def close(self) -> None:
-        """End the process, by SIGKILL where it does not end by itself: it may be frozen."""
+        """End the process, with SIGKILL if it does not end in time."""
         try:
             async with asyncio.timeout(SHUTDOWN_PATIENCE_S):
                 await self.p2p.shutdown()
         except TimeoutError:
             await self.kill()
         except BaseException:
-            self._kill()  # whoever waited for us does not any more
+            self._kill()  # the caller was cancelled and no longer waits
             raise
         finally:
             self._folder.remove()
 
     async def kill(self) -> None:
-        """End the process as it stands. ``close`` is still to be called."""
+        """Kill the process. ``close`` must still be called."""
         self._kill()
         await self.p2p._child.wait()
 
     async def _feel_the_pulse(self) -> None:
-        """Ask it something cheap now and then, and end it when it has missed the answer again and again."""
+        """Check p2pd periodically, and kill it after ``MOST_MISSED`` consecutive failures."""
         missed = 0
         while missed < MOST_MISSED:
             await asyncio.sleep(PULSE_S)
@@ -258,19 +262,22 @@ class Daemon:
                 missed = 0
             except (NetworkError, TimeoutError) as error:
                 missed += 1
-                logger.warning("p2pd did not answer: %s", error or "too late")
+                logger.warning("p2pd did not answer: %s", error or "timeout")
         self._is_deaf = True
         self._kill()
 
     def _conversation_ended(self, task: asyncio.Task[None]) -> None:
-        """hivemind's task that speaks with p2pd ended, by itself or by an error that nobody asks for (asyncio would
-        print a traceback). Mostly p2pd died, and ``died`` tells. If it lives, nothing of it would be heard any more."""
-        if not task.cancelled():  # it is, where we close
-            logger.debug("the conversation with p2pd ended: %r", task.exception())
+        """Kill p2pd soon after hivemind's connection task ended, unless p2pd ends by itself.
+
+        A p2pd without this connection cannot deliver anything. Reading the exception here keeps asyncio from printing a
+        traceback.
+        """
+        if not task.cancelled():  # ``close`` cancels it
+            logger.debug("the connection to p2pd ended: %r", task.exception())
             task.get_loop().call_later(DEAF_PATIENCE_S, self._kill)
 
     def _kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):  # it ended just now
+        with contextlib.suppress(ProcessLookupError):  # it has just ended
             self.p2p._child.kill()
 
     async def _ask(self, request: p2pd_pb2.Request) -> tuple[p2pd_pb2.Response, Stream]:
@@ -289,7 +296,7 @@ def _check_binary() -> None:
 
 
 def _is_taken(place: str) -> bool:
-    """Whether another program listens at this multiaddress's host and port."""
+    """Return whether another program listens on the host and port of this multiaddress."""
     host, _, port = address.host_port(place).rpartition(":")
     host = host.strip("[]")
     try:
@@ -298,15 +305,15 @@ def _is_taken(place: str) -> bool:
             probe.bind((host, int(port)))
     except OSError as error:
         return error.errno == errno.EADDRINUSE
-    except ValueError:  # no port is in it
+    except ValueError:  # it has no port
         return False
     return False
 
 
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
-    """What p2pd's last words mean to the owner."""
+    """Translate p2pd's last output into an error for the owner."""
     places = ", ".join(map(address.host_port, listen))
-    silent = not reason.strip()  # p2pd was faster to end than its words to be read
+    silent = not reason.strip()  # p2pd ended before its output was read
     if "address already in use" in reason or (silent and any(map(_is_taken, listen))):
         return UserError(f"{places} is in use by another program.", "Stop it, or choose another port with --listen.")
     if "cannot assign requested address" in reason:
@@ -314,5 +321,5 @@ def _explained(reason: str, listen: Sequence[str]) -> UserError:
     if "permission denied" in reason and "listen" in reason:
         return UserError(f"Listening on {places} is not permitted.", "Choose a port above 1023 with --listen.")
     return DeviceError(
-        f"The libp2p daemon did not start: {reason}", "If the text does not say why, reinstall hivemind."
+        f"The libp2p daemon did not start: {reason}", "If the message does not name the cause, reinstall hivemind."
     )

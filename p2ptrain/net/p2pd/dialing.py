@@ -1,13 +1,20 @@
-"""Which of the addresses that strangers announce we dial.
+"""Dial policy: which of the addresses that other peers announce are dialed.
 
-A presence record is a stranger's word, and everybody dials what it says. It shall not lead a whole swarm to machines
-that have nothing to do with it, nor any peer to the programs of its own machine. So of others' addresses we dial those
-of the internet; those of private networks only while we are in one ourselves (neighbours at home); a name by what it
-stands for; and a few of them at once. What our owner named, a bootstrap above all, is dialed as it stands, and in a
-swarm on one machine so is everything.
+All peers dial the addresses in a presence record, which its issuer may forge. The policy keeps a forged record from
+directing a whole swarm at unrelated machines, or a peer at programs on its own machine:
 
-This holds for what we ask p2pd to dial. What it hears from other nodes by itself (libp2p's identify, its own DHT) does
-not pass here.
+==============================  ========================================================================================
+Announced address               Dialed
+==============================  ========================================================================================
+public                          yes
+private network                 only if this machine is in a private network itself
+host name                       by the IP addresses that it resolves to, under the rules above
+named by the owner              unchanged, for example a bootstrap
+any, swarm on one machine       unchanged
+==============================  ========================================================================================
+
+At most ``MOST_AT_ONCE`` announced addresses of one peer are dialed at a time. The policy covers only dials that
+p2ptrain requests, not addresses that p2pd learns by itself (libp2p's identify, its own DHT).
 """
 
 from __future__ import annotations
@@ -19,28 +26,30 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from p2ptrain.net import address
 
 MOST_AT_ONCE = 4
-"""Addresses of one peer that are dialed at once. A guess: two circuits and two in its own network; a record has room
-for eight."""
+"""Addresses of one peer that are dialed at once, of at most eight in a record.
+
+Guess: count the addresses that were needed to reach a peer; two circuits and two local ones should do.
+"""
 RESOLVE_DEADLINE_S = 4.0
-"""For a host name; a fifth of a dial (``links.Limits``). A guess: 50 ms are usual."""
+"""Timeout of a host name lookup; a fifth of a dial (``links.Limits``). Guess: measure lookups; 50 ms are usual."""
 
 _FAMILIES = {"dns4": socket.AF_INET, "dns6": socket.AF_INET6}
 
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""The IP addresses of a host name; of which family, or ``AF_UNSPEC``. Raises OSError and ValueError."""
+"""Function from host name and address family (or ``AF_UNSPEC``) to IP addresses. Raises OSError and ValueError."""
 
 
 async def resolve(host: str, family: int) -> list[str]:
-    """``Resolve`` by the operating system."""
+    """Look up a host name with the operating system's resolver."""
     found = await asyncio.get_running_loop().getaddrinfo(host, None, family=family, type=socket.SOCK_STREAM)
     return [str(place[0]) for *_, place in found]
 
 
 class DialPolicy:
-    """What one node dials of what others announce.
+    """The announced addresses that one node may dial.
 
     Args:
-        local: the swarm is on this machine alone: everything.
+        local: whether the swarm runs on this machine only; every address is then dialed.
     """
 
     def __init__(self, local: bool = False, resolve: Resolve = resolve) -> None:
@@ -50,16 +59,21 @@ class DialPolicy:
         self._has_neighbours = False
 
     def trust(self, addresses: Iterable[str], local: bool = False) -> None:
-        """Our owner named these, with or without ``/p2p/``; ``local``: and said that the swarm is on this machine."""
+        """Dial these addresses unchanged because the owner named them.
+
+        Args:
+            addresses: multiaddresses, with or without ``/p2p/``.
+            local: whether the owner said that the swarm runs on this machine only.
+        """
         self._named.update(map(_place, addresses))
         self._local = self._local or local
 
     def stand_at(self, own: Iterable[str]) -> None:
-        """This machine's addresses now: whether it is in a private network."""
+        """Set this machine's current addresses, which show whether it is in a private network."""
         self._has_neighbours = any(map(is_private, address.announceable(own)))
 
     async def chosen(self, addresses: Sequence[str]) -> list[str]:
-        """Those that we dial, as p2pd takes them, best first as before. No deadline but that of names."""
+        """Return the addresses to dial, in the given order and in p2pd's form. The only deadline is that of lookups."""
         found: list[str] = []
         left = MOST_AT_ONCE
         for each in filter(address.is_dialable, addresses):
@@ -68,7 +82,7 @@ class DialPolicy:
             elif left > 0:
                 fresh = [*filter(self._may_be_dialed, await self._by_number(each))][:left]
                 found += fresh
-                left -= max(len(fresh), address.is_name(each))  # a name that is looked up in vain costs time too
+                left -= max(len(fresh), address.is_name(each))  # a failed lookup costs time, too
         return found
 
     def _may_be_dialed(self, each: str) -> bool:
@@ -78,7 +92,7 @@ class DialPolicy:
         return host.is_global or (self._has_neighbours and is_private(each))
 
     async def _by_number(self, each: str) -> list[str]:
-        """The address itself, or those that its host name stands for: p2pd would not look at them."""
+        """Return the address itself, or those that its host name resolves to, because p2pd would not check them."""
         if not address.is_name(each):
             return [each]
         _, kind, host, *rest = each.split("/")
@@ -92,7 +106,7 @@ class DialPolicy:
 
 
 def is_private(each: str) -> bool:
-    """Whether an address is one of a private network, neither this machine's own nor of the internet."""
+    """Return whether an address belongs to a private network; loopback and public addresses do not."""
     host = address.ip_of(each)
     if host is None or host.is_global or host.is_loopback or host.is_unspecified:
         return False
@@ -100,5 +114,5 @@ def is_private(each: str) -> bool:
 
 
 def _place(each: str) -> str:
-    """What is dialed first: without the peer, and without what a relay leads to."""
+    """Return the transport address of the first hop, without peer id and circuit."""
     return each.partition("/p2p/")[0]

@@ -1,4 +1,4 @@
-"""Private folders for Unix sockets, and the sweep that removes those whose owner is gone."""
+"""Private folders for Unix sockets, and the removal of those whose process has ended."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 
 LONGEST_PARENT = 50
-"""A socket's path may have 104 bytes (macOS), and our folder and file names take up to 50."""
+"""Bytes. A socket path has at most 104 (macOS), of which our folder and file names take up to 50."""
 _FOLDER_PREFIX = "p2ptrain-"
 _LOCK_NAME = "lock"
 _UNLOCKED_GRACE_S = 60.0
-"""A folder without a lock may be about to get one; after a minute it is debris."""
+"""Age after which a folder without a lock file is removed; a younger one may be about to get it."""
 
 
 class SocketFolder:
-    """A private folder for Unix sockets, marked as in use by a lock that the kernel drops when we die."""
+    """A private folder for Unix sockets, marked as in use by a file lock that the kernel releases on exit."""
 
     def __init__(self, path: Path, lock: int) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class SocketFolder:
 
     @classmethod
     def create(cls) -> SocketFolder:
-        """Sweep what the dead left behind, then make ours."""
+        """Remove folders of ended processes, then create a new one."""
         parent = Path(tempfile.gettempdir())
         if len(str(parent)) > LONGEST_PARENT:
             parent = Path("/tmp")
@@ -37,10 +37,10 @@ class SocketFolder:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if (path / _LOCK_NAME).exists():
                 return cls(path, lock)
-            os.close(lock)  # another process swept it away between the two lines above
+            os.close(lock)  # another process removed the folder before it was locked
 
     def remove(self) -> None:
-        """Safe to call twice."""
+        """Remove the folder and release its lock; safe to call twice."""
         if self._lock is not None:
             shutil.rmtree(self.path, ignore_errors=True)
             os.close(self._lock)
@@ -48,12 +48,15 @@ class SocketFolder:
 
 
 def sweep(parent: Path) -> list[Path]:
-    """Remove our socket folders whose owner is gone; return them."""
+    """Remove this user's socket folders whose process has ended, and return them."""
     return [folder for folder in parent.glob(f"{_FOLDER_PREFIX}*") if _swept(folder)]
 
 
 def _swept(folder: Path) -> bool:
-    """Its lock is held until the folder is gone: whoever just made it waits for the lock, and sees."""
+    """Remove a folder that is not in use, and return whether it was removed.
+
+    The lock is held until the folder is gone, so a process that just created the folder waits for it and notices.
+    """
     try:
         status = folder.lstat()
         if folder.is_symlink() or not folder.is_dir() or status.st_uid != os.getuid():

@@ -1,7 +1,7 @@
-"""A byte stream to p2pd that copies little: asyncio's own reader copies each byte four times, which shows at 300 MB/s.
+"""A byte stream to p2pd with few copies; asyncio's own reader copies each byte four times, which is slow at 300 MB/s.
 
-Bytes are received straight into the buffer of whoever waits for them. What comes while nobody waits goes into a spare
-buffer, and once that is full the socket is left alone: back-pressure reaches the sender through p2pd.
+Bytes are received directly into the buffer of the waiting reader. Bytes that arrive while no reader waits go into a
+spare buffer. When it is full, reading from the socket pauses, and back-pressure reaches the sender through p2pd.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import cast
 
 SPARE_BYTES = 64 << 10
-"""Holds most control messages whole. A guess."""
+"""Spare buffer, large enough for most control messages. Guess: measure throughput at other sizes."""
 WRITE_AHEAD_BYTES = 512 << 10
-"""Two full frames: the next is being made while one is written."""
+"""Two full frames: one is built while the other is written."""
 
 
 class Stream(asyncio.BufferedProtocol):
     """One connection to p2pd, used by one reader and one writer at a time.
 
-    Reading and writing raise EOFError at a clean end and OSError at any other; neither has a deadline.
+    Reading and writing raise EOFError after a clean end and OSError after any other; neither has a deadline.
     """
 
     def __init__(self, on_open: Callable[[Stream], None] | None = None) -> None:
@@ -27,9 +27,9 @@ class Stream(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._spare = memoryview(bytearray(SPARE_BYTES))
         self._spare_start = self._spare_end = 0
-        self._target: memoryview | None = None  # what a waiting reader still lacks
+        self._target: memoryview | None = None  # the unfilled part of the waiting reader's buffer
         self.lacking = 0
-        """Bytes that the last ``read_into`` did not get before it failed."""
+        """Number of bytes missing from the last ``read_into`` when it failed."""
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._is_choked = False
@@ -40,7 +40,7 @@ class Stream(asyncio.BufferedProtocol):
         return self._transport is None or self._transport.is_closing()
 
     async def read_exactly(self, length: int) -> bytes:
-        """The next ``length`` bytes."""
+        """Read the next ``length`` bytes."""
         buffer = bytearray(length)
         await self.read_into(memoryview(buffer))
         return bytes(buffer)
@@ -63,7 +63,7 @@ class Stream(asyncio.BufferedProtocol):
             self._target = self._reader = None
 
     async def read_some(self) -> bytes:
-        """The next bytes, as many as are there, at least one."""
+        """Read the available bytes, at least one."""
         if self._spare_start == self._spare_end:
             if self._end is not None:
                 raise self._end
@@ -78,7 +78,7 @@ class Stream(asyncio.BufferedProtocol):
         return bytes(buffer)
 
     async def write(self, *buffers: bytes | memoryview) -> None:
-        """Hand these bytes over; returns when little is waiting to be written. They must not change afterwards."""
+        """Queue these bytes, and return when few bytes wait to be sent. The buffers must not change afterwards."""
         if self._end is not None or self._transport is None:
             raise self._end or EOFError("not connected")
         self._transport.writelines(buffers)
@@ -90,19 +90,19 @@ class Stream(asyncio.BufferedProtocol):
                 self._writer = None
 
     def close(self) -> None:
-        """Write what was handed over, in the background, and end both directions."""
+        """Write queued bytes in the background, then close both directions."""
         if self._transport is not None:
             self._transport.close()
 
     def abort(self) -> None:
-        """End both directions now."""
+        """Close both directions now."""
         if self._transport is not None:
             self._transport.abort()
 
-    # --- asyncio's side -------------------------------------------------------------------------------------------
+    # --- asyncio's callbacks -----------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are so in all but name
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports only have its interface
         self._transport.set_write_buffer_limits(high=WRITE_AHEAD_BYTES)
         if self._on_open is not None:
             self._on_open(self)
@@ -115,7 +115,7 @@ class Stream(asyncio.BufferedProtocol):
             self._spare_end += nbytes
             if self._spare_end == len(self._spare):
                 self._pause()
-            _wake(self._reader)  # of read_some; who waits for a number of bytes has a target
+            _wake(self._reader)  # for read_some; read_into has a target
             return
         self._target = self._target[nbytes:]
         if not self._target:
@@ -137,7 +137,7 @@ class Stream(asyncio.BufferedProtocol):
         _wake(self._writer)
 
     def _take_spare(self, buffer: memoryview) -> int:
-        """Move what the spare buffer holds, as far as it fits; how many bytes."""
+        """Move bytes from the spare buffer as far as they fit, and return their number."""
         held = min(self._spare_end - self._spare_start, len(buffer))
         buffer[:held] = self._spare[self._spare_start : self._spare_start + held]
         self._spare_start += held

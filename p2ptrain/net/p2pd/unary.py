@@ -1,17 +1,16 @@
-"""hivemind's half of the conversation with p2pd, over which the DHT asks and answers, made fit for strangers.
+"""A hardened client side of p2pd's persistent connection, which carries the DHT's unary calls.
 
-One connection to p2pd carries what we ask others and what they ask us, each message under the id of its call. The
-caller chooses that id, and of a call of ours the callee knows it; and p2pd passes their words on as they are. In
-hivemind 1.1.12 a stranger could so end a call of ours, the task that reads, and with it all that is heard of p2pd; fill
-the owner's terminal with a message of 4 MiB; and leave an entry behind with each call.
+One connection to p2pd carries outbound and inbound calls; each message has the id of its call. The caller chooses that
+id, the callee learns it, and p2pd forwards messages unchecked. In hivemind 1.1.12 a remote peer can therefore end one
+of our calls, end the task that reads the connection, print 4 MiB to the owner's terminal, and leak an entry with each
+call.
 
-``Control`` reads by rules of its own:
+``Control`` reads the connection by stricter rules:
 
-- A stranger's cancel ends what that stranger asked of us, and nothing else. A call of ours is ended once.
-- An id that is known already begins nothing, nor does a question that nobody here answers. Nothing of it is said.
-- Only so many questions are answered at once. What they cost each is limited where they are answered
-  (``net.dht_protocol``).
-- Whatever becomes of a question, nothing of it stays.
+- A remote cancel ends only an inbound call of that id. An outbound call ends once.
+- An inbound call with an id in use, or without a handler, is ignored silently.
+- The number of concurrent inbound calls is limited. Their handlers limit the cost of each (``net.dht_protocol``).
+- An inbound call leaves no state behind, however it ends.
 """
 
 from __future__ import annotations
@@ -31,28 +30,31 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.logging_setup import one_line
 
 MOST_AT_ONCE = 256
-"""Questions that are answered at once; those beyond are not heard. One takes a millisecond, and all of them together
-may ask for 400 keys a second (``net.dht_protocol``). A guess."""
+"""Concurrent inbound calls; further ones are ignored.
+
+A call takes 1 ms, and all together may ask for 400 keys/s (``net.dht_protocol``).
+Guess: measure the concurrent calls at a bootstrap of a full swarm.
+"""
 MOST_UNSENT = 256
-"""Messages that p2pd has not taken yet, beyond which no question is heard: it is busy, or hangs. A guess."""
+"""Unsent messages to p2pd beyond which inbound calls are ignored. Guess: measure the queue at a busy bootstrap."""
 _ID_BYTES = 16
 
 
 class Control(ControlClient):
-    """See the module. ``install`` puts it where hivemind makes its own."""
+    """Client of p2pd's persistent connection with the rules of this module; ``install`` makes hivemind use it."""
 
     async def _read_from_persistent_conn(self, reader: asyncio.StreamReader) -> None:
-        """Take what p2pd says until it ends."""
+        """Handle messages from p2pd until the connection ends."""
         while True:
             try:
                 raw = await reader.readexactly(await read_unsigned_varint(reader))
             except (asyncio.IncompleteReadError, OSError):
                 return
             if self._take(raw):
-                await asyncio.sleep(0)  # what was read ahead is read without a pause: the others have their turn
+                await asyncio.sleep(0)  # buffered messages are read without a pause: let other tasks run
 
     def _take(self, raw: bytes) -> bool:
-        """Do what one message asks; whether it is a stranger's question. Nothing that it holds is an error of ours."""
+        """Handle one message and return whether it is an inbound call. Never raises, whatever the message holds."""
         try:
             message = p2pd_pb2.PersistentConnectionResponse.FromString(raw)
         except DecodeError:
@@ -69,7 +71,7 @@ class Control(ControlClient):
         return bool(kind == "requestHandling")
 
     def _conclude(self, call: UUID, message: p2pd_pb2.PersistentConnectionResponse) -> None:
-        """A call of ours was answered, or failed."""
+        """Complete an outbound call with its response or error."""
         pending = self._pending_calls.get(call)
         if pending is None or pending.done():
             return
@@ -82,10 +84,10 @@ class Control(ControlClient):
             else:
                 pending.set_exception(P2PHandlerError(one_line(answer.error.decode(errors="replace"))))
         else:
-            pending.set_result(None)  # p2pd did what it was told
+            pending.set_result(None)  # p2pd confirmed the request
 
     def _begin(self, call: UUID, question: p2pd_pb2.CallUnaryRequest) -> None:
-        """Answer a stranger's question, if we do."""
+        """Start the handler of an inbound call, unless the call is to be ignored."""
         handler = self.unary_handlers.get(question.proto)
         if handler is None or call in self._handler_tasks or call in self._pending_calls or self._is_busy:
             return
@@ -100,9 +102,7 @@ class Control(ControlClient):
     async def _answer(self, call: UUID, handler: TUnaryHandler, question: p2pd_pb2.CallUnaryRequest) -> None:
         try:
             said = p2pd_pb2.CallUnaryResponse(response=await handler(question.data, PeerID(question.peer)))
-        except (
-            Exception
-        ) as error:  # what they asked has no sense, or we have a bug: neither is told to strangers at length
+        except Exception as error:  # an invalid request or our own bug: remote peers get no details
             said = p2pd_pb2.CallUnaryResponse(error=_told(error).encode())
         answer = p2pd_pb2.PersistentConnectionRequest(callId=call.bytes, unaryResponse=said)
         if answer.ByteSize() > self.persistent_conn_max_msg_size:
@@ -112,10 +112,10 @@ class Control(ControlClient):
 
 
 def install() -> None:
-    """From now on hivemind's clients of p2pd have a ``Control``."""
+    """Make hivemind's p2pd clients use ``Control``."""
     p2pclient.ControlClient = Control
 
 
 def _told(error: Exception) -> str:
-    """What a stranger hears of an error: of our own the kind alone."""
+    """Return the error text for a remote peer; internal errors show only their type."""
     return one_line(str(error)) if isinstance(error, RemoteError) else type(error).__name__

@@ -1,4 +1,4 @@
-"""Whom to ask for a place at a relay, and whom to ask what they see of us: of all nodes that are known. Pure."""
+"""Selection among the known nodes: relays to ask for a reservation, and nodes to ask for a dial-back. Pure."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from p2ptrain.net import address
 from p2ptrain.wire import MAX_ADDRESS_CHARS
 
 WITNESSES = 3
-"""Nodes that are asked to dial us for one verdict."""
+"""Nodes asked for a dial-back in one reachability check."""
 MOST_ADDRESSES = 4
-"""Kept of one node. A guess."""
+"""Addresses kept per node. Guess: count the addresses tried before a dial succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A node that may have a place for us."""
+    """A node that may give us a reservation."""
 
     peer: PeerId
     addresses: tuple[str, ...]
     is_sheltered: bool = False
-    """It announces circuits of its own, and nobody others that lead through it: whether it relays, and can be dialed at
-    all, nobody but itself says."""
+    """Whether the node announces circuits of its own and no other node announces a circuit through it.
+
+    Only the node itself then says that it can be dialed, or that it relays.
+    """
 
 
 def candidates(
     known: Mapping[PeerId, Sequence[str]], likely: Iterable[PeerId], own: PeerId, random: Random
 ) -> list[Candidate]:
-    """Nodes that can be dialed: first those of the join link, then those who relay for others, then all others; each at
-    random.
+    """Return the nodes that can be dialed: nodes of the join link, then relays of other nodes, then all others.
 
-    Who relays is strangers' word, and many strangers may name one relay that leads nobody to us; the link's nodes are
-    the word of whoever invited us. So one of the places that we hold is theirs, if they have any.
-
-    Of their addresses those count by which a circuit would be an address as records have it: they are strangers' words,
-    and one that is none would spoil our own record.
+    The order within each group is random. Other peers' records say which nodes relay, and may be forged; the join link
+    is trusted. One of our reservations is therefore at a node of the link, if they relay (``ReachabilityManager``).
+    Addresses through which a circuit would not fit into our presence record are left out.
 
     Args:
-        known: nodes and their addresses, circuits included. Whoever announces circuits cannot be dialed, unless at a
-            public address beside them; but they name relays, and where these are dialed, and what a relay says of
-            itself comes first.
-        likely: those of the join link among them.
+        known: nodes and their addresses, circuits included. A node that announces circuits can be dialed only at a
+            public address, if it has one; its circuits name relays and the relays' addresses. Addresses that a relay
+            announces itself take precedence.
+        likely: the nodes of the join link.
     """
     of_link, named = set(likely), set[PeerId]()
     found: dict[PeerId, list[str]] = {}
@@ -60,7 +59,7 @@ def candidates(
         found[peer] = [each for each in direct if leads_through(peer, each)]
     told_of: dict[PeerId, list[str]] = {}
     for relay, place in told:
-        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it said so itself
+        if (not found.get(relay) or relay in sheltered) and leads_through(relay, place):  # else it announces its own
             told_of.setdefault(relay, []).append(place)
     for relay, places_told in told_of.items():
         found[relay] = [*found.get(relay, []), *places_told]
@@ -72,8 +71,10 @@ def candidates(
 
 
 def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random: Random) -> list[Candidate]:
-    """Whom to ask what they see of us: one of the join link's nodes if there is any, and others at random. Not those
-    first who relay: that is strangers' word, and a few of them would be everybody's witnesses."""
+    """Return the nodes to ask for a dial-back: one node of the join link if there is one, and others at random.
+
+    Relays are not preferred: records that name them may be forged, and a few nodes would then judge everybody.
+    """
     well_known = set(of_link)
     drawn = random.sample(candidates, len(candidates))
     first = [each for each in drawn if each.peer in well_known][:1]
@@ -81,6 +82,6 @@ def witnesses(candidates: Sequence[Candidate], of_link: Iterable[PeerId], random
 
 
 def leads_through(relay: PeerId, place: str) -> bool:
-    """Whether p2pd can dial a relay there, and a record has room for the circuit."""
+    """Return whether p2pd can dial a relay at this address, and a record has room for the circuit."""
     circuit = address.through(relay, place)
     return len(circuit) <= MAX_ADDRESS_CHARS and address.is_dialable(place) and address.is_dialable(circuit)

@@ -1,7 +1,7 @@
-"""The messages of libp2p's circuit relay v2, as bytes (specification: relay/circuit-v2). Pure.
+"""Message encoding of libp2p's circuit relay v2 (specification: relay/circuit-v2). Pure.
 
-HOP is what a relay is asked: for a place (RESERVE), or to be led to somebody who has one (CONNECT). STOP is what the
-relay asks that somebody. Both are protobuf, of which these messages need numbers and byte strings alone.
+A HOP message asks a relay for a reservation (RESERVE), or for a circuit to a peer that has one (CONNECT). A STOP
+message announces the circuit to that peer. Both are protobuf and need only its integers and byte strings.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from p2ptrain.net.address import split_varint, varint
 HOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/hop"
 STOP_PROTOCOL = "/libp2p/circuit/relay/0.2.0/stop"
 MAX_MESSAGE_BYTES = 4096
-"""The specification's bound."""
+"""Limit of the specification."""
 
 RESERVE, CONNECT, STATUS = 0, 1, 2  # HopMessage.type
 _STOP_CONNECT, _STOP_STATUS = 0, 1  # StopMessage.type
@@ -33,61 +33,64 @@ class CircuitStatus(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CircuitRequest:
-    """What a relay is asked."""
+    """A request to a relay."""
 
     kind: int
     target: bytes = b""
-    """CONNECT: the multihash of the peer to be led to."""
+    """Multihash of the peer to connect to; only for CONNECT."""
 
 
 def reserve() -> bytes:
+    """Encode a request for a reservation."""
     return _number(1, RESERVE)
 
 
 def answer(status: CircuitStatus, expires_at: int = 0) -> bytes:
-    """A relay's answer. ``expires_at``: of a place, in seconds since 1970; 0: no place is meant.
+    """Encode a relay's response, without limits: p2pd uses a limited connection only for its own small services.
 
-    It names no limit: p2pd would lend a limited connection to nothing but its own small services.
+    Args:
+        status: the status to send.
+        expires_at: end of the reservation in seconds since 1970; 0 if the response grants none.
     """
     place = _bytes(3, _number(1, expires_at)) if expires_at else b""
     return _number(1, STATUS) + place + _number(5, status)
 
 
 def lead(peer: bytes) -> bytes:
-    """STOP: somebody, named by their multihash, wants to talk to you."""
+    """Encode the STOP message that announces a circuit from the peer with this multihash."""
     return _number(1, _STOP_CONNECT) + _bytes(2, _bytes(1, peer))
 
 
 def question(message: bytes) -> CircuitRequest:
-    """ValueError where it is none."""
+    """Decode a request to a relay. Raises ValueError if it is invalid."""
     found = _fields(message)
     kind, peer = found.get(1), found.get(2, b"")
     if not isinstance(kind, int) or not isinstance(peer, bytes):
-        raise ValueError("not a question to a relay")
+        raise ValueError("not a request to a relay")
     target = _fields(peer).get(1, b"")
     return CircuitRequest(kind, target if isinstance(target, bytes) else b"")
 
 
 def status(message: bytes) -> int:
-    """The status in a relay's answer. ValueError where it is none."""
+    """Return the status of a relay's response. Raises ValueError if it is invalid."""
     found = _fields(message)
     code = found.get(5)
     if found.get(1) != STATUS or not isinstance(code, int):
-        raise ValueError("not a relay's answer")
+        raise ValueError("not a relay's response")
     return code
 
 
 def is_limited(message: bytes) -> bool:
-    """Whether a relay's answer limits its circuits. ValueError where it is none."""
+    """Return whether a relay's response limits its circuits. Raises ValueError if it is invalid."""
     return bool(_fields(message).get(4))
 
 
 def stop_status(message: bytes) -> int:
-    """The status in the answer of whoever is to be talked to. ValueError where it is none."""
+    """Return the status of a target's response to STOP. Raises ValueError if it is invalid."""
     found = _fields(message)
     code = found.get(4)
     if found.get(1) != _STOP_STATUS or not isinstance(code, int):
-        raise ValueError("not an answer to a relay")
+        raise ValueError("not a response to a relay")
     return code
 
 
@@ -104,7 +107,7 @@ def _bytes(field: int, value: bytes) -> bytes:
 
 
 def _fields(message: bytes) -> dict[int, int | bytes]:
-    """The last value of each field. ValueError for what these messages never hold."""
+    """Return the last value of each field. Raises ValueError for field types that these messages never have."""
     found: dict[int, int | bytes] = {}
     rest = message
     while rest:
@@ -115,5 +118,5 @@ def _fields(message: bytes) -> dict[int, int | bytes]:
         elif key & 7 == 2 and number <= len(rest):
             found[key >> 3], rest = rest[:number], rest[number:]
         else:
-            raise ValueError("a message is cut off, or of another kind")
+            raise ValueError("a message is truncated or has an unknown field type")
     return found

@@ -1,9 +1,8 @@
-"""What another node sees of us: by which address we come, whether it can dial us, what its clock says; and how fast
-bytes pass. Every node answers; ``p2ptrain doctor`` and ``net.relay.reachability`` ask.
+"""Dial-back protocol: another node reports our address, whether it can dial us, and its clock; and measures bandwidth.
 
-A protocol of its own (docs/PROTOCOL.md), so that it outlives changes of the exchange protocol. A node that is asked to
-dial dials nothing but the address that the question came from, so nobody is used to scan others; and it answers seldom
-enough to be of no use in a flood: ``DialBackLimits``.
+Every node answers; ``p2ptrain doctor`` and ``net.relay.reachability`` ask. The protocol is separate from the exchange
+protocol, so that it survives changes of the latter (docs/PROTOCOL.md). A node dials only the address that the request
+came from, so it cannot be used to scan other machines, and ``DialBackLimits`` makes it useless for floods.
 """
 
 from __future__ import annotations
@@ -31,47 +30,50 @@ from p2ptrain.ports import Link, Transport
 REACH_PROTOCOL = "/p2ptrain/reach/1"
 
 LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=2)
-"""A guess: the answer takes as long as a dial that nobody answers, 5 s, and what is around it."""
+"""Limits of the protocol. Guess: measure responses; the longest waits for an unanswered dial, 5 s."""
 MAX_SAMPLE_BYTES = 4 << 20
-"""A guess: 1.6 s at 20 Mbit/s."""
+"""Large sample, 1.6 s at 20 Mbit/s. Guess: compare its result with a long transfer."""
 FIRST_SAMPLE_BYTES = 128 << 10
-"""A guess: 1 s at 1 Mbit/s."""
+"""Small sample, 1 s at 1 Mbit/s. Guess: compare its result with a long transfer."""
 SAMPLE_DEADLINE_S = 60.0
-"""For one that somebody takes or gives at our cost. A guess: 560 kbit/s."""
+"""Deadline of a sample for another node, 560 kbit/s for the largest. Guess: measure the slowest connections."""
 _CHUNK_BYTES = 64 << 10
 _ABOUT = "reach"
 _MAX_BYTES = 1024
-"""An address, a reason and a clock, thrice over."""
+"""Three times an address, a reason and a clock."""
 _MAX_WORDS = 120
 _LAST_S = 1e11
-"""No clock says more: the year 5138."""
+"""Upper bound of a plausible clock, the year 5138."""
 
 
 class DialOutcome(StrEnum):
-    """What became of the wish to be dialed."""
+    """The result of a dial-back."""
 
     YES = "yes"
-    """We answered, under our name."""
+    """The dial reached this peer."""
     NO = "no"
     DECLINED = "declined"
-    """They did not try: nobody asked them to, they were asked too often, or we talk through a relay."""
+    """The other node did not try: no port was named, a limit was exceeded, or the request came through a relay."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReachabilityReport:
-    """What another node sees of us."""
+    """Another node's view of this peer."""
 
     place: str
-    """The multiaddress that our connection comes from; a circuit's where it comes through a relay; empty: unknown."""
+    """The multiaddress that our connection comes from, a circuit if it uses a relay; empty if unknown."""
     dialed: DialOutcome
     why: str
-    """In its words, for people; empty where all is well."""
+    """The other node's reason, for people; empty if there is none."""
     clock: float
-    """Seconds since 1970, by its clock."""
+    """The other node's clock, in seconds since 1970."""
 
 
 class DialBackLimits:
-    """How much of one node's help the others get. All are guesses; libp2p's own AutoNAT gives the same dials."""
+    """Rate limits for the requests of other nodes; the dials are those of libp2p's AutoNAT.
+
+    Guess: count the requests per minute at a bootstrap of a full swarm.
+    """
 
     def __init__(self) -> None:
         self.dials = SlidingWindowLimit(overall=30, each=4, window_s=60.0)
@@ -79,7 +81,7 @@ class DialBackLimits:
 
 
 async def serve_reach(node: Node, rates: Throttles | None = None) -> P2PTransport:
-    """Answer others until the returned transport is closed. There are no samples while nothing is given."""
+    """Answer requests until the returned transport is closed. Samples are refused while ``rates.gives`` is false."""
     allowances, rates = DialBackLimits(), rates or Throttles()
 
     async def serve(link: StreamLink) -> None:
@@ -99,10 +101,16 @@ async def answer(
     wall: Callable[[], float] = time.time,
     gives: bool = True,
 ) -> None:
-    """Answer one question that came from ``place``, over any link. Raises NetworkError and RemoteError.
+    """Answer one request that came from ``place``. Raises NetworkError and RemoteError.
 
     Args:
-        gives: samples too.
+        link: the link to the asking peer.
+        place: multiaddress that the request came from.
+        allowances: the rate limits of this node.
+        dial: dials a host and port, and returns the peer that answers.
+        clock: monotonic clock, for the rate limits.
+        wall: seconds since 1970, for the report.
+        gives: whether samples are answered.
     """
     match await hear(link, _ABOUT, _MAX_BYTES):
         case ["look", int(port)] if 0 <= port < 2**16:
@@ -110,7 +118,7 @@ async def answer(
             await say(link, [place, dialed.value, why, wall()])
         case ["give" | "take" as wish, int(size)] if 0 < size <= MAX_SAMPLE_BYTES:
             if not gives or not allowances.samples.take(origin(place), clock()):
-                raise NetworkError(f"{short(link.peer)} asked for bytes too often")
+                raise NetworkError(f"{short(link.peer)} exceeded the rate limit for samples")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(SAMPLE_DEADLINE_S):
                     if wish == "give":
@@ -119,16 +127,16 @@ async def answer(
                         await _take(link, size)
                         await say(link, [size])
         case other:
-            raise RemoteError(f"a question about reach was due, not {str(other)[:_MAX_WORDS]}")
+            raise RemoteError(f"expected a dial-back request, not {str(other)[:_MAX_WORDS]}")
 
 
 async def look(node: Node, peer: PeerId, addresses: Sequence[str], port: int = 0) -> ReachabilityReport:
-    """Ask a node what it sees of us, and to dial us at that port (0: not). Raises NetworkError and RemoteError."""
+    """Ask a node for its view of us and for a dial-back to ``port`` (0: none). Raises NetworkError and RemoteError."""
     return await ask_to_look(P2PTransport(node, REACH_PROTOCOL, LIMITS), peer, addresses, port)
 
 
 async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[str], port: int) -> ReachabilityReport:
-    """``look`` over any transport."""
+    """Ask for a report over any transport; see ``look``."""
     link = await transport.open(peer, addresses)
     try:
         await say(link, ["look", port])
@@ -140,15 +148,15 @@ async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[st
                 words = "".join(filter(str.isprintable, why))[:_MAX_WORDS]
                 return ReachabilityReport(seen, DialOutcome(dialed), words, clock)
             case other:
-                raise RemoteError(f"what it sees of us was due, not {str(other)[:_MAX_WORDS]}")
+                raise RemoteError(f"expected a dial-back report, not {str(other)[:_MAX_WORDS]}")
     finally:
         await link.close()
 
 
 async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s: float) -> tuple[float, float]:
-    """Bytes a second from a node and to it. Raises NetworkError and RemoteError, also at the deadline.
+    """Measure the bytes per second from a node and to it. Raises NetworkError, also at the deadline, and RemoteError.
 
-    A small sample first, and the large one only where the small one shows that it passes soon.
+    A large sample follows the small one only if the small one shows that it will fit into a quarter of the deadline.
     """
     transport = P2PTransport(node, REACH_PROTOCOL, LIMITS)
     rates = []
@@ -160,12 +168,12 @@ async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s
                     rate = await _sample(transport, peer, addresses, question, MAX_SAMPLE_BYTES)
                 rates.append(rate)
     except TimeoutError:
-        raise NetworkError(f"{FIRST_SAMPLE_BYTES:,} bytes did not pass in {deadline_s:.0f} s") from None
+        raise NetworkError(f"{FIRST_SAMPLE_BYTES:,} bytes were not transferred within {deadline_s:.0f} s") from None
     return rates[0], rates[1]
 
 
 async def _sample(transport: P2PTransport, peer: PeerId, addresses: Sequence[str], question: str, size: int) -> float:
-    """Bytes a second over so many bytes, the question's way included."""
+    """Return the bytes per second of one sample, round trip of the request included."""
     link = await transport.open(peer, addresses)
     try:
         began = asyncio.get_running_loop().time()
@@ -188,11 +196,11 @@ async def _dial(
     dial: Callable[[str, int], Awaitable[PeerId]],
     clock: Callable[[], float],
 ) -> tuple[DialOutcome, str]:
-    """Dial the host that the question came from, whatever it says, at the port that it names."""
+    """Dial the host that the request came from, at the requested port."""
     if port == 0:
         return DialOutcome.DECLINED, ""
     if not place or address.relay_of(place) is not None:
-        return DialOutcome.DECLINED, "the question came through a relay"
+        return DialOutcome.DECLINED, "the request came through a relay"
     if not allowances.dials.take(origin(place), clock()):
         return DialOutcome.DECLINED, "asked too often"
     try:
@@ -213,5 +221,5 @@ async def _take(link: Link, size: int) -> None:
     while taken < size:
         kind, body = await link.receive()
         if kind != FrameKind.CHUNK or not body:
-            raise RemoteError(f"bytes to measure with were due, not a frame of kind {kind}")
+            raise RemoteError(f"expected a sample, not a frame of kind {kind}")
         taken += len(body)

@@ -1,9 +1,9 @@
-"""Dial an address as a stranger would, and see who answers: TCP, libp2p's negotiation and its TLS handshake.
+"""A probe that dials an address like an unknown peer: TCP, libp2p's protocol negotiation and its TLS handshake.
 
-p2pd cannot be asked to: where a connection to a peer exists, it dials no other. And that something accepts TCP there
-proves little: at home two machines share an address, and the router forwards the port to one of them. So we shake hands
-far enough to read the certificate, which names its owner's peer id and is signed by it (libp2p specification, tls), and
-hang up.
+p2pd cannot do this, because it opens no second connection to a connected peer. A successful TCP connection is not
+enough either: machines at home share a public address, and the router forwards the port to one of them. The probe
+therefore completes the handshake up to the certificate, which holds the peer id and is signed by it (libp2p
+specification, tls), and disconnects.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.net.identity import peer_id_of, public_key
 
 PROBE_DEADLINE_S = 5.0
-"""A guess: four round trips; a firewall that drops packets is recognised by silence."""
+"""Timeout for four round trips; a firewall that drops packets exhausts it. Guess: measure successful probes."""
 
 _HELLO = b"\x13/multistream/1.0.0\n"
 _TLS = b"\x0b/tls/1.0.0\n"
@@ -36,18 +36,18 @@ _NO_PROOF = (
     x509.InvalidVersion,
     x509.UnsupportedGeneralNameType,
 )
-"""What reading a stranger's certificate may raise; few of these are ValueErrors."""
+"""Exceptions that an invalid certificate may raise; few of them are ValueErrors."""
 
 
 async def probe(host: str, port: int, deadline_s: float = PROBE_DEADLINE_S) -> PeerId:
-    """Who answers there. Raises NetworkError: nobody, or not a libp2p node that speaks TLS."""
+    """Return the peer that answers. Raises NetworkError if there is no answer, or no libp2p node with TLS."""
     try:
         async with asyncio.timeout(deadline_s):
             reader, writer = await asyncio.open_connection(host, port)
             try:
                 writer.write(_HELLO + _TLS)
                 if await reader.readexactly(len(_HELLO + _TLS)) != _HELLO + _TLS:
-                    raise NetworkError("something else than p2ptrain answers")
+                    raise NetworkError("another program answers")
                 await writer.start_tls(_context(), server_hostname=None)
                 certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
             finally:
@@ -62,12 +62,12 @@ async def probe(host: str, port: int, deadline_s: float = PROBE_DEADLINE_S) -> P
         raise NetworkError(f"no connection: {error}") from None
     peer = owner(certificate or b"")
     if peer is None:
-        raise NetworkError("something else than p2ptrain answers")
+        raise NetworkError("another program answers")
     return peer
 
 
 def owner(certificate: bytes) -> PeerId | None:
-    """The peer that a libp2p certificate (DER) names; None where the proof does not hold."""
+    """Return the peer that a libp2p certificate (DER) names; None if its signature is invalid."""
     try:
         parsed = x509.load_der_x509_certificate(certificate)
         extension = parsed.extensions.get_extension_for_oid(_EXTENSION).value
@@ -86,16 +86,19 @@ def owner(certificate: bytes) -> PeerId | None:
 
 
 def _signed_key(raw: bytes) -> tuple[bytes, bytes]:
-    """``SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }`` in DER; both are shorter than 128 bytes."""
+    """Decode ``SEQUENCE { publicKey OCTET STRING, signature OCTET STRING }`` (DER), each shorter than 128 bytes.
+
+    Raises ValueError.
+    """
     key_length = raw[3] if len(raw) > 3 else 0
     key, rest = raw[4 : 4 + key_length], raw[4 + key_length :]
     if raw[:3:2] != b"\x30\x04" or raw[1] != len(raw) - 2 or rest[:1] != b"\x04" or rest[1:2] != bytes([len(rest) - 2]):
-        raise ValueError("not a signed key as Ed25519 identities have it")
+        raise ValueError("not a signed Ed25519 key")
     return key, rest[2:]
 
 
 def _context() -> ssl.SSLContext:
-    """Any certificate will do here: ``owner`` is who checks it. No session outlives the handshake."""
+    """Return a client context that accepts any certificate; ``owner`` checks it instead."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

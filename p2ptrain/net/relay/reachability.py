@@ -1,19 +1,18 @@
-"""How others reach us: directly where they can, else through relays. Decides which addresses a presence record carries.
+"""Reachability management: decides which direct addresses and circuits a presence record announces.
 
-A node cannot know by itself whether strangers can dial it, so it asks a few others to (``net.relay.dial_back``).
-Where they cannot, it takes reservations at relays (``net.relay.relay``) and announces the circuits through them. Any
-node may be a relay:
-bootstraps are by default, peers where their owners agreed, and which peers are shows in the circuits that others
-announce; who relays nothing says so at once. One relay is enough; where there are more we hold two places, so that
-nobody loses sight of us when one relay dies. Renewing a place is the relay's sign of life.
+A node asks a few others for a dial-back (``net.relay.dial_back``). If they cannot reach it, it takes reservations at
+relays (``net.relay.relay``) and announces circuits through them. Any node may relay: bootstraps do by default, peers if
+their owners agreed. The circuits that other peers announce show which nodes relay; other nodes refuse at once. One
+reservation is enough; two keep the node reachable when a relay fails. Renewing a reservation checks that its relay
+works.
 
-Neighbours in a private network say nothing of the world outside: a router leads few of its own back in by its public
-address. So who is seen by neighbours alone, while others of the swarm are outside, takes places as well.
+Dial-backs from the same private network say nothing about the internet, since few routers lead a machine back in by its
+public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
 
-To be wrong costs little: a node that takes itself for unreachable has a circuit too many, and its direct addresses are
-announced as well. So without a majority of those asked it asks for places.
+A wrong result costs little: a node that considers itself unreachable has an unneeded circuit, and still announces its
+private addresses. Without a majority of successful dial-backs, a node therefore takes reservations.
 
-Who closes what: ``run`` ends by cancellation; nothing else is open. It survives NetworkError and RemoteError.
+Resources: ``run`` ends by cancellation and holds nothing else open. It handles NetworkError and RemoteError.
 """
 
 from __future__ import annotations
@@ -37,33 +36,43 @@ from p2ptrain.net.relay.relay import reserve
 from p2ptrain.ports import Notebook
 
 WANTED = 2
-"""Places at relays. One is enough, the other outlives it."""
+"""Reservations held; the second one is for the failure of the first."""
 ROUND_S = 15.0
-"""Between two renewals, which tell whether the relays live. A guess: a dead one is missed for as long."""
+"""Interval between renewals, and the longest time until a failed relay is noticed.
+
+Guess: measure how long relays live against the cost of renewals.
+"""
 HURRY_S = 2.0
-"""The same while we need a relay and have none, or do not know yet whether we do. A guess."""
+"""Interval while reachability is unknown or a needed relay is missing.
+
+Guess: measure the time until a new peer is reachable.
+"""
 VERDICT_S = 600.0
-"""How long a verdict on being dialed counts while our own addresses stay. A guess: routers change rarely."""
+"""Lifetime of a reachability check while our own addresses stay. Guess: measure how often routers change."""
 ASKED_AT_ONCE = 4
-"""Nodes that are asked for a place in one round: where nobody answers, each costs 10 s. A guess."""
+"""Nodes asked for a reservation in one round; a silent one costs 10 s. Guess: measure the share of silent nodes."""
 REFUSED_S = (30.0, 1800.0)
-"""How long a node that gave no place is not asked again: doubling between the two. Guesses."""
+"""First and longest backoff after a refused reservation; it doubles. Guess: measure how long refusals last."""
 OF_LINK_S = (2.0, 60.0)
-"""The same of the link's nodes, of which one may be the only relay: when our line was away, or they were, we are back
-soon after."""
+"""First and longest backoff for nodes of the join link, one of which may be the only relay.
+
+They are short, so that the node recovers soon after an outage on either side.
+"""
 MOST_CLOCK_OFF_S = 30.0
-"""Beyond it the owner is told. Records live for 75 s from their issuer's time on (``swarm.rules``), and must still be
-worth something when a lookup finds them half of that later; an answer about the time may be 10 s old."""
+"""Clock error beyond which the owner is warned.
+
+Records live for 75 s from their issuer's time (``swarm.rules``) and must still be valid when a lookup finds them after
+half of that; a reported clock may be 10 s old.
+"""
 MAX_REFUSED = 512
 MAX_OWN = 4
-"""Addresses of our own in a record that also has circuits: a record has room for eight, of these lengths."""
+"""Direct addresses in a record with circuits; a record has room for eight addresses."""
 
 
 def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
-    """Whether strangers can dial us; None: nobody tried.
+    """Return whether a majority of the dial-backs reached us; None if no node tried.
 
-    Those who see us at a public address speak for the internet; only without them do neighbours in a private network
-    count. Without a majority for it we cannot be dialed.
+    Reports with a public address take precedence; reports from a private network count only without them.
     """
     judged = _judges(sights)
     if not judged:
@@ -72,7 +81,7 @@ def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
 
 
 def speaks_for_the_internet(sights: Iterable[ReachabilityReport]) -> bool:
-    """Whether a verdict on them says more than what neighbours can do."""
+    """Return whether the reports that count come from the internet, not from a private network."""
     return any(address.is_public(each.place) for each in _judges(sights))
 
 
@@ -82,11 +91,10 @@ def _judges(sights: Iterable[ReachabilityReport]) -> list[ReachabilityReport]:
 
 
 def places_seen(sights: Iterable[ReachabilityReport], port: int) -> tuple[str, ...]:
-    """Where others dialed us at this port and found us, as most of them say who can tell alike.
+    """Return our addresses at which dial-backs succeeded, each confirmed by a majority.
 
-    A single witness among several could name anybody's address, this machine's loopback among them, and we would send
-    the whole swarm there. Who sees us at a public address and who sees us in a private network tell different things,
-    and so do IPv4 and IPv6.
+    Without a majority, a single report could direct the whole swarm at any address, loopback included. Public and
+    private addresses, and IPv4 and IPv6, are counted separately.
     """
     found: dict[tuple[bool, bool], Counter[str]] = {}
     for host in (address.ip_of(each.place) for each in sights if each.dialed is DialOutcome.YES):
@@ -98,47 +106,51 @@ def places_seen(sights: Iterable[ReachabilityReport], port: int) -> tuple[str, .
 
 
 def best_place(addresses: Sequence[str]) -> str:
-    """By which of a relay's addresses most others can dial it."""
+    """Return the address of a relay that most peers can dial: a public one if there is one."""
     return min(addresses, key=lambda each: not address.is_public(each))
 
 
 def announced(
     own: Sequence[str], seen: Sequence[str], circuits: Sequence[str], reachable: bool | None, by_owner: bool
 ) -> tuple[str, ...]:
-    """The addresses for a presence record, best first.
+    """Return the addresses for a presence record, best first.
 
     Args:
-        own: what the node listens on and others may use, or what its owner announces.
-        seen: where others dialed us and found us.
-        circuits: through relays.
-        by_owner: ``own`` is the owner's word, which is not corrected.
+        own: listen addresses that others may use, or the addresses that the owner announces.
+        seen: addresses at which dial-backs succeeded.
+        circuits: circuits through our relays.
+        reachable: whether others can dial us; None if unknown.
+        by_owner: whether the owner set ``own``, which is then announced unchanged.
     """
     if by_owner:
         return tuple(dict.fromkeys([*own, *circuits]))
     if reachable is False:
-        # Public addresses of ours that nobody can dial would only cost everybody's time. Neighbours use private ones.
+        # Unreachable public addresses would only cost dials. Neighbours use private addresses.
         near = [each for each in own if not address.is_public(each)]
         return tuple(dict.fromkeys([*circuits, *near[:MAX_OWN]]))
-    kept = own[:MAX_OWN] if circuits else own  # only neighbours were asked: the circuits are for all others
+    kept = own[:MAX_OWN] if circuits else own  # only neighbours reported: the circuits are for all others
     return tuple(dict.fromkeys([*circuits, *seen, *kept]))
 
 
 def clock_off(sights: Iterable[ReachabilityReport], now: float) -> float | None:
-    """So many seconds our clock, which says ``now``, is fast by the others' median; None: nobody was asked.
+    """Return by how many seconds our clock ``now`` is ahead of the median of the reports; None without reports.
 
-    Of two middle ones that nearer to us counts: one of two may lie.
+    With two middle values the one nearer to our clock counts, because the other may be false.
     """
     clocks = [each.clock for each in sights]
     return min((now - middle(clocks) for middle in (median_low, median_high)), key=abs) if clocks else None
 
 
 class ReachabilityManager:
-    """See the module.
+    """Keeps track of reachability, and holds reservations at relays when they are needed.
 
     Args:
-        by_owner: the node's addresses are the owner's word (a forwarded port) and are not corrected.
-        relays: it is a relay itself; who could be one and is not, is told so.
-        on_change: called when ``addresses`` are others than before.
+        node: the node whose addresses are managed.
+        notebook: event log.
+        by_owner: whether the owner set the node's addresses (a forwarded port); they are then announced unchanged.
+        relays: whether this node relays; the log entry about reachability says so.
+        on_change: called when ``addresses`` have changed.
+        random: source of randomness.
     """
 
     def __init__(
@@ -159,33 +171,33 @@ class ReachabilityManager:
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
         self._held: dict[PeerId, Candidate] = {}
-        """Relays that hold a place for us."""
+        """Relays at which we hold a reservation."""
         self._refused: dict[PeerId, tuple[float, float]] = {}
-        """Who gave no place: until when it is not asked, and how long that is."""
+        """Nodes that refused a reservation: end and length of their backoff."""
         self._judged_at = -math.inf
         self._is_near = False
-        """The verdict is neighbours' word alone."""
+        """Whether only nodes of a private network reported."""
         self._own: frozenset[str] = frozenset()
         self._had_company = False
-        """The node's addresses, and whether it had company, when we looked last."""
+        """Whether the DHT knew another node at the last update; ``_own`` holds the node's addresses then."""
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None
-        """Whether others can dial us; None: not known yet."""
+        """Whether others can dial us; None if unknown."""
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """What to announce, best first, without ``/p2p/``."""
+        """The addresses to announce, best first, without ``/p2p/``."""
         circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
         return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """Those that hold a place for us."""
+        """The relays at which we hold a reservation."""
         return tuple(self._held)
 
     async def run(self) -> None:
-        """Keep the addresses right for as long as p2pd lives."""
+        """Keep the addresses up to date while p2pd runs."""
         while self._node.alive:
             before = self.addresses
             await self._look_at_itself()
@@ -194,19 +206,19 @@ class ReachabilityManager:
                 await self._renew()
                 await self._fill(time.monotonic())
             else:
-                self._held.clear()  # the relays notice when their hour is over
+                self._held.clear()  # the reservations expire at the relays
             if set(self.addresses) != set(before) and self._on_change is not None:
-                with contextlib.suppress(NetworkError):  # it is announced three times in its lifetime anyway
+                with contextlib.suppress(NetworkError):  # the record is announced three times in its lifetime anyway
                     await self._on_change()
             is_settled = self.reachable or self._held
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     async def _look_at_itself(self) -> None:
-        """Where this machine is now: a laptop that was carried elsewhere is judged anew.
+        """Update the node's own addresses; new addresses, as of a moved laptop, invalidate the last check.
 
-        There, and when our line is back, whoever gave no place is asked again.
+        New addresses and a restored connection also end the backoff of all relays.
         """
-        with contextlib.suppress(NetworkError):  # p2pd is gone, and ``run`` ends; or it hangs, and is ended soon
+        with contextlib.suppress(NetworkError):  # p2pd has died, and ``run`` ends; or p2pd hangs, and is killed soon
             await self._node.look_at_itself()
         own, self._own = self._own, frozenset(self._node.addresses)
         had, self._had_company = self._had_company, self._node.has_company
@@ -216,7 +228,7 @@ class ReachabilityManager:
             self._refused.clear()
 
     async def _judge(self, now: float) -> None:
-        """Ask others to dial us, where we do not know or have known for long."""
+        """Ask others for a dial-back if the last check is missing or too old."""
         if now - self._judged_at < VERDICT_S:
             return
         sights: list[ReachabilityReport] = []
@@ -237,11 +249,11 @@ class ReachabilityManager:
         if found:
             self._notebook.note("reachable", where=f"{where}:{self._port}", relays=self._relays)
         else:
-            why = next((each.why for each in sights if each.dialed is DialOutcome.NO), "it listens nowhere")
+            why = next((each.why for each in sights if each.dialed is DialOutcome.NO), "it does not listen")
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
     def _mind_the_clock(self, sights: Sequence[ReachabilityReport]) -> None:
-        """Tell the owner when it is far off, and when it is right again."""
+        """Log when our clock is wrong, and when it is right again."""
         off = clock_off(sights, time.time())
         if off is None or (abs(off) > MOST_CLOCK_OFF_S) == self._clock_is_wrong:
             return
@@ -255,7 +267,7 @@ class ReachabilityManager:
             return None
 
     async def _renew(self) -> None:
-        """Renew every place; those that are gone are given up."""
+        """Renew all reservations, and drop those that fail."""
         held = list(self._held.values())
         for relay, failure in zip(held, await asyncio.gather(*map(self._reserve, held)), strict=True):
             if failure:
@@ -263,7 +275,7 @@ class ReachabilityManager:
                 self._notebook.note("relay lost", peer=relay.peer, why=failure)
 
     async def _fill(self, now: float) -> None:
-        """Ask a few for the places that we lack; and the link's nodes, while no place of ours is theirs."""
+        """Ask a few candidates for missing reservations, and nodes of the join link while none is at one of them."""
         asked, of_link = 0, self._of_link
         for candidate in self._candidates():
             until, _ = self._refused.get(candidate.peer, (now, 0.0))
@@ -274,7 +286,7 @@ class ReachabilityManager:
                 continue
             asked += 1
             if not await self._reserve(candidate):
-                if len(self._held) >= WANTED:  # it notices when its hour is over
+                if len(self._held) >= WANTED:  # the reservation expires there
                     del self._held[next(iter(self._held))]
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
@@ -284,7 +296,7 @@ class ReachabilityManager:
             self._notebook.note("no relay", port=self._port, own=self._own_host)
 
     async def _reserve(self, relay: Candidate) -> str:
-        """Take or renew one place; why not, if so."""
+        """Take or renew one reservation; return why it failed, or an empty string."""
         try:
             await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_sheltered)
         except NetworkError as error:
@@ -305,26 +317,25 @@ class ReachabilityManager:
 
     @property
     def _of_link(self) -> set[PeerId]:
-        """The link's nodes, and the relays that it leads to them through."""
+        """Nodes of the join link, and the relays in their addresses."""
         known, bootstraps = self._node.known, self._node.bootstraps
         relays = {address.relay_of(each) for peer in bootstraps for each in known.get(peer, ())}
         return {*bootstraps, *filter(None, relays)}
 
     @property
     def _needs_places(self) -> bool:
-        """Whether some whom we know of cannot dial us, or we cannot tell."""
+        """Whether some known nodes may be unable to dial us."""
         if not self.reachable or not self._is_near:
             return self.reachable is False
         return any(address.is_public(each) for places in self._node.known.values() for each in places)
 
     @property
     def _port(self) -> int:
-        """Where others would dial us: the owner's word, or a router's that mapped a port, else where we listen; 0:
-        nowhere."""
+        """Port for a dial-back: set by the owner, mapped by the router, or our listening port; 0 if there is none."""
         told = self._node.addresses if self._by_owner else tuple(filter(address.is_public, self._node.addresses))
         return address.port_of(told) or self._node.port
 
     @property
     def _own_host(self) -> str:
-        """This machine's own address in its network, to forward a port to."""
+        """This machine's address in its network, the target of a port forwarding."""
         return next(map(address.host_of, self._node.addresses), "")

@@ -1,28 +1,30 @@
-"""Relaying: how a peer that nobody can dial takes a place at a relay, and the relay itself.
+"""Relaying: reservations for a peer that cannot be dialed, and the relay itself (libp2p circuit relay v2).
 
-Whoever holds a place is dialed through the relay, which leads strangers to them over the connection that they keep to
-it. What passes is encrypted and authenticated end to end, like a direct connection: a relay sees who talks to whom and
-how much, and can refuse or break off, nothing else.
+A peer with a reservation keeps a connection to its relay, and others dial it through the relay. A circuit is encrypted
+and authenticated end to end like a direct connection. A relay learns only which peers communicate and how much, and can
+only refuse or end a circuit.
 
-p2pd has both sides, and we use neither. It asks for places only at relays that it was started with; and as a relay it
-starts two services, one with the limits that it was given and one with libp2p's defaults of 128 KiB and 2 minutes a
-circuit, of which whichever comes up last serves (p2pd of hivemind 1.1.12: ``-relayService`` and ``EnableRelayV2``); and
-``-relay=1`` makes everybody such a relay, asked or not. So the messages (``net.relay.circuit_v2``) pass over streams of
-ours, and bytes between two of them. What p2pd does without being told is to dial circuits and to be dialed through
-them.
+p2pd (hivemind 1.1.12) implements both sides, but neither can be used:
 
-Told ``-relay=0`` and ``-relayService=0`` or not, p2pd relays from its start on, until our handler stands; and once it
-takes itself for one that can be dialed, for which a stranger's word is enough (libp2p's AutoNAT), it would put its own
-in the place of ours. So it is told that nobody can dial it (``net.p2pd.daemon``), which it then believes for good. It
-asks for no places, announces what it announced, and is the DHT's server as before.
+- It makes reservations only at relays named at its start.
+- It starts two relay services, one with the given limits and one with libp2p's defaults (128 KiB and 2 minutes per
+  circuit), and the last to start is the one that serves (``-relayService`` and ``EnableRelayV2``). ``-relay=1`` makes
+  every node such a relay.
+- Regardless of ``-relay=0`` and ``-relayService=0`` it relays until our handler is registered. When it considers itself
+  reachable, for which one peer's report is enough (libp2p's AutoNAT), it replaces our handler with its own. p2pd is
+  therefore started with forced private reachability (``net.p2pd.daemon``); this changes neither its announcements nor
+  its DHT server, and makes it request no reservations.
 
-What a relay carries passes its owner's caps like the peer's own bytes, and is counted with them. Once that owner gives
-nothing (``Throttles.gives``) circuits end, there are no new ones, and no place is renewed: guests go elsewhere.
+This module sends the messages (``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them.
+p2pd dials circuits and accepts connections through them by itself.
 
-Anybody may ask, under as many names as they like. So streams and circuits are counted by peer and by IP address, and
-from where too many questions come they are not heard (``net.rate_limiter``).
+Relayed bytes count against the owner's throttles and budget like the peer's own. When ``Throttles.gives`` becomes
+false, circuits end, new ones are refused, and reservations are not renewed.
 
-Who closes what: ``Relay.close`` ends its tasks, and each task the streams of its circuit.
+Any peer may ask, under any number of identities. Streams and circuits are therefore limited per peer and per IP
+address, and requests are rate-limited per IP address (``net.rate_limiter``).
+
+Resources: ``Relay.close`` ends its tasks, and each task closes the streams of its circuit.
 """
 
 from __future__ import annotations
@@ -51,61 +53,68 @@ from p2ptrain.net.throttle import Throttles
 logger = logging.getLogger(__name__)
 
 ASK_DEADLINE_S = 10.0
-"""For one question to a relay, connecting included, and for the answer of whom it leads to. A guess: 20 ms here."""
+"""Timeout of a request to a relay, connecting included, and of a target's response.
+
+Guess: measure them; 20 ms locally.
+"""
 LAST_WORD_S = 2.0
-"""For an answer to be heard. A guess: some round trips."""
+"""Time for a final response to arrive, some round trips. Guess: measure how many responses are lost."""
 PLACE_S = 120.0
-"""How long a place lasts without being asked for again: eight renewals (``net.relay.reachability``). A guess."""
+"""Lifetime of a reservation, eight renewal intervals (``net.relay.reachability``). Guess: measure missed renewals."""
 QUESTIONS = 4
-"""Streams beside its circuits that a peer, or an IP address, may have here at once. A guess: one renews a place, others
-are to become circuits."""
+"""Concurrent streams of a peer or an IP address beyond its circuits: a renewal, and circuits being opened.
+
+Guess: count the streams per peer at a busy relay.
+"""
 MAX_TARGET_BYTES = 64
-"""Of a peer id as a question names it; ours have 38."""
+"""Longest peer id in a request; ours have 38 bytes."""
 
 _REFUSALS: dict[int, str] = {
-    CircuitStatus.RESERVATION_REFUSED: "its places are taken",
+    CircuitStatus.RESERVATION_REFUSED: "all its reservations are taken",
     CircuitStatus.RESOURCE_LIMIT_EXCEEDED: "its limits are reached",
-    CircuitStatus.PERMISSION_DENIED: "it is no relay",
+    CircuitStatus.PERMISSION_DENIED: "it is not a relay",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """What a relay gives to those whom nobody can dial; anybody may ask. All are guesses."""
+    """Limits of a relay. Guess: measure memory and bandwidth of a bootstrap that relays for a full swarm."""
 
     places: int = 64
-    """Peers that hold a place at once."""
+    """Concurrent reservations."""
     places_per_origin: int = 8
-    """Of them behind one IP address."""
+    """Concurrent reservations behind one IP address."""
     circuits: int = 64
-    """Connections through us at once. Each takes up to 1.2 MB of memory here."""
+    """Concurrent circuits; each takes up to 1.2 MB of memory (our measurement)."""
     circuits_per_peer: int = 16
-    """Of them of each peer, at either end: four exchanges, and some that idle."""
+    """Concurrent circuits per peer, at either end: four exchanges and some idle connections."""
     circuits_per_origin: int = 32
-    """Of them of askers behind one IP address: a house with some peers, and half of all at the most."""
+    """Concurrent circuits opened from one IP address: a home with several peers, and at most half of all."""
     seconds: float = 1800.0
-    """After which a circuit is cut; whoever still needs it dials again."""
+    """Longest duration of a circuit; a peer that still needs it dials again."""
     size_bytes: int = 4 << 30
-    """The same for what passed, both ways together: the weights of a model of 1e9 parameters."""
+    """Most bytes of a circuit, both directions together: the weights of a model of 1e9 parameters."""
 
 
 NO_RELAY = RelayLimits(places=0, circuits=0)
-"""Of nodes whose owners did not agree to relay. p2pd offers places by itself; where our handler stands it does not."""
+"""Limits of a node whose owner did not agree to relay; its handler only keeps p2pd from relaying by itself."""
 
 
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
-    """Take or renew a place at a relay. Raises NetworkError, also at the deadline.
+    """Make or renew a reservation at a relay. Raises NetworkError, also at the deadline.
 
     Args:
-        redial: whether a connection that leads to it through a relay may be given up, and all conversations over it,
-            for a direct one.
+        daemon: our p2pd.
+        relay: the relay.
+        addresses: multiaddresses of the relay.
+        redial: whether a relayed connection to the relay, with all its streams, may be closed for a direct one.
     """
     behind_a_relay = NetworkError(f"{short(relay)} is itself behind a relay")
     try:
         async with asyncio.timeout(ASK_DEADLINE_S):
             await daemon.connect(relay, addresses)
             far_end, stream = await daemon.open_stream(relay, HOP_PROTOCOL)
-            if far_end.relay is not None:  # it was led to us before; p2pd dials nobody to whom it has any connection
+            if far_end.relay is not None:  # it dialed us through a relay; p2pd opens no second connection
                 stream.abort()
                 if not redial:
                     raise behind_a_relay
@@ -119,28 +128,28 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
             finally:
                 stream.close()
     except TimeoutError:
-        raise NetworkError(f"{short(relay)} did not answer as a relay for {ASK_DEADLINE_S:.0f} s") from None
+        raise NetworkError(f"{short(relay)} did not answer as a relay within {ASK_DEADLINE_S:.0f} s") from None
     except (OSError, EOFError, ValueError) as error:
         raise NetworkError(f"{short(relay)} does not relay: {error}") from error
     if status != CircuitStatus.OK:
-        raise NetworkError(f"{short(relay)} gives no place as a relay: {_REFUSALS.get(status, f'status {status}')}")
-    if is_limited:  # a p2pd that nobody told to relay: it would carry 128 KiB, and nothing of ours
-        raise NetworkError(f"{short(relay)} relays small talk alone")
+        raise NetworkError(f"{short(relay)} refused a reservation: {_REFUSALS.get(status, f'status {status}')}")
+    if is_limited:  # p2pd's own relay service: a circuit carries 128 KiB, and none of our protocols
+        raise NetworkError(f"{short(relay)} relays only small amounts of data")
     if far_end.relay is not None:
         raise behind_a_relay
 
 
 @dataclass(frozen=True, slots=True)
 class _Circuit:
-    """An open one, or one that is about to be."""
+    """A circuit that is open or being opened."""
 
     ends: tuple[PeerId, PeerId]
     origin: str
-    """Whom it counts for: the asker's."""
+    """Origin (IP address or network) of the initiator, for the limits."""
 
 
 class Relay:
-    """A relay on a node. Construct with ``start``."""
+    """A relay on a node; create it with ``start``."""
 
     def __init__(self, node: Node, limits: RelayLimits, rates: Throttles) -> None:
         self._node = node
@@ -148,25 +157,25 @@ class Relay:
         self._rates = rates
         self._server: asyncio.Server | None = None
         self._places: dict[PeerId, tuple[str, float]] = {}
-        """Who holds one: whom they count for, and until when (monotonic clock)."""
+        """Reservations: origin and end (monotonic clock) per peer."""
         self._circuits: list[_Circuit] = []
         self._tasks: dict[asyncio.Task[None], tuple[PeerId, str] | None] = {}
-        """One a stream: who opened it, and whom it counts for; None: not known yet."""
+        """One task per stream: its initiator and origin; None until they are known."""
         self._floods: RateLimiter[str] = RateLimiter()
 
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
-        """Raises NetworkError."""
+        """Register the handler and start to relay. Raises NetworkError."""
         relay = cls(node, limits, rates or Throttles())
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
                 relay._server = await node.daemon.serve_streams(HOP_PROTOCOL, relay._take)
         except TimeoutError:
-            raise NetworkError("p2pd does not take our handler") from None
+            raise NetworkError("p2pd does not accept our handler") from None
         return relay
 
     async def close(self) -> None:
-        """Give no more places, and end every circuit."""
+        """Give no more reservations, and end all circuits."""
         server, self._server = self._server, None
         if server is not None:
             with contextlib.suppress(TimeoutError, NetworkError):
@@ -187,7 +196,7 @@ class Relay:
         task.add_done_callback(reporting("a relay's circuit"))
 
     async def _serve(self, stream: Stream) -> None:
-        """One question. A circuit lasts as long as this."""
+        """Serve one stream: a request, and its circuit until the circuit ends."""
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
                 asker = await control.read_opener(stream)
@@ -199,35 +208,35 @@ class Relay:
                 until = int(time.time() + PLACE_S) if status == CircuitStatus.OK else 0
                 await _say_last(stream, circuit_v2.answer(status, until))
             elif asked.kind == circuit_v2.CONNECT:
-                if len(asked.target) > MAX_TARGET_BYTES:  # to spell it would cost a while
-                    raise ValueError(f"a peer of {len(asked.target)} bytes")
+                if len(asked.target) > MAX_TARGET_BYTES:  # converting it to text would take long
+                    raise ValueError(f"a peer id of {len(asked.target)} bytes")
                 await self._connect(asker, control.peer_of(asked.target), stream)
             else:
                 await _say_last(stream, circuit_v2.answer(CircuitStatus.UNEXPECTED_MESSAGE))
         except (NetworkError, OSError, EOFError, ValueError) as error:  # TimeoutError is an OSError
-            logger.info("a question to the relay came to nothing: %s", error)
+            logger.info("a request to the relay failed: %s", error)
         finally:
             stream.close()
 
     def _admit(self, asker: FarEnd) -> bool:
-        """Whether a stream is heard at all; it is not, where its opener floods us or has too many."""
+        """Return whether a stream may be served under the rate limit and the limits per peer and origin."""
         task = asyncio.current_task()
         assert task is not None
         where, limits = origin(asker.place), self._limits
         if not self._floods.admits(where, task.get_loop().time()):
-            logger.info("turned down %s at the relay: it asks too often", short(asker.peer))
+            logger.info("refused %s at the relay: rate limit exceeded", short(asker.peer))
             return False
         opened = [each for each in self._tasks.values() if each is not None]
         of_peer = sum(peer == asker.peer for peer, _ in opened)
         of_origin = sum(there == where for _, there in opened)
         if of_peer >= limits.circuits_per_peer + QUESTIONS or of_origin >= limits.circuits_per_origin + QUESTIONS:
-            logger.info("turned down %s at the relay: it has %d streams here", short(asker.peer), of_peer)
+            logger.info("refused %s at the relay: it has %d streams here", short(asker.peer), of_peer)
             return False
         self._tasks[task] = asker.peer, where
         return True
 
     def _give_place(self, asker: FarEnd, now: float) -> CircuitStatus:
-        """A new place, or the old one for longer."""
+        """Give or renew a reservation, and return the status to send."""
         if not self._rates.gives:
             return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         self._places = {peer: place for peer, place in self._places.items() if place[1] > now}
@@ -252,7 +261,7 @@ class Relay:
         return CircuitStatus.OK
 
     async def _connect(self, asking: FarEnd, target: PeerId, stream: Stream) -> None:
-        """Lead the asker to the target, and carry their bytes until one of them, or a limit, ends it."""
+        """Open a circuit from the asking peer to the target, and carry bytes until a peer or a limit ends it."""
         asker = asking.peer
         status = self._may_connect(asking, target, time.monotonic())
         if status != CircuitStatus.OK:
@@ -264,8 +273,8 @@ class Relay:
             try:
                 far = await self._lead(asker, target)
             except (NetworkError, OSError, EOFError, ValueError) as error:
-                self._places.pop(target, None)  # they are gone; who is not, asks again
-                logger.info("%s cannot be led to %s: %s", short(asker), short(target), error)
+                self._places.pop(target, None)  # the target is gone; if not, it renews its reservation
+                logger.info("no circuit from %s to %s: %s", short(asker), short(target), error)
                 await _say_last(stream, circuit_v2.answer(CircuitStatus.CONNECTION_FAILED))
                 return
             try:
@@ -277,7 +286,7 @@ class Relay:
             self._circuits.remove(circuit)
 
     async def _lead(self, asker: PeerId, target: PeerId) -> Stream:
-        """Tell the target who wants to talk to it; the stream on which it does."""
+        """Announce the circuit to the target, and return the stream to it."""
         async with asyncio.timeout(ASK_DEADLINE_S):
             far_end, far = await self._node.daemon.open_stream(target, STOP_PROTOCOL)
             try:
@@ -286,7 +295,7 @@ class Relay:
                 await far.write(circuit_v2.framed(circuit_v2.lead(control.raw(asker))))
                 status = circuit_v2.stop_status(await control.read_message(far, circuit_v2.MAX_MESSAGE_BYTES))
                 if status != CircuitStatus.OK:
-                    raise NetworkError(f"it says status {status}")
+                    raise NetworkError(f"it returned status {status}")
             except BaseException:
                 far.abort()
                 raise
@@ -304,7 +313,7 @@ class Relay:
             await asyncio.gather(*ways, return_exceptions=True)
 
     async def _pump(self, source: Stream, sink: Stream, left: list[int]) -> None:
-        """Carry bytes one way until the source or the sink ends, ``left`` is used up, or nothing is given any more."""
+        """Carry bytes one way until either stream ends, ``left`` is used up, or ``gives`` becomes false."""
         up, down = self._rates.up, self._rates.down
         with contextlib.suppress(OSError, EOFError):
             while left[0] > 0:
@@ -312,7 +321,7 @@ class Relay:
                 if not self._rates.gives:
                     return
                 left[0] -= len(chunk)
-                self._rates.give(len(chunk))  # it came, whatever becomes of it
+                self._rates.give(len(chunk))  # received bytes count even if they are not passed on
                 await down.wait(down.book(len(chunk)))
                 for piece in up.pieces(memoryview(chunk)):
                     await up.wait(up.book(len(piece)), len(piece))
@@ -321,7 +330,7 @@ class Relay:
 
 
 async def _say_last(stream: Stream, answer: bytes) -> None:
-    """Answer, and let the asker end first: p2pd may lose what is written right before an end (``net.links``)."""
+    """Send a final response and let the other side close first: p2pd may lose bytes written right before an end."""
     await stream.write(circuit_v2.framed(answer))
     with contextlib.suppress(OSError, EOFError):  # TimeoutError is an OSError
         async with asyncio.timeout(LAST_WORD_S):
