@@ -13,6 +13,8 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from pydantic.fields import FieldInfo
+
 from p2ptrain.base.errors import ManifestError
 from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.manifest.faults import shown, validated
@@ -56,10 +58,22 @@ def parse_toml(text: str) -> Manifest:
             "Check that it is the right file; `p2ptrain init` writes one of about 8,000 characters.",
         )
     try:
-        data = tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin with a byte order mark
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = read_toml(text)
+    except ValueError as error:
         raise ManifestError(f"manifest.toml is not valid TOML: {error}.", "Correct that line.") from None
     return parse_data(data)
+
+
+def read_toml(text: str) -> dict[str, Any]:
+    """Parse TOML. Raises ValueError with the reason, also for what breaks the parser."""
+    try:
+        return tomllib.loads(text.removeprefix("\ufeff"))  # some editors begin with a byte order mark
+    except tomllib.TOMLDecodeError:
+        raise
+    except ValueError:  # int() accepts at most 4,300 digits
+        raise ValueError("a number has thousands of digits") from None
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def parse_data(data: Mapping[str, Any]) -> Manifest:
@@ -126,8 +140,13 @@ def _table(path: str, section: Section) -> str:
         if isinstance(value, Section):
             nested += _table(f"{path}.{name}", value)
         else:
-            lines += [*_comment(field.description or ""), f"{name} = {_toml_value(value)}"]
+            lines += field_lines(field, name, value)
     return "\n".join(lines) + "\n" + nested
+
+
+def field_lines(field: FieldInfo, name: str, value: bool | int | float | str) -> list[str]:
+    """Write one field as TOML, with its description as a comment above it."""
+    return [*_comment(field.description or ""), f"{name} = {_toml_value(value)}"]
 
 
 def _comment(text: str) -> list[str]:

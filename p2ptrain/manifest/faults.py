@@ -72,7 +72,7 @@ def _lines(entry: Mapping[str, Any], root: type[Section], tagged: Collection[str
     name = ".".join(printable(part) for part in location if isinstance(part, str))
     match entry["type"]:
         case "extra_forbidden":
-            return [f"{path}: unknown {_unit(location)}{_suggestion(name, root, tag)}"]
+            return [f"{path}: unknown {_unit(location, root)}{_suggestion(name, root, tag)}"]
         case "missing":
             return [f"{path}: missing"]
         case "union_tag_not_found":
@@ -138,18 +138,24 @@ def _discriminator(entry: Mapping[str, Any]) -> str:
     return str(entry["ctx"]["discriminator"]).strip("'")
 
 
-def _unit(location: Sequence[str | int]) -> str:
-    return "section" if len(location) == 1 else "field"
+def _unit(location: Sequence[str | int], root: type[Section]) -> str:
+    has_sections = any(_sections(field.annotation) for field in root.model_fields.values())
+    return "section" if len(location) == 1 and has_sections else "field"
 
 
 def _suggestion(path: str, root: type[Section], tag: str | None) -> str:
-    """Suggest a valid name: the same word in another table, or the nearest word in the same table."""
+    """Suggest a valid name: the same word in another table, or the nearest word in the same table.
+
+    At the top level without either, list the names.
+    """
     table, _, word = path.rpartition(".")
     valid = [(*name.rpartition("."), name) for name, _ in _fields(root, tag)]
     siblings = [sibling for home, _, sibling, _ in valid if home == table]
     nearest = difflib.get_close_matches(word, siblings, n=1)
     meant = [name for home, _, sibling, name in valid if sibling == word or (home == table and sibling in nearest)]
-    return f"; did you mean {meant[0]}?" if meant else ""
+    if meant:
+        return f"; did you mean {meant[0]}?"
+    return "" if table else f"; there are {', '.join(siblings)}"
 
 
 def _field(name: str, root: type[Section], tag: str | None) -> FieldInfo:
@@ -184,5 +190,8 @@ def printable(name: str) -> str:
 
 def shown(value: object) -> str:
     """Format a value as one short line of printable ASCII."""
-    text = ascii(value)
+    try:
+        text = ascii(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits; deep nesting
+        return "a value that is too long to show"
     return text if len(text) <= _MAX_SHOWN else f"{text[: _MAX_SHOWN - 1]}…"

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
@@ -186,10 +186,10 @@ class OwnerControl:
     def _accept(self, settings: Settings) -> None:
         old, self._settings, self._fault = self._settings, settings, ""
         changes = [
-            f"{each.name} {getattr(settings, each.name)!r}, before {getattr(old, each.name)!r}"
-            + (" (from the next start)" if each.name in WAITING else "")
-            for each in fields(Settings)
-            if getattr(settings, each.name) != getattr(old, each.name)
+            f"{name} {getattr(settings, name)!r}, before {getattr(old, name)!r}"
+            + (" (from the next start)" if name in WAITING else "")
+            for name in Settings.model_fields
+            if getattr(settings, name) != getattr(old, name)
         ]
         self._notebook.note("settings", what="; ".join(changes) or "no changes")
 

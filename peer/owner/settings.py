@@ -1,25 +1,26 @@
 """``HOME/settings.toml``: per-machine options. They are never sent to others and never change the algorithm.
 
-Each option is one row of ``OPTIONS``, from which the file in a new home, the checks and the error messages are made.
+The fields of ``Settings`` determine the file in a new home, the checks and the error messages.
 Unknown options are errors, because a misspelt cap would not hold.
 """
 
 from __future__ import annotations
 
-import difflib
 import errno
 import math
 import re
 import stat
-import tomllib
-from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import AfterValidator, Field, ValidationError
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
 from p2ptrain.manifest import SETTINGS_FILE
+from p2ptrain.manifest.document import field_lines, read_toml
+from p2ptrain.manifest.faults import told
+from p2ptrain.manifest.section import Section
 from p2ptrain.net.throttle import LOWEST_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
@@ -31,26 +32,95 @@ GB = 1e9
 """Bytes per GB."""
 LOWEST_MBIT = LOWEST_RATE / MBIT
 """Smallest cap in Mbit/s."""
-HIGHEST = 1e6
+HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
+
+WAITING = frozenset({"nickname", "device", "threads"})
+"""Names of the options whose edits apply only from the next start."""
 
 Mark = tuple[int, int, int] | None
 """Modification time in ns, size and inode of the file; None without a file."""
 
+_SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,3})?")
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+
+def _cap(value: float) -> float:
+    if 0 < value < LOWEST_MBIT:
+        raise ValueError(f"a cap is 0 (no cap) or at least {LOWEST_MBIT:g}")
+    return value
+
+
+def _hours(text: str) -> str:
+    if text and not (_SPAN.fullmatch(text) and len(set(_span(text))) == 2):
+        raise ValueError('hours are "" (always) or two different times of the day like "22:00-07:30"')
+    return text
+
+
+def _nickname(text: str) -> str:
+    if not is_nickname(text):
+        raise ValueError(f"a nickname has at most {MAX_NICKNAME_CHARS} printable characters")
+    return text
+
+
+def _device(text: str) -> str:
+    if not _DEVICE.fullmatch(text):
+        raise ValueError('a device is "auto", "cpu", "cuda" or "cuda:<number>"')
+    return text
+
+
+def _span(text: str) -> tuple[int, int]:
+    """Return begin and end in minutes of the day; ``text`` must match ``_SPAN``."""
+    found = _SPAN.fullmatch(text)
+    assert found is not None, "only called with a span"
+    numbers = [int(each) for each in found.groups()]
+    return 60 * numbers[0] + numbers[1], 60 * numbers[2] + numbers[3]
+
+
+Cap = Annotated[float, Field(ge=0, le=HIGHEST), AfterValidator(_cap)]
+"""Rate in Mbit/s; 0: no cap."""
+
+
+class Settings(Section):
     """The owner's settings; the defaults allow everything."""
 
-    upload_mbit: float = 0.0
-    download_mbit: float = 0.0
-    monthly_gb: float = 0.0
-    hours: str = ""
-    nickname: str = ""
-    device: str = "auto"
-    threads: int = 0
+    upload_mbit: Cap = 0.0
+    """Maximum upload rate in Mbit/s (10^6 bits per second). Allowed: 0 (no cap), or a number from 0.25 to 1,000,000."""
+
+    download_mbit: Cap = 0.0
+    """Maximum download rate in Mbit/s. Allowed: 0 (no cap), or a number from 0.25 to 1,000,000."""
+
+    monthly_gb: float = Field(default=0.0, ge=0, le=HIGHEST)
+    """Maximum traffic in a calendar month, sent and received together, in GB (10^9 bytes). When it is used up, the peer
+    trains alone until the month is over or this number is raised. Allowed: 0 (no limit), or a number up to 1,000,000.
+    """
+
+    hours: Annotated[str, AfterValidator(_hours)] = ""
+    """Hours of training, by this machine's clock. At other times the peer is paused, as by `p2ptrain pause`. Allowed:
+    "" (always), or two different times of the day like "22:00-07:30".
+    """
+
+    nickname: Annotated[str, AfterValidator(_nickname)] = ""
+    """Name shown to people. Applies from the next start; --nickname takes precedence. Allowed: at most 32 printable
+    characters.
+    """
+
+    device: Annotated[str, AfterValidator(_device)] = "auto"
+    """Device for training. Applies from the next start; --device takes precedence. Allowed: "auto", "cpu", "cuda" or
+    "cuda:<number>".
+    """
+
+    threads: int = Field(default=0, ge=0, le=MAX_THREADS)
+    """Number of CPU threads that torch uses; 0: torch decides. Applies from the next start. Allowed: a whole number
+    from 0 to 1,024.
+    """
+
     share_figures: bool = False
+    """Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,
+    traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public in any
+    case. --share takes precedence. Allowed: true or false.
+    """
 
     @property
     def upload_rate(self) -> float:
@@ -73,164 +143,31 @@ class Settings:
         return begin <= minute < end if begin < end else minute >= begin or minute < end
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One option, with its explanation and check."""
-
-    name: str
-    meaning: str
-    allowed: str
-    fits: Callable[[Any], bool]
-    waits: bool = False
-    """Whether an edit applies only from the next start; else at once."""
-
-
-def _number(value: Any) -> bool:
-    """Return whether ``value`` is a number from 0 to HIGHEST; comparison also rejects NaN and huge integers."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= HIGHEST
-
-
-def _cap(value: Any) -> bool:
-    return _number(value) and (value == 0 or value >= LOWEST_MBIT)
-
-
-def _is_span(value: Any) -> bool:
-    if not isinstance(value, str) or not (value == "" or _SPAN.fullmatch(value)):
-        return False
-    return value == "" or len(set(_span(value))) == 2
-
-
-def _is_nickname(value: Any) -> bool:
-    return isinstance(value, str) and is_nickname(value)
-
-
-_SPAN = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)-([01]?\d|2[0-3]):([0-5]\d)")
-
-
-def _span(text: str) -> tuple[int, int]:
-    """Return begin and end in minutes of the day; ``text`` must match ``_SPAN``."""
-    found = _SPAN.fullmatch(text)
-    assert found is not None, "asked of spans alone"
-    numbers = [int(each) for each in found.groups()]
-    return 60 * numbers[0] + numbers[1], 60 * numbers[2] + numbers[3]
-
-
-OPTIONS = (
-    Option(
-        "upload_mbit",
-        "Maximum upload rate in Mbit/s (10^6 bits per second). 0: no cap.",
-        f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
-        _cap,
-    ),
-    Option(
-        "download_mbit",
-        "Maximum download rate in Mbit/s. 0: no cap.",
-        f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,.0f}",
-        _cap,
-    ),
-    Option(
-        "monthly_gb",
-        "Maximum traffic in a calendar month, sent and received together, in GB (10^9 bytes). When it is used up, the\n"
-        "peer trains alone until the month is over or this number is raised. 0: no limit.",
-        f"0 (no limit), or a number up to {HIGHEST:,.0f}",
-        _number,
-    ),
-    Option(
-        "hours",
-        'Hours of training, by this machine\'s clock: "22:00-07:30". At other times the peer is paused, as by\n'
-        "`p2ptrain pause`. Empty: always.",
-        '"" (always), or two different times of the day like "22:00-07:30"',
-        _is_span,
-    ),
-    Option(
-        "nickname",
-        "Name shown to people. Applies from the next start; --nickname takes precedence.",
-        f"at most {MAX_NICKNAME_CHARS} printable characters",
-        _is_nickname,
-        waits=True,
-    ),
-    Option(
-        "device",
-        "Device for training. Applies from the next start; --device takes precedence.",
-        '"auto", "cpu", "cuda" or "cuda:<number>"',
-        lambda value: isinstance(value, str) and re.fullmatch(r"auto|cpu|cuda(:\d{1,3})?", value) is not None,
-        waits=True,
-    ),
-    Option(
-        "threads",
-        "Number of CPU threads that torch uses. Applies from the next start. 0: torch decides.",
-        f"a whole number from 0 to {MAX_THREADS:,}",
-        lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_THREADS,
-        waits=True,
-    ),
-    Option(
-        "share_figures",
-        "Whether a bootstrap that shows the swarm on a page may ask this peer for its figures: device, speed, losses,\n"
-        "traffic, exchanges and failures with partners, a sample text of its model. Nickname and progress are public\n"
-        "in any case. --share takes precedence.",
-        "true or false",
-        lambda value: isinstance(value, bool),
-    ),
-)
-
-
-WAITING = frozenset(option.name for option in OPTIONS if option.waits)
-"""Names of the options whose edits apply only from the next start."""
+_HEADER = """\
+# What this peer may use of your machine. Only your nickname, and your figures if you share them, are sent to
+# others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change
+# applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.
+"""
 
 
 def template() -> str:
-    """Return the file of a new home: every option at its default, with its meaning."""
-    lines = [
-        "# What this peer may use of your machine. Only your nickname, and your figures if you share them, are sent to",
-        "# others; nothing here changes how the swarm trains. You can edit the file while the peer runs; a change",
-        "# applies within seconds. If the file is faulty, the peer says so and keeps the previous settings.",
-    ]
-    defaults = Settings()
-    for option in OPTIONS:
-        lines += ["", *(f"# {line}" for line in option.meaning.split("\n"))]
-        lines.append(f"# Allowed: {option.allowed}.")
-        value = getattr(defaults, option.name)
-        shown = _shown(value)
-        lines.append(f"{option.name} = {shown}")
-    return "\n".join(lines) + "\n"
-
-
-def _shown(value: str | float | bool) -> str:
-    """Format a value as TOML."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f'"{value}"' if isinstance(value, str) else f"{value:g}"
+    """Return the file of a new home: every option at its default, with its meaning and the allowed values."""
+    lines = [_HEADER]
+    for name, field in Settings.model_fields.items():
+        lines += [*field_lines(field, name, field.default), ""]
+    return "\n".join(lines[:-1]) + "\n"
 
 
 def parse(text: str) -> Settings:
-    """Parse settings. Raises ValueError with the name of the option and the allowed values."""
+    """Parse settings. Raises ValueError with one line that names the faulty options and the allowed values."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        data = read_toml(text)
+    except ValueError as error:
         raise ValueError(f"it is not valid TOML: {error}") from None
-    except ValueError:  # int() accepts at most 4,300 digits
-        raise ValueError("it contains a number with thousands of digits") from None
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-    rows = {option.name: option for option in OPTIONS}
-    for name, value in document.items():
-        if name not in rows:
-            near = difflib.get_close_matches(name, rows, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"the options are {', '.join(rows)}"
-            raise ValueError(f"there is no option {name[:40]!r}; {hint}")
-        if not rows[name].fits(value):
-            raise ValueError(f"{name} must be {rows[name].allowed}, but is {_found(value)}")
-    floats = {each.name for each in fields(Settings) if isinstance(each.default, float)}
-    chosen: dict[str, Any] = {name: float(value) if name in floats else value for name, value in document.items()}
-    return Settings(**chosen)
-
-
-def _found(value: object) -> str:
-    """Format the beginning of a faulty value."""
     try:
-        return repr(str(value)[:40])
-    except (ValueError, RecursionError):  # a hexadecimal number of thousands of digits; deep nesting
-        return "too long to be shown"
+        return Settings.model_validate(data)
+    except ValidationError as error:
+        raise ValueError("; ".join(told(error, Settings, ()))) from None
 
 
 class SettingsFile:

@@ -7,7 +7,6 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +91,7 @@ def figures(
             "given_bytes": month.given,
             "allowed_bytes": settings.monthly_bytes if math.isfinite(settings.monthly_bytes) else None,
         },
-        "settings": asdict(settings),
+        "settings": settings.model_dump(),
         "settings_fault": fault,
         "lines": [{"age_s": round(age), "line": text} for age, text in heard],
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import math
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -13,26 +12,53 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from p2ptrain.base.errors import HomeError
-from peer.owner.settings import MAX_BYTES, OPTIONS, Settings, SettingsFile, parse, template
+from p2ptrain.wire import MAX_NICKNAME_CHARS
+from peer.owner.settings import (
+    HIGHEST,
+    LOWEST_MBIT,
+    MAX_BYTES,
+    MAX_THREADS,
+    WAITING,
+    Settings,
+    SettingsFile,
+    parse,
+    template,
+)
 
 JOIN = (Path(__file__).parent.parent.parent / "docs" / "JOIN.md").read_text(encoding="utf-8")
 
 
+OPTIONS = {name: " ".join(str(field.description).split()) for name, field in Settings.model_fields.items()}
+"""What each option means, and after "Allowed:" what it may be."""
+
+
+def allowed(name: str) -> str:
+    return OPTIONS[name].partition(" Allowed: ")[2].removesuffix(".")
+
+
 def test_the_template_is_the_defaults_and_explains_every_option() -> None:
     assert parse(template()) == Settings()
-    assert [option.name for option in OPTIONS] == [each.name for each in fields(Settings)]
-    for option in OPTIONS:
-        assert f"# Allowed: {option.allowed}.\n{option.name} = " in template()
-        assert option.waits is ("from the next start" in option.meaning)
+    words = " ".join(line.removeprefix("# ") for line in template().splitlines())
+    for name, meaning in OPTIONS.items():
+        assert f"{meaning} {name} = " in words
+        assert allowed(name)
+        assert (name in WAITING) is ("from the next start" in meaning)
     assert max(map(len, template().splitlines())) <= 120
 
 
+def test_the_bounds_in_the_descriptions_are_those_that_are_checked() -> None:
+    caps = f"0 (no cap), or a number from {LOWEST_MBIT:g} to {HIGHEST:,}"
+    assert allowed("upload_mbit") == allowed("download_mbit") == caps
+    assert allowed("monthly_gb") == f"0 (no limit), or a number up to {HIGHEST:,}"
+    assert allowed("threads") == f"a whole number from 0 to {MAX_THREADS:,}"
+    assert allowed("nickname") == f"at most {MAX_NICKNAME_CHARS} printable characters"
+
+
 def test_the_page_on_joining_has_every_option_and_what_it_may_be() -> None:
-    for option in OPTIONS:
+    for name in OPTIONS:
         assert any(
-            line.startswith(f"| `{option.name}` |") and line.endswith(f"| {option.allowed} |")
-            for line in JOIN.splitlines()
-        ), f"docs/JOIN.md lacks {option.name}: {option.allowed}"
+            line.startswith(f"| `{name}` |") and line.endswith(f"| {allowed(name)} |") for line in JOIN.splitlines()
+        ), f"docs/JOIN.md lacks {name}: {allowed(name)}"
 
 
 def test_what_is_left_out_is_the_default() -> None:
@@ -49,31 +75,39 @@ def test_units() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("upload_mbit = 0.1", "upload_mbit must be 0 (no cap), or a number from 0.25 to 1,000,000, but is '0.1'"),
-        ("upload_mbit = -1", "upload_mbit must be"),
-        ("download_mbit = nan", "download_mbit must be"),
-        ("download_mbit = true", "download_mbit must be"),
-        ('monthly_gb = "5 GB"', "monthly_gb must be 0 (no limit), or a number up to 1,000,000, but is '5 GB'"),
-        ("monthly_gb = inf", "monthly_gb must be"),
-        ('hours = "22-7"', 'hours must be "" (always), or two different times of the day like "22:00-07:30"'),
-        ('hours = "24:00-07:30"', "hours must be"),
-        ('hours = "07:30-07:30"', "hours must be"),
-        ("nickname = 5", "nickname must be"),
-        (f'nickname = "{"x" * 33}"', "nickname must be at most 32 printable characters"),
-        ('nickname = "a\\u001b[2J"', "nickname must be"),
-        ('device = "gpu"', "device must be"),
-        ("threads = 1.5", "threads must be"),
-        ("threads = false", "threads must be"),
-        ("uplaod_mbit = 1", "there is no option 'uplaod_mbit'; did you mean upload_mbit?"),
-        ("zzz = 1", "there is no option 'zzz'; the options are upload_mbit, download_mbit,"),
+        ("upload_mbit = 0.1", "upload_mbit: found 0.1: a cap is 0 (no cap) or at least 0.25"),
+        ("upload_mbit = -1", "upload_mbit: input should be at least 0 and at most 1000000, found -1"),
+        ("download_mbit = nan", "download_mbit: input should be a finite number, found nan"),
+        ("download_mbit = true", "download_mbit: input should be a valid number, found True"),
+        ('monthly_gb = "5 GB"', "monthly_gb: input should be a valid number, found '5 GB'"),
+        ("monthly_gb = inf", "monthly_gb: input should be a finite number, found inf"),
+        (
+            'hours = "22-7"',
+            """hours: found '22-7': hours are "" (always) or two different times of the day like "22:00-07:30\"""",
+        ),
+        ('hours = "24:00-07:30"', "hours: found"),
+        ('hours = "07:30-07:30"', "hours: found"),
+        ("nickname = 5", "nickname: input should be a valid string, found 5"),
+        (f'nickname = "{"x" * 33}"', "a nickname has at most 32 printable characters"),
+        ('nickname = "a\\u001b[2J"', r"nickname: found 'a\x1b[2J': a nickname has"),
+        ('device = "gpu"', """device: found 'gpu': a device is "auto", "cpu", "cuda" or "cuda:<number>\""""),
+        ("threads = 1.5", "threads: input should be a valid integer, found 1.5"),
+        ("threads = false", "threads: input should be a valid integer, found False"),
+        ("threads = -1", "threads: input should be at least 0 and at most 1024, found -1"),
+        ("uplaod_mbit = 1", "uplaod_mbit: unknown field; did you mean upload_mbit?"),
+        ("zzz = 1", "zzz: unknown field; there are upload_mbit, download_mbit,"),
         ("upload_mbit = ", "it is not valid TOML:"),
-        (f"monthly_gb = {10**400}", "monthly_gb must be 0 (no limit), or a number up to 1,000,000, but is '1000"),
-        (f"upload_mbit = -{10**400}", "upload_mbit must be"),
-        (f"threads = {'9' * 5000}", "it contains a number with thousands of digits"),
-        (f"threads = 0x{'f' * 5000}", "threads must be a whole number from 0 to 1,024, but is too long to be shown"),
-        (f"threads = {'[' * 5000}{']' * 5000}", "it is nested too deeply"),
-        (f"threads{'.a' * 5000} = 1", "threads must be a whole number from 0 to 1,024, but is too long to be shown"),
-        ("[upload_mbit]\nx = 1", "upload_mbit must be"),
+        (f"monthly_gb = {10**400}", "monthly_gb: input should be a valid number, found 1000"),
+        (f"upload_mbit = -{10**400}", "upload_mbit: input should be a valid number, found -1000"),
+        (f"threads = {'9' * 5000}", "it is not valid TOML: a number has thousands of digits"),
+        (
+            f"threads = 0x{'f' * 5000}",
+            "threads: input should be at least 0 and at most 1024, found a value that is too",
+        ),
+        (f"threads = {'[' * 5000}{']' * 5000}", "it is not valid TOML: it is nested too deeply"),
+        (f"threads{'.a' * 5000} = 1", "threads: input should be a valid integer, found a value that is too long"),
+        ("[upload_mbit]\nx = 1", "upload_mbit: input should be a valid number, found {'x': 1}"),
+        ("threads = -1\ndevice = 1", "device: input should be a valid string, found 1; threads: input should be"),
     ],
 )
 def test_a_fault_names_the_option_and_what_it_may_be(text: str, said: str) -> None:
@@ -88,7 +122,7 @@ VALUES = some.one_of(
 )
 
 
-@given(some.sampled_from([option.name for option in OPTIONS]), VALUES)
+@given(some.sampled_from(list(OPTIONS)), VALUES)
 def test_whatever_stands_there_counts_or_is_refused(name: str, value: object) -> None:
     try:
         chosen = parse(f"{name} = {value}")
@@ -177,7 +211,7 @@ def test_edits_are_seen_once(tmp_path: Path) -> None:
     assert twice(file) == Settings(upload_mbit=3.0)
     assert file.changed() is None
     file.path.write_text("upload_mbit = 'much'")
-    assert str(twice(file)).startswith("upload_mbit must be")
+    assert str(twice(file)).startswith("upload_mbit: input should be a valid number")
     assert file.changed() is None
     file.path.write_text("upload_mbit = 4")
     assert twice(file) == Settings(upload_mbit=4.0)
