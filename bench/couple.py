@@ -257,7 +257,7 @@ def be_partner(preset_name: str, changes: Mapping[str, Any], key: Path) -> None:
                 step, progress = json.loads(line)
                 ours.make_due(step, progress)
             over.set()
-            ours.learner.wake()
+            ours.learner.inbox.wake()
 
         sys.stdout.write(json.dumps(ours.address) + "\n")
         sys.stdout.flush()

@@ -93,7 +93,7 @@ def run_peer(options: PeerOptions, disguise: Disguise = lambda shore, learner, p
             entrance = None if link is None else _enter(link, options, home, signed, log)
             session = build(options, device, home, identity, signed, log)
             showing.know(signed, home, session.record, options.local)
-            stopping.let_finish(session.record.learner.wake)
+            stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if link is None or entrance is None:
                     _run_alone(session, signals, hand)
@@ -230,7 +230,7 @@ def _run_alone(session: TrainingSession, signals: Signals, hand: OwnerControl) -
 
     record.begin()
     signals.begin.set()
-    hand.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.wake)))
+    hand.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
     train(record.learner, signals, post, _hooks(record))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
 
@@ -259,11 +259,11 @@ def _run_in_swarm(
 ) -> None:
     record = session.record
     learner = record.learner
-    reins = TrainerControl(signals, learner.wake)
+    reins = TrainerControl(signals, learner.inbox.wake)
 
     def end(_: Future[str]) -> None:
         signals.finished.set()
-        learner.wake()
+        learner.inbox.wake()
 
     with ThreadPoolExecutor(CODEC_THREADS, thread_name_prefix="codec") as pool:
 

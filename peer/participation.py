@@ -171,7 +171,7 @@ class Participation:
             driver = Driver(core, self._learner, self._shore)
             self._recalled, self._core, self._driver = False, core, driver
             self._pass_on_giving()
-            self._learner.proceed(self._phase)  # a wait that began without a core: this one does not know of it
+            self._learner.inbox.proceed(self._phase)  # a wait that began without a core: this one does not know of it
             if self._wish is Mode.PRESENT and not self._leaving:
                 if self._ended is not None:
                     driver.post(self._ended)
@@ -201,16 +201,16 @@ class Participation:
                     return "the run's end, alone"
             else:
                 self._reins.hold()  # again: the core may have begun training at the same moment
-            self._learner.proceed(self._phase)  # without a core nobody else will
+            self._learner.inbox.proceed(self._phase)  # without a core nobody else will
             await self._shore.transport.listen(self._turn_away)
             await self._news.wait()
 
     async def _settled(self) -> None:
         """Wait until the trainer has applied the last core's commits: it must not report them to the next core."""
-        self._learner.proceed(self._phase)
+        self._learner.inbox.proceed(self._phase)
         for _ in range(2):  # the current turn may have read its inbox before
             self._turned.clear()
-            self._learner.wake()
+            self._learner.inbox.wake()
             await self._turned.wait()
 
     async def _turn_away(self, link: Link) -> None:

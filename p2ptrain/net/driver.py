@@ -190,7 +190,7 @@ class Driver:
             case Commit():
                 self._commit(effect)
             case Proceed():
-                self._learner.proceed(effect.step)
+                self._learner.inbox.proceed(effect.step)
             case Adopt():
                 self._adopt(effect)
             case Announce():
@@ -278,14 +278,14 @@ class Driver:
         assert session.swapped is not None
         swap, difference = session.swapped
         session.swapped = None
-        self._learner.deliver(effect.link, difference, swap.mine, swap.theirs, effect.progress_displacement)
+        self._learner.inbox.deliver(effect.link, difference, swap.mine, swap.theirs, effect.progress_displacement)
 
     def _adopt(self, effect: Adopt) -> None:
         session = self._sessions[effect.link]
         assert session.pulled is not None
         reply, parts = session.pulled
         session.pulled = None
-        self._learner.adopt(effect.link, reply.step, reply.progress, parts)
+        self._learner.inbox.adopt(effect.link, reply.step, reply.progress, parts)
 
     def _close(self, session: Session) -> None:
         if session.interruptible:

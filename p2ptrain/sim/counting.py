@@ -198,6 +198,11 @@ class CountingLearner:
         """Here it is all one."""
         return self
 
+    @property
+    def inbox(self) -> CountingLearner:
+        """The learner itself, which also serves as its own inbox."""
+        return self
+
     published = None
     """There is nothing to be had."""
 

@@ -189,7 +189,7 @@ class SimulatedPeer:
             case Commit():
                 self._commit(effect)
             case Proceed():
-                self.learner.proceed(effect.step)
+                self.learner.inbox.proceed(effect.step)
                 self.later(0.0, self.trainer.go_on)
             case Announce():
                 self._announce(effect)
@@ -242,7 +242,9 @@ class SimulatedPeer:
         assert end.swap is not None
         assert end.difference is not None
         self.trainer.interrupt()
-        self.learner.deliver(effect.link, end.difference, end.swap.mine, end.swap.theirs, effect.progress_displacement)
+        self.learner.inbox.deliver(
+            effect.link, end.difference, end.swap.mine, end.swap.theirs, effect.progress_displacement
+        )
 
     def _adopt(self, effect: Adopt) -> None:
         end = self.ends[effect.link]
@@ -250,7 +252,7 @@ class SimulatedPeer:
         reply, parts = end.pulled
         copies = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
         self.trainer.interrupt()
-        self.learner.adopt(effect.link, reply.step, reply.progress, copies)
+        self.learner.inbox.adopt(effect.link, reply.step, reply.progress, copies)
         if self.learner.is_waiting:
             self.later(0.0, self.trainer.go_on)
 

@@ -86,7 +86,7 @@ class Inbox:
         self._queue.put(Adoption(link, step, progress, tuple(torch.frombuffer(p, dtype=torch.float32) for p in parts)))
 
     def wake(self) -> None:
-        """End a waiting ``take``. Safe in a signal handler."""
+        """End a waiting ``take``, hence ``Learner.settle``. Safe in a signal handler."""
         self._queue.put(None)
 
     def take(self, wait_s: float = 0.0) -> Delivery:

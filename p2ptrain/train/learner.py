@@ -1,9 +1,9 @@
 """Learner: state of the inner phase and of the run, and the moments at which its weights move.
 
 Two threads meet here without a lock. The trainer thread calls ``advance`` and ``settle`` and is the only writer. Any
-thread may use ``payloads``, which reads the last published snapshot, and call ``deliver``, ``proceed`` and ``adopt``,
-which queue data for the trainer (``train.inbox``); it is applied between two inner steps. So the trainer waits for the
-network only where its recipe requires it. ``train.weights`` defines how weights move and what partners get of them.
+thread may use ``payloads``, which reads the last published snapshot, and fill ``inbox``, which the trainer empties
+between two inner steps. So the trainer waits for the network only where its recipe requires it. ``train.weights``
+defines how weights move and what partners get of them.
 
 Legend: P parameters (padded).
 """
@@ -18,16 +18,14 @@ from typing import Any
 
 from torch import Tensor
 
-from p2ptrain.base.ids import LinkId
 from p2ptrain.codec import Codec, Matrices, needs_feedback
 from p2ptrain.outer import displaced, displacement, l2_distance, late_momentum, late_pseudo_gradient
 from p2ptrain.ports import Clock, HeldOut, InnerTask, Notebook
-from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterStepDone, PhaseDone, TrainingEnded, Unfit
 from p2ptrain.train.guard import PhaseGuard
 from p2ptrain.train.inbox import Adoption, Displacement, Inbox, RoundFinished
 from p2ptrain.train.outer_phase import OuterPhase
-from p2ptrain.train.payloads import Difference, Payloads
+from p2ptrain.train.payloads import Payloads
 from p2ptrain.train.rules import LearnerRules
 from p2ptrain.train.weights import Weights
 
@@ -101,7 +99,7 @@ class Learner:
         feeds_back = of_gradients is not None and needs_feedback(of_gradients)
         self._weights = Weights(task, fragments, self.payloads, feeds_back)
         self._weights.publish(self.step)
-        self._inbox = Inbox(rules.recipe.follow)
+        self.inbox = Inbox(rules.recipe.follow)
 
     # --- the trainer thread -----------------------------------------------------------------------------------------
 
@@ -134,14 +132,14 @@ class Learner:
         return [*events, *due]
 
     def settle(self, wait_s: float = 0.0) -> list[Event]:
-        """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``wake``."""
+        """Apply what is ready; wait up to ``wait_s`` seconds for the first entry or for ``inbox.wake``."""
         events: list[Event] = []
         started = self._clock()
         try:
-            ready = self._inbox.take(wait_s)
+            ready = self.inbox.take(wait_s)
             started = started if self.is_waiting else self._clock()
             while True:
-                self.changes += ready is not None  # None is a ``wake``
+                self.changes += ready is not None  # None only wakes the trainer
                 match ready:
                     case Displacement():
                         events.append(self._apply(ready))
@@ -151,13 +149,9 @@ class Learner:
                         events.extend(self._adopt(ready))
                 self.blocked_s += self._clock() - started
                 started = self._clock()
-                ready = self._inbox.take()
+                ready = self.inbox.take()
         except Empty:
             return events
-
-    def wake(self) -> None:
-        """End a waiting ``settle``. Safe from any thread and in a signal handler."""
-        self._inbox.wake()
 
     @property
     def slow(self) -> Tensor:
@@ -271,7 +265,7 @@ class Learner:
         self.ended = self.progress >= self._rules.tokens_per_peer
         self._weights.publish(self.step)
         self.task.reset(REWARM_STEPS)
-        events: list[Event] = [Applied(link, self.progress) for link in self._inbox.drop()]
+        events: list[Event] = [Applied(link, self.progress) for link in self.inbox.drop()]
         events.append(Adopted(ready.link, self.step, self.progress))
         return [*events, TrainingEnded(self.step, self.progress)] if self.ended else events
 
@@ -287,20 +281,6 @@ class Learner:
         if theirs <= self._held_out.guessing or theirs <= self._held_out.loss():  # NaN fails both
             return None
         return theirs
-
-    # --- any thread -------------------------------------------------------------------------------------------------
-
-    def deliver(self, link: LinkId, difference: Difference, mine: Terms, theirs: Terms, progress: float) -> None:
-        """Queue a committed exchange's displacement for the trainer, and the progress that it adds."""
-        self._inbox.deliver(link, difference, mine, theirs, progress)
-
-    def proceed(self, step: int) -> None:
-        """Let a trainer that waits at this outer step continue with what was delivered before."""
-        self._inbox.proceed(step)
-
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[bytes | bytearray]) -> None:
-        """Queue a donor's weights that ``payloads.check_weights`` accepted; the trainer replaces its own with them."""
-        self._inbox.adopt(link, step, progress, parts)
 
     # --- checkpoints (trainer thread) ---------------------------------------------------------------------------------
 

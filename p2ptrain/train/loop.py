@@ -15,7 +15,7 @@ NAP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """Signals to the trainer. Set one, then call ``learner.wake()``."""
+    """Signals to the trainer. Set one, then call ``learner.inbox.wake()``."""
 
     begin: threading.Event = field(default_factory=threading.Event)
     """Train: the swarm was found, or there is none. Clearing it stops the trainer after the current inner step."""

@@ -135,7 +135,7 @@ def drive(case: Case) -> dict[PeerId, tuple[Peer, Learner, MemoryLog]]:
         )
         driver = Driver(core, learner, shore)
         proceed = asyncio.Event()
-        learner.proceed = lambda step, then=learner.proceed: (then(step), proceed.set())
+        learner.inbox.proceed = lambda step, then=learner.inbox.proceed: (then(step), proceed.set())
         await asyncio.sleep(delay)
         pace = step_seconds(peer)
 

@@ -65,13 +65,13 @@ class Member:
         self.delivered = self.applied = 0
         self.left_over: list[int] = []
         """Displacements that were not applied yet when each core was made."""
-        deliver = self.learner.deliver
+        deliver = self.learner.inbox.deliver
 
         def counting(*arguments: Any) -> None:
             self.delivered += 1
             deliver(*arguments)
 
-        self.learner.deliver = counting  # type: ignore[method-assign]
+        self.learner.inbox.deliver = counting  # type: ignore[method-assign]
 
         def new_core() -> Peer:
             self.left_over.append(self.delivered - self.applied)
@@ -90,7 +90,9 @@ class Member:
             begin_training=lambda: None,
             work=at_once,
         )
-        self.attendance = Participation(self.learner, new_core, shore, TrainerControl(self.signals, self.learner.wake))
+        self.attendance = Participation(
+            self.learner, new_core, shore, TrainerControl(self.signals, self.learner.inbox.wake)
+        )
 
     def _presence(self, step: int, progress: float, state: PeerState, now: float) -> Presence:
         return Presence(

@@ -47,8 +47,8 @@ def exchange(one: Learner, other: Learner, fragments=(0, 1), progress: float = 0
     theirs = other.payloads.encode(fragments, *reversed(wishes))
     states = [PeerState.FINISHING if each.ended else PeerState.TRAINING for each in (one, other)]
     mine, yours = (replace(TERMS, state=state) for state in states)
-    one.deliver(LINK, one.payloads.difference(ours, theirs.parts), mine, yours, progress)
-    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), yours, mine, -progress)
+    one.inbox.deliver(LINK, one.payloads.difference(ours, theirs.parts), mine, yours, progress)
+    other.inbox.deliver(LINK, other.payloads.difference(theirs, ours.parts), yours, mine, -progress)
 
 
 def advance(steps: int, *learners: Learner) -> None:
@@ -147,12 +147,12 @@ def test_t3_an_exchange_agreed_before_the_end_and_applied_after_it_keeps_the_mea
     advance(6, one, other)
     ours, theirs = one.payloads.encode((0, 1)), other.payloads.encode((0, 1))
     late = one.payloads.difference(ours, theirs.parts)  # it comes to the trainer after its last outer step
-    other.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, 0.0)
+    other.inbox.deliver(LINK, other.payloads.difference(theirs, ours.parts), TERMS, TERMS, 0.0)
     for _ in range(2):
         one.advance()
     assert one.ended
     mean = (slow(one) + slow(other)) / 2
-    one.deliver(LINK, late, TERMS, TERMS, 0.0)
+    one.inbox.deliver(LINK, late, TERMS, TERMS, 0.0)
     settled(one, other)
     assert torch.allclose((slow(one) + slow(other)) / 2, mean, atol=1e-6)
     assert torch.equal(slow(one), one.task.theta)
@@ -416,7 +416,7 @@ def test_exchanges_fall_due_in_the_middles_of_equal_parts_of_a_phase(inner_steps
 
 def test_a_wake_ends_a_wait_and_changes_nothing():
     each = learner()
-    threading.Timer(0.0, each.wake).start()
+    threading.Timer(0.0, each.inbox.wake).start()
     assert each.settle(wait_s=30.0) == []
 
 
@@ -457,7 +457,7 @@ def test_adopting_replaces_everything_and_frees_what_was_under_way():
         other.advance()
     parts = [bytearray(part) for part in donor.payloads.weights()]
     newcomer.payloads.check_weights(parts)
-    newcomer.adopt(LINK, step=2, progress=8.0, parts=parts)
+    newcomer.inbox.adopt(LINK, step=2, progress=8.0, parts=parts)
     exchange(newcomer, other)
     events = newcomer.settle()
     assert events == [Applied(LINK, 8.0), Adopted(LINK, 2, 8.0)]
@@ -487,7 +487,7 @@ def offered(of_others, of_own=5.6):
     judge = Judge(task, of_others, of_own)
     each = Learner(task, rules, slices(P, 2), codec.get("fp32"), MemoryLog(), held_out=judge)
     advance(8, donor)
-    each.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.payloads.weights()])
+    each.inbox.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.payloads.weights()])
     return each, donor, each.settle()
 
 
@@ -529,7 +529,7 @@ def test_adopting_weights_of_the_runs_end_is_the_end():
     donor, newcomer = learner(tokens=8.0), learner(tokens=8.0)
     for _ in range(8):
         donor.advance()
-    newcomer.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.payloads.weights()])
+    newcomer.inbox.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in donor.payloads.weights()])
     assert newcomer.advance() == [Adopted(LINK, 2, 8.0), TrainingEnded(2, 8.0)]
     assert newcomer.advance() == []
     assert newcomer.tokens == 0
@@ -543,12 +543,12 @@ def test_weights_that_come_after_the_end_do_not_undo_it():
         other.advance()
     parts = [bytearray(part) for part in donor.payloads.weights()]
     before = slow(newcomer)
-    newcomer.adopt(LINK, step=1, progress=4.0, parts=parts)
+    newcomer.inbox.adopt(LINK, step=1, progress=4.0, parts=parts)
     assert newcomer.settle() == [Unfit(LINK, "the run's end came first")]
     assert newcomer.ended
     assert (newcomer.step, newcomer.progress) == (2, 8.0)
     assert torch.equal(slow(newcomer), before)
-    newcomer.adopt(LINK, step=1, progress=4.0, parts=parts)
+    newcomer.inbox.adopt(LINK, step=1, progress=4.0, parts=parts)
     exchange(newcomer, other)
     assert [type(event) for event in newcomer.settle()] == [Unfit, Applied], "the final gossip goes on"
 
@@ -596,7 +596,7 @@ def test_a_resumed_guard_knows_what_was_usual_and_what_was_displaced():
 
 def test_a_guard_forgets_what_was_usual_before_the_weights_were_replaced():
     each = after_a_displacement()
-    each.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in each.payloads.weights()])
+    each.inbox.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in each.payloads.weights()])
     each.settle()
     for _ in range(2):
         each.advance()
@@ -618,13 +618,13 @@ def test_its_changes_tell_whether_a_checkpoint_would_hold_the_same() -> None:
     one, other = learner(quadratic(seed=1)), learner(quadratic(seed=2))
     advance(3, one, other)
     assert one.changes == 3
-    one.wake()
+    one.inbox.wake()
     one.settle()
     one.settle()
     assert one.changes == 3
     exchange(one, other)
     one.settle()
     assert one.changes == 4
-    one.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in other.payloads.weights()])
+    one.inbox.adopt(LINK, step=2, progress=8.0, parts=[bytearray(part) for part in other.payloads.weights()])
     one.settle()
     assert one.changes == 5
