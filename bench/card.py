@@ -144,7 +144,7 @@ def gossip(device: torch.device) -> dict[str, Any]:
 def codecs(device: torch.device) -> dict[str, Any]:
     """Return GB of fp32 per second from a snapshot on the card to a message on the host, and whether messages agree."""
     mine = torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(0))
-    names = dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)
+    names = codec.CODECS
     return {name: _encoding(codec.get(name), mine, mine.to(device)) for name in names}
 
 

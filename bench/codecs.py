@@ -30,7 +30,7 @@ REQUIRED_OF = ("int8", "modular4")
 """Codecs with a requirement: those of the presets."""
 
 CANDIDATES: dict[str, Codec] = {
-    **{name: codec.get(name) for name in dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)},
+    **{name: codec.get(name) for name in codec.CODECS},
     "int8, block 256": codec.get("int8", block_size=256),
     "int8, block 64": codec.get("int8", block_size=64),
     "modular4, block 256": codec.get("modular4", block_size=256),

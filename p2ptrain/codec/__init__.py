@@ -30,6 +30,7 @@ thread-safe, and work on host memory. Memory beyond input and output is bounded 
 factors.
 """
 
+from p2ptrain.base.codec_names import CODECS, GRADIENT_CODECS, MODULAR_CODECS, WEIGHT_CODECS
 from p2ptrain.codec.base import LARGEST_MAGNITUDE, Buffer, Codec, CodecTerms, Decodable, Matrices
 from p2ptrain.codec.blockwise import DEFAULT_BLOCK_SIZE, BlockwiseCodec
 from p2ptrain.codec.dense import BF16, FP16, FP32, DenseCodec
@@ -50,12 +51,6 @@ from p2ptrain.codec.shapes import effective_rank, matrices
 from p2ptrain.codec.steps import FIRST_PACE, PACE
 from p2ptrain.codec.topk import TopKCodec
 
-WEIGHT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4")
-"""Codecs for weights: they leave out no element."""
-
-GRADIENT_CODECS = ("fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank")
-"""Codecs for pseudo-gradients: their messages can be read alone."""
-
 
 def get(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RANK) -> Codec:
     """Return a codec by the name in the manifest.
@@ -68,7 +63,7 @@ def get(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = DEFAULT_RAN
     Raises:
         ValueError: the name, block size or rank is not valid in a manifest.
     """
-    if name in ("modular8", "modular4"):
+    if name in MODULAR_CODECS:
         return ModularCodec(int(name[-1]), block_size)
     return get_decodable(name, block_size, rank)
 
@@ -88,17 +83,17 @@ def get_decodable(name: str, block_size: int = DEFAULT_BLOCK_SIZE, rank: int = D
             return TopKCodec()
         case "lowrank":
             return LowRankCodec(rank)
-        case "modular8" | "modular4":
-            raise ValueError(
-                f"codec {name} carries weights, and its messages cannot be read alone; "
-                f"codecs for pseudo-gradients: {', '.join(GRADIENT_CODECS)}"
-            )
-    known = dict.fromkeys(WEIGHT_CODECS + GRADIENT_CODECS)
-    raise ValueError(f"unknown codec {name!r}; codecs: {', '.join(known)}")
+    if name in MODULAR_CODECS:
+        raise ValueError(
+            f"codec {name} carries weights, and its messages cannot be read alone; "
+            f"codecs for pseudo-gradients: {', '.join(GRADIENT_CODECS)}"
+        )
+    raise ValueError(f"unknown codec {name!r}; codecs: {', '.join(CODECS)}")
 
 
 __all__ = [
     "BF16",
+    "CODECS",
     "DEFAULT_BLOCK_SIZE",
     "DEFAULT_RANK",
     "FIRST_PACE",

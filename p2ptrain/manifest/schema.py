@@ -11,6 +11,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from p2ptrain.base.codec_names import GradientCodec, WeightCodec
 from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
 from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
@@ -174,13 +175,13 @@ class OuterSection(Section):
 class CodecSection(Section):
     """Encoding of weights and pseudo-gradients in messages."""
 
-    name: Literal["fp32", "bf16", "fp16", "int8", "int4", "modular8", "modular4"]
+    name: WeightCodec
     """Codec of weights: fp32, bf16, fp16, int8, int4, modular8 or modular4; the number is bits per weight."""
 
     block_size: int = Field(ge=16, le=FRAGMENT_ALIGNMENT)
     """Elements that share one scale or step width; divides 1024. fp32, bf16 and fp16 do not read it."""
 
-    gradients: Literal["fp32", "bf16", "fp16", "int8", "int4", "topk", "lowrank"]
+    gradients: GradientCodec
     """Codec of pseudo-gradients, if the recipe mixes them: fp32, bf16, fp16, int8, int4, topk (.23 bits) or lowrank."""
 
     rank: int = Field(ge=1, le=4_096)

@@ -50,7 +50,7 @@ def test_the_watch_sees_memory() -> None:
     assert large == [4 * ELEMENTS]
 
 
-@pytest.mark.parametrize("name", dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS))
+@pytest.mark.parametrize("name", codec.CODECS)
 def test_memory_beside_input_and_output_is_bounded(name: str) -> None:
     each = codec.get(name)
     mine, theirs = (torch.randn(ELEMENTS, generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))

@@ -191,5 +191,5 @@ def targets() -> dict[str, Target]:
         "signed_manifest": Target(signed_manifest, (SIGNED.to_bytes(),), 5),
         "written_manifest": Target(written_manifest, (render_toml(MANIFEST).encode(),), 5),
         "wishes": wishes_target(),
-        **{f"codec_{name}": codec_target(name) for name in dict.fromkeys(codec.WEIGHT_CODECS + codec.GRADIENT_CODECS)},
+        **{f"codec_{name}": codec_target(name) for name in codec.CODECS},
     }
