@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 from p2ptrain.base.errors import HomeError
 from peer.owner.settings import MAX_BYTES, OPTIONS, Settings, SettingsFile, parse, template
 
-JOIN = (Path(__file__).parent.parent.parent / "docs" / "JOIN.md").read_text(encoding="utf-8")
+JOIN = (Path(__file__).parents[3] / "docs" / "JOIN.md").read_text(encoding="utf-8")
 
 
 def test_the_template_is_the_defaults_and_explains_every_option() -> None:
