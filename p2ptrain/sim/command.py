@@ -1,4 +1,4 @@
-"""``p2ptrain simulate``: a scenario file in, a table and a report out."""
+"""The command ``p2ptrain simulate``: read a scenario file, print a table, write a report."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
     from p2ptrain.sim.report import SimulationReport
 
 PLAIN_WIDTH = 120
-"""Columns of a table that goes to a file."""
+"""Columns of a table that is written to a file."""
 
 MOST_PROBLEM = 500
-"""Characters of what is wrong with a report: parts of it may be a stranger's."""
+"""Most characters shown of an error in a report, which may come from a stranger."""
 
 HEAD_BYTES = 1 << 16
-"""Read of a file that would be replaced, to see whether it is ours: past the longest title."""
+"""Bytes read from a file that would be replaced, to see whether we wrote it: more than the longest title."""
 
 REPORT = re.compile(rb'\s*\{\s*"version"\s*:[^,"{[]*,\s*"title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"scenario"\s*:\s*\{')
-"""How a report of any version begins: ``report.save`` writes its fields in this order."""
+"""Beginning of a report of any version: ``report.save`` writes its fields in this order."""
 
 SPARING = "Give another path, or remove it first."
 
 FILE = click.Path(path_type=Path, readable=False)
-"""Click checks nothing: what it found, it would tell with the command's usage."""
+"""A path that Click does not check, because Click would report it together with the command's usage."""
 
 
 @click.command(short_help="Simulate a swarm that a scenario file describes.")
@@ -63,10 +63,10 @@ def simulate(
     device: str,
     serve: str | None,
 ) -> None:
-    """Simulate the swarm of SCENARIO, a TOML file, and print what became of it.
+    """Simulate the swarm of SCENARIO, a TOML file, and print the result.
 
-    The same protocol and arithmetic as in real peers, on simulated computers and lines. docs/SIMULATOR.md explains
-    scenarios and reports.
+    Simulated peers run the protocol and arithmetic of real peers on simulated computers and lines. docs/SIMULATOR.md
+    explains scenarios and reports.
     """
     with default_sigint():
         import torch
@@ -87,7 +87,7 @@ def simulate(
     form = drawing.form(plot) if plot is not None else ""
     report = _target("--report", report, {"the scenario": scenario})
     plot = _target("--plot", plot, {"the scenario": scenario, "the report": report, "what --against reads": against})
-    if report is not None and (against is None or not _is_same(report, against)):  # that one was read whole
+    if report is not None and (against is None or not _is_same(report, against)):  # loading it has validated it already
         _spare("--report", report, REPORT, "report of p2ptrain simulate")
     if plot is not None:
         _spare("--plot", plot, drawing.BEGINNINGS[form], f"{form} picture")
@@ -96,7 +96,7 @@ def simulate(
         if path is not None:
             _prove(option, path)
     chosen = str(choose_device(device))
-    torch.set_num_threads(1)  # tensors are small, and figures must not depend on how many cores there are
+    torch.set_num_threads(1)  # tensors are small, and results must not depend on the number of cores
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
@@ -130,7 +130,7 @@ def simulate(
     except StoppedError:
         raise KeyboardInterrupt from None
     written = []
-    try:  # files before words: a standard output that takes no more costs neither
+    try:  # write files before printing: a closed standard output must not lose them
         if report is not None:
             _save(done, report)
             written.append(f"report: {printable(report)}")
@@ -138,14 +138,18 @@ def simulate(
             _draw(drawing.picture(done, other, form), plot)
             written.append(f"plot: {printable(plot)}")
     except BaseException:
-        with suppress(OutputError):  # what went wrong first is told
+        with suppress(OutputError):  # report the first error
             _tell(console, done, other, written, limited=bool(read.limits))
         raise
     _tell(console, done, other, written, limited=bool(read.limits))
 
 
 def _report(path: Path) -> SimulationReport:
-    """The report to compare with, which may be a stranger's. Raises ScenarioError when that cannot be done."""
+    """Load the report to compare with, which may come from a stranger.
+
+    Raises:
+        ScenarioError: the report cannot be read or compared.
+    """
     from p2ptrain.page import words
     from p2ptrain.sim import report as reports
     from p2ptrain.sim.tables import check
@@ -161,7 +165,11 @@ def _report(path: Path) -> SimulationReport:
 
 
 def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -> Path | None:
-    """What will be written: behind a symlink, its target. Raises ScenarioError for what is not to be replaced."""
+    """Return the path that will be written; a symlink is resolved to its target.
+
+    Raises:
+        ScenarioError: nothing can be written there, or one of the ``others`` would be replaced.
+    """
     if path is None:
         return None
     if not path.name:
@@ -180,7 +188,7 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
 
 
 def _regular(option: str, target: Path, path: Path) -> None:
-    """Raise ScenarioError when something else than a file is there; ``path`` is what its owner calls it."""
+    """Raise ScenarioError if ``target`` exists and is not a regular file; messages name ``path``."""
     try:
         if (target.exists() or target.is_symlink()) and not target.is_file():
             raise ScenarioError(f"{printable(path)} is no regular file.", f"Give another path to {option}.")
@@ -189,7 +197,7 @@ def _regular(option: str, target: Path, path: Path) -> None:
 
 
 def _spare(option: str, path: Path, beginning: re.Pattern[bytes], what: str) -> None:
-    """Raise ScenarioError for a file that is there, not empty, and begins otherwise: a slip would cost it."""
+    """Raise ScenarioError if the file exists, is not empty and does not match ``beginning``: it may be another file."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -204,13 +212,13 @@ def _spare(option: str, path: Path, beginning: re.Pattern[bytes], what: str) -> 
 def _is_same(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
-    except OSError:  # one of them is not there yet
+    except OSError:  # one of them does not exist yet
         return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _prove(option: str, path: Path) -> None:
-    """Raise ScenarioError when it cannot be written: before a long simulation, not after it. Nothing is left there."""
-    probe = path.with_name(f"{path.name}.{os.getpid()}.new")  # as in files.replace: names have a longest length
+    """Raise ScenarioError if ``path`` cannot be written: before a long simulation, not after it. Leaves no file."""
+    probe = path.with_name(f"{path.name}.{os.getpid()}.new")  # as long as in files.replace
     try:
         try:
             files.write_new(probe, b"\n")
@@ -226,7 +234,7 @@ def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
 
 
 def _save(report: SimulationReport, path: Path) -> None:
-    """Write a report to ``path``, or else to the temporary directory, since it may have taken days.
+    """Write a report to ``path``, or else to the temporary directory: the simulation may have taken days.
 
     Raises:
         ScenarioError: ``path`` cannot be written.
@@ -247,7 +255,7 @@ def _save(report: SimulationReport, path: Path) -> None:
 
 
 def _draw(picture: bytes, path: Path) -> None:
-    """Write it there. Raises ScenarioError."""
+    """Write the picture. Raises ScenarioError."""
     try:
         files.replace(path, picture)
     except OSError as error:
@@ -257,7 +265,7 @@ def _draw(picture: bytes, path: Path) -> None:
 def _tell(
     console: Console, done: SimulationReport, other: SimulationReport | None, written: list[str], limited: bool
 ) -> None:
-    """Print what became of the swarm, how that differs from another simulation, and where files are."""
+    """Print the result, the comparison with another simulation, and the files written."""
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
 
     console.print(summary(done))
@@ -277,9 +285,9 @@ def _tell(
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """Yield a list that holds the signal's number after the first Ctrl+C, SIGTERM or SIGHUP.
+    """Yield a list that holds the signal's number after the first SIGINT (Ctrl+C), SIGTERM or SIGHUP.
 
-    The second signal raises KeyboardInterrupt. SIGHUP is left alone where it is ignored (nohup).
+    The second signal raises KeyboardInterrupt. SIGHUP stays ignored where it is ignored already (nohup).
     """
     asked: list[int] = []
 
@@ -289,7 +297,7 @@ def stopping() -> Iterator[list[int]]:
         asked.append(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, ask) for number in numbers}
     try:
