@@ -148,8 +148,8 @@ class Group(Section):
 
     lie: Lie | None = None
     """progress (claims the run's end), behind (claims progress 0), garbage (sends random bytes), silent (never
-    answers), stalling (never sends), nan (sends values that are not finite), stale (sends its first payload forever), or
-    weights that are scaled, flipped (negated) or random."""
+    answers), stalling (never sends), nan (sends values that are not finite), stale (sends its first payload forever),
+    or weights that are scaled, flipped (negated) or random."""
 
 
 class InnerSteps(Section):
@@ -157,7 +157,7 @@ class InnerSteps(Section):
 
     policy: Literal["fixed", "by_speed", "straggler", "rank"] = "fixed"
     """fixed (H for all), by_speed (slower computers make fewer, so that outer steps take equally long), straggler
-    (narrow lines make fewer: GASLoC's rule) or rank (codec.rank and H follow the rank of the average: DiLoCoX's rule)."""
+    (narrow lines make fewer: GASLoC's rule) or rank (codec.rank and H follow the average's rank: DiLoCoX's rule)."""
 
 
 class Scenario(Section):
