@@ -38,7 +38,7 @@ HEAD_BYTES = 1 << 16
 REPORT = re.compile(rb'\s*\{\s*"version"\s*:[^,"{[]*,\s*"title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"scenario"\s*:\s*\{')
 """Beginning of a report of any version: ``report.save`` writes its fields in this order."""
 
-SPARING = "Give another path, or remove it first."
+SPARING = "Give another path, or remove the file first."
 
 FILE = click.Path(path_type=Path, readable=False)
 """A path that Click does not check, because Click would report it together with the command's usage."""
@@ -46,14 +46,14 @@ FILE = click.Path(path_type=Path, readable=False)
 
 @click.command(short_help="Simulate a swarm that a scenario file describes.")
 @click.argument("scenario", type=FILE)
-@click.option("--report", type=FILE, help="Write the whole report there, as JSON.", metavar="FILE")
-@click.option("--plot", type=FILE, help="Draw losses and disagreement there (png, svg or pdf).", metavar="FILE")
-@click.option("--against", type=FILE, help="Compare with a report of another simulation.", metavar="FILE")
-@click.option("--set", "changes", multiple=True, help="Change a field: outer.inner_steps=20.", metavar="KEY=VALUE")
+@click.option("--report", type=FILE, help="Write the report to FILE, as JSON.", metavar="FILE")
+@click.option("--plot", type=FILE, help="Plot losses and disagreement to FILE (png, svg or pdf).", metavar="FILE")
+@click.option("--against", type=FILE, help="Compare with FILE, the report of another simulation.", metavar="FILE")
 @click.option(
-    "--device", default="cpu", show_default=True, help="Where learner lm computes: cpu, cuda or cuda:<number>."
+    "--set", "changes", multiple=True, help="Change a field, as in outer.inner_steps=20.", metavar="KEY=VALUE"
 )
-@click.option("--serve", metavar="[HOST:]PORT", help="Show it in a browser while it runs, and after, until Ctrl+C.")
+@click.option("--device", default="cpu", show_default=True, help="Device of learner lm: cpu, cuda or cuda:<number>.")
+@click.option("--serve", metavar="[HOST:]PORT", help="Show the simulation in a browser, until Ctrl+C.")
 def simulate(
     scenario: Path,
     report: Path | None,
@@ -86,11 +86,13 @@ def simulate(
     other = _report(against) if against is not None else None
     form = drawing.form(plot) if plot is not None else ""
     report = _target("--report", report, {"the scenario": scenario})
-    plot = _target("--plot", plot, {"the scenario": scenario, "the report": report, "what --against reads": against})
+    plot = _target(
+        "--plot", plot, {"the scenario": scenario, "the report": report, "the report that --against reads": against}
+    )
     if report is not None and (against is None or not _is_same(report, against)):  # loading it has validated it already
-        _spare("--report", report, REPORT, "report of p2ptrain simulate")
+        _spare("--report", report, REPORT, "a report of p2ptrain simulate")
     if plot is not None:
-        _spare("--plot", plot, drawing.BEGINNINGS[form], f"{form} picture")
+        _spare("--plot", plot, drawing.BEGINNINGS[form], f"a picture in {form} format")
     place = None if serve is None else ListenAddress.parse(serve)
     for option, path in (("--report", report), ("--plot", plot)):
         if path is not None:
@@ -160,7 +162,9 @@ def _report(path: Path) -> SimulationReport:
     except ScenarioError as error:
         raise ScenarioError(words(error.problem, MOST_PROBLEM), error.remedy) from None
     except RecursionError:
-        raise ScenarioError(f"{printable(path)} is no report: lists in lists, too deep.", "Give another one.") from None
+        raise ScenarioError(
+            f"{printable(path)} is not a report: its lists are nested too deeply.", "Give a file that --report wrote."
+        ) from None
     return found
 
 
@@ -173,17 +177,17 @@ def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -
     if path is None:
         return None
     if not path.name:
-        raise ScenarioError(f"{option} is given no name of a file.", "Give one, or leave it out.")
+        raise ScenarioError(f"{option} has no file name.", "Give the path of a file, or leave the option out.")
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         if not target.parent.is_dir():
-            raise ScenarioError(f"{printable(target.parent)} is no directory.", "Make it, or give another path.")
+            raise ScenarioError(f"{printable(target.parent)} is not a directory.", "Create it, or give another path.")
         _regular(option, target, path)
     except OSError as error:
         raise _unwritable(option, path, error) from None
     for what, other in others.items():
         if other is not None and _is_same(target, other):
-            raise ScenarioError(f"{printable(path)} is {what}, and {option} would replace it.", "Give another path.")
+            raise ScenarioError(f"{printable(path)} is {what}; {option} would replace it.", "Give another path.")
     return target
 
 
@@ -191,7 +195,7 @@ def _regular(option: str, target: Path, path: Path) -> None:
     """Raise ScenarioError if ``target`` exists and is not a regular file; messages name ``path``."""
     try:
         if (target.exists() or target.is_symlink()) and not target.is_file():
-            raise ScenarioError(f"{printable(path)} is no regular file.", f"Give another path to {option}.")
+            raise ScenarioError(f"{printable(path)} is not a regular file.", f"Give {option} another path.")
     except OSError as error:
         raise _unwritable(option, path, error) from None
 
@@ -206,7 +210,7 @@ def _spare(option: str, path: Path, beginning: re.Pattern[bytes], what: str) -> 
     except OSError as error:
         raise ScenarioError(f"{printable(path)} cannot be read: {error.strerror or error}.", SPARING) from None
     if head and beginning.match(head) is None:
-        raise ScenarioError(f"{printable(path)} is there and is no {what}; {option} would replace it.", SPARING)
+        raise ScenarioError(f"{printable(path)} exists and is not {what}; {option} would replace it.", SPARING)
 
 
 def _is_same(path: Path, other: Path) -> bool:
@@ -230,7 +234,7 @@ def _prove(option: str, path: Path) -> None:
 
 def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
     why = error.strerror or error
-    return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give another path to {option}.")
+    return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give {option} another path.")
 
 
 def _save(report: SimulationReport, path: Path) -> None:
@@ -249,9 +253,12 @@ def _save(report: SimulationReport, path: Path) -> None:
             reports.save(report, refuge)
         except ScenarioError:
             raise ScenarioError(
-                f"{error.problem} The simulation is done, and its report is lost.", "Free some space; simulate again."
+                f"{error.problem} The simulation is complete, but its report is lost.",
+                "Free some disk space and simulate again.",
             ) from None
-        raise ScenarioError(f"{error.problem} The report is in {refuge}.", "Move it where it belongs.") from None
+        raise ScenarioError(
+            f"{error.problem} The report was saved as {refuge} instead.", "Move it from there."
+        ) from None
 
 
 def _draw(picture: bytes, path: Path) -> None:
@@ -274,7 +281,7 @@ def _tell(
     for line in done.left_out:
         console.print(f"left out: {line}", style="dim", soft_wrap=True)
     if limited:
-        console.print("left out: limits, which p2ptrain testnet judges", style="dim")
+        console.print("left out: limits, which only p2ptrain testnet checks", style="dim")
     if other is not None:
         for line in changed_settings(done, other):
             console.print(line, soft_wrap=True)

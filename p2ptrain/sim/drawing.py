@@ -24,9 +24,9 @@ BEGINNINGS = {
 def form(path: Path) -> str:
     """Return the format of a picture. Raises ScenarioError if it cannot be drawn, before a long simulation."""
     if path.suffix.lower() not in FORMATS:
-        raise ScenarioError(f"{path} has no name of a picture.", f"Let it end in {', '.join(FORMATS)}.")
+        raise ScenarioError(f"Unsupported image format: {path}.", f"Use one of {', '.join(FORMATS)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ScenarioError("Drawing needs matplotlib, which is not installed.", "pip install 'p2ptrain[plot]'")
+        raise ScenarioError("Drawing needs matplotlib, which is not installed.", "Run: pip install 'p2ptrain[plot]'")
     return path.suffix.lower().removeprefix(".")
 
 

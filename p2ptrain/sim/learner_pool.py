@@ -64,7 +64,7 @@ class BytesLearnerPool:
 
     left_out = (
         "weights: no loss, no discarded inner phase, and every exchange measures the scenario's disagreement",
-        "the time that encoding, decoding and applying displacements take",
+        "the time of encoding, decoding and applying displacements",
     )
 
     def __init__(self, scenario: Scenario) -> None:
@@ -111,7 +111,7 @@ class BytesLearnerPool:
 class QuadraticLearnerPool:
     """Learners of one diagonal quadratic, each with its own optimum near the common one."""
 
-    left_out = ("the time that encoding, decoding and applying displacements take",)
+    left_out = ("the time of encoding, decoding and applying displacements",)
 
     def __init__(self, scenario: Scenario) -> None:
         assert isinstance(scenario.learner, QuadraticLearner)

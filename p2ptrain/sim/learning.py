@@ -144,11 +144,11 @@ class LanguageModelLearner(Section):
         faults = []
         if self.hidden_size % (2 * self.heads):
             faults.append(
-                f"learner.heads: {self.heads} heads of even width do not make up hidden_size, {self.hidden_size}"
+                f"learner.heads: {self.heads} heads of even width do not divide hidden_size, {self.hidden_size}"
             )
         if self.tokens_per_step > MAX_STEP_TOKENS:
             faults.append(
-                f"learner.sequences_per_step: {self.tokens_per_step:,} tokens per inner step, and at most"
+                f"learner.sequences_per_step: {self.tokens_per_step:,} tokens per inner step, but at most"
                 f" {MAX_STEP_TOKENS:,} are allowed"
             )
         return faults

@@ -152,29 +152,29 @@ def load(path: Path) -> SimulationReport:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
-            raise ScenarioError(f"{path} has more than the {MAX_BYTES:,} bytes that are read of a report.", remedy)
+            raise ScenarioError(f"{path} is larger than {MAX_BYTES:,} bytes, the most that is read.", remedy)
         data = json.loads(text)
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path} is no report: {error}.", remedy) from None
+        raise ScenarioError(f"{path} is not a report: {error}.", remedy) from None
     if not isinstance(data, Mapping) or "version" not in data:
         raise ScenarioError(
-            f"{path} is no report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
+            f"{path} is not a report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
         )
     version = data["version"]
     if type(version) is not int:
         raise ScenarioError(
-            f"{path} is a report of version {json.dumps(version)}, which is no whole number, and this p2ptrain reads"
+            f"{path} is a report of version {json.dumps(version)}, which is not an integer, and this p2ptrain reads"
             f" version {REPORT_VERSION}.",
             remedy,
         )
     if version != REPORT_VERSION:
         raise ScenarioError(
             f"{path} is a report of version {version}, and this p2ptrain reads version {REPORT_VERSION}.",
-            "Simulate that scenario again.",
+            "Simulate the scenario again.",
         )
     try:
         return SimulationReport.model_validate(data)
     except ValidationError as error:
         raise ScenarioError(
-            f"{path} is no whole report: {told(error, SimulationReport, ())[0]}.", "Simulate again."
+            f"{path} is not a complete report: {told(error, SimulationReport, ())[0]}.", "Simulate the scenario again."
         ) from None

@@ -210,7 +210,7 @@ class Scenario(Section):
 def _run_faults(scenario: Scenario) -> list[str]:
     run = scenario.run
     if (run.outer_steps is None) == (run.tokens_per_peer is None):
-        return ["run.outer_steps: give either outer_steps or tokens_per_peer, the run's end"]
+        return ["run.outer_steps: give either outer_steps or tokens_per_peer"]
     if scenario.tokens_per_peer < scenario.tokens_per_outer_step:
         return [
             f"run.tokens_per_peer: {run.tokens_per_peer} ends the run before its first outer step, which takes "
@@ -226,10 +226,10 @@ def _outer_faults(scenario: Scenario) -> list[str]:
         faults += _collective_faults(scenario)
     others = scenario.total_peers - 1
     if others == 0:
-        faults.append("peers: one alone, who has nobody to meet; give a count of 2 or another group")
+        faults.append("peers: a single peer has no partners; give a count of 2 or another group")
     elif outer.partners > others and not any(fault.startswith("outer.partners: ") for fault in faults):
-        there = "is only 1 other" if others == 1 else f"are only {others} others"
-        faults.append(f"outer.partners: {outer.partners}, and there {there} to meet at once")
+        there = "is only 1 other peer" if others == 1 else f"are only {others} other peers"
+        faults.append(f"outer.partners: {outer.partners} is too many; there {there}")
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(
             f"outer.fragments_per_exchange: {outer.fragments_per_exchange} exceeds outer.fragments, {outer.fragments}"
@@ -248,22 +248,24 @@ def _collective_faults(scenario: Scenario) -> list[str]:
     mixes_weights = RECIPES[recipe].weights_mix is not None
     if not mixes_weights and scenario.codec.name not in UNREAD:
         faults.append(
-            f"codec.name: {scenario.codec.name}, and recipe {recipe} averages no weights, so nothing would travel in"
-            " it; set it to fp32 or int8, which are then not read; pseudo-gradients travel in codec.gradients"
+            f"codec.name: {scenario.codec.name} has no effect, because recipe {recipe} averages no weights; set it to"
+            " fp32 or int8, which are ignored; codec.gradients is the codec of pseudo-gradients"
         )
     if mixes_weights and scenario.codec.name.startswith("modular"):
         faults.append(
-            f"codec.name: {scenario.codec.name} has a meaning between two peers only, and recipe {recipe} averages over"
-            " all; take fp32, bf16, fp16, int8 or int4"
+            f"codec.name: {scenario.codec.name} works between two peers only, and recipe {recipe} averages over"
+            " all; use fp32, bf16, fp16, int8 or int4"
         )
     if scenario.learner.kind == "bytes":
-        faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; take quadratic or lm")
+        faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; use quadratic or lm")
     if scenario.outer.fragments > 1 and recipe != "streaming_diloco":
-        faults.append(f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} averages everything; set 1")
+        faults.append(
+            f"outer.fragments: {scenario.outer.fragments} must be 1: recipe {recipe} averages everything at once"
+        )
     if recipe == "streaming_diloco" and scenario.outer.fragments > scenario.outer.inner_steps:
         faults.append(
-            f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} sends at most one after each of its"
-            f" {scenario.outer.inner_steps} inner steps; some would never be sent"
+            f"outer.fragments: {scenario.outer.fragments} is too many: recipe {recipe} sends at most one after each of"
+            f" its {scenario.outer.inner_steps} inner steps, and some would never be sent"
         )
     changing = [
         name
@@ -273,11 +275,11 @@ def _collective_faults(scenario: Scenario) -> list[str]:
     if changing:
         first, more = ", ".join(changing[:3]), f" and {len(changing) - 3} more" if len(changing) > 3 else ""
         faults.append(
-            f"peers: recipe {recipe} averages over everybody, who must come at once, stay and be honest, and"
-            f" {first}{more} {'does' if len(changing) == 1 else 'do'} not; for failures there is run.failed_exchanges"
+            f"peers: recipe {recipe} averages over all peers, which must arrive at once, stay and be honest;"
+            f" {first}{more} {'does' if len(changing) == 1 else 'do'} not; for failures, use run.failed_exchanges"
         )
     if scenario.pace.policy not in ("fixed", "rank"):
-        faults.append(f"pace.policy: {scenario.pace.policy}, and recipe {recipe} has everybody make as many steps")
+        faults.append(f"pace.policy: {scenario.pace.policy}, but recipe {recipe} gives all peers one number of steps")
     return faults
 
 
@@ -290,12 +292,12 @@ def _rank_faults(scenario: Scenario) -> list[str]:
     everybody = scenario.needs_everybody and mix is not None and mix.who == "all"
     if recipe is not None and (not everybody or recipe.every_step or recipe.delay == "inner_steps"):
         faults.append(
-            f"pace.policy: rank, and recipe {recipe.name} has no average of everybody's whole pseudo-gradients between"
-            " inner phases; set it to fixed, or take a recipe that has, as dilocox"
+            f"pace.policy: rank, but recipe {recipe.name} has no average of all peers' whole pseudo-gradients between"
+            " inner phases; set it to fixed, or use a recipe with such an average, as dilocox"
         )
     if scenario.codec.gradients != "lowrank":
         faults.append(
-            f"codec.gradients: {scenario.codec.gradients} has no rank, and pace.policy is rank; set it to lowrank, or"
+            f"codec.gradients: {scenario.codec.gradients} has no rank, but pace.policy is rank; set it to lowrank, or"
             " pace.policy to fixed"
         )
     return faults
@@ -306,18 +308,18 @@ def _peer_faults(scenario: Scenario) -> list[str]:
     names = [name for name, _ in scenario.named()]
     faults += [f"peers[{place}].name: {name} is taken" for place, name in enumerate(names) if name in names[:place]]
     if scenario.total_peers > MAX_PEERS:
-        faults.append(f"peers: {scenario.total_peers:,} in all, and at most {MAX_PEERS:,} are allowed")
+        faults.append(f"peers: {scenario.total_peers:,} in all, but at most {MAX_PEERS:,} are allowed")
     weights = 0 if scenario.learner.kind == "bytes" else scenario.learner.parameters * scenario.total_peers
     if weights > MAX_WEIGHTS:
         faults.append(
-            f"learner: all peers' weights are {weights:,}, and at most {MAX_WEIGHTS:,} are held; take a smaller model,"
-            " fewer peers or kind bytes"
+            f"learner: all peers together have {weights:,} weights, but at most {MAX_WEIGHTS:,} are allowed; use a"
+            " smaller model, fewer peers or kind bytes"
         )
     if all(group.lie for group in scenario.peers):
-        faults.append("peers: all of them lie; at least one group must be honest")
+        faults.append("peers: every group has a lie; at least one group must be honest")
     for place, group in enumerate(scenario.peers):
         if scenario.learner.kind == "bytes" and group.lie in NEED_WEIGHTS:
-            faults.append(f"peers[{place}].lie: {group.lie} is said with weights, and learner.kind is bytes")
+            faults.append(f"peers[{place}].lie: {group.lie} needs weights, but learner.kind is bytes")
         if group.leaves_at_s is not None and group.leaves_at_s <= group.arrives_at_s:
             faults.append(
                 f"peers[{place}].leaves_at_s: {group.leaves_at_s} is not after arrives_at_s, {group.arrives_at_s}"
@@ -326,12 +328,12 @@ def _peer_faults(scenario: Scenario) -> list[str]:
             faults.append(f"peers[{place}].stays_s: give either leaves_at_s or stays_s")
         if group.stays_s is not None and group.stays_s < group.step_s:
             faults.append(
-                f"peers[{place}].stays_s: {group.stays_s} is less than an inner step, {group.step_s}; hardly anybody"
-                " would make one"
+                f"peers[{place}].stays_s: {group.stays_s} is less than an inner step, {group.step_s}; hardly any"
+                " peer would complete one"
             )
         if group.returns_after_s is not None and group.leaves_at_s is None and group.stays_s is None:
-            faults.append(f"peers[{place}].returns_after_s: nobody leaves; give leaves_at_s or stays_s")
+            faults.append(f"peers[{place}].returns_after_s: no peer leaves; give leaves_at_s or stays_s")
         asleep = sorted((freeze.at_s, freeze.at_s + freeze.for_s) for freeze in group.freezes)
         if any(begin < end for (_, end), (begin, _) in pairwise(asleep)):
-            faults.append(f"peers[{place}].freezes: they overlap")
+            faults.append(f"peers[{place}].freezes: two of them overlap")
     return faults

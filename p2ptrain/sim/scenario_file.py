@@ -24,7 +24,7 @@ MAX_CHARACTERS = 1 << 20
 _NUMBERED = re.compile(r"^peers\[(\d+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,24}")
 
-REMEDY = "Mend these fields; docs/SIMULATOR.md explains all of them."
+REMEDY = "Correct these fields; docs/SIMULATOR.md explains all of them."
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Scenario:
@@ -46,13 +46,13 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{name} cannot be read: {cause(error)}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
-        raise ScenarioError(f"{name} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
+        raise ScenarioError(f"{name} is longer than {MAX_CHARACTERS:,} characters.", REMEDY)
     if text.startswith("\ufeff"):
         raise ScenarioError(f"{name} begins with a byte order mark.", "Save it as UTF-8 without one.")
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{name} is no valid TOML: {error}.", "Mend that line.") from None
+        raise ScenarioError(f"{name} is not valid TOML: {error}.", "Correct that line.") from None
     except (ValueError, RecursionError):
         raise _beyond_reading(name) from None
     if not data:
@@ -105,7 +105,7 @@ def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
 def _change(table: Any, change: str) -> None:
     key, equals, value = change.partition("=")
     if not equals or not key.strip():
-        raise ScenarioError(f"{shown(change)} is no change.", "Write KEY=VALUE, as in outer.inner_steps=20.")
+        raise ScenarioError(f"{shown(change)} is not of the form KEY=VALUE.", "Write it as in outer.inner_steps=20.")
     *parents, field = _steps(key.strip())
     for parent in parents:
         table = _inside(table, parent, key)
@@ -117,8 +117,8 @@ def _change(table: Any, change: str) -> None:
 def _beyond_reading(what: str) -> ScenarioError:
     """Make the error for input that Python itself fails to parse."""
     return ScenarioError(
-        f"{what} cannot be taken: a key without a name, or a number or lists in lists beyond what is read.",
-        "Mend it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE as in outer.inner_steps=20.",
+        f"{what} cannot be read: a key has no name, a number is too long, or lists are nested too deeply.",
+        "Correct it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE, as in outer.inner_steps=20.",
     )
 
 
@@ -139,12 +139,12 @@ def _inside(table: Any, step: str, key: str) -> Any:
                 return group
         names = [str(group["name"]) for group in table if isinstance(group, dict) and "name" in group]
         there = ", ".join([*names, f"[0] to [{len(table) - 1}]"])
-        raise ScenarioError(f"{key}: there is no {step}; there are {there}.", "Name one of them.")
+        raise ScenarioError(f"{key}: there is no {step}; there are {there}.", "Use one of these.")
     raise _nowhere(key, step)
 
 
 def _nowhere(key: str, step: str) -> ScenarioError:
-    return ScenarioError(f"{key}: {step} is no part of anything.", REMEDY)
+    return ScenarioError(f"{key}: {step} cannot be set: the path leads into a value.", REMEDY)
 
 
 def _value(text: str) -> Any:

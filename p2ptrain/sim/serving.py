@@ -39,7 +39,7 @@ class SimulationView:
     def __init__(self, simulation: Simulation, title: str) -> None:
         scenario = simulation.scenario
         self._simulation = simulation
-        self._view = View("simulation", state="simulating", why="time is the simulation's, not yours")
+        self._view = View("simulation", state="simulating", why="all times are simulated")
         self._view.run = RunFacts(
             name=title,
             parameters=scenario.learner.parameters,
@@ -77,7 +77,7 @@ class SimulationView:
             self._follow_the_observer()
             self._sum_up(here, now)
             if not again:
-                self._view.state, self._view.why = "over", "the simulation has ended; Ctrl+C closes this page"
+                self._view.state, self._view.why = "over", "the simulation has ended; press Ctrl+C to close this page"
 
     def document(self) -> dict[str, Any]:
         """Return the document of ``/status``."""
@@ -165,7 +165,7 @@ def _row(member: Member) -> PeerRow:
         state=peer.core.state.value,
         step=learner.step,
         progress=learner.progress,
-        device=f"simulated, {member.seat.settings.step_s:g} s a step",
+        device=f"simulated, {member.seat.settings.step_s:g} s per step",
         tokens=learner.tokens,
         loss=loss if isfinite(loss) else None,
         exchanges=counters.exchanges_ok,
@@ -195,8 +195,8 @@ def simulate_and_show(
     simulation = begin(scenario, device)
     if not isinstance(simulation, Simulation):
         raise ScenarioError(
-            f"--serve: recipe {scenario.outer.recipe} averages over everybody; there is no gossip to watch.",
-            "Leave --serve out, or take a recipe that exchanges from peer to peer.",
+            f"--serve: recipe {scenario.outer.recipe} averages over all peers, so there are no exchanges to watch.",
+            "Leave --serve out, or use a recipe with exchanges between peers.",
         )
     view = SimulationView(simulation, title)
 
@@ -205,13 +205,13 @@ def simulate_and_show(
         view.look()
 
     with PageServer(place, view.document) as server:
-        say(f"watch it at {server.url}")
+        say(f"Watch the simulation at {server.url}")
         view.tell = server.tell
         if not simulation.run(looked, is_stopped):
             raise StoppedError
         view.look(again=False)
         with suppress(OutputError):  # the report is worth more than this line
-            say("the simulation has ended; Ctrl+C closes the page")
+            say("The simulation has ended. Press Ctrl+C to close the page.")
         while not is_stopped():  # polled, because a signal only sets what is_stopped reads
             time.sleep(0.1)
     return simulation.report(title)

@@ -30,9 +30,9 @@ RUN = RunId("5" * 64)
 """Id of every simulated run."""
 
 LEFT_OUT = (
-    "what lies below our frames: libp2p's multiplexer, Noise, TCP and IP, a few per cent of the bytes",
-    "slow starts of connections, and anything that limits a transfer between two access lines",
-    "the bytes of the directory's own upkeep, and of relaying others' records",
+    "layers below our frames: libp2p's multiplexer, Noise, TCP and IP, a few per cent of the bytes",
+    "TCP slow start, and bandwidth limits between two access lines",
+    "bytes of the directory's maintenance, and of relaying others' records",
 )
 
 Progress = Callable[[float], None]

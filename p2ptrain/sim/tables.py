@@ -22,7 +22,7 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("offers unanswered", "offers_unanswered", ",.0f"),
     ("solo share", "solo_share", ".4f"),
     ("weights pulled", "pulls", ",.0f"),
-    ("bits a parameter and outer step", "bits_per_parameter", ".3f"),
+    ("bits per parameter and outer step", "bits_per_parameter", ".3f"),
 )
 """Rows of ``GroupFigures``: label, field, format."""
 
@@ -55,11 +55,11 @@ def check(report: SimulationReport, name: str) -> None:
     try:
         comparison(report, report)
     except OverflowError:
-        raise _unusable(name, "a figure is beyond all bounds") from None
+        raise _unusable(name, "a figure is too large") from None
 
 
 def _unusable(name: str, fault: str) -> ScenarioError:
-    return ScenarioError(f"{name} is no whole report: {fault}.", "Simulate again.")
+    return ScenarioError(f"{name} is not a complete report: {fault}.", "Simulate the scenario again.")
 
 
 def title(report: SimulationReport) -> str:
@@ -72,7 +72,7 @@ def summary(report: SimulationReport) -> Table:
     cost = report.cost
     table = Table(
         title=_heading(f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}"),
-        caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB at most",
+        caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB peak memory",
     )
     table.add_column("")
     columns: list[tuple[str, GroupFigures]] = [("all", report.overall)]

@@ -154,9 +154,9 @@ class RealScenario(Scenario):
         faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
         faults += _admission_faults(self)
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
-            faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
+            faults.append("bootstrap.returns_after_s: the bootstrap does not die; give dies_at_s")
         faults += [
-            f"peers[{place}].name: {BOOTSTRAP} is the bootstrap's name"
+            f"peers[{place}].name: {BOOTSTRAP} is reserved for the bootstrap"
             for place, (name, _) in enumerate(self.named())
             if name == BOOTSTRAP
         ]
@@ -167,38 +167,40 @@ class RealScenario(Scenario):
     def simulated(self) -> Scenario:
         """Return the part that the simulator supports. Raises ScenarioError for fields that only a testnet supports."""
         faults = [
-            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces has that"
+            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces supports this"
             for place, group in enumerate(self.peers)
             for field in ("router", "packet_loss")
             if getattr(group, field)
         ]
         faults += [
-            f"peers[{place}].{field}: only p2ptrain testnet has that"
+            f"peers[{place}].{field}: only p2ptrain testnet supports this"
             for place, group in enumerate(self.peers)
             for field in ("troubles", "clock_off_s", "leaves_every_s", "amid_exchange")
             if getattr(group, field)
         ]
         faults += [
-            f"peers[{place}].lie: {group.lie} is said in bytes, and only p2ptrain testnet has them"
+            f"peers[{place}].lie: {group.lie} needs real bytes, which only p2ptrain testnet sends"
             for place, group in enumerate(self.peers)
             if group.lie in get_args(WireLie)
         ]
         faults += [
-            f"peers[{place}].returns: only p2ptrain testnet has resumed"
+            f"peers[{place}].returns: only p2ptrain testnet supports resumed"
             for place, group in enumerate(self.peers)
             if group.returns == "resumed"
         ]
         if self.partitions:
-            faults.append("partitions: only p2ptrain testnet --stage namespaces has them")
+            faults.append("partitions: only p2ptrain testnet --stage namespaces supports them")
         if self.bootstrap != Bootstrap():
-            faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
+            faults.append("bootstrap: the simulator has none; only p2ptrain testnet supports this")
         if self.admission != "open":
-            faults.append("admission: only p2ptrain testnet has a door")
+            faults.append("admission: only p2ptrain testnet supports invite")
         if self.begins != "training":
-            faults.append("begins: only p2ptrain testnet waits for that")
+            faults.append("begins: only p2ptrain testnet supports learned")
         if faults:
             lines = by_name(faults, [group.name for group in self.peers])
-            raise ScenarioError("\n".join(lines), "Run it with p2ptrain testnet --scenario, or leave these out.")
+            raise ScenarioError(
+                "\n".join(lines), "Run the scenario with p2ptrain testnet --scenario, or leave these fields out."
+            )
         data = self.model_dump(exclude=set(RealScenario.model_fields) - set(Scenario.model_fields))
         for group in data["peers"]:
             for field in set(RealGroup.model_fields) - set(Group.model_fields):
@@ -219,12 +221,12 @@ def _partition_faults(scenario: RealScenario) -> list[str]:
     for place, partition in enumerate(scenario.partitions):
         named = [name for side in partition.sides for name in side]
         faults += [
-            f"partitions[{place}].sides: no group is called {name}; there are {', '.join(sorted(known))}"
+            f"partitions[{place}].sides: there is no group {name}; there are {', '.join(sorted(known))}"
             for name in named
             if name not in known
         ]
         if len(named) != len(set(named)) or not all(partition.sides):
-            faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on one side at most")
+            faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on at most one side")
     return faults
 
 
@@ -242,13 +244,13 @@ def _churn_faults(scenario: RealScenario) -> list[str]:
     for place, group in enumerate(scenario.peers):
         is_killed = group.leaves == "killed" and (group.leaves_at_s, group.stays_s) != (None, None)
         if group.amid_exchange and not (is_killed or group.freezes):
-            faults.append(f"peers[{place}].amid_exchange: it is neither killed nor frozen; give leaves_at_s or freezes")
+            faults.append(f"peers[{place}].amid_exchange: no peer is killed or frozen; give leaves_at_s or freezes")
         if group.leaves_every_s is None:
             continue
         if group.leaves_at_s is None:
-            faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first goes")
+            faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first peer leaves")
         elif group.returns_after_s is not None and group.returns_after_s >= group.leaves_every_s * group.count:
-            faults.append(f"peers[{place}].leaves_every_s: who comes in another's place has to go before it comes")
+            faults.append(f"peers[{place}].leaves_every_s: a replacement would arrive only after its turn to leave")
     return faults
 
 
@@ -257,13 +259,14 @@ def _admission_faults(scenario: RealScenario) -> list[str]:
     for place, group in enumerate(scenario.peers):
         if scenario.admission == "open":
             faults += [
-                f'peers[{place}].{field}: the run takes everybody; give admission = "invite"'
+                f'peers[{place}].{field}: the run is open to everybody; give admission = "invite"'
                 for field, is_given in (("invited", not group.invited), ("banned_at_s", group.banned_at_s is not None))
                 if is_given
             ]
         elif not group.invited and group.arrives_at_s == 0:
             faults.append(
-                f"peers[{place}].arrives_at_s: who is not invited never trains, and all are awaited; let it come later"
+                f"peers[{place}].arrives_at_s: second 0 waits until all peers train, which one without an invite never"
+                " does; set a later time"
             )
     return faults
 

@@ -284,13 +284,13 @@ def test_the_policy_needs_an_average_and_a_rank() -> None:
     assert "recipe streaming_diloco has no average of everybody's whole" in said(recipe="streaming_diloco")
     assert "recipe ddp has no average of everybody's whole" in said(recipe="ddp", inner_steps=1)
     assert (
-        "codec.gradients: int4 has no rank, and pace.policy is rank; set it to lowrank, or pace.policy to fixed"
+        "codec.gradients: int4 has no rank, but pace.policy is rank; set it to lowrank, or pace.policy to fixed"
     ) in said(gradients="int4")
 
 
 def test_what_lockstep_does_not_have_is_refused_in_one_line() -> None:
     assert (
-        "recipe diloco averages over everybody, who must come at once, stay and be honest, and peers-1 does"
+        "recipe diloco averages over all peers, which must arrive at once, stay and be honest; peers-1 does"
         in refusal(peers=[LINE | {"leaves_at_s": 5.0}])
     )
     told = refusal(peers=[LINE | {"arrives_at_s": 5.0 * place} for place in range(6)])
@@ -304,4 +304,4 @@ def test_what_lockstep_does_not_have_is_refused_in_one_line() -> None:
         " int8, which are then not read; pseudo-gradients travel in codec.gradients"
     ) in refusal(name="modular4")
     assert scenario(name="int8").codec.name == "int8"
-    assert "outer.fragments: 2, and recipe diloco averages everything; set 1" in refusal(fragments=2)
+    assert "outer.fragments: 2 must be 1: recipe diloco averages everything at once" in refusal(fragments=2)

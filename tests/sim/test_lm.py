@@ -143,7 +143,7 @@ def test_a_prepared_step_must_be_taken_as_prepared():
     with pytest.raises(RuntimeError, match=r"prepared at progress 64\.0, not 128\.0"):
         simulated.tasks[0].inner_step(128.0)
     for forbidden in (lambda: simulated.prepare([(0, 64.0)]), simulated.tasks[0].state_dict):
-        with pytest.raises(RuntimeError, match="was prepared, and its inner step not taken"):
+        with pytest.raises(RuntimeError, match="has a prepared inner step that was not taken"):
             forbidden()
     assert simulated.tasks[0].inner_step(64.0).tokens == 64
 

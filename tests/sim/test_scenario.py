@@ -68,15 +68,15 @@ def test_there_are_examples() -> None:
         ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
         ("outer.partners=2", "outer.partners: 2, and recipe swarm meets one at a time; set it to 1"),
-        ("peers.home.count=1", "peers: one alone, who has nobody to meet; give a count of 2 or another group"),
+        ("peers.home.count=1", "peers: a single peer has no partners; give a count of 2 or another group"),
         ("run.tokens_per_peer=80", "run.outer_steps: give either outer_steps or tokens_per_peer"),
         ("peers.home.leaves_at_s=0.5", None),
-        ("peers.home.returns_after_s=1", "peers.home.returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
-        ("peers.home.lie=silent", "peers: all of them lie; at least one group must be honest"),
+        ("peers.home.returns_after_s=1", "peers.home.returns_after_s: no peer leaves; give leaves_at_s or stays_s"),
+        ("peers.home.lie=silent", "peers: every group has a lie; at least one group must be honest"),
         ("peers.home.count=200000", "peers.home.count: input should be at least 1 and at most 100000, found 200000"),
         (
             "peers.home.freezes=[{at_s = 5, for_s = 9}, {at_s = 10, for_s = 1}]",
-            "peers.home.freezes: they overlap",
+            "peers.home.freezes: two of them overlap",
         ),
     ],
 )
@@ -132,12 +132,12 @@ def test_changes_reach_every_field(basic: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("outer.momentum", "'outer.momentum' is no change."),
-        ("=3", "'=3' is no change."),
+        ("outer.momentum", "'outer.momentum' is not of the form KEY=VALUE."),
+        ("=3", "'=3' is not of the form KEY=VALUE."),
         ("peers.away.count=3", "peers.away.count: there is no away; there are home, [0] to [0]."),
         ("peers[1].count=3", "peers[1].count: there is no [1]; there are home, [0] to [0]."),
-        ("run.seed.x=3", "run.seed.x: x is no part of anything."),
-        ("run.seed.x.y=3", "run.seed.x.y: x is no part of anything."),
+        ("run.seed.x=3", "run.seed.x: x cannot be set: the path leads into a value."),
+        ("run.seed.x.y=3", "run.seed.x.y: x cannot be set: the path leads into a value."),
     ],
 )
 def test_changes_that_lead_nowhere(basic: dict[str, Any], change: str, problem: str) -> None:

@@ -91,7 +91,7 @@ def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> 
 class LanguageLearnerPool:
     """Learners that share one pool of weights; a ``learner_pool.LearnerPool``."""
 
-    left_out = ("the time that encoding, decoding and applying displacements take",)
+    left_out = ("the time of encoding, decoding and applying displacements",)
 
     def __init__(self, scenario: Scenario, device: str) -> None:
         self.pool = make_pool(scenario, device)

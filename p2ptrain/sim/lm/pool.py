@@ -66,7 +66,7 @@ class LanguageModelPool:
     ) -> None:
         if text.corpus.sequence_length != training.sequence_length:
             raise ValueError(
-                f"the text is cut into {text.corpus.sequence_length}, not {training.sequence_length} tokens"
+                f"the text has sequences of {text.corpus.sequence_length} tokens, not {training.sequence_length}"
             )
         _keep_freed_memory()
         module = build_module(description, seed)
@@ -215,7 +215,7 @@ class PooledTask:
         if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
             raise ValueError(
                 f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
-                f" where {list(self.theta.shape)} and [4] belong"
+                f" expected {list(self.theta.shape)} and [4]"
             )
         self._moments[0].copy_(first)
         self._moments[1].copy_(second)
@@ -249,7 +249,7 @@ class PooledTask:
 
     def _refuse_prepared(self) -> None:
         if self._prepared is not None:
-            raise RuntimeError(f"peer {self.row} was prepared, and its inner step not taken")
+            raise RuntimeError(f"peer {self.row} has a prepared inner step that was not taken")
 
 
 def _keep_freed_memory() -> None:

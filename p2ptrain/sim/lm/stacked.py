@@ -104,9 +104,9 @@ class StackedLlama:
         if not (isinstance(description, Llama) and fits):
             wrong = description.config
             raise ManifestError(
-                f"learner lm does not compute {description.architecture} with hidden_act {wrong.hidden_act} and"
+                f"learner lm does not support {description.architecture} with hidden_act {wrong.hidden_act} and"
                 f" hidden_size {wrong.hidden_size}",
-                f"Take LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
+                f"Use LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
             )
         config = description.config
         return cls(

@@ -51,7 +51,7 @@ class Text:
         if split.regions < 2:
             raise CorpusError(
                 f"sequences of {sequence_length} tokens leave no text for a validation and a test part",
-                "Take shorter sequences.",
+                "Use shorter sequences.",
             )
         return cls(Corpus(tokens, split, tokenizer))
 
@@ -105,7 +105,7 @@ def shares(text: Text, readers: Sequence[CorpusReader], kind: DataKind) -> tuple
     if count > total:
         raise CorpusError(
             f"{count} peers cannot share {total} training sequences",
-            "Take fewer peers, shorter sequences, or data iid.",
+            "Use fewer peers, shorter sequences, or data iid.",
         )
     cuts = [number * total // count for number in range(count + 1)]
     return tuple(

@@ -61,7 +61,7 @@ class Lossy:
         self.encoded[stream] = self.encoded.get(stream, 0) + codec.encoded_size(terms)
         if codec.name == "fp32":
             return values
-        assert is_decodable(codec), "the scenario refuses others"
+        assert is_decodable(codec), "the scenario rejects others"
         rows = []
         for place, row in enumerate(values.cpu().float()):
             if needs_feedback(codec):
@@ -92,7 +92,7 @@ class EnsembleSimulation:
             self._tasks: list[InnerTask] = list(self._pool.tasks)
         else:
             cohort = self._cohort = cohorts.make(scenario)
-            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario refuses others"
+            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario rejects others"
             seats = range(scenario.total_peers)
             self._tasks = [cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task for seat in seats]
         matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
@@ -144,7 +144,7 @@ class EnsembleSimulation:
             curve=self._curve,
             notes=self._averages.notes() | (self._rank_pace.notes() if self._rank_pace is not None else {}),
             left_out=[
-                "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line, or"
+                "messages: the average of all peers is exact and costs a ring all-reduce over the narrowest line or"
                 " of gathering all messages through a store",
                 *LEFT_OUT,
             ],

@@ -92,7 +92,7 @@ class Lockstep:
         reach: Reach = always,
     ) -> None:
         assert all(mix.stream != "fast" and mix.share == 1 for mix in rules.recipe.mixes), (
-            "a recipe without steps in common"
+            "the recipe has no common steps"
         )
         self.step = 0
         self.progress = 0.0
@@ -201,8 +201,8 @@ class Lockstep:
     def _displacement(self, mix: Mix, own: Tensor) -> Tensor:
         """Return the [N, F] displacement by which this average changes the own values.
 
-        The mean of all peers replaces their values, and is equal for all peers whatever was lost in sending. Partners add
-        the difference of what both sent, which keeps the mean unchanged.
+        The mean of all peers replaces their values, and is equal for all peers whatever was lost in sending. Partners
+        add the difference of what both sent, which keeps the mean unchanged.
         """
         sent = self._send(mix.stream, 0, own)
         return self._mean(sent) - own if mix.who == "all" else self._neighbours_mean(sent) - sent
