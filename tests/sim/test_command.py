@@ -127,7 +127,7 @@ def test_reports_of_other_versions_and_other_files_are_refused(path: Path, capsy
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
     assert "is a report of version 0, and this p2ptrain reads version" in capsys.readouterr().err
     assert run(path, "--against", path) == cli.EXIT_USER_ERROR
-    assert "is no report" in capsys.readouterr().err
+    assert "is not a report" in capsys.readouterr().err
     assert run(path.with_name("missing.toml")) == cli.EXIT_USER_ERROR
     assert "cannot be read" in capsys.readouterr().err
 

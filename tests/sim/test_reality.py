@@ -82,8 +82,14 @@ def test_whom_a_clock_waits_for_changes_nothing_where_it_never_stands_still(plai
         ("peers.home.banned_at_s=3", 'peers.home.banned_at_s: the run is open to everybody; give admission = "invite"'),
         ("limits.tokens={}", "limits.tokens: give at_least, at_most or both"),
         (PARTED.replace("home", "hone"), "partitions[0].sides: there is no group hone; there are bootstrap, home"),
-        (PARTED.replace('"bootstrap"', ""), "partitions[0].sides: each side needs a group, and each group is on one"),
-        (PARTED.replace("bootstrap", "home"), "partitions[0].sides: each side needs a group, and each group is on one"),
+        (
+            PARTED.replace('"bootstrap"', ""),
+            "partitions[0].sides: each side needs a group, and each group is on at most one",
+        ),
+        (
+            PARTED.replace("bootstrap", "home"),
+            "partitions[0].sides: each side needs a group, and each group is on at most one",
+        ),
         ("peers.home.lie=flud", "peers.home.lie: input should be 'progress', 'behind', 'garbage'"),
         ("peers.home.ruoter=true", "peers.home.ruoter: unknown field; did you mean peers.home.router?"),
     ],
@@ -96,7 +102,7 @@ def test_what_is_wrong_is_told(plain: dict[str, Any], change: str, line: str) ->
 
 def test_second_0_waits_for_nobody_who_is_not_invited(plain: dict[str, Any]) -> None:
     uninvited = ["admission=invite", "peers.home.invited=false"]
-    with pytest.raises(ScenarioError, match=r"peers\.home\.arrives_at_s: who is not invited never trains"):
+    with pytest.raises(ScenarioError, match=r"peers\.home\.arrives_at_s: second 0 waits until all peers train"):
         testbed_fields.parse(changed(plain, uninvited))
     assert not testbed_fields.parse(changed(plain, [*uninvited, "peers.home.arrives_at_s=3"])).peers[0].invited
 

@@ -33,10 +33,10 @@ def test_nothing_in_it_is_infinite_or_no_number(make, learner):
 
 def test_what_is_no_report_is_refused(make, tmp_path: Path):
     path = tmp_path / "r.json"
-    with pytest.raises(ScenarioError, match="is no report"):
+    with pytest.raises(ScenarioError, match="is not a report"):
         reports.load(path)
     path.write_text("{")
-    with pytest.raises(ScenarioError, match="is no report"):
+    with pytest.raises(ScenarioError, match="is not a report"):
         reports.load(path)
     whole = simulate(make("run.seconds=5")).model_dump()
     path.write_text(json.dumps({**whole, "version": reports.REPORT_VERSION + 1}))

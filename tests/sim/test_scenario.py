@@ -43,7 +43,7 @@ def test_there_are_examples() -> None:
         ("peers.home.step_s=inf", "peers.home.step_s: input should be a finite number, found inf"),
         ("peers.home.count=1.5", "peers.home.count: input should be a valid integer, found 1.5"),
         ("peers.home.loss=1", "peers.home.loss: input should be at least 0 and less than 1, found 1"),
-        ('peers.home.name=""', "peers[0].name: found ''; wanted: What the report calls the group, 1 to 24 letters"),
+        ('peers.home.name=""', "peers[0].name: found ''; wanted: Name of the group in the report, 1 to 24 letters"),
         ("peers.home.up_mbit_s=0", "peers.home.up_mbit_s: input should be at least 1e-06 and at most 1e+09, found 0"),
         (
             "peers.home.arrives_at_s=-1",
@@ -87,10 +87,10 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
     assert any(line in problem for problem in problems(basic, change)), problems(basic, change)
 
 
-@pytest.mark.parametrize(("count", "there"), [(6, "are only 5 others"), (2, "is only 1 other")])
+@pytest.mark.parametrize(("count", "there"), [(6, "are only 5 other peers"), (2, "is only 1 other peer")])
 def test_nobody_meets_more_at_once_than_there_are(basic: dict[str, Any], count: int, there: str) -> None:
     planned = ("outer.recipe=gasloc", "outer.exchanges_per_step=0", "outer.partners=6", f"peers.home.count={count}")
-    assert problems(basic, *planned) == [f"outer.partners: 6, and there {there} to meet at once"]
+    assert problems(basic, *planned) == [f"outer.partners: 6 is too many; there {there}"]
 
 
 def test_a_wrong_field_among_groups_is_named_by_its_group_or_counted_from_zero(basic: dict[str, Any]) -> None:
@@ -151,7 +151,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load(tmp_path / "absent.toml")
     file = tmp_path / "broken.toml"
     file.write_text("[run\n")
-    with pytest.raises(ScenarioError, match="no valid TOML"):
+    with pytest.raises(ScenarioError, match="not valid TOML"):
         load(file)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ScenarioError, match="cannot be read: it is no text in UTF-8"):

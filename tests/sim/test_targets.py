@@ -157,7 +157,7 @@ def test_symlinks_are_followed(path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_told_first(path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused("absent is no directory.", path, "--report", path.parent / "absent" / "r.json")
+    refused("absent is not a directory.", path, "--report", path.parent / "absent" / "r.json")
     for length in (250, 253, 255, 256, 5000):
         refused("cannot be written: File name too long.", path, "--report", path.with_name(length * "r"))
     if Path("/proc").is_dir():
