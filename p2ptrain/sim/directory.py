@@ -1,4 +1,4 @@
-"""The simulated directory: the DHT's buckets in memory (``sim.shelves``), what peers make of them, what it costs."""
+"""The simulated directory: the DHT's buckets in memory (``sim.shelves``), the peers' views of them, and their cost."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from p2ptrain.swarm import Presence
 from p2ptrain.swarm.presence_buckets import PresenceBuckets
 
 MOST = 128
-"""Records that one lookup returns, at random where it found more: as ``net.directory.MAX_RECORDS``."""
+"""Most records that one lookup returns, chosen at random if it found more, as in ``net.directory.MAX_RECORDS``."""
 
 REPLICAS = 5
 """Nodes that store a record: hivemind's default (``DHTNode``, num_replicas)."""
 
 REQUEST_BYTES = 150
-"""A request to store or find, or its answer without the records: keys, node ids, signatures. A guess."""
+"""Bytes of a store or find request, or of an answer without the records: keys, node ids, signatures. Guess: counting
+the bytes of a real DHT request would settle it."""
 
 Dated = tuple[Presence, float]
-"""A record, and the time until which it counts."""
+"""A record, and the time until which it is valid."""
 
 
 class SimulatedDirectory:
     """All peers' views of one DHT.
 
     Args:
-        random: decides which buckets peers begin with, and which records are left out of a long answer.
+        random: chooses the buckets that peers begin with, and the records that a long answer omits.
     """
 
     def __init__(self, run: RunId, random: Random) -> None:
@@ -37,8 +38,7 @@ class SimulatedDirectory:
         self._views: dict[PeerId, PresenceBuckets] = {}
 
     def announce(self, presence: Presence, now: float) -> tuple[int, int]:
-        """Store a record; bytes that its peer sends and receives. As a real one, a peer looks first how large the
-        swarm is."""
+        """Store a record; return the bytes sent and received for it. A new peer first looks up the swarm's size."""
         view = self._view(presence.peer)
         sent = received = 0
         if view.size is None:
@@ -48,7 +48,7 @@ class SimulatedDirectory:
         return sent + stores * (REQUEST_BYTES + presence_bytes(presence)), received + stores * REQUEST_BYTES
 
     def lookup(self, peer: PeerId, now: float) -> tuple[tuple[Dated, ...], int, int]:
-        """Live records, and the bytes that asking for them sends and receives."""
+        """Return the live records, and the bytes that looking them up sends and receives."""
         answers = self._shelves.lookup(self._view(peer), now)
         found = answers[0]
         if len(answers) > 1:
@@ -57,7 +57,7 @@ class SimulatedDirectory:
                 found.update(answer)
         records = list(found.values())
         received = len(answers) * REQUEST_BYTES
-        if records:  # all are as long, but for a byte or two
+        if records:  # all have equal length, up to a byte or two
             received += sum(map(len, answers)) * presence_bytes(records[0][0])
         if len(records) > MOST:
             records = self._random.sample(records, MOST)

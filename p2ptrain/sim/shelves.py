@@ -1,4 +1,4 @@
-"""The DHT in memory, as far as presence needs it: what lies in each bucket, until when, and how often it is asked."""
+"""The DHT in memory, as far as presence needs it: contents and expiry of each bucket, and request counts."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ Record = TypeVar("Record")
 
 
 class SimulatedBuckets(Generic[Record]):
-    """One run's buckets. Time comes in as an argument; expired records are cleared away when their bucket is asked.
+    """Buckets of one run. Time is an argument; expired records are removed when their bucket is read.
 
     Args:
-        most: records that a bucket takes in; those of more peers are refused.
+        most: most records in a bucket; records of further peers are refused.
     """
 
     def __init__(self, run: RunId, most: int = 2048) -> None:
@@ -26,10 +26,10 @@ class SimulatedBuckets(Generic[Record]):
         self._most = most
         self._records: dict[PresenceBucket, dict[PeerId, tuple[Record, float]]] = {}
         self._clean_until: dict[PresenceBucket, float] = {}
-        """Nothing in the bucket expires before."""
+        """Times before which nothing in the bucket expires."""
 
     def announce(self, buckets: PresenceBuckets, peer: PeerId, record: Record, until: float) -> int:
-        """Store a peer's record where its view of the buckets says; returns under how many keys."""
+        """Store a peer's record where its view of the buckets says; return the number of keys."""
         homes = buckets.homes(self._run, peer)
         for bucket in homes:
             self.stores[bucket] += 1
@@ -40,7 +40,7 @@ class SimulatedBuckets(Generic[Record]):
         return len(homes)
 
     def lookup(self, buckets: PresenceBuckets, now: float) -> list[dict[PeerId, tuple[Record, float]]]:
-        """The live records by peer, each with its end, of each bucket that one lookup asks. Not to be changed."""
+        """Return the live records of each bucket that one lookup reads, by peer, each with its end. Read-only."""
         answers = []
         search = buckets.search()
         while search.next is not None:
@@ -49,7 +49,7 @@ class SimulatedBuckets(Generic[Record]):
         return answers
 
     def get(self, bucket: PresenceBucket, now: float) -> dict[PeerId, tuple[Record, float]]:
-        """The live records in one bucket, by peer, each with its end. Not to be changed."""
+        """Return the live records of one bucket, by peer, each with its end. Read-only."""
         self.gets[bucket] += 1
         held = self._records.get(bucket, {})
         if held and now >= self._clean_until[bucket]:

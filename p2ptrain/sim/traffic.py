@@ -1,4 +1,4 @@
-"""How many bytes a simulated peer sent and received, by what they were for."""
+"""Bytes that a simulated peer sent and received, by purpose."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class SimulatedTraffic:
-    """Bytes of one peer, with frames and digests; broken transfers as far as they came."""
+    """Bytes of one peer, with frames and digests; broken transfers count as far as they came."""
 
     payload_up: float = 0.0
     """Fragments in exchanges."""
@@ -19,7 +19,7 @@ class SimulatedTraffic:
     """Messages of the protocol."""
     control_down: float = 0.0
     directory_up: float = 0.0
-    """Storing presence records, and asking for others'."""
+    """Presence records: storing its own and looking up others'."""
     directory_down: float = 0.0
 
     @property
