@@ -235,8 +235,7 @@ class DownloadPlan:
         return [*(Cancel(other, number) for other in slower), *self.act(now)]
 
     def compared(self, donor: PeerId, number: int, distance: float, now: float) -> list[Action]:
-        """Record the distance of this donor's copy from the one that arrived (``train.sketch.distance``; NaN if it has
-        none)."""
+        """Record this donor's distance from the piece that arrived (``train.sketch.distance``; NaN if it has none)."""
         piece = self._pieces[number]
         if piece.comparing != donor or piece.giver is None:
             return []
