@@ -97,8 +97,10 @@ class Terms:
     partners: int = 1
     """Partners that mix the same snapshot concurrently; the larger of both sides' numbers counts."""
     seconds_per_byte: float = 0.0
-    """Patience per payload byte; the larger of both sides' numbers counts, so that a peer with a fast connection waits
-    for one with a slow connection."""
+    """Patience per payload byte in seconds; the larger of both sides' numbers counts.
+
+    So a peer with a fast connection waits for one with a slow connection.
+    """
     fall: float = inf
     """Maximum (tokens) by which the exchange may lower this side's progress; both sides' changes are cut in proportion.
     May be inf."""

@@ -77,13 +77,13 @@ class ProgressAccount:
 
 @dataclass(slots=True)
 class ProgressBudget:
-    """Bounds on how exchanges move our progress: adversarial peers, however many, cannot end our schedule, and few of
-    them cannot delay it.
+    """Bounds on how exchanges move our progress.
 
-    Upwards it is a token bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times our training; the
-    excess is cut off on our side only. Downwards each partner has an account that begins with ``FALL_STEPS`` outer
-    steps, grows by the partner's part of ``FALL_SLACK`` times ``grown``, up to that of ``LATELY_STEPS``, and by what
-    the partner raises us. Our terms state the account's balance, and both sides respect it.
+    Adversarial peers, however many, cannot end our schedule, and few of them cannot delay it. Upwards the bound is a
+    token bucket that holds one catching-up bound and fills at ``RATE_SLACK`` times our training; the excess is cut off
+    on our side only. Downwards each partner has an account that begins with ``FALL_STEPS`` outer steps, grows by the
+    partner's part of ``FALL_SLACK`` times ``grown``, up to that of ``LATELY_STEPS``, and by what the partner raises us.
+    Our terms state the account's balance, and both sides respect it.
     """
 
     capacity: float

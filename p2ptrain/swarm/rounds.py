@@ -402,8 +402,10 @@ class Rounds:
         return min((min(each.until, each.recall_at) for each in waiting), default=float("inf"))
 
     def _planned(self, step: int, now: float) -> tuple[PeerId, ...]:
-        """Return our partners at this outer step among all known peers, including those that were still joining at last
-        report."""
+        """Return our partners at this outer step among all known peers.
+
+        Joining peers are included, because they may have begun to train since their last report.
+        """
         standing, rules = self._standing, self._standing.rules
         here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
         roster = [standing.me, *(known.peer for known in here)]
