@@ -188,10 +188,11 @@ MAX_DONATIONS = 1
 numbers."""
 
 GIVEN_TO_ONE, GIVEN_BYTES, MOST_GIVEN, GIVING_WINDOW_S = 6, 64 << 20, 60, 3600.0
-"""Limits on how often one newcomer may begin to take our weights per window: the first number, or as many times as
-amount to the given bytes, at most the third number; then the window in seconds. A whole model is the largest thing that
-a stranger may ask of us. A connection that breaks six pulls needs another donor. Small models are for trying things
-out, and a run of seconds is far ahead after each restart. Guess: count the pulls of real newcomers."""
+"""Limits on how often one newcomer may begin to take our weights: the first number or, for small models, as many times
+as amount to the second number in bytes, at most the third number; then the window in seconds. A whole model is the
+largest thing that a stranger may ask of us. A connection that breaks six pulls needs another donor. Small models are
+for trying things out, and a run of seconds is far ahead after each restart. Guess: count the pulls of real
+newcomers."""
 
 SUPPORTERS = 2
 """Other peers that must claim about as much progress as a donor, if so many are known. Two of eight may collude."""
