@@ -125,5 +125,5 @@ def pseudo_gradient_fault(norm: float, history: Sequence[float]) -> str | None:
         return None
     usual = statistics.median(history)
     if usual > 0 and norm > NORM_FACTOR_LIMIT * usual:
-        return f"pseudo-gradient norm {norm:.3g} is {norm / usual:.0f} times its usual {usual:.3g}"
+        return f"pseudo-gradient norm {norm:.3g} is {norm / usual:.0f} times the usual {usual:.3g}"
     return None

@@ -92,10 +92,10 @@ class CatchUp:
     def why_none(self, now: float) -> str:
         """Say why no donor gave weights."""
         if not ahead_of(self._standing, now):
-            return "nobody answered"
+            return "no peer answered"
         if not believed(self._standing, now):
-            return "others contradict whoever claims to be far ahead"
-        return "no peer has weights to give just now"
+            return "others contradict the peers that claim to be far ahead"
+        return "no peer can give weights at the moment"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
         """Return the peers whose copies of the weights count, in random order, with their addresses.
@@ -157,7 +157,7 @@ class CatchUp:
         known = standing.members.get(link.peer)
         is_near = known is not None and not is_far(known.progress, standing)
         if standing.is_lost and is_near and is_far(reply.progress, standing):
-            self.failed(LinkFailed(link, "its weights are further than it announced"), now)
+            self.failed(LinkFailed(link, "its weights are further ahead than it announced"), now)
             return
         if known is not None and reply.progress < known.progress - standing.rules.catch_up_tokens:
             self.failed(LinkFailed(link, "its weights are older than it announced"), now)
@@ -166,7 +166,7 @@ class CatchUp:
             self.failed(LinkFailed(link, "its weights are older than ours"), now)  # this peer trains meanwhile
             return
         if implausible_progress(reply.progress, self.pull.furthest, settled=True, rules=standing.rules):
-            self.failed(LinkFailed(link, "its weights are further than anybody announced"), now)
+            self.failed(LinkFailed(link, "its weights are further ahead than any peer announced"), now)
             return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
         standing.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
@@ -295,7 +295,7 @@ class CatchUp:
             if deadline <= now:
                 self._standing.deadlines.missed()
                 asked = self.pull is not None and self.pull.link == link and not self.is_receiving
-                why = "no answer" if asked else "weights did not pass within the deadline"
+                why = "no answer" if asked else "the weights were not transferred within the deadline"
                 self.failed(LinkFailed(link, why), now)
 
     def next_deadline(self) -> float:

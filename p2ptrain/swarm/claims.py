@@ -67,7 +67,7 @@ def ahead_of(standing: CoreState, now: float) -> list[PeerInfo]:
 def is_far(progress: float, standing: CoreState) -> bool:
     """Report whether this progress is implausibly far ahead of ours.
 
-    If this peer's weights are odd, an honest peer is that far ahead only if the swarm went on without this peer.
+    If this peer's weights are outliers, an honest peer is that far ahead only if the swarm went on without this peer.
     """
     return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
 

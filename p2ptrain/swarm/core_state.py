@@ -69,7 +69,7 @@ class CoreState:
     boasts: dict[PeerId, float] = field(default_factory=dict)
     """Largest implausible progress (tokens) by claiming peer; the latest comes last."""
     is_lost: bool = False
-    """Whether all partners met lately had unrelated weights, so that this peer's weights are the odd ones."""
+    """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
     """Whether newcomers get this peer's weights."""
     state: PeerState = PeerState.JOINING
@@ -91,7 +91,7 @@ class CoreState:
 
     @property
     def worth(self) -> float:
-        """Progress (tokens) of the weights that count: 0 if they are the odd ones."""
+        """Progress (tokens) of the weights that count: 0 if they are the outliers."""
         return 0.0 if self.is_lost else self.progress
 
     def meet_stranger(self, peer: PeerId) -> None:
@@ -117,7 +117,7 @@ class CoreState:
     def is_odd(self, now: float) -> bool:
         """Report whether this peer's weights are unrelated to those of most live peers, itself included.
 
-        Of two equal halves neither is odd.
+        Of two equal halves neither is an outlier.
         """
         here = {known.peer for known in self.members.live(now)}
         self.strangers &= here

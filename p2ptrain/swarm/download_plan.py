@@ -31,8 +31,8 @@ from dataclasses import dataclass, field
 from p2ptrain.base.ids import PeerId
 
 MOST_DONORS = 3
-"""Donors asked concurrently: two for speed, and a third to tell which of two is odd. Guess: measure download times with
-other numbers."""
+"""Donors asked concurrently: two for speed, and a third to tell which of two is the outlier. Guess: measure download
+times with other numbers."""
 
 PIECE_BYTES = 4 << 20
 """Maximum length of a piece; longer fragments are cut. Both sides must cut alike, so this is part of the protocol. A
@@ -52,7 +52,7 @@ peers of seven are a minority, and a sketch costs half a kilobyte. Guess: measur
 swarms."""
 
 MOST_STRIKES = 2
-"""Strikes after which a donor is dropped. One odd copy is tolerated, because the donor may itself be new."""
+"""Strikes after which a donor is dropped. One outlying copy is tolerated, because the donor may itself be new."""
 
 FIRST_RATE = 31_250.0
 """Assumed bytes per second of an unmeasured donor: .25 Mbit/s, the lowest throttle that an owner may set. A donor that
@@ -132,7 +132,7 @@ class _PieceState:
     far: set[PeerId] = field(default_factory=set)
     """Donors whose copies are near to, and far from, the piece that has arrived."""
     refused: set[PeerId] = field(default_factory=set)
-    """Donors whose copy was odd; they are not asked for this piece again."""
+    """Donors whose copy was an outlier; they are not asked for this piece again."""
     confirmed: bool = False
     was_asked: bool = False
 
@@ -169,7 +169,7 @@ class DownloadPlan:
         self._donors: dict[PeerId, _Donor] = {}
         self._strikes: dict[PeerId, int] = {}
         self.dropped: set[PeerId] = set()
-        """Donors whose copies were odd too often."""
+        """Donors whose copies were outliers too often."""
         self.was_compared = False
         """Whether some copy was near another's."""
         self.is_disputed = False
@@ -177,8 +177,8 @@ class DownloadPlan:
         self.broke_off: set[PeerId] = set()
         """Donors lost before a piece that they were asked for arrived."""
         self.asked_again = 0
-        """Repeated requests for a piece because its donor was lost or its copy odd. A second request beside a slow
-        donor does not count."""
+        """Repeated requests for a piece because its donor was lost or its copy an outlier. A second request beside a
+        slow donor does not count."""
         for number, giver in (have or {}).items():
             self._pieces[number].giver = giver
 
@@ -342,7 +342,7 @@ class DownloadPlan:
             self._strike(giver)
 
     def _strike(self, donor: PeerId) -> None:
-        """Count an odd copy against its donor, and drop the donor after too many."""
+        """Count an outlying copy against its donor, and drop the donor after too many."""
         self._strikes[donor] = self._strikes.get(donor, 0) + 1
         if self._strikes[donor] < min(MOST_STRIKES, len(self._pieces)):
             return

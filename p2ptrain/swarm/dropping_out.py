@@ -15,7 +15,7 @@ def dropped_out(standing: CoreState, in_step_at: float, now: float) -> str:
     """
     if standing.strangers and not standing.is_lost and standing.is_odd(now):
         _be_lost(standing)
-        return "whomever we meet has other weights"
+        return "our weights differ from those of most peers"
     if standing.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(standing, in_step_at, now):
         standing.drop_out()
         return f"nothing was exchanged for {now - in_step_at:.0f} s"
@@ -23,7 +23,7 @@ def dropped_out(standing: CoreState, in_step_at: float, now: float) -> str:
 
 
 def _be_lost(standing: CoreState) -> None:
-    """Record that this peer's own weights are odd, and trust again the peers blamed for theirs: they may be donors.
+    """Record that our weights are outliers, and trust again the peers blamed for theirs: they may be donors.
 
     A newcomer that trained too long before any donor had a place for it is lost too, and was never settled.
     """

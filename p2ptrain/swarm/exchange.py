@@ -33,7 +33,7 @@ class ExchangeEvent(Enum):
 
     OFFER = "Offer sent, or received and acceptable"
     ACCEPT = "Accept received, or sent"
-    PAYLOADS = "both payloads are through"
+    PAYLOADS = "both payloads are transferred"
     ACKNOWLEDGE = "Acknowledge received"
     END = "end"
 

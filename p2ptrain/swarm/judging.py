@@ -33,7 +33,7 @@ class Judge:
             is_lie = can_tell and self._standing.members.estranged(link.peer) >= TIMES_STRANGE
             return LinkFailed(link, why, their_fault=is_lie)
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
-            return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
+            return LinkFailed(link, "it sends the same weights repeatedly", their_fault=True)
         return None
 
     def _can_tell_who_is_strange(self, exchange: Exchange) -> bool:
@@ -59,4 +59,4 @@ class Judge:
         if exchange.difference > exchange.mine.clip_radius:
             standing.counters.clipped += 1
             standing.members.blame(peer, now, Fault.FAR)
-            standing.note("clipped", peer, f"its weights were {100 * exchange.distance:.0f} % off ours")
+            standing.note("clipped", peer, f"its weights differed from ours by {100 * exchange.distance:.0f} %")

@@ -27,7 +27,7 @@ def implausible_progress(theirs: float, mine: float, settled: bool, rules: Swarm
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
     if theirs > rules.progress_ceiling:
-        return f"progress {theirs:.0f} lies beyond the run's end at {rules.tokens_per_peer:.0f}"
+        return f"progress {theirs:.0f} is beyond the run's end at {rules.tokens_per_peer:.0f}"
     if settled and theirs - mine > rules.implausible_distance:
         return f"progress {theirs:.0f} is too far ahead of ours, {mine:.0f}"
     return ""
@@ -48,7 +48,7 @@ def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
     else:
         least, most = 0.0, STEPS_SLACK * (others + BEGINNER_STEPS)
     can_be = least <= theirs <= min(most, MOST_STEPS)
-    return "" if can_be else f"{theirs} outer steps, where others have made {others}"
+    return "" if can_be else f"it claims {theirs} outer steps, but equally far peers have made {others}"
 
 
 def refusal(

@@ -49,7 +49,7 @@ class MessageRouter:
             case Offer() | WeightsRequest() if link.outbound:
                 self._violation(link, "an opening message in reply to ours", now)
             case Accept() | Acknowledge() if self._catch_up.holds(link):
-                self._violation(link, "an answer to an offer where weights were asked for", now)
+                self._violation(link, "an answer to an offer in reply to a request for weights", now)
             case WeightsReply() if self._exchanging.book.get(link):
                 self._violation(link, "weights in reply to an offer", now)
             case Decline() if (exchange := self._exchanging.book.get(link)) and exchange.state is not OFFERED:

@@ -189,7 +189,7 @@ class Peer:
                 self._peers_seen(event, now)
             case LookupFailed():
                 self._asks_who_is_here = False
-                self._standing.note("lonely", why="nobody could be asked for peers")
+                self._standing.note("lonely", why="no node of the directory answered")
             case OuterStepDone():
                 self._outer_step_done(event, now)
             case ExchangeDue():
@@ -347,7 +347,7 @@ class Peer:
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
-            self._standing.note("alone", why=f"{why}; training starts and the search goes on")
+            self._standing.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)
         if self._final_gossip.has_begun:

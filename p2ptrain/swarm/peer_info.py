@@ -32,12 +32,12 @@ NEVER = float("inf")
 class Fault(Enum):
     """Kinds of failed conversations."""
 
-    UNANSWERED = "our call came to nothing"
-    BROKEN = "it had our fragments or weights engaged, and let us wait for nothing"
+    UNANSWERED = "our call failed or was not answered"
+    BROKEN = "it broke off after our fragments or weights were engaged"
     OFFENCE = "it broke the protocol"
-    FAR = "its weights lay further off than our radius"
-    WITHDRAWN = "it ended what it had offered, before a byte of its payload"
-    MISFIT = "its payload did not fit the step widths agreed on"
+    FAR = "its weights were beyond our radius"
+    WITHDRAWN = "it withdrew its offer before any byte of its payload"
+    MISFIT = "its payload did not fit the agreed step widths"
 
 
 @dataclass(slots=True, eq=False)

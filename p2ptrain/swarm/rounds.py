@@ -43,14 +43,14 @@ class MeetingEvent(Enum):
     """Events that change a planned partner's state. The values appear in docs/PROTOCOL.md."""
 
     CALL = "our Offer is sent"
-    ABSENT = "the partner is not known any more or distrusted, or our weights are the odd ones"
-    SLOW = "the partner held our trainer for too long lately"
+    ABSENT = "the partner is no longer known, or distrusted, or our weights are outliers"
+    SLOW = "the partner recently delayed our trainer for too long"
     OFFER = "its Offer, which we accept"
     CROSSING = "its Offer crosses ours, which wins"
     ACCEPT = "its Accept"
     LATER = "Decline `not yet` or `crossed`"
     OVERTAKEN = "Decline `not yet`, which its Offer overtook"
-    DOUBTED = "Decline `not yet` or `crossed`, where it cannot be true or its commitments do not count"
+    DOUBTED = "Decline `not yet` or `crossed` that cannot be true, or from a partner whose commitments are ignored"
     REFUSAL = "another Decline, no answer, or a failure"
     RECALL = "the pause before the next Offer is over"
     PATIENCE = "patience ends"
@@ -64,7 +64,7 @@ TRANSITIONS: TransitionTable[Meeting, MeetingEvent] = TransitionTable(
         (Meeting.DUE,),
         MeetingEvent.CALL,
         Meeting.CALLED,
-        "the partner is known and trusted, and our weights are not the odd ones",
+        "the partner is known and trusted, and our weights are not outliers",
     ),
     Transition((Meeting.DUE,), MeetingEvent.ABSENT, Meeting.MISSED, "no Offer is sent"),
     Transition((Meeting.DUE,), MeetingEvent.SLOW, Meeting.MISSED, "only in a round that the trainer waits for"),
@@ -228,7 +228,7 @@ class Rounds:
         due = [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
         for each, peer in due:
             if each.awaited and self._rests(peer, each, now):
-                self._miss(each, peer, MeetingEvent.SLOW, "it kept us waiting for too long lately")
+                self._miss(each, peer, MeetingEvent.SLOW, "it recently kept us waiting for too long")
         return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
 
     def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
@@ -306,7 +306,7 @@ class Rounds:
         elif found.awaited and not self._may_cross(reason, peer):
             self._miss(found, peer, MeetingEvent.DOUBTED, reason.value)
         elif found.awaited and not self.is_waited_for(found, peer):
-            why = "it says that it will come, and did not when it last said so"
+            why = "it announced that it will come, but did not come the last time"
             self._miss(found, peer, MeetingEvent.DOUBTED, why)
         else:
             found.move(peer, MeetingEvent.LATER)
@@ -382,7 +382,7 @@ class Rounds:
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
         self._promises.broke(peer)
-        self._miss(lapsing, peer, MeetingEvent.PATIENCE, "it did not come to this outer step in time")
+        self._miss(lapsing, peer, MeetingEvent.PATIENCE, "it did not reach this outer step in time")
 
     def _miss(self, found: Round, peer: PeerId, event: MeetingEvent, why: str) -> None:
         found.move(peer, event)

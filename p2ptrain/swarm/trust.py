@@ -41,8 +41,8 @@ TIMES_STRANGE = 3
 """Unrelated payloads that count as an offence; before that, the pauses are those after a broken-off exchange (2 s, 4
 s). A peer that trained alone for a few outer steps of a young run may look unrelated too: at the full rate, right after
 an exchange, in about one of twenty runs of a tiny model. It mixes with others meanwhile, or learns that its own weights
-are odd; a pause of 30 s at once would cut it off permanently. An adversarial peer costs two more exchanges, none of
-which is mixed; one that alternates costs as much as one that breaks off every other exchange. Guess: count unrelated
+are outliers; a pause of 30 s at once would cut it off permanently. An adversarial peer costs two more exchanges, none
+of which is mixed; one that alternates costs as much as one that breaks off every other exchange. Guess: count unrelated
 payloads in young runs."""
 
 LEAST_PARTNERS = 3
