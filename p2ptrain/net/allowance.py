@@ -1,4 +1,4 @@
-"""How often strangers may ask for something: so often overall, each of them, and from each origin. Bounded memory."""
+"""Sliding-window limits on requests: overall, by peer and by origin. Memory is bounded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from p2ptrain.net import address
 
 
 class SlidingWindowLimit:
-    """At most ``overall`` in any window; of them at most ``each`` of one asker, and half of them from one origin.
+    """Limit of ``overall`` requests per window: at most ``each`` from one peer, and half from one origin.
 
-    Askers' names cost nothing: who has many has few origins.
+    Peer ids cost nothing, but somebody with many of them has few origins.
     """
 
     def __init__(self, overall: int, each: int, window_s: float) -> None:
@@ -22,10 +22,10 @@ class SlidingWindowLimit:
         self._taken: deque[tuple[float, str, str]] = deque()
 
     def take(self, who: str, now: float, where: str = "") -> bool:
-        """Whether it is granted. What is refused does not count.
+        """Return whether a request is granted, and count it if so.
 
         Args:
-            where: the origin; empty: it does not count, as on this machine.
+            where: the request's origin; empty: no limit by origin, as on this machine.
         """
         while self._taken and self._taken[0][0] <= now - self._window_s:
             self._taken.popleft()
@@ -38,7 +38,7 @@ class SlidingWindowLimit:
 
 
 def origin(place: str) -> str:
-    """Whom a multiaddress counts for: its IP address, of IPv6 the /64, since a house has all of it."""
+    """Return the origin of a multiaddress: its IPv4 address, or its IPv6 /64, since one household has all of that."""
     host = address.host_of(place)
     if place.startswith("/ip6/"):
         return str(ipaddress.ip_network((host, 64), strict=False))

@@ -1,4 +1,4 @@
-"""Who opens the door while the peer is away: one polite No for each link, so that nobody waits for us or blames us."""
+"""Handler of inbound links while the peer is away: it declines, so that no partner waits for us or counts a failure."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from p2ptrain.wire import encode_message
 
 
 async def turn_away(link: Link, step: int, progress: float) -> None:
-    """Decline what an inbound link asks for, as a peer that is leaving does; whoever hears that calls no more until our
-    next presence record. Raises NetworkError and RemoteError; closes the link."""
+    """Decline an offer or a request for weights as a leaving peer, and close the link.
+
+    The initiator makes no further offers until our next presence record. Raises NetworkError and RemoteError.
+    """
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OPENING_DEADLINE_S):
