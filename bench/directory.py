@@ -20,7 +20,7 @@ from rich.table import Table
 
 from p2ptrain import wire
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.shelves import SimulatedBuckets
+from p2ptrain.sim.directory import SimulatedBuckets
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket, PresenceBuckets
 from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S

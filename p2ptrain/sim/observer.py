@@ -10,7 +10,7 @@ from p2ptrain.sim.learner_pool import LearnerPool
 from p2ptrain.sim.population import Member, Population
 from p2ptrain.sim.report import Bytes, CurvePoint, GroupFigures
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.traffic import SimulatedTraffic
+from p2ptrain.sim.sizes import SimulatedTraffic
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import Counters
 

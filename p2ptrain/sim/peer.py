@@ -14,7 +14,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.ports import Notebook
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.link import LinkEnd
-from p2ptrain.sim.traffic import SimulatedTraffic
+from p2ptrain.sim.sizes import SimulatedTraffic
 from p2ptrain.sim.trainer import Counting, SimulatedLearner, SimulatedTrainer
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, PeerState, Presence

@@ -1,4 +1,4 @@
-"""Sizes on the wire, without building the messages.
+"""Sizes on the wire, without building the messages, and the sums of what a peer sent and received.
 
 Exact: a control message is its frame (``p2ptrain.framing``); a payload is its parts with chunk headers and digests.
 Layers below our frames are left out: libp2p's multiplexer, Noise, TCP and IP, together a few per cent.
@@ -7,7 +7,7 @@ Layers below our frames are left out: libp2p's multiplexer, Noise, TCP and IP, t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from p2ptrain import wire
@@ -96,3 +96,29 @@ def _width(number: int) -> int:
         return 1
     bits = number.bit_length()
     return 2 if bits <= 8 else 3 if bits <= 16 else 5 if bits <= 32 else 9
+
+
+@dataclass(slots=True)
+class SimulatedTraffic:
+    """Bytes of one peer, with frames and digests; broken transfers count as far as they came."""
+
+    payload_up: float = 0.0
+    """Fragments in exchanges."""
+    payload_down: float = 0.0
+    weights_up: float = 0.0
+    """Whole models, from donors to newcomers."""
+    weights_down: float = 0.0
+    control_up: float = 0.0
+    """Messages of the protocol."""
+    control_down: float = 0.0
+    directory_up: float = 0.0
+    """Presence records: storing its own and looking up others'."""
+    directory_down: float = 0.0
+
+    @property
+    def up(self) -> float:
+        return self.payload_up + self.weights_up + self.control_up + self.directory_up
+
+    @property
+    def down(self) -> float:
+        return self.payload_down + self.weights_down + self.control_down + self.directory_down
