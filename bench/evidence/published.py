@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from bench.evidence.layout import Entry, PublishedFigure
-from p2ptrain.outer.policy import straggler_inner_steps
-from p2ptrain.sim.cost import (
+from bench.cost import (
     A100_FLOP_PER_S,
     INT8_BITS,
     METHODS,
@@ -26,6 +24,8 @@ from p2ptrain.sim.cost import (
     inner_step_seconds,
     utilization,
 )
+from bench.evidence.layout import Entry, PublishedFigure
+from p2ptrain.outer.policy import straggler_inner_steps
 
 STEP_TOKENS = 65_536
 """Tokens of one peer's inner step. Inferred: with one A100 at 40 % it reproduces both percentages of DiLoCo."""

@@ -1,7 +1,7 @@
 """All peers in lockstep: the recipes that average over all peers at once, and an ideal network for the others.
 
 There are no messages and no clock: after H inner steps of all peers, each average is a matrix product or a mean.
-Recipes with a global average are simulated in this way (``sim.cost`` computes the cost of their waiting), and tests
+Recipes with a global average are simulated in this way (``bench.cost`` computes the cost of their waiting), and tests
 check the invariants of the recipes on it. The arithmetic of an outer step is the learner's own
 (``train.outer_phase``), on all peers' weights stacked.
 
