@@ -137,8 +137,8 @@ def guesses(source: str) -> list[str]:
     lines = []
     for each in remarks(source):
         for settles in GUESS.findall(each.text):
-            value = f" = {each.value}" if each.value and len(each.value) <= LONGEST_VALUE else ""
-            measurement = re.sub(r" would settle (?:it|them)\b", "", settles)
+            value = f"={each.value}" if each.value and len(each.value) <= LONGEST_VALUE else ""
+            measurement = re.sub(r" would settle (?:it|them)\b", "", settles).split(";")[0]
             lines.append(f"- `{each.name or 'module'}{value}`: {measurement}")
     return lines
 
@@ -149,10 +149,10 @@ def unmarked_guesses(source: str) -> list[str]:
 
 
 def register() -> str:
-    """Return a list of all guesses, under a heading for each module."""
+    """Return a list of the guesses that peers and bootstraps use, under a heading for each module."""
     lines: list[str] = []
     for path in sources():
-        if found := guesses(read(path)):
+        if path.parts[0] not in ("lab", "bench") and (found := guesses(read(path))):
             lines += ["", f"### {path.with_suffix('')}", "", *found]
     return "\n".join(lines).strip()
 

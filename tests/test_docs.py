@@ -134,9 +134,9 @@ class Limits:
 '''
     assert generate.guesses(source) == [
         "- `module`: sweep each",
-        "- `A_S = 2.0`: measure v1.2 at 0.5 s",
-        "- `Limits.d = 4`: the places of real relays",
-        "- `B = 3`: count them",
+        "- `A_S=2.0`: measure v1.2 at 0.5 s",
+        "- `Limits.d=4`: the places of real relays",
+        "- `B=3`: count them",
         "- `C`: measure real ones",
     ]
 
