@@ -55,7 +55,7 @@ logger = logging.getLogger(__name__)
 ASK_DEADLINE_S = 10.0
 """Timeout of a request to a relay, connecting included, and of a target's response.
 
-Guess: measure them; 20 ms locally.
+Guess: measure round trips; 20 ms locally.
 """
 LAST_WORD_S = 2.0
 """Time for a final response to arrive, some round trips. Guess: measure how many responses are lost."""
