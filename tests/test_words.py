@@ -98,9 +98,9 @@ def prose_of_document(text: str) -> str:
 
 
 def prose_of_source(source: str) -> str:
-    """Return the docstrings without code, paths and the names of arguments."""
+    """Return the docstrings without code, strings of a protocol, paths and the names of arguments."""
     texts = "\n".join(each.text for each in docstrings(ast.parse(source), "", {}))
-    texts = re.sub(r"``.*?``", "", texts, flags=re.DOTALL)
+    texts = re.sub(r"``.*?``|\"[a-z ]+\"", "", texts, flags=re.DOTALL)
     return re.sub(r"^\s+\w+: |\S*/\S*", "", texts, flags=re.MULTILINE)
 
 

@@ -28,9 +28,9 @@ from p2ptrain.admission import (
 )
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport

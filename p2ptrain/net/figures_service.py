@@ -22,8 +22,8 @@ from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 

@@ -20,8 +20,8 @@ from p2ptrain.admission import Gate, Refusal, remedy
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.payload import DirectLink, WideLink, begun
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
 BADGE_DEADLINE_S = 15.0

@@ -30,9 +30,9 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import short
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import address
-from p2ptrain.net.allowance import origin
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.p2pd.streams import Stream
+from p2ptrain.net.rate_limiter import origin
 from p2ptrain.net.throttle import SMALL_BYTES, Throttles
 from p2ptrain.ports import Link
 
@@ -85,7 +85,7 @@ class StreamLink:
 
     Args:
         is_gift: whether the traffic serves the other side alone.
-        see_off: called once, when the link ends; the callee must await ``part``.
+        see_off: called once, when the link ends; the called function must await ``part``.
     """
 
     def __init__(
@@ -290,7 +290,7 @@ def _is_small(kind: int, length: int) -> bool:
 
 
 def origin_of(link: Link) -> str:
-    """Return the link's origin (``allowance.origin``) for limits; empty on this machine or in memory."""
+    """Return the link's origin (``rate_limiter.origin``) for limits; empty on this machine or in memory."""
     far_end = link.far_end if isinstance(link, StreamLink) else None
     return "" if far_end is None or is_local(far_end) else origin(far_end.place)
 

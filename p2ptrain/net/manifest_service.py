@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport

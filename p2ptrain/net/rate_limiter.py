@@ -1,4 +1,4 @@
-"""Rate limits on inbound conversations: token buckets by peer and overall. Pure; memory is bounded.
+"""Rate limits on what strangers ask for: token buckets and sliding windows. Pure; memory is bounded.
 
 The cost of one conversation is bounded elsewhere (``links.Limits``, ``payload.PayloadDeadline``, the core's deadlines).
 A flood of short conversations costs a stream, a task and a response each, and would displace honest peers' ones; it is
@@ -7,8 +7,12 @@ rejected before any byte of it is read.
 
 from __future__ import annotations
 
+import ipaddress
+from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from p2ptrain.net import address
 
 Key = TypeVar("Key")
 
@@ -105,3 +109,40 @@ class RateLimiter(Generic[Key]):
         full = [who for who, bucket in self._buckets.items() if bucket.is_full(now)]
         for who in full or [next(iter(self._buckets))]:
             del self._buckets[who]
+
+
+class SlidingWindowLimit:
+    """Limit of ``overall`` requests per window: at most ``each`` from one peer, and half from one origin.
+
+    Peer ids cost nothing, but somebody with many of them has few origins.
+    """
+
+    def __init__(self, overall: int, each: int, window_s: float) -> None:
+        self._overall = overall
+        self._each = each
+        self._from_one = overall // 2
+        self._window_s = window_s
+        self._taken: deque[tuple[float, str, str]] = deque()
+
+    def take(self, who: str, now: float, where: str = "") -> bool:
+        """Return whether a request is granted, and count it if so.
+
+        Args:
+            where: the request's origin; empty: no limit by origin, as on this machine.
+        """
+        while self._taken and self._taken[0][0] <= now - self._window_s:
+            self._taken.popleft()
+        if len(self._taken) >= self._overall or sum(asker == who for _, asker, _ in self._taken) >= self._each:
+            return False
+        if where and sum(origin == where for _, _, origin in self._taken) >= self._from_one:
+            return False
+        self._taken.append((now, who, where))
+        return True
+
+
+def origin(place: str) -> str:
+    """Return the origin of a multiaddress: its IPv4 address, or its IPv6 /64, since one household has all of that."""
+    host = address.host_of(place)
+    if place.startswith("/ip6/"):
+        return str(ipaddress.ip_network((host, 64), strict=False))
+    return host

@@ -8,6 +8,7 @@ or between pull and adoption. NetworkError, RemoteError and TimeoutError end a s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -20,8 +21,9 @@ from p2ptrain.net.payload import Buffers, begun, receive_payload, send_payload, 
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
+from p2ptrain.swarm import DeclineReason, PeerState
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
-from p2ptrain.swarm.messages import Acknowledge, Message, WeightsReply
+from p2ptrain.swarm.messages import Acknowledge, Decline, Message, Offer, WeightsReply, WeightsRequest
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
 
@@ -182,3 +184,19 @@ def message_in(body: bytes) -> Message:
 def _unsendable(error: ValueError) -> NetworkError:
     """Build the error for weights of our own that the codec cannot encode."""
     return NetworkError(f"our own weights cannot be sent: {error}")
+
+
+async def decline_while_away(link: Link, step: int, progress: float) -> None:
+    """Decline an offer or a request for weights as a leaving peer, and close the link.
+
+    The initiator makes no further offers until our next presence record. Raises NetworkError and RemoteError.
+    """
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPENING_DEADLINE_S):
+                kind, body = await link.receive()
+                if kind == FrameKind.MESSAGE and isinstance(message_in(body), Offer | WeightsRequest):
+                    no = Decline(DeclineReason.LEAVING, PeerState.LEAVING, step, progress, known=())
+                    await link.send(FrameKind.MESSAGE, encode_message(no))
+    finally:
+        await link.close()

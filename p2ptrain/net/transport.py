@@ -20,12 +20,11 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
-from p2ptrain.net.allowance import origin
 from p2ptrain.net.links import Limits, StreamLink, is_local
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.control import read_opener
 from p2ptrain.net.p2pd.streams import Stream
-from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter
+from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter, origin
 from p2ptrain.net.throttle import Throttles
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """A scenario: peers, their lines, their learner, and events. One TOML file.
 
 ``sim.learning`` defines ``[learner]``. ``[outer]`` and ``[codec]`` are the manifest's own sections, so that a simulated
-run can be run for real. Numbers without a source are guesses; measurements on volunteers' computers would settle them.
+run can be run for real. Numbers without a source have not been measured; volunteers' computers would settle them.
 """
 
 from __future__ import annotations
