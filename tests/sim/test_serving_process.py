@@ -24,7 +24,7 @@ def test_its_page_is_there_until_ctrl_c(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             said = ""
-            while "the simulation has ended" not in said:
+            while "Press Ctrl+C to close the page." not in said:
                 line = process.stdout.readline()
                 assert line, said
                 said += line
