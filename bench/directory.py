@@ -20,14 +20,14 @@ from rich.table import Table
 
 from p2ptrain import wire
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.shelves import SimulatedBuckets
+from p2ptrain.sim.directory import SimulatedBuckets
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, PeerState, Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket, PresenceBuckets
 from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S
 
 SIZES = (8, 32, 100, 320, 1000, 3200, 10_000)
 SESSION_S = 3600.0
-"""Mean stay of a peer (a guess). Only newcomers query the root."""
+"""Mean stay of a peer. Only newcomers query the root. Guess: measure how long volunteers stay."""
 SETTLING_ROUNDS = 6
 ROUNDS = 9
 """Measured rounds of 20 s each."""

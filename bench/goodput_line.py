@@ -45,7 +45,7 @@ from p2ptrain.net.payload import Buffers
 from p2ptrain.net.transport import P2PTransport
 
 STOP_S = 10.0
-"""Time for the hosts' processes to end after an interrupt (a guess)."""
+"""Time for the hosts' processes to end after an interrupt. Guess: measure it on an overloaded machine."""
 ONE_WAY, BOTH_WAYS = b"1", b"2"
 """The byte before each turn of a bare connection."""
 KINDS = ("exchange", "tcp", "tcp_one_way")

@@ -4,7 +4,8 @@
 in the others, relative to the difference. Takes a minute.
 
 Two honest peers with sixteen blocks of fixed weights each differ from common weights by .03 of their norm. In every
-round each of them meets a liar with a given probability; otherwise they exchange with each other, without mixing.
+round each of them meets an adversarial peer with a given probability; otherwise they exchange with each other, without
+mixing.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ def exchanged(one: Payloads, other: Payloads, number: int = 0) -> list[Tensor | 
 
 
 Lie = Callable[[Payloads, Payloads, Random], None]
-"""One exchange of an honest peer and a liar with its random generator, judged only by the honest one."""
+"""One exchange of an honest peer and an adversarial one with its random generator, judged only by the honest one."""
 
 
 # --- lies -------------------------------------------------------------------------------------------------------------
@@ -136,7 +137,7 @@ LIES: dict[str, Lie] = {
 
 
 def toll(lie: Lie, share: float, rounds: int, seed: int) -> Toll:
-    """Return the outcome for two honest peers and one liar, from their first exchange on."""
+    """Return the outcome for two honest peers and one adversarial one, from their first exchange on."""
     random, one, other, liar = Random(seed), peer(2), peer(3), peer(4)
     true = other.published.parts[0] - one.published.parts[0]
     found = Toll([], [])
@@ -156,7 +157,7 @@ def toll(lie: Lie, share: float, rounds: int, seed: int) -> Toll:
 def main() -> None:
     """Print the table."""
     headings = [f"in {share:.0%} of the rounds" for share in SHARES]
-    click.echo("| the liar | " + " | ".join(headings) + " |\n|---|" + "---|" * len(SHARES))
+    click.echo("| the adversarial peer | " + " | ".join(headings) + " |\n|---|" + "---|" * len(SHARES))
     for name, lie in LIES.items():
         cells = []
         for share in SHARES:

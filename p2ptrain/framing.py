@@ -27,7 +27,7 @@ from typing import NamedTuple
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PROTOCOL_VERSION
 
-# --- Limits. Guess: frame sizes in real runs would settle them; 256 KiB is the measured knee of p2pd's goodput.
+# --- Limits. 256 KiB is the measured knee of p2pd's goodput. Guess: measure the other frame sizes in real runs.
 
 MAX_MESSAGE_BYTES = 64 << 10
 MAX_CHUNK_BYTES = 256 << 10

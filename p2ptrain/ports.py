@@ -50,7 +50,7 @@ class HeldOut(Protocol):
 
     @property
     def guessing(self) -> float:
-        """Loss of a uniform guess in nats per token: ln(vocabulary)."""
+        """Loss of a uniform prediction in nats per token: ln(vocabulary)."""
 
     def loss(self) -> float:
         """Return the loss in nats per token on held-out text, without disturbing training."""

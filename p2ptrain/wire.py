@@ -35,7 +35,7 @@ from p2ptrain.swarm.messages import (
     WeightsRequest,
 )
 
-# --- Limits. Guess: the largest messages of real runs would settle them.
+# --- Limits. Guess: measure the largest messages of real runs.
 
 MAX_PRESENCE_BYTES = 1000
 """Maximum size of a presence record: a DHT value stays under 1 KB."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 
 from p2ptrain.net.driver import Driver, DriverEnvironment
-from p2ptrain.net.porter import turn_away
+from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import Counters, Peer, Presence
 from p2ptrain.swarm.events import Event, Giving, LeaveRequested, PhaseDone, TrainingEnded
@@ -214,7 +214,7 @@ class Participation:
             await self._turned.wait()
 
     async def _turn_away(self, link: Link) -> None:
-        await turn_away(link, self._learner.step, self._learner.progress)
+        await decline_while_away(link, self._learner.step, self._learner.progress)
 
     def _begin(self) -> None:
         if self._wish is not Mode.ABSENT:

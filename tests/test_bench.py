@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from pathlib import Path
@@ -14,12 +15,17 @@ from click.testing import CliRunner
 from bench import __main__ as bench
 from bench import card, goodput_line
 from bench.goodput_line import LineCase, figures, measure
-from bench.table import rows
+from bench.table import _ROWS, FIGURES, rows
 
 
 def of_a_line(**shares: float) -> dict[str, Any]:
     each = {"tcp_share": 0.94, "tcp_one_way_share": 0.95, **shares}
     return {"goodput_line": {"payload_mb": 33.6, "mbit_s": 100.0, "by_delay_ms": {"0": each}}}
+
+
+def test_every_figure_is_measured_and_shown() -> None:
+    assert list(FIGURES) == list(_ROWS)
+    assert [name for name in FIGURES if not callable(importlib.import_module(f"bench.{name}").measure)] == []
 
 
 @pytest.mark.parametrize(("share", "reached"), [(0.9, True), (0.899, False)])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from docs import generate
 from p2ptrain.base.ids import PROTOCOL_VERSION
 from p2ptrain.framing import MAX_BODY_BYTES, FrameKind
 from p2ptrain.manifest import preset
@@ -24,7 +25,10 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 SOURCES = ("docs", "p2ptrain", "peer", "bootstrap", "bench", "docker", "tests")
 
-DOCUMENTS = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING")),
+    *sorted(DOCS.glob("*.md")),
+]
 
 MARKDOWN = sorted({*ROOT.glob("*.md"), *(path for folder in SOURCES for path in (ROOT / folder).rglob("*.md"))})
 """Every Markdown file of the repository; ``.venv`` and ``out`` are no part of it."""
@@ -33,7 +37,10 @@ README_LINES = 150
 """Most lines of README.md: a first visitor reads it to the end."""
 
 WORDS = 40_000
-"""Most words of README.md and docs/*.md together; generated tables belong into docs/results."""
+"""Most words of ``DOCUMENTS`` together; generated pages belong into docs/results or docs/generated."""
+
+GUESSES_WORDS = 3_000
+"""Most words of the register of guesses: a row is short."""
 
 LINK = re.compile(r"!?\[(?:[^\[\]]|\[[^\[\]]*\])*\]\(([^()\s]+(?:\([^()\s]*\))?)(?:\s+\"[^\"]*\")?\)")
 """An inline link or image; the group is its target."""
@@ -96,7 +103,45 @@ def test_the_documents_are_short() -> None:
     assert sum(words.values()) <= WORDS, words
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_the_register_of_guesses_is_short() -> None:
+    assert len((DOCS / "generated" / "GUESSES.md").read_text(encoding="utf-8").split()) <= GUESSES_WORDS
+
+
+@pytest.mark.parametrize("page", generate.PAGES, ids=lambda path: path.name)
+def test_generated_pages_are_as_the_code_says(page: Path) -> None:
+    assert page.read_text(encoding="utf-8") == generate.updated(page), "run: python docs/generate.py --write"
+
+
+def test_the_map_names_every_module() -> None:
+    listed = re.findall(r"^- `(\w+)`: \S", generate.module_list(), flags=re.MULTILINE)
+    assert listed == [path.stem for path in generate.sources() if not path.stem.startswith("__")]
+
+
+def test_guesses_are_found_where_they_may_stand() -> None:
+    source = '''"""Numbers. Guess: sweep each."""
+A_S = 2.0
+"""Pause, in seconds. Guess: measure v1.2 at 0.5 s. Ends there."""
+B = 3  # Retries. Guess: count them
+# --- Limits. Guess: measure real ones.
+
+C = 1
+class Limits:
+    """Limits."""
+
+    d: int = 4
+    """Places. Guess: the places of real
+    relays would settle it."""
+'''
+    assert generate.guesses(source) == [
+        "- `module`: sweep each",
+        "- `A_S=2.0`: measure v1.2 at 0.5 s",
+        "- `Limits.d=4`: the places of real relays",
+        "- `B=3`: count them",
+        "- `C`: measure real ones",
+    ]
+
+
+@pytest.mark.parametrize("document", [*DOCUMENTS, *sorted(DOCS.glob("generated/*.md"))], ids=lambda path: path.name)
 def test_files_and_functions_that_are_named_exist(document: Path) -> None:
     """``path/to/file.py`` exists, and so does ``file.py:name`` in it."""
     named = re.findall(r"`([\w/]+\.py)(?::([\w.]+))?`", document.read_text(encoding="utf-8"))

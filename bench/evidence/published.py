@@ -10,9 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from bench.evidence.layout import Entry, PublishedFigure
-from p2ptrain.outer.policy import straggler_inner_steps
-from p2ptrain.sim.cost import (
+from bench.cost import (
     A100_FLOP_PER_S,
     INT8_BITS,
     METHODS,
@@ -26,12 +24,14 @@ from p2ptrain.sim.cost import (
     inner_step_seconds,
     utilization,
 )
+from bench.evidence.layout import Entry, PublishedFigure
+from p2ptrain.outer.policy import straggler_inner_steps
 
 STEP_TOKENS = 65_536
 """Tokens of one peer's inner step. Inferred: with one A100 at 40 % it reproduces both percentages of DiLoCo."""
 
 SMALL_STEP_TOKENS = 16_384
-"""Tokens of an inner step for 135M parameters. A guess: small models are trained with small batches."""
+"""Tokens of an inner step for 135M parameters. Guess: survey the batches of small published models."""
 
 APPLY_S_PER_PARAMETER = 30.6e-3 / 15.5e6
 """Measured: one thread blocks a trainer for 30.6 ms to apply an exchange of 15.5M parameters. The cost of sharing cores
@@ -44,7 +44,7 @@ class ModelSize:
 
     parameters: float
     devices: int
-    """A100 with 80 GB: the smallest power of two that holds 16 bytes per parameter (a guess)."""
+    """A100s with 80 GB: the smallest power of two that holds 16 bytes per parameter. Guess: survey published runs."""
     step_tokens: int = STEP_TOKENS
 
     @property

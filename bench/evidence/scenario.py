@@ -27,10 +27,11 @@ EVERY_STEP_S = 10.0
 of asynchronous methods more than at any other H."""
 
 STEP_JITTER = 0.1
-"""Relative variation of step times (a guess). Without it, all peers would send their offers at the same instant."""
+"""Relative variation of step times. Without it, all peers would send their offers at the same instant. Guess: measure
+the step times of volunteers' computers."""
 
 LATENCY_S = 0.025
-"""One-way latency to the middle of the network: a guess for homes on one continent."""
+"""One-way latency to the middle of the network. Guess: measure round trips between homes on one continent."""
 
 ODD, OTHERS, LIARS = "odd", "others", "liars"
 """Group names: the peer with the slow line or fast computer, the equal peers, and the adversarial peers."""

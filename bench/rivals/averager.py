@@ -33,7 +33,7 @@ from peer.home import cache_directory
 from peer.session_recorder import HELD_OUT_TOKENS, PROGRESS_PERIOD_S
 
 ROUND_S = 120.0
-"""Timeout of one average with retries: a guess, the order of magnitude of OpenDiLoCo."""
+"""Timeout of one average with retries, of OpenDiLoCo's order of magnitude. Guess: measure averages on home lines."""
 STATE_S = 60.0
 """Timeout of a newcomer's download."""
 TICK_S = 0.05

@@ -22,7 +22,8 @@ from peer.testnet.watch import Tail
 
 HOME_LINE = Access(up_mbit_s=20.0, down_mbit_s=100.0, delay_s=0.02)
 STARTING_S = 240.0
-"""Timeout of the first progress note of all peers. A guess: 8 peers start on two cores in a minute."""
+"""Timeout of the first progress note of all peers. Guess: measure the start of 8 peers, a minute on two idle
+cores, on a busy machine."""
 LEAVING_S = 90.0
 TICK_S = 0.5
 MEETING_POINT = "meeting-point"

@@ -1,7 +1,7 @@
 """Presets for new runs: ``demo`` (minutes on a laptop), ``llama-15m`` (hours), ``llama-135m`` (GPUs).
 
-The first two read the shipped Shakespeare as bytes and need no internet. Guess: numbers without a source in a comment;
-a sweep of short runs would settle each.
+The first two read the shipped Shakespeare as bytes and need no internet. Guess: for each number without a
+source in a comment, sweep it in short runs.
 """
 
 from __future__ import annotations

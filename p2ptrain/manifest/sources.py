@@ -57,8 +57,9 @@ class _CorpusSection(Section):
     kind: str
     """Source of the text: builtin, hub or file."""
 
+    # Guess: measure the variance of the held-out loss.
     validation_fraction: float = Field(default=0.05, gt=0, le=0.5)
-    """Fraction of the tokens held out, equal on every peer. (.05: guess; 270 kB of the shipped Shakespeare.)"""
+    """Fraction of the tokens held out, equal on every peer; .05 is 270 kB of the shipped Shakespeare."""
 
 
 class BuiltinCorpus(_CorpusSection):
@@ -77,8 +78,9 @@ class _LargeCorpus(_CorpusSection):
     text_field: Word = "text"
     """Column that holds the text. (text: the usual name on the hub.)"""
 
+    # Guess: survey the volunteers' free disk space.
     max_tokens: int = Field(default=100_000_000, ge=1_000, le=2_000_000_000)
-    """Most tokens read; the rest is left out. Each peer keeps them on disk, 1 to 4 bytes per token. (1e8: guess.)"""
+    """Most tokens read; the rest is left out. Each peer keeps them on disk, 1 to 4 bytes per token."""
 
 
 class HubCorpus(_LargeCorpus):

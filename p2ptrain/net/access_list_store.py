@@ -1,9 +1,9 @@
-"""The author's rulings in the DHT, where every node finds the newest and keeps it alive.
+"""Access list in the DHT: every node finds the newest one there and keeps it stored.
 
-One key a run, under it one subkey a serial, for an hour. Every node runs the validator: it stores and returns nothing
-there but rulings that the run's author signed, none older than it knows itself. So nobody can put an older document in
-a newer one's place, nor fill the key. Whoever sees that the newest is missing, or half through its hour, stores it
-again: rulings live as long as anybody of the run does, with or without the author.
+Each run has one key with one subkey per serial number; a record lasts an hour. Every node runs the validator, which
+stores and returns only access lists that the run's author signed and that are not older than its own. Therefore nobody
+can replace a newer list by an older one or fill the key. A node stores the newest list again when it is missing or has
+less than half an hour left, so the list survives as long as any node of the run, with or without the author.
 """
 
 from __future__ import annotations
@@ -29,32 +29,34 @@ from p2ptrain.net.dht import network_errors
 logger = logging.getLogger(__name__)
 
 LIFETIME_S = 3600.0
-"""How long a node stores rulings. A guess: a swarm that sleeps for an hour asks its witness, or its disk."""
+"""How long a node stores an access list; after a longer pause a swarm asks its invite issuer or reads its disk. Guess:
+how long whole swarms are offline would settle it."""
 PERIOD_S = 30.0
-"""Between two looks, times a random factor of .75 to 1.25: how soon a ban counts everywhere. A guess."""
+"""Mean time between two lookups (random factor .75 to 1.25), and so the delay until a ban takes effect everywhere.
+Guess: the DHT's load in a large swarm would settle it."""
 DEADLINE_S = 15.0
-"""For one look or one storing; as for presence records."""
+"""Timeout of one lookup or store, as for presence records."""
 CLOCK_SKEW_S = 300.0
-"""As for presence records."""
+"""Accepted clock skew, as for presence records."""
 STORED_ANYWAY = 1 / 64
-"""The share of looks after which they are stored whatever was found: the hour in an answer is the word of the node that
-answered, which may lie. About every half an hour; one of many nodes does it every minute."""
+"""Share of lookups after which the list is stored whatever was found, because an answer's expiration time may be false.
+A node does so about every half hour, and one of many nodes every minute."""
 
 
 def access_list_key(run: RunId) -> str:
-    """The DHT key of a run's rulings."""
+    """Return the DHT key of a run's access list."""
     return f"p2ptrain.{run}.rulings"
 
 
 @lru_cache(maxsize=64)
 def key_bytes(run: RunId) -> bytes:
-    """The same, as validators see it."""
+    """Return ``access_list_key`` in the binary form that validators receive."""
     encoded: bytes = DHTID.generate(source=access_list_key(run)).to_bytes()
     return encoded
 
 
 def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
-    """Whether a record under the rulings' key is what belongs there."""
+    """Return whether a record under the access list's key is an acceptable access list."""
     if not record.expiration_time <= get_dht_time() + LIFETIME_S + CLOCK_SKEW_S:  # nor is NaN
         return False
     try:
@@ -70,11 +72,11 @@ def may_be_stored(record: DHTRecord, gate: Gate) -> bool:
 
 
 class AccessListStore:
-    """Keeps a gate's rulings and the DHT's the same: the newest of both. Survives NetworkError.
+    """Synchronization of a gate's access list with the DHT: both keep the newest. Survives NetworkError.
 
     Args:
-        dht: the node of the day; raises NetworkError while there is none.
-        on_news: called when the gate took newer rulings from the DHT.
+        dht: returns the current DHT node; raises NetworkError while there is none.
+        on_news: called when the gate took a newer access list from the DHT.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class AccessListStore:
         self._random = random or Random()
 
     async def run(self) -> None:
-        """Look now and then, for ever."""
+        """Look up the access list every ``PERIOD_S``, forever."""
         while True:
             try:
                 await self.look()
@@ -95,7 +97,7 @@ class AccessListStore:
             await asyncio.sleep(PERIOD_S * self._random.uniform(0.75, 1.25))
 
     async def look(self) -> None:
-        """One look; take what is newer, store what is missing. Raises NetworkError."""
+        """Look up the access list once; take a newer one, store a missing one. Raises NetworkError."""
         try:
             async with asyncio.timeout(DEADLINE_S), network_errors("the lookup"):
                 found = await self._dht().get(access_list_key(self._gate.run), latest=True)
@@ -111,7 +113,7 @@ class AccessListStore:
             await self.store()
 
     async def store(self) -> None:
-        """Store the gate's rulings. Raises NetworkError."""
+        """Store the gate's access list. Raises NetworkError."""
         rulings = self._gate.rulings
         try:
             async with asyncio.timeout(DEADLINE_S), network_errors("storing the rulings"):
@@ -125,9 +127,9 @@ class AccessListStore:
             raise NetworkError("no node stored the rulings")
 
     def _take(self, encoded: bytes) -> bool:
-        """Take in what is newer; whether these are the gate's rulings now."""
+        """Take a newer access list; return whether it is the gate's now."""
         rulings = _genuine(encoded, self._gate.run, self._gate.author)
-        if rulings is None:  # a node may be modified
+        if rulings is None:  # the answering node may be modified
             return False
         if self._gate.take(encoded):
             self._on_news()
@@ -136,7 +138,7 @@ class AccessListStore:
 
 @lru_cache(maxsize=32)
 def _genuine(encoded: bytes, run: RunId, author: bytes) -> AccessList | None:
-    """The rulings that these bytes spell, if the author signed them. Remembered: they come back with every look."""
+    """Decode an access list; None if the author did not sign it. Cached, since every lookup returns the same bytes."""
     try:
         return AccessList.decode(encoded, run, author)
     except RemoteError:

@@ -1,10 +1,11 @@
-"""Multiaddresses: the handful of forms we use, which of a machine's addresses others can use, and p2pd's binary form.
+"""Multiaddresses: the supported forms, which of a machine's addresses others can use, and p2pd's binary form.
 
     /ip4/203.0.113.7/tcp/31337                        dial TCP; also ip6, dns, dns4, dns6
-    /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo…           the same, and who must answer
-    /ip4/…/tcp/…/p2p/12D3KooR…/p2p-circuit            through the relay 12D3KooR…
+    /ip4/203.0.113.7/tcp/31337/p2p/12D3Koo…           dial TCP, and expect this peer
+    /ip4/…/tcp/…/p2p/12D3KooR…/p2p-circuit            dial through the relay 12D3KooR…
 
-hivemind 1.1.12 writes ``/p2p/`` components in a form that p2pd rejects; ``packed`` writes the one that go-libp2p wants.
+hivemind 1.1.12 writes ``/p2p/`` components in a form that p2pd rejects; ``packed`` writes the form that go-libp2p
+reads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _TCP_CODE, _P2P_CODE, _CIRCUIT_CODE = 6, 421, 290  # github.com/multiformats/mul
 _HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
 _FIXED_BYTES = {"ip4": 4, "ip6": 16}
 _MAX_PART_BYTES = 255
-"""Of a host name or a peer id. RFC 1035 allows a name as many; a peer id has 38."""
+"""Longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes."""
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
@@ -35,7 +36,7 @@ _SIOCGIFADDR = 0x8915  # Linux, netdevice(7)
 
 
 def packed(address: str) -> bytes:
-    """The binary form that p2pd dials. ValueError when the address is none of the forms above."""
+    """Return the binary form that p2pd dials. Raises ValueError for an address in no supported form."""
     parts = address.split("/")
     if parts[0] != "" or len(parts) < 5:
         raise ValueError(f"{address!r} is no multiaddress such as /ip4/203.0.113.7/tcp/31337")
@@ -44,7 +45,7 @@ def packed(address: str) -> bytes:
 
 
 def unpacked(raw: bytes) -> str:
-    """The inverse of ``packed``: what p2pd calls a connection's other end. ValueError where it has no such form."""
+    """Return the address that ``packed`` encoded, or that p2pd reports. Raises ValueError for an unsupported form."""
     code, rest = split_varint(raw)
     protocol = _HOST_NAMES.get(code)
     if protocol is None:
@@ -70,7 +71,7 @@ def unpacked(raw: bytes) -> str:
 
 
 def is_dialable(address: str) -> bool:
-    """Whether p2pd can be asked to dial it."""
+    """Return whether p2pd can dial the address."""
     try:
         return bool(packed(address))
     except ValueError:
@@ -78,7 +79,7 @@ def is_dialable(address: str) -> bool:
 
 
 def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """The IP address that it begins with, of IPv4 in IPv6's clothes the inner one; None: a name, or nothing of ours."""
+    """Return the address's IP address (for IPv4-mapped IPv6, the IPv4 address); None for a name or any other text."""
     parts = address.split("/")
     if len(parts) < 3 or parts[1] not in _FIXED_BYTES:
         return None
@@ -90,57 +91,59 @@ def ip_of(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine can dial it. Of any text."""
+    """Return whether only this machine can dial the address. Accepts any text."""
     host = ip_of(address)
     return host is not None and host.is_loopback
 
 
 def is_public(address: str) -> bool:
-    """Whether the whole internet can dial it; a host name counts as public. Of any text: it may be a stranger's."""
+    """Return whether the whole internet can dial the address; host names count as public. Accepts any text."""
     host = ip_of(address)
     return is_name(address) if host is None else host.is_global
 
 
 def is_name(address: str) -> bool:
-    """Whether it begins with a host name. Of any text."""
+    """Return whether the address begins with a host name. Accepts any text."""
     parts = address.split("/")
     return len(parts) > 2 and parts[1] in _HOST_CODES.keys() - _FIXED_BYTES.keys()
 
 
 def relay_of(address: str) -> PeerId | None:
-    """The relay that an address leads through; None: it is dialed directly."""
+    """Return the relay that the address leads through; None for a direct address."""
     direct, circuit, _ = address.partition("/p2p-circuit")
     return split_peer(direct)[1] if circuit else None
 
 
 def way_to(addresses: Iterable[str]) -> Literal["direct", "relayed", "dials out"]:
-    """How others come to a peer that announces these: by dialing it, through relays alone, or only by its own calls."""
+    """Classify a peer's announced addresses: direct, through relays only, or none (the peer only dials out)."""
     places = list(addresses)
     if not places:
         return "dials out"
     direct = [each for each in places if not relay_of(each)]
-    is_relayed = len(direct) < len(places) and not any(map(is_public, direct))  # at home its own address is good, too
+    is_relayed = len(direct) < len(places) and not any(
+        map(is_public, direct)
+    )  # a private address beside a relay's works in the LAN
     return "relayed" if is_relayed else "direct"
 
 
 def through(relay: PeerId, place: str) -> str:
-    """The address of whoever holds a place at the relay that is dialed at ``place``, without that peer's id."""
+    """Return the circuit address of a peer with a reservation at the relay at ``place``, without that peer's id."""
     return f"{with_peer(place, relay)}/p2p-circuit"
 
 
 def split_peer(address: str) -> tuple[str, PeerId | None]:
-    """The address without the peer it ends in, and that peer."""
+    """Split the address into its first part and the peer id at its end, if any."""
     head, _, peer = address.rpartition("/p2p/")
     return (head, PeerId(peer)) if head and "/" not in peer else (address, None)
 
 
 def with_peer(address: str, peer: PeerId) -> str:
-    """The address as it stands in a join link."""
+    """Return the address with this peer id at its end, as in a join link."""
     return f"{split_peer(address)[0]}/p2p/{peer}"
 
 
 def host_port(address: str) -> str:
-    """``203.0.113.7:31337`` for people; the address itself when it has no such form."""
+    """Format the address for people, such as ``203.0.113.7:31337``; unchanged if it has no such form."""
     parts = address.split("/")
     if len(parts) < 5:
         return address
@@ -148,19 +151,19 @@ def host_port(address: str) -> str:
 
 
 def host_of(address: str) -> str:
-    """The IP address or name that it begins with; empty when it has none."""
+    """Return the address's IP address or host name; empty if it has none."""
     parts = address.split("/")
     return parts[2] if len(parts) > 2 else ""
 
 
 def port_of(addresses: Iterable[str]) -> int:
-    """The port of the first address that has one, 0 for none."""
+    """Return the port of the first address that has one; 0 if none has."""
     ports = (host_port(each).rpartition(":")[2] for each in addresses)
     return next((int(port) for port in ports if port.isdigit()), 0)
 
 
 def multiaddress(host: str, port: int) -> str:
-    """The TCP multiaddress of a host (IP address or name) and a port."""
+    """Build the TCP multiaddress of a host (IP address or name) and a port."""
     try:
         version = ipaddress.ip_address(host).version
     except ValueError:
@@ -169,16 +172,16 @@ def multiaddress(host: str, port: int) -> str:
 
 
 def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
-    """Of a node's own addresses, those that others can use, best first.
+    """Return those of a node's own addresses that others can use, best first.
 
     Args:
-        addresses: what the node listens on.
-        local: a swarm on this machine alone: loopback addresses count, and come first.
+        addresses: addresses that the node listens on.
+        local: whether the swarm runs on this machine alone; then loopback addresses count and come first.
         bridges: IP addresses of bridges to containers and virtual machines; None: ask the operating system.
 
-    Public addresses come before private ones. Loopback, unspecified and link-local addresses, port 0 and the bridges
-    that only this machine's containers see are left out. Docker's default range counts when there is nothing else (the
-    node itself is in a container).
+    Public addresses come before private ones. Loopback, unspecified and link-local addresses, port 0 and bridges to
+    this machine's containers are left out. Docker's default range counts only if there is nothing else, because then
+    the node itself is in a container.
     """
     bridge_hosts = set(bridge_addresses() if bridges is None else bridges)
     ranked: list[tuple[int, str]] = []
@@ -191,18 +194,20 @@ def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterabl
 
 
 def is_of_use(address: str) -> bool:
-    """Whether others may be able to dial it: public, or of a private network that is not this machine's own."""
+    """Return whether other machines may be able to dial the address: public, or in a private network that is shared."""
     return _rank(address, False, set(bridge_addresses())) in (1, 2)
 
 
 def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
-    """The one address to print in a join link; None when no other machine can reach any."""
+    """Return the address to print in a join link; None if no other machine can reach any."""
     return next(iter(announceable(addresses, local)), None)
 
 
 def way_out() -> list[str]:
-    """This machine's own address on its way to the internet, as it is, of no port that is listened on; none without a
-    way. Nothing is sent."""
+    """Return this machine's source address towards the internet, with a meaningless port; empty without a route.
+
+    Sends nothing.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 53))
@@ -212,7 +217,7 @@ def way_out() -> list[str]:
 
 
 def bridge_addresses() -> list[str]:
-    """IPv4 addresses of this machine's bridges to containers and virtual machines (Linux; empty elsewhere)."""
+    """Return the IPv4 addresses of this machine's container and virtual-machine bridges (empty except on Linux)."""
     if sys.platform != "linux":
         return []
     import fcntl
@@ -231,7 +236,7 @@ def bridge_addresses() -> list[str]:
 
 
 def _rank(address: str, local: bool, bridges: set[str]) -> int | None:
-    """0: loopback where that is wanted; 1: public or a name; 2: private; 3: Docker's range; None: of no use."""
+    """Rank an address: 0 loopback if ``local``, 1 public or a name, 2 private, 3 Docker's range, None unusable."""
     parts = address.split("/")
     if not is_dialable(address) or parts[4] == "0":
         return None
@@ -254,7 +259,7 @@ def _packed_host(protocol: str, host: str) -> bytes:
     if protocol == "ip4":
         return varint(code) + ipaddress.IPv4Address(host).packed
     if protocol == "ip6":
-        if "%" in host:  # Python takes a zone, of any text at all; it means something on one machine only
+        if "%" in host:  # Python accepts any text as a zone; a zone has a meaning on one machine only
             raise ValueError(f"{host!r} has a zone")
         return varint(code) + ipaddress.IPv6Address(host).packed
     if not _HOSTNAME.fullmatch(host):
@@ -269,7 +274,7 @@ def _packed_port(protocol: str, port: str) -> bytes:
 
 
 def _packed_route(address: str, parts: list[str]) -> bytes:
-    """What follows the port: nothing, a peer, or a relay and perhaps the peer behind it."""
+    """Encode what follows the port: nothing, a peer, or a relay and optionally the peer behind it."""
     if len(parts) not in (0, 2, 3, 5) or parts[2:3] not in ([], ["p2p-circuit"]):
         raise ValueError(f"{address!r} goes on in a way we do not know")
     peers = [_packed_peer(*parts[start : start + 2]) for start in (0, 3) if parts[start:]]
@@ -284,7 +289,7 @@ def _packed_peer(protocol: str, peer: str) -> bytes:
 
 
 def split_varint(raw: bytes) -> tuple[int, bytes]:
-    """The number that the bytes begin with, as ``varint`` writes it, and the rest. ValueError where there is none."""
+    """Split off the number that ``varint`` wrote at the beginning. Raises ValueError if it is incomplete."""
     number = 0
     for index, byte in enumerate(raw[:10]):
         number |= (byte & 0x7F) << (7 * index)
@@ -294,7 +299,7 @@ def split_varint(raw: bytes) -> tuple[int, bytes]:
 
 
 def varint(number: int) -> bytes:
-    """Seven bits a byte, low ones first (multiformats unsigned-varint)."""
+    """Encode a number in seven bits per byte, low bits first (multiformats unsigned-varint)."""
     raw = b""
     while number >= 0x80:
         raw += bytes([number & 0x7F | 0x80])

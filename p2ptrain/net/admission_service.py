@@ -1,12 +1,11 @@
-"""Every node of a run that does not take everybody hands out the author's rulings; a witness also takes in guests.
+"""Admission protocol: every node of a closed run serves the access list; an invite issuer also signs certificates.
 
-A protocol of its own: one question, one answer, in MESSAGE frames that hold a statement's fields
-(``p2ptrain.statements``)::
+One request and one response, in MESSAGE frames that hold a statement's fields (``p2ptrain.statements``)::
 
     ["rulings", serial]                        ["rulings", bytes]     empty: none newer than that
     ["come", [invite], introduction]           ["came", at, attestation]  or  ["refused", why]
 
-What is answered is signed by others, or by the witness that the invite names, so nothing else protects it.
+The author or the issuer that the invite names signs every response; the protocol adds no protection of its own.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from p2ptrain.admission import (
 )
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
@@ -43,7 +42,7 @@ logger = logging.getLogger(__name__)
 ADMISSION_PROTOCOL = "/p2ptrain/admission/1"
 
 LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=2)
-"""A guess: a question is 1 kB, an answer 60 kB at most."""
+"""A request has 1 kB, a response at most 60 kB. Guess: the requests at the start of a large run would settle it."""
 _ABOUT = "admission"
 _MAX_QUESTION_BYTES = 1024
 _MAX_ANSWER_BYTES = MAX_RULINGS_BYTES + 64
@@ -51,23 +50,24 @@ _MAX_ANSWER_BYTES = MAX_RULINGS_BYTES + 64
 
 @dataclass(slots=True)
 class AdmissionHandler:
-    """Who answers."""
+    """Request handler: answers from the gate's access list and, as an issuer, the register of invites."""
 
     gate: Gate
     register: InviteRegister | None = None
-    """None: we are nobody's witness."""
+    """Admissions by invite; None if this node is no issuer."""
     sign: Sign | None = None
     keep: Callable[[bytes, PeerId, str], None] = lambda encoded, guest, invite: None
-    """Bring the register to the disk: guest and invite's id are who came. Raises OSError."""
+    """Called to save the register, with the admitted peer and the invite's id. Raises OSError."""
     wall: Clock = time.time
-    """For dates alone: it may be set back."""
+    """Clock for dates only; it may be set back."""
     _allowance: SlidingWindowLimit = field(
         default_factory=lambda: SlidingWindowLimit(overall=240, each=12, window_s=60.0)
     )
-    """Checking a question takes about a millisecond. A guess."""
+    """Rate limit; checking a request takes about 1 ms. Guess: the requests at the start of a large run would settle
+    it."""
 
     async def answer(self, link: Link) -> None:
-        """Answer one question, over any link. Raises NetworkError and RemoteError."""
+        """Answer one request, over any link. Raises NetworkError and RemoteError."""
         question = await hear(link, _ABOUT, _MAX_QUESTION_BYTES)
         if not self._allowance.take(link.peer, asyncio.get_running_loop().time(), origin_of(link)):
             raise NetworkError(f"{short(link.peer)} asked about admission too often")
@@ -82,9 +82,9 @@ class AdmissionHandler:
         await link.close()
 
     def _guest(self, peer: PeerId, raw: object, introduction: bytes) -> list[Any]:
-        """The link proves who asks: a badge is made for nobody else."""
+        """Admit the peer at the other end of the link, whose identity the link proves, and to no other peer."""
         gate = self.gate
-        if self.register is None or self.sign is None:  # an invite may name us, and others besides
+        if self.register is None or self.sign is None:  # an invite may name this node without its consent
             raise NetworkError(f"{short(peer)} asked for a badge, and we are no witness")
         invite = Invite.read(raw, gate.run, gate.author)
         answer = self.register.admit(invite, peer, introduction, gate.rulings, self.wall(), self.sign)
@@ -98,14 +98,17 @@ class AdmissionHandler:
 
 
 async def serve_admission(node: Node, desk: AdmissionHandler, rates: Throttles | None = None) -> P2PTransport:
-    """Answer others until the returned transport is closed."""
+    """Answer admission requests until the returned transport is closed."""
     transport = P2PTransport(node, ADMISSION_PROTOCOL, LIMITS, rates, is_gift=True)
     await transport.listen(desk.answer)
     return transport
 
 
 async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[str], gate: Gate) -> bool:
-    """Ask a node for rulings newer than the gate's, and take them in; whether there were. NetworkError, RemoteError."""
+    """Ask a node for an access list newer than the gate's and take it; return whether there was one.
+
+    Raises NetworkError and RemoteError.
+    """
     match await _ask(transport, peer, addresses, ["rulings", gate.rulings.serial]):
         case ["rulings", bytes(encoded)]:
             return bool(encoded) and gate.take(encoded)
@@ -116,7 +119,10 @@ async def ask_rulings(transport: Transport, peer: PeerId, addresses: Sequence[st
 async def come_in(
     transport: Transport, witness: PeerId, addresses: Sequence[str], ticket: InviteCredential, gate: Gate, me: PeerId
 ) -> Certificate | Refusal:
-    """Show a witness that we hold an invite; our badge, or why not. Raises NetworkError and RemoteError."""
+    """Present an invite to its issuer; return the certificate, or the reason for a refusal.
+
+    Raises NetworkError and RemoteError.
+    """
     introduction = ticket.introduce(gate.run, me)
     match await _ask(transport, witness, addresses, ["come", ticket.invite.fields(), introduction]):
         case ["came", int(at), bytes(attestation)]:

@@ -1,4 +1,4 @@
-"""Several talks with one partner at once, of which the first that fails ends the others."""
+"""Concurrent awaitables: the first failure cancels the others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ async def concurrently(one: Awaitable[S], other: Awaitable[T], /) -> tuple[S, T]
 @overload
 async def concurrently(*works: Awaitable[T]) -> tuple[T, ...]: ...
 async def concurrently(*works: Awaitable[Any]) -> tuple[Any, ...]:
-    """What each makes. Raises the NetworkError or RemoteError of the first that fails, itself and in no group."""
+    """Run all awaitables and return their results.
+
+    Raises the first NetworkError or RemoteError, not wrapped in an exception group.
+    """
     failure: BaseException | None = None
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_coroutine(work)) for work in works]
     except* (NetworkError, RemoteError) as errors:
         failure = errors.exceptions[0]
-    if failure is not None:  # raised in there, Python before 3.11.4 would wrap it in a group, which nobody expects
+    if failure is not None:  # raised inside except*, Python before 3.11.4 would wrap it in a group
         raise failure
     return tuple(each.result() for each in running)
 

@@ -1,6 +1,6 @@
-"""A node of the DHT: hivemind's ``DHTNode`` with our ``dht_protocol.Protocol`` in it, and nothing cached.
+"""DHT node: hivemind's ``DHTNode`` with ``dht_protocol.Protocol``, without caches.
 
-Whatever hivemind's own code raises is turned into NetworkError by ``network_errors``, around each call of a node's.
+Each call of a node is made inside ``network_errors``, which turns hivemind's exceptions into NetworkError.
 """
 
 from __future__ import annotations
@@ -20,32 +20,34 @@ from p2ptrain.net.throttle import Throttles
 logger = logging.getLogger(__name__)
 
 MAX_BLAMED = 1024
-"""Nodes whose failures are counted: answers may name any number that are not there. A guess."""
+"""Most nodes whose failures are counted, because responses may name any number of absent nodes. Guess: the number of
+failed nodes in a large swarm would settle it."""
 
 
 @contextlib.asynccontextmanager
 async def network_errors(what: str) -> AsyncIterator[None]:
-    """Whatever hivemind's own code raises in here is a NetworkError: a stranger's answer can make it stumble, and must
-    end nobody's peer. Timeouts stay what they are.
+    """Turn hivemind's exceptions into NetworkError, since another peer's response may cause any of them.
+
+    NetworkError and TimeoutError pass unchanged.
 
     Args:
-        what: what was to be done, for the error's text.
+        what: the operation, for the error's text.
     """
     try:
         yield
     except (NetworkError, TimeoutError):
         raise
-    except Exception as error:  # AssertionError, KeyError: hivemind checks strangers' words with what it has
+    except Exception as error:  # such as AssertionError or KeyError, with which hivemind rejects input
         logger.info("%s failed in hivemind", what, exc_info=True)
         raise NetworkError(f"{what} failed in hivemind: {error!r:.120}") from error
 
 
 async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Throttles) -> DHTNode:
-    """A node of the DHT that knows nobody yet, over a p2pd that runs."""
+    """Start a DHT node that knows no other node yet, over a running p2pd."""
     own = id_of(p2p.peer_id.to_bytes())
-    # As a client it makes a protocol of hivemind's that serves nobody, and that ours takes the place of. Nothing is
-    # cached: lookups want the latest and would ask all the same, and each would send a neighbour all that it found
-    # (measured with 95 peers: 470 kB a lookup instead of 170).
+    # In client mode hivemind's own protocol serves nobody, until ours replaces it. Nothing is cached: lookups need the
+    # latest records and would ask anyway, and each would send a neighbour all that it found (measured with 95 peers:
+    # 470 kB per lookup instead of 170 kB).
     node = await DHTNode.create(
         p2p=p2p,
         node_id=own,
@@ -71,7 +73,7 @@ async def start_node(p2p: P2P, validator: RecordValidatorBase, rates: Throttles)
 
 
 class _Blacklist(Blacklist):
-    """Who did not answer, for a while; bounded."""
+    """Bounded list of nodes that recently did not answer."""
 
     def register_failure(self, peer: PeerID) -> None:
         if len(self.ban_counter) >= MAX_BLAMED:

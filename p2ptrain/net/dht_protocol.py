@@ -1,20 +1,19 @@
-"""hivemind's DHT with limits: what a stranger's request costs us, what its answer may do, and who it may say it is.
+"""hivemind's DHT protocol with limits on what other peers' requests and responses may cost or cause.
 
-hivemind 1.1.12 trusts whoever asks and whoever answers. A request may name as many keys as fit 4 MiB; an answer that
-names the asker ends the asker's search with an AssertionError, one that holds nothing and says that it is good for ever
-is believed for ever, and node ids are anybody's choice. ``Protocol`` is its ``DHTProtocol`` with the same messages and
-every door rewritten:
+hivemind 1.1.12 trusts both sides. A request may name as many keys as fit in 4 MiB; a response that names the requester
+ends its search with an AssertionError; an empty response that never expires is believed forever; and every node chooses
+its own id. ``Protocol`` keeps the messages of ``DHTProtocol`` and rewrites every handler:
 
-- A node's id is the SHA-1 of its libp2p peer id, so that a peer has one place and keeps it when it starts anew. Ids
-  that are not so made enter no routing table, and are skipped in answers.
-- Requests have a rate by peer and in all (``rate_limiter``). Who asks too often hears that nothing is here, or that
-  nothing was stored, and is served again a little later.
-- Its bytes are booked on the owner's lines (``net.throttle``) and never wait. Beyond its share of a cap, or while the
-  peer rests, fewer questions are answered.
-- Records are stored one by one, each checked. Whole dictionaries are not taken in. Nobody sends any: nothing is cached,
-  and nothing is handed over to nodes that come, since presence is announced anew every 20 s, and rulings within a
-  minute.
-- Of an answer counts what the validator lets pass, each record for as long as it says itself.
+- A node's id is the SHA-1 of its libp2p peer id: each peer has one place and keeps it after a restart. Other ids enter
+  no routing table and are skipped in responses.
+- Requests are rate-limited by peer and overall (``rate_limiter``). A request above the limit is answered with "nothing
+  found" or "nothing stored".
+- Bytes are booked on the owner's throttles (``net.throttle``) and never wait. Above the DHT's share of a cap, or while
+  the peer rests, fewer requests are answered.
+- Records are stored one by one, each checked. Whole dictionaries are rejected; no peer needs to send any, because
+  nothing is cached and nothing is handed over to new nodes: presence is announced again every 20 s, access lists within
+  a minute.
+- Only records that the validator accepts are taken from a response, each until its own expiration time.
 """
 
 from __future__ import annotations
@@ -43,53 +42,61 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Message)
 
 DHT_PROTOCOL = "/p2ptrain/dht/1"
-"""What its three questions' names begin with: a node of hivemind's own is not answered."""
+"""Prefix of the three handlers' protocol names, so that unmodified hivemind nodes are not served."""
 
 MAX_KEYS = 32
-"""In one request. Ours name 4 at most: the square root of a leaving peer's 17 buckets. A guess."""
+"""Most keys in one request; ours have at most 4, the square root of a leaving peer's 17 buckets. Guess: the keys per
+request in a large swarm would settle it."""
 MAX_ENTRIES = 2048
-"""Records under one key, in an answer: of as many peers a node stores records (``directory.MAX_STORED_PEERS``)."""
+"""Most records under one key in a response; a node stores records of as many peers (``directory.MAX_STORED_PEERS``)."""
 MAX_NEAREST = 20
-"""Nodes that an answer names for one key: hivemind's own number (``DHTNode.create``, bucket_size)."""
+"""Most nodes that a response names for one key, as in hivemind (``DHTNode.create``, bucket_size)."""
 MAX_SPARES = 20
-"""Nodes in reserve for a full bucket of the routing table, of which hivemind forgets none. As many as it holds."""
+"""Most replacement nodes of a full routing-table bucket, as many as it holds; hivemind has no bound."""
 MAX_ANSWER_BYTES = 4_000_000
-"""Of records under all keys of a request together; p2pd takes 4 MiB, and a full key's longest records have 3.6 MB."""
+"""Most bytes of records in a response; p2pd accepts 4 MiB, and the longest records of a full key have 3.6 MB."""
 PEER_ID_BYTES = range(34, 43)
-"""Multihashes of keys that libp2p knows have 34 (RSA) to 42 bytes (the longest whose key is written out); ours have 38.
-Without a bound each would cost the square of its length, to be written in base58."""
+"""Sizes of libp2p multihashes: 34 bytes (RSA) to 42 (the longest identity hash); Ed25519 has 38. The bound is needed
+because base58 costs the square of the length."""
 MOST_UNFIT = 32
-"""Records of an answer that may fail their check before the rest is left unread; each failure costs a signature's
-check, .15 ms. Some do honestly: clocks and rulings differ. A guess."""
+"""Invalid records after which the rest of a response is skipped; each costs a signature check, .15 ms. Guess: how often
+honest clocks and access lists differ would settle it."""
 RENEWAL_S = 60.0
-"""The same record is stored anew where it is to last so much longer than it did: its end is the word of whoever stores
-it. A guess; rulings last an hour, and a presence record is a new one each time."""
+"""Least extension for which an unchanged record is stored again, since the sender chooses its expiration time. Guess:
+the writes per access list, which lasts an hour, would settle it."""
 AT_ONCE = 32
-"""Records checked before the loop has its turn: 5 ms. A guess."""
+"""Records checked before other tasks of the event loop run, about 5 ms. Guess: a peer's event-loop latency would settle
+it."""
 
 EACH = RateLimit(burst=200.0, per_s=10.0)
-"""Of one peer, in keys; 128 records asked for count as one key more. A peer looks up and announces itself every 20 s,
-and asks a node three times a key at most. A guess with room."""
+"""Rate limit of one peer in keys; 128 requested records cost one key more. A peer looks up and announces itself every
+20 s, and asks a node at most three times per key. Guess: requests per node in a large swarm would settle it."""
 OVERALL = RateLimit(burst=2000.0, per_s=400.0)
-"""Of all peers together: a sixth of a core (measured: .2 ms to find 128 records, .4 ms to store one). In a swarm of 95,
-which all ask the same nodes for one key, a node sees 20 a second. A guess.
+"""Rate limit of all peers in keys: a sixth of a core (measured: .2 ms to find 128 records, .4 ms to store one). In a
+swarm of 95, where all ask the same nodes for one key, a node receives 20 per second. Guess: a larger swarm would settle
+it.
 """
 RECORDS_A_TOKEN = 128
+"""Requested records that cost as much as one key."""
 RESTING_COST = 20.0
-"""What a token costs while this peer rests: ten questions of a peer at once and one every two seconds, which is
-what honest ones need, and twenty a second in all. To be silent would hide the records that lie here, and many peers may
-rest at the same hours. A guess."""
+"""Factor on a request's cost while this peer rests: ten requests per peer at once, one every two seconds, and twenty
+per second overall, which is what honest peers need. Complete silence would hide the records stored here, and many peers
+may rest at the same time. Guess: lookups while half of a swarm rests would settle it."""
 
 
 def id_of(peer: bytes) -> DHTID:
-    """The one id that a peer's node may have; ``peer`` is its peer id's multihash."""
+    """Return the only id that a peer's node may have.
+
+    Args:
+        peer: the multihash of its peer id.
+    """
     return DHTID.generate(source=peer)
 
 
 class Protocol(DHTProtocol):
-    """See the module. Construct with ``create``, which serves at once."""
+    """hivemind's DHT protocol with limits; see the module. ``create`` constructs one and starts to serve."""
 
-    _rpc_handlers = None  # hivemind keeps them on the class: ours has its own
+    _rpc_handlers = None  # hivemind caches handlers on the class, so this subclass needs its own
     _stub_type = None
 
     def __init__(self, *, _initialized_with_create: bool = False) -> None:
@@ -102,16 +109,16 @@ class Protocol(DHTProtocol):
     def _get_handle_name(cls, namespace: str | None, method_name: str) -> str:
         return f"{DHT_PROTOCOL}/{method_name.removeprefix('rpc_')}"
 
-    # --- what others ask --------------------------------------------------------------------------------------------
+    # --- inbound requests -------------------------------------------------------------------------------------------
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
-        """Somebody is here and would be known. ``request.validate``, which asks us to call back, is not done."""
+        """Answer a ping and enter its sender into the routing table; ``request.validate`` (dial back) is ignored."""
         if self._admits(context.remote_id, 1):
             await self._meet(request.peer, context.remote_id)
         return self._sent(request, dht_pb2.PingResponse(peer=self.node_info, dht_time=get_dht_time(), available=False))
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
-        """Keep these records, those that the validator lets pass. RemoteError for a request that is none of ours."""
+        """Store those records that the validator accepts. Raises RemoteError for a malformed request."""
         columns = request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache
         _check_size(len(request.keys))
         if len(set(map(len, columns))) > 1:
@@ -123,7 +130,7 @@ class Protocol(DHTProtocol):
         return self._sent(request, dht_pb2.StoreResponse(store_ok=stored, peer=self.node_info))
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
-        """What lies under these keys here, and who is nearer. RemoteError for a request that is none of ours."""
+        """Return these keys' records and nearest known nodes. Raises RemoteError for a malformed request."""
         _check_size(len(request.keys))
         if any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
             raise RemoteError(f"keys of {DHTID.HASH_NBYTES} bytes were due")
@@ -138,7 +145,7 @@ class Protocol(DHTProtocol):
         room = MAX_ANSWER_BYTES
         for key in map(DHTID.from_bytes, request.keys):
             result = self._neighbours(key, asker)
-            if (found := held.pop(key, None)) is not None:  # a key that is named twice is answered once
+            if (found := held.pop(key, None)) is not None:  # a repeated key gets its records once
                 value = self.serializer.dumps(found.value)
                 if (room := room - len(value)) >= 0:
                     result.type, result.value = dht_pb2.FOUND_DICTIONARY, value
@@ -153,31 +160,31 @@ class Protocol(DHTProtocol):
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
 
     def _sent(self, request: Message, response: Answer) -> Answer:
-        """Book a question of theirs, and our answer. Returns the answer."""
+        """Book the bytes of a request and its response; return the response."""
         asked, told = request.ByteSize(), response.ByteSize()
         self.rates.down.book_unwaited(asked)
         self.rates.up.book_unwaited(told)
         return response
 
     def _keep(self, key: bytes, subkey: bytes, value: bytes, expiration: float, in_cache: bool) -> bool:
-        """Store one record; False where it must not be, or where we have one that lasts as long, or nearly."""
+        """Store one record; return False if it is invalid or the stored one lasts (nearly) as long."""
         if in_cache or len(key) != DHTID.HASH_NBYTES or subkey in self.RESERVED_SUBKEYS:
             return False
-        if not math.isfinite(expiration):  # hivemind would keep it for ever
+        if not math.isfinite(expiration):  # hivemind would keep it forever
             return False
         if not self._validate_record(key, subkey, value, expiration):
             return False
         place, name = DHTID.from_bytes(key), self.serializer.loads(subkey)
         held = self._held(place)
         before = held.value.get(name) if held is not None else None
-        if before is not None:  # hivemind would note its end once more, each time
+        if before is not None:  # hivemind would add a heap entry for every renewal
             renewed = before.expiration_time + (RENEWAL_S if before.value == value else 0.0)
             if renewed >= expiration:
                 return False
         return bool(self.storage.store_subkey(place, name, value, expiration))
 
     def _held(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """The dictionary under a key, if it has a record that lasts."""
+        """Return the dictionary under a key; None if it has no live record."""
         found = self.storage.get(key)
         return found if found is not None and isinstance(found.value, DictionaryDHTValue) and len(found.value) else None
 
@@ -189,18 +196,18 @@ class Protocol(DHTProtocol):
             nearest_peer_ids=[peer.to_bytes() for _, peer in nearest],
         )
 
-    # --- what we ask ------------------------------------------------------------------------------------------------
+    # --- outbound requests ------------------------------------------------------------------------------------------
 
     def get_stub(self, peer: PeerID) -> _BookedStub:
         return _BookedStub(super().get_stub(peer), self.rates)
 
     async def call_ping(self, peer: PeerID, validate: bool = False, strict: bool = True) -> DHTID | None:
-        """The peer's node id; None where it does not answer, or with another. Enters it into the routing table."""
+        """Ping a peer, enter it into the routing table and return its node id; None without an answer or a valid id."""
         try:
             async with self.rpc_semaphore:
                 request = dht_pb2.PingRequest(peer=self.node_info)
                 response = await self.get_stub(peer).rpc_ping(request, timeout=self.wait_timeout)
-        except Exception:  # whatever the network, p2pd or the peer did
+        except Exception:  # any failure of the network, p2pd or the peer counts as no answer
             logger.debug("no answer to a ping of %s", peer, exc_info=True)
             await self.update_routing_table(None, peer, responded=False)
             return None
@@ -209,7 +216,7 @@ class Protocol(DHTProtocol):
     async def call_find(
         self, peer: PeerID, keys: Collection[DHTID]
     ) -> dict[DHTID, tuple[ValueWithExpiration[Any] | None, dict[DHTID, PeerID]]] | None:
-        """For each key what the peer has under it, and who it says is nearer; None where it gives no such answer."""
+        """Ask a peer for the records under each key and its nearest nodes; None without a valid answer."""
         request = dht_pb2.FindRequest(keys=[key.to_bytes() for key in keys], peer=self.node_info)
         try:
             async with self.rpc_semaphore:
@@ -220,7 +227,7 @@ class Protocol(DHTProtocol):
                 key: (await self._checked(key, result), self._nearest(result))
                 for key, result in zip(keys, response.results, strict=True)
             }
-        except Exception:  # the same, or nothing that msgpack can read
+        except Exception:  # as for a ping, or bytes that msgpack cannot read
             logger.debug("no answer of %s, or none that holds", peer, exc_info=True)
             await self.update_routing_table(None, peer, responded=False)
             return None
@@ -228,8 +235,8 @@ class Protocol(DHTProtocol):
         return found
 
     async def _checked(self, key: DHTID, result: dht_pb2.FindResult) -> ValueWithExpiration[Any] | None:
-        """The records that hold, until the last of them ends; None where there are none."""
-        if result.type != dht_pb2.FOUND_DICTIONARY:  # nothing else is stored here
+        """Return a response's valid records with the latest expiration time; None if there are none."""
+        if result.type != dht_pb2.FOUND_DICTIONARY:  # only dictionaries are stored
             return None
         kept, unfit = DictionaryDHTValue(), 0
         for number, (subkey, value, expiration) in enumerate(_entries(result.value), 1):
@@ -243,7 +250,7 @@ class Protocol(DHTProtocol):
         return None if last is None else ValueWithExpiration(kept, last)
 
     def _nearest(self, result: dht_pb2.FindResult) -> dict[DHTID, PeerID]:
-        """Who the answer names, but us and those whose id is not their peer's."""
+        """Return the nodes that a response names, except this one and those whose id does not match their peer id."""
         nearest = {}
         for raw_id, raw_peer in zip(result.nearest_node_ids[:MAX_NEAREST], result.nearest_peer_ids, strict=False):
             if len(raw_peer) in PEER_ID_BYTES:
@@ -252,10 +259,10 @@ class Protocol(DHTProtocol):
                     nearest[bound] = PeerID(raw_peer)
         return nearest
 
-    # --- whom we know -----------------------------------------------------------------------------------------------
+    # --- routing table ----------------------------------------------------------------------------------------------
 
     async def _meet(self, info: dht_pb2.NodeInfo, peer: PeerID) -> DHTID | None:
-        """Enter a node that spoke into the routing table; its id, None where it is not its peer's."""
+        """Enter a node into the routing table and return its id; None if the id does not match its peer id."""
         bound = id_of(peer.to_bytes())
         if info.node_id != bound.to_bytes():
             return None
@@ -263,7 +270,7 @@ class Protocol(DHTProtocol):
         return bound
 
     async def update_routing_table(self, node_id: DHTID | None, peer_id: PeerID, responded: bool = True) -> None:
-        """A node spoke, or did not answer. hivemind's would also hand records over to whoever is new."""
+        """Record that a node responded or failed to. Unlike hivemind's, this hands no records over to new nodes."""
         bound, table = id_of(peer_id.to_bytes()), self.routing_table
         if not responded:
             if bound in table:
@@ -271,16 +278,16 @@ class Protocol(DHTProtocol):
         elif node_id == bound != self.node_id:
             to_ping = table.add_or_update_node(bound, peer_id)
             bucket = table.buckets[table.get_bucket_index(bound)]
-            for spare in list(bucket.replacement_nodes)[:-MAX_SPARES]:  # met long ago
+            for spare in list(bucket.replacement_nodes)[:-MAX_SPARES]:  # the oldest
                 del table[spare]
-            if to_ping is not None:  # the bucket is full: does the one of whom nothing was heard for longest live?
+            if to_ping is not None:  # the bucket is full: check its least recently seen node
                 task = asyncio.create_task(self.call_ping(to_ping[1]))
                 self._pings.add(task)
                 task.add_done_callback(self._pings.discard)
 
 
 class _BookedStub:
-    """hivemind's stub of a peer: what it is asked and what it answers are booked."""
+    """hivemind's stub of a peer, with requests and responses booked on the throttles."""
 
     def __init__(self, stub: Any, rates: Throttles) -> None:
         self._stub = stub
@@ -304,10 +311,9 @@ def _check_size(keys: int) -> None:
 
 
 def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
-    """The records of a dictionary as hivemind's ``DictionaryDHTValue.packb`` writes it. Raises RemoteError, and what
-    msgpack raises.
+    """Decode the records that hivemind's ``DictionaryDHTValue.packb`` packed. Raises RemoteError and msgpack's errors.
 
-    hivemind would unpack what is packed in it, however deep: each level another copy of all that is left.
+    hivemind itself would unpack nested values at any depth, with a copy of the remaining bytes per level.
     """
     outer = msgpack.unpackb(packed, max_array_len=0, max_map_len=0)
     if type(outer) is msgpack.ExtType and outer.code == _DICTIONARY:
@@ -318,7 +324,7 @@ def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
 
 
 _DICTIONARY = 0x50
-"""How hivemind marks it (``MSGPackSerializer.ext_serializable``)."""
+"""Extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)."""
 
 
 def _is_entry(entry: Any) -> bool:

@@ -1,11 +1,11 @@
-"""``ports.Directory`` over the DHT: where live peers of the run are found, and the cache that outlives a restart.
+"""Peer directory: ``ports.Directory`` over the DHT, and the peer cache that survives a restart.
 
-One DHT key per bucket (``swarm.presence_buckets`` decides which of them a peer announces itself under, and which a
-lookup asks); under it one subkey per peer id holding its encoded, signed presence until it expires. Every node, the
-bootstrap too, runs ``PresenceValidator``: it stores and returns nothing but presence records of this run whose
-signatures hold, under the keys of their own peers' buckets, so the DHT can neither be filled with other things nor
-forged. Since a node may be modified, lookups verify again what comes back. In a run that does not take everybody
-(``p2ptrain.admission``) a peer's badge lies beside its presence, and only those that are admitted are stored or found.
+Each presence bucket has one DHT key (``swarm.presence_buckets`` chooses the buckets of announcements and lookups), with
+one subkey per peer id that holds the encoded, signed presence until it expires. Every node, bootstraps included, runs
+``PresenceValidator``, which stores and returns only validly signed presence records of this run under their own peers'
+buckets. Therefore the DHT can neither be filled with other data nor forged; since a node may be modified, lookups
+verify records again. In a closed run (``p2ptrain.admission``) a peer's membership certificate is stored with its
+presence, and only admitted peers are stored or found.
 """
 
 from __future__ import annotations
@@ -42,32 +42,33 @@ from p2ptrain.swarm.presence_buckets import MAX_LEVEL, PresenceBucket, PresenceB
 logger = logging.getLogger(__name__)
 
 DEADLINE_S = 15.0
-"""For one announcement or lookup. A guess: 34 ms a key were measured with 24 nodes, and each dead node on the way costs
-3 s."""
+"""Timeout of one announcement or lookup; 34 ms per key were measured with 24 nodes, and each dead node on the way costs
+3 s. Guess: lookup times in a large swarm with churn would settle it."""
 MAX_RECORDS = 128
-"""Presences that one lookup returns, at random where it found more: a newcomer does, and a peer in a swarm that just
-grew. A guess: more than a peer can exchange with in their lifetime."""
+"""Most presences that one lookup returns, a random sample if it found more; a peer cannot exchange with as many in
+their lifetime. Guess: the variety of partners in a large swarm would settle it."""
 MAX_STORED_PEERS = MAX_ENTRIES
-"""Peers that a node takes in live records of, to store or as a lookup's answer: beyond it the answer of a crowded key
-would near the 4 MiB that break unary calls. In a swarm that has settled a node sees some hundreds."""
+"""Most peers whose live records a node accepts; beyond it the response for a crowded key would near the 4 MiB limit of
+unary calls. In a settled swarm a node sees some hundreds."""
 CLOCK_SKEW_S = 300.0
-"""How far ahead of ours an issuer's clock may be. A guess."""
+"""How far ahead of ours an issuer's clock may be. Guess: the clock offsets of real peers would settle it."""
 MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
-"""A presence record and a badge, and what msgpack puts around them."""
+"""Longest presence record with its certificate and msgpack's overhead."""
 MAX_CACHED = 64
+"""Most presences in the peer cache."""
 
 
 def presence_key(run: RunId, bucket: PresenceBucket) -> str:
-    """The DHT key of a bucket of a run's presence records."""
+    """Return the DHT key of one bucket of a run's presence records."""
     return f"p2ptrain.{run}.presence.{bucket.level}.{bucket.number}"
 
 
 class PresenceValidator(RecordValidatorBase):
-    """Lets pass presence records of one run that their owners signed, and its rulings. Runs on every node."""
+    """Validator of DHT records: accepts one run's signed presence records and access lists. Runs on every node."""
 
     def __init__(self, run: RunId, gate: Gate | None = None) -> None:
         self.gate = gate
-        """None: an open run, or one whose manifest is not here yet."""
+        """None for an open run, or until the manifest is known."""
         self._run = run
         self._expirations: dict[PeerId, float] = {}
 
@@ -103,34 +104,36 @@ class PresenceValidator(RecordValidatorBase):
 
 
 class DhtDirectory:
-    """See the module. A presence's lifetime must not shrink from one announcement to the next: the DHT keeps whichever
-    record expires later. Keep it as long as the node: it learns how large the swarm is."""
+    """Peer directory over the DHT; see the module. Keep it as long as its node, because it learns the swarm's size.
+
+    A presence's lifetime must not shrink between announcements: the DHT keeps the record that expires later.
+    """
 
     def __init__(self, dht: DHTNode, run: RunId, random: Random | None = None) -> None:
         self.gate: Gate | None = None
-        """None: an open run, or one whose manifest is not here yet."""
+        """None for an open run, or until the manifest is known."""
         self._dht = dht
         self._run = run
         self._random = random or Random()
         self._buckets = PresenceBuckets(self._random)
         self._saw_all = True
         self._lying: dict[PresenceBucket, float] = {}
-        """Where records of ours lie, until when."""
+        """Expiration time of our record in each bucket."""
 
     @property
     def size(self) -> int:
-        """About how many peers the swarm has; 0 before the first lookup."""
+        """Estimated number of peers in the swarm; 0 before the first lookup."""
         return self._buckets.size or 0
 
     @property
     def sees_all(self) -> bool:
-        """Whether the last lookup could find everybody, not a sample."""
+        """True if the last lookup covered all peers, not a sample."""
         return self._saw_all
 
     async def announce(self, presence: Presence) -> None:
-        """Store a record. The first time this looks up first: how large the swarm is decides where the record lies."""
+        """Store our record. The first call begins with a lookup, because the swarm's size determines the buckets."""
         if self._buckets.size is None:
-            with contextlib.suppress(NetworkError):  # then the root it is, as in any small swarm
+            with contextlib.suppress(NetworkError):  # without a size, the root bucket is used, as in a small swarm
                 await self.lookup()
         until = presence.issued_at + presence.lifetime_s
         homes = self._homes(presence)
@@ -166,23 +169,23 @@ class DhtDirectory:
             if not found:
                 raise
         self._saw_all = search.saw_all
-        # Not the latest: records may be dated ahead, and would then crowd out all others.
+        # A random sample and not the latest: records dated ahead would displace all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
     def _sealed(self, presence: Presence) -> bytes:
-        """What is stored of us: the record, and where there is a gate our badge."""
+        """Encode the stored value: the presence record and, in a closed run, our certificate."""
         encoded = wire.encode_presence(presence)
         return encoded if self.gate is None else statements.packed([encoded, self.gate.badge])
 
     def _homes(self, presence: Presence) -> list[PresenceBucket]:
-        """Where to store a record now; the last one also wherever an earlier one still says that we are here."""
+        """Return the buckets for a record; a leaving peer's also replaces its earlier records that are still live."""
         now = get_dht_time()
         self._lying = {bucket: until for bucket, until in self._lying.items() if until > now}
         homes = self._buckets.homes(self._run, presence.peer)
         return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
 
     async def _records(self, bucket: PresenceBucket) -> list[Presence]:
-        """The live records of a bucket that their owners signed. Raises NetworkError."""
+        """Return a bucket's live, validly signed records. Raises NetworkError."""
         async with network_errors("the lookup"):
             found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
@@ -199,15 +202,15 @@ class DhtDirectory:
 
 
 class PeerCache:
-    """The last known peers, on disk: how a known swarm is rejoined when every bootstrap is gone."""
+    """Cache of the last known peers on disk, to rejoin a swarm when every bootstrap is gone."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def load(self, run: RunId) -> list[Presence]:
-        """The run's cached records that are well-formed and signed; expired ones too, for their addresses.
+        """Return the run's well-formed, signed records; expired ones too, for their addresses.
 
-        It is only a cache: a missing or damaged file is an empty one.
+        A missing or damaged file counts as empty.
         """
         try:
             entries = json.loads(self._path.read_bytes())
@@ -220,32 +223,32 @@ class PeerCache:
         return [record for record in records if record is not None and record.run == run and verify(record)]
 
     def save(self, records: Iterable[Presence]) -> None:
-        """Replace the cache by the latest of these, one per peer. Raises OSError."""
+        """Replace the cache by the latest of these records, one per peer. Raises OSError."""
         latest = {record.peer: record for record in sorted(records, key=lambda record: record.issued_at)}
         kept = sorted(latest.values(), key=lambda record: record.issued_at, reverse=True)[:MAX_CACHED]
         text = json.dumps([_to_json(record) for record in kept], indent=1)
-        files.replace(self._path, text.encode(), lasting=False)  # on the event loop, and it is only a cache
+        files.replace(self._path, text.encode(), lasting=False)  # no fsync: this runs on the event loop
 
 
 @lru_cache(maxsize=4 * MAX_STORED_PEERS)
 def _is_home(run: RunId, peer: PeerId, key: bytes) -> bool:
-    """Whether a key is that of one of the peer's buckets. Remembered: the same come back with every record."""
+    """Return whether a key belongs to one of the peer's buckets. Cached, since the same arguments recur."""
     keys = (presence_key(run, home(run, peer, level)) for level in range(MAX_LEVEL + 1))
     return any(DHTID.generate(source=each).to_bytes() == key for each in keys)
 
 
 @lru_cache(maxsize=2 * MAX_STORED_PEERS)
 def _genuine(encoded: bytes) -> Presence | None:
-    """The record that these bytes spell, if it is well-formed and signed. Remembered: each comes back many times."""
+    """Decode a presence; None if it is malformed or not validly signed. Cached, since each record recurs."""
     try:
         presence = wire.decode_presence(encoded)
-    except (RemoteError, RecursionError):  # lists in lists, so deep that the wire cannot say what they are
+    except (RemoteError, RecursionError):  # lists nested too deep to decode
         return None
     return presence if verify(presence) else None
 
 
 def _decoded(value: object, gate: Gate | None) -> Presence | None:
-    """The genuine presence in what is stored, of a peer that may take part."""
+    """Decode a stored value; None unless it holds a valid presence of an admitted peer."""
     if type(value) is not bytes:
         return None
     if gate is None:
@@ -262,7 +265,7 @@ def _decoded(value: object, gate: Gate | None) -> Presence | None:
 
 
 def _unwrapped(value: bytes, gate: Gate | None) -> Presence | None:
-    """The presence in a stored value, which hivemind wraps in one layer of msgpack."""
+    """Decode a stored value from hivemind's layer of msgpack; None if it is invalid."""
     try:
         return _decoded(msgpack.unpackb(value, max_bin_len=MAX_SEALED_BYTES, max_map_len=0, max_array_len=0), gate)
     except (ValueError, TypeError):
@@ -274,7 +277,7 @@ def _to_json(record: Presence) -> dict[str, object]:
 
 
 def _from_json(entry: object) -> Presence | None:
-    """A record as the wire would accept it, or None."""
+    """Read a record as strictly as from the wire; None if it is invalid."""
     if not isinstance(entry, dict):
         return None
     try:

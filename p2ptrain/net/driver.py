@@ -1,12 +1,13 @@
-"""The asyncio shell: performs the protocol core's effects over links, a directory and a learner.
+"""Asyncio driver: performs the protocol core's effects over links, a directory and a learner.
 
-It decides nothing. Each link has a task of its own, which follows its ``Session``. The driver works the same over
-libp2p and over the in-memory transport, with a worker pool or without: ``tests/net/test_flagship.py`` holds it bitwise
-to the simulator.
+The driver decides nothing. Each link has its own task, which runs its ``Session``. The driver works alike over libp2p
+and over the in-memory transport, with or without a worker pool; ``tests/net/test_flagship.py`` checks that it matches
+the simulator bit by bit.
 
-Who closes what: ``run`` owns all sessions and timers in one task group and ends them before it returns. Links are
-closed by their session, always. NetworkError and RemoteError end a session and reach the core as ``LinkFailed``;
-anything else is a bug and ends ``run``.
+Resources: ``run`` owns all sessions and timers in one task group and ends them before it returns; each session closes
+its link.
+Errors: NetworkError and RemoteError end a session and reach the core as ``LinkFailed``; any other exception is a bug
+and ends ``run``.
 """
 
 from __future__ import annotations
@@ -58,45 +59,46 @@ from p2ptrain.train.learner import Learner
 logger = logging.getLogger(__name__)
 
 FAREWELL_S = 5.0
-"""For the directory to take our farewell; a record runs out by itself. A guess."""
+"""Timeout of the last announcement, without which our record expires by itself. Guess: the time that announcements take
+in a large swarm would settle it."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class DriverEnvironment:
-    """What the driver stands on: everything outside the two cores."""
+    """Everything that the driver uses besides the protocol core and the learner."""
 
     transport: Transport
     directory: Directory
     notebook: Notebook
     clock: Clock
     sign: Callable[[Announce], Presence]
-    """Fill in addresses, nickname and times, and sign."""
+    """Fills in addresses, nickname and times, and signs."""
     live_until: Callable[[Presence], float | None]
-    """On ``clock``, until when a record counts; None when its signature or its times do not hold."""
+    """Returns a record's end on ``clock``; None if its signature or its times are invalid."""
     begin_training: Callable[[], None]
     work: Callable[..., Awaitable[Any]]
-    """``await work(function, *arguments)``: run it off the loop, or at once."""
+    """Runs ``work(function, *arguments)`` off the event loop, or at once."""
     copies: WeightServer | None = None
-    """Gives our weights to newcomers; None: one that nobody else asks."""
+    """Server of our weights; None: one that serves only newcomers that the core accepted."""
     gatherer: Downloader | None = None
-    """Takes others' weights; None: one that asks nobody but who promised its own."""
+    """Downloads weights; None: only from the donor that accepted our request."""
 
 
 async def at_once(function: Callable[..., T], *arguments: Any) -> T:
-    """A ``work`` that uses no thread: for virtual time."""
+    """Call the function at once, without a thread: a ``work`` for virtual time."""
     return function(*arguments)
 
 
 class Driver:
-    """Runs one peer's protocol core until it is finished."""
+    """Driver of one peer's protocol core."""
 
     def __init__(self, core: Peer, learner: Learner, shore: DriverEnvironment) -> None:
         self.live_peers = 0
-        """How many others are here; may be read from any thread, as the core may not."""
+        """Number of other live peers; any thread may read it, unlike the core."""
         self.exchanges_under_way = 0
-        """So may this."""
+        """Number of running exchanges; any thread may read it."""
         self._core = core
         self._learner = learner
         self._shore = shore
@@ -119,12 +121,12 @@ class Driver:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: asyncio.TaskGroup | None = None
         self._errands: set[asyncio.Task[None]] = set()
-        """To the directory."""
+        """Tasks that announce or look up."""
         self._announced: asyncio.Task[None] | None = None
-        """The last announcement, which may be under way: when we leave, our farewell."""
+        """The last announcement, which may still run; at the end, that of our leaving."""
 
     async def run(self) -> str:
-        """Serve until the core is finished; returns why."""
+        """Run until the core is finished; return its reason."""
         self._loop = asyncio.get_running_loop()
         self._finished = self._loop.create_future()
         async with asyncio.TaskGroup() as self._tasks:
@@ -144,7 +146,7 @@ class Driver:
                     errand.cancel()
 
     def post(self, event: Event) -> None:
-        """Hand in an event from another thread. Kept until ``run`` has begun, dropped once the loop is gone."""
+        """Pass an event from any thread. Kept until ``run`` begins, dropped once the loop is closed."""
         self._posted.put(event)
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -155,17 +157,17 @@ class Driver:
             self._events.put_nowait((self._posted.get_nowait(), 0.0))
 
     async def _pump(self) -> None:
-        """What threads and timers hand in is handled in a task, so that a bug ends ``run`` instead of a callback."""
+        """Handle events of threads and timers in a task, so that a bug ends ``run`` and not only a callback."""
         while True:
             event, not_before = await self._events.get()
             self.handle(event, not_before)
 
     def handle(self, event: Event, not_before: float = 0.0) -> None:
-        """Hand in an event in the loop's thread, and perform what the core asks for.
+        """Pass an event to the core and perform the effects. Call it in the event loop's thread.
 
         Args:
-            not_before: what the clock must at least say: a timer may fire a rounding error early, and a core that is
-                woken too early asks to be woken again, at once and for ever.
+            not_before: earliest time to report. A timer may fire a rounding error early, and a core that wakes too
+                early would ask to be woken again at once, forever.
         """
         assert self._finished is not None
         if self._finished.done() and not isinstance(event, Received):
@@ -224,7 +226,7 @@ class Driver:
         await self._guard(session, converse())
 
     async def _inbound(self, link: Link) -> None:
-        """Called by the transport, in a task of its own, for every link that a peer opens."""
+        """Serve one inbound link; the transport calls this in a separate task for each."""
         self._inbound_serial += 1
         name = LinkId(link.peer, self._inbound_serial, outbound=False)
         session = self._sessions[name] = Session(name, self._tools, task=asyncio.current_task())
@@ -238,12 +240,12 @@ class Driver:
         await self._guard(session, converse())
 
     async def _guard(self, session: Session, conversation: Awaitable[None]) -> None:
-        """Turn what the network and the partner do wrong into an event; let our own bugs through."""
+        """Turn failures of the network and the partner into an event; let our own bugs through."""
         why, their_fault, unbegun, misfit = "", False, False, False
         try:
             await conversation
         except asyncio.CancelledError:
-            if session.link in self._sessions:  # not our own Close: the transport, or the whole driver, ends
+            if session.link in self._sessions:  # not our own Close: the transport or the driver ends
                 why = "the connection was dropped"
                 raise
         except RemoteError as error:
@@ -260,7 +262,7 @@ class Driver:
                 self.handle(LinkFailed(session.link, why, their_fault, unbegun, misfit))
 
     def _fail(self, error: BaseException) -> None:
-        """A bug of ours ends ``run``, also when it shows in a task that belongs to the transport."""
+        """End ``run`` with a bug's exception, also from a task of the transport."""
         if self._finished is not None and not self._finished.done():
             self._finished.set_exception(error)
 
@@ -296,7 +298,7 @@ class Driver:
         session.instructions.put_nowait(Close(session.link))
 
     async def _end_sessions(self) -> None:
-        """Let links that only have something left to say say it, then end the rest."""
+        """Give sessions 1 s to send their last messages, then cancel the rest."""
         if self._timer is not None:
             self._timer.cancel()
         tasks = [session.task for session in self._sessions.values() if session.task is not None]
@@ -306,7 +308,7 @@ class Driver:
             task.cancel()
 
     async def _say_farewell(self) -> None:
-        """Let it reach the directory, and not wait for one that is dead."""
+        """Wait until the last announcement reaches the directory, for at most ``FAREWELL_S``."""
         if self._announced is not None:
             await asyncio.wait([self._announced], timeout=FAREWELL_S)
 

@@ -1,4 +1,4 @@
-"""A peer's own figures, for whoever shows a swarm: one question, one answer, beside the exchanges.
+"""Figures protocol: a peer sends its own figures to monitors of the swarm; one request and one response.
 
 ::
 
@@ -8,8 +8,8 @@
           ["failure", serial, at, line]
           ["checkpoint", serial, at, step]
 
-Only peers whose owners agreed answer with figures; others say that they keep them. A protocol of its own and best
-effort: nothing else depends on it, and what it says is a peer's word, shown to people and used for nothing.
+Peers whose owners did not agree answer "kept". The protocol is separate from exchanges and best effort; figures are
+unverified, shown to people and used for nothing else.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 
 FIGURES_PROTOCOL = "/p2ptrain/figures/1"
 
 LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
-"""A guess: an answer has a few kilobytes."""
+"""A response has a few kilobytes. Guess: the number of monitors per peer would settle it."""
 DEADLINE_S = 10.0
-"""For a question and its answer, the dial included. A guess."""
+"""Timeout of a request and its response, dialing included. Guess: response times over relays would settle it."""
 _ABOUT = "figures"
 MAX_ANSWER_BYTES = 32 << 10
 MOST_FIELDS = 64
-"""Of a row; more than anybody knows."""
+"""Most fields of a row, more than any peer has."""
 MOST_TOLD = 64
-"""News in one answer: a minute of a fast peer."""
+"""Most news in one response: a minute of a fast peer."""
 
 Telling = Callable[[int], tuple[dict[str, Any], list[list[Any]]]]
-"""From a serial number: our row, and the news since, the oldest first."""
+"""Function from a serial number to our row and the news since then, oldest first."""
 
 
 @dataclass(slots=True)
 class FiguresService:
-    """Answers those who ask.
+    """Request handler of the figures protocol.
 
     Args:
-        telling: our figures; None: the owner keeps them.
+        telling: returns the source of our figures; None if the owner does not share them.
     """
 
     telling: Callable[[], Telling | None]
@@ -57,10 +57,11 @@ class FiguresService:
     _allowance: SlidingWindowLimit = field(
         default_factory=lambda: SlidingWindowLimit(overall=120, each=40, window_s=60.0)
     )
-    """A watcher asks every 3 s (``bootstrap.swarm_view``), which is half of what it may. Guesses."""
+    """Rate limit; a monitor asks every 3 s (``bootstrap.swarm_view``), half of its limit. Guess: the number of monitors
+    per peer would settle it."""
 
     async def answer(self, link: Link) -> None:
-        """Answer one question, over any link. Raises NetworkError and RemoteError."""
+        """Answer one request, over any link. Raises NetworkError and RemoteError."""
         match await hear(link, _ABOUT, 64):
             case ["figures", int(serial)]:
                 pass
@@ -81,7 +82,10 @@ class FiguresService:
 async def ask_figures(
     transport: Transport, peer: PeerId, addresses: Sequence[str], serial: int
 ) -> tuple[dict[str, Any], list[Any]] | None:
-    """A peer's row and its news since, unchecked; None where it keeps them. Raises NetworkError, RemoteError."""
+    """Ask a peer for its row and its news since ``serial``, unverified; None if its owner does not share them.
+
+    Raises NetworkError and RemoteError.
+    """
     try:
         async with asyncio.timeout(DEADLINE_S):
             return await _ask(transport, peer, addresses, serial)

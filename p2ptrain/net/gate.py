@@ -1,13 +1,13 @@
-"""The gate before every conversation of a run that does not take everybody: both sides show a badge first.
+"""Admission check of a closed run: both sides of a link show a membership certificate first.
 
 ::
 
-    opener                        answerer
-    BADGE, and its message ->                        no round trip is added
-                           <-  REFUSAL, end          or BADGE, and its answer
+    initiator                     responder
+    BADGE, and its message ->                        adds no round trip
+                           <-  REFUSAL, end          or BADGE, and its response
 
-It stands between the driver and the transport (``ports.Transport``), so neither core nor driver knows of it, and an
-open run has none: its bytes are what they always were. The porter of a peer that is away is behind it too.
+The check wraps the transport (``ports.Transport``), so the core and the driver do not know of it; an open run has none
+and sends no extra bytes. The handler of a peer that is away (``porter``) is behind the check, too.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from p2ptrain.admission import Gate, Refusal, remedy
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.payload import DirectLink, WideLink, begun
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.ports import Clock, Link, Notebook, Transport
 
 BADGE_DEADLINE_S = 15.0
-"""How long an inbound link may take to show a badge; as long as the message after it may take."""
+"""Timeout for the certificate on an inbound link, equal to that of the message after it."""
 NOTES_S = 600.0
-"""In so long a time a refusal is told once of each peer, and of ten at most. A guess; strangers must not fill a log."""
+"""Window of the limit on notes: one refusal per peer and ten overall, so that others cannot fill the event log. Guess:
+refusals per hour in a closed run would settle it."""
 
 
 class GatedTransport:
-    """Opens and takes in links as ``transport`` does, to and from those whom the gate admits."""
+    """Transport that opens and accepts links only to and from peers that the gate admits."""
 
     def __init__(
         self, transport: Transport, gate: Gate, me: PeerId, notebook: Notebook, wall: Clock = time.time
@@ -58,7 +59,7 @@ class GatedTransport:
         await self._transport.listen(self.welcoming(handler))
 
     def welcoming(self, handler: Callable[[Link], Awaitable[None]]) -> Callable[[Link], Awaitable[None]]:
-        """The same handler, for those who are let in."""
+        """Wrap a handler so that it serves admitted peers only."""
 
         async def welcome(link: Link) -> None:
             if await self._let_in(link):
@@ -67,7 +68,7 @@ class GatedTransport:
         return welcome
 
     async def _let_in(self, link: Link) -> bool:
-        """Read the badge of whoever opened a link, and show ours; else say why not, and close it."""
+        """Check the initiator's certificate and send ours, or send the reason for refusal and close the link."""
         try:
             async with asyncio.timeout(BADGE_DEADLINE_S):
                 kind, shown = await link.receive()
@@ -86,7 +87,7 @@ class GatedTransport:
         return False
 
     def _check(self, peer: PeerId, kind: int, body: bytes) -> None:
-        """The first frame on a link of ours. Raises NetworkError where one of us may not take part."""
+        """Check the first frame on an outbound link. Raises NetworkError if either side refuses the other."""
         if kind == FrameKind.REFUSAL:
             try:
                 why = Refusal(body.decode("ascii"))
@@ -102,7 +103,7 @@ class GatedTransport:
 
 
 class GatedLink:
-    """A link that we opened (``ports.Link``): its partner's badge is looked at before its first message."""
+    """Outbound link (``ports.Link``) that checks the partner's certificate before its first message."""
 
     def __init__(self, link: Link, check: Callable[[PeerId, int, bytes], None]) -> None:
         self.peer = link.peer
@@ -130,7 +131,7 @@ class GatedLink:
 
 
 class GatedDirectLink(GatedLink):
-    """The same of a link that can receive without a copy (``net.payload.DirectLink``)."""
+    """Gated link that can receive without a copy (``net.payload.DirectLink``)."""
 
     def __init__(self, link: DirectLink, check: Callable[[PeerId, int, bytes], None]) -> None:
         super().__init__(link, check)
@@ -142,7 +143,7 @@ class GatedDirectLink(GatedLink):
 
 
 class GatedWideLink(GatedDirectLink):
-    """The same of a link that can have more streams (``net.payload.WideLink``)."""
+    """Gated link that can have more streams (``net.payload.WideLink``)."""
 
     def __init__(self, link: WideLink, check: Callable[[PeerId, int, bytes], None]) -> None:
         super().__init__(link, check)

@@ -1,9 +1,8 @@
-"""A peer's identity: one Ed25519 key, whose public half is its name.
+"""Peer identity: an Ed25519 key pair; the peer id encodes its public key.
 
-The key file is what go-libp2p reads: the protobuf ``PrivateKey{type = Ed25519, data = 32-byte seed + 32-byte public
+The key file has go-libp2p's format: the protobuf ``PrivateKey{type = Ed25519, data = 32-byte seed + 32-byte public
 key}``. A peer id is the base58 form of the identity multihash of ``PublicKey{type = Ed25519, data = 32 bytes}``
-(libp2p specification, peer-ids), so the public key is read back from the id itself, and a signed presence needs no
-further field.
+(libp2p specification, peer-ids). Therefore a signed presence needs no field for the public key.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _KEY_BYTES = 32
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Identity:
-    """A key pair and the file it lives in."""
+    """Key pair and its file."""
 
     path: Path
     peer_id: PeerId
@@ -37,9 +36,9 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """The identity kept at ``path``, a new one if there is no such file.
+        """Load the identity at ``path``, or create one if there is no file. Never overwrites an existing file.
 
-        Raises HomeError when the file cannot be read, written or understood; an existing file is never overwritten.
+        Raises HomeError when the file cannot be read, written or decoded.
         """
         try:
             if not path.exists():
@@ -60,19 +59,22 @@ class Identity:
         return cls(path, _peer_id(key.public_key()), key)
 
     def sign(self, presence: Presence) -> Presence:
-        """The presence trimmed to what a directory record holds, with our signature. It must be our own."""
+        """Trim our own presence to the limits of a directory record and sign it.
+
+        Raises ValueError for another peer's presence.
+        """
         if presence.peer != self.peer_id:
             raise ValueError(f"{self.peer_id} cannot sign for {presence.peer}")
         presence = trimmed(presence)
         return dataclasses.replace(presence, signature=self._key.sign(presence_bytes(presence)))
 
     def state(self, purpose: bytes, fields: list[object]) -> bytes:
-        """Our signature under a statement (``p2ptrain.statements``)."""
+        """Sign a statement (``p2ptrain.statements``)."""
         return statements.signature(self._key, purpose, fields)
 
 
 def verify(presence: Presence) -> bool:
-    """Whether the presence was signed by the key that its peer id names."""
+    """Return whether the key in its peer id signed the presence."""
     key = public_key(presence.peer)
     if key is None:
         return False
@@ -84,12 +86,12 @@ def verify(presence: Presence) -> bool:
 
 
 def peer_id_bytes(peer: PeerId) -> bytes | None:
-    """The multihash that a peer id spells; None when it is no Ed25519 peer id."""
+    """Return a peer id's multihash; None if it is not an Ed25519 peer id."""
     return None if key_of(peer) is None else multihash(peer)
 
 
 def peer_id_of(serialized: bytes) -> PeerId | None:
-    """The peer id of a public key in libp2p's protobuf form; None when it is no Ed25519 key."""
+    """Return the peer id of a public key in libp2p's protobuf form; None if it is not an Ed25519 key."""
     if len(serialized) != len(_KEY_PREFIX) + _KEY_BYTES or not serialized.startswith(_KEY_PREFIX):
         return None
     return _peer_id(Ed25519PublicKey.from_public_bytes(serialized[len(_KEY_PREFIX) :]))
@@ -100,7 +102,7 @@ def _peer_id(key: Ed25519PublicKey) -> PeerId:
 
 
 def public_key(peer: PeerId) -> Ed25519PublicKey | None:
-    """The key that a peer id spells; None when it is no Ed25519 peer id."""
+    """Return the public key in a peer id; None if it is not an Ed25519 peer id."""
     raw = key_of(peer)
     return None if raw is None else Ed25519PublicKey.from_public_bytes(raw)
 

@@ -1,21 +1,21 @@
-"""``ports.Link`` over a binary stream of p2pd's. Whom links lead to is ``net.transport``'s business.
+"""Links: ``ports.Link`` over a binary stream of p2pd; ``net.transport`` opens and accepts them.
 
-What goes wrong with such streams, and what becomes of it here:
+Failures of streams and their handling:
 
 ==============================================  ========================================================================
 the remote is killed, its stream ends cleanly   NetworkError at the next receive: only a whole frame counts
 the remote is frozen                            NetworkError when the frame's deadline passes
-the remote drips bytes                          the same: a frame's deadline grows with its size at ``slowest_rate``
+the remote sends very slowly                    NetworkError: a frame's deadline grows by its size at ``slowest_rate``
 our p2pd is killed                              NetworkError: resets, and a check of the child before each dial
-garbage, an oversized frame                     RemoteError before a byte of its body is read
-a remote that reads nothing                     its stream ends in time (``StreamLink.part``)
+garbage, an oversized frame                     RemoteError before any byte of its body is read
+the remote reads nothing                        its stream ends after a timeout (``StreamLink.part``)
 ==============================================  ========================================================================
 
-**How a link ends.** p2pd loses what was written right before its end of a stream is closed, once in some thousand
-times: it closes both directions one after the other, and where its reader wakes in between, it resets the stream, with
-all that the other side has not read yet. So nobody closes first. Who is through says END, and reads on until the other
-side ends, too, but not for long; who reads END has heard everything, and closes. Where somebody just does not read, our
-p2pd waits to write to it for as long as their connection lasts, with an open file a stream: hence the connection goes.
+**How a link ends.** About once in a thousand times p2pd loses bytes written just before a stream is closed: it closes
+both directions one after the other, and if its reader wakes in between, it resets the stream, with everything that the
+other side has not read yet. Therefore a side that has finished sends END and keeps reading until the other side closes,
+or until a timeout; a side that reads END has received everything, and closes. If a remote reads nothing, our p2pd waits
+for as long as their connection lasts, with one open file per stream; therefore the connection is closed.
 """
 
 from __future__ import annotations
@@ -30,56 +30,62 @@ from p2ptrain.base.errors import NetworkError, RemoteError, UnbegunError
 from p2ptrain.base.ids import short
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import address
-from p2ptrain.net.allowance import origin
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.p2pd.streams import Stream
+from p2ptrain.net.rate_limiter import origin
 from p2ptrain.net.throttle import SMALL_BYTES, Throttles
 from p2ptrain.ports import Link
 
 MOST_UNHEARD = 8
-"""Frames that are read and dropped once we have ended a link. More than that, or a chunk, is no last word. A guess."""
+"""Most frames that are read and dropped after we end a link; more, or a chunk, close it. Guess: the frames in flight at
+the end of links would settle it."""
 WINDOW_BYTES = 256 << 10
-"""What p2pd sends of a stream that nobody reads (yamux's first window). Behind more of it, it waits."""
+"""Bytes that p2pd sends before the remote reads any (yamux's first window)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How patient a transport is, and how much it lets in. All are guesses."""
+    """Timeouts of a transport and limits on its inbound streams.
+
+    Guess: stream timings and counts between real homes would settle all of these.
+    """
 
     idle_s: float = 20.0
-    """A frame must begin this soon, and a frame that we send must be taken this soon."""
+    """Timeout until a frame begins, and until a sent frame is taken."""
     slowest_rate: float = 4096.0
     """Bytes per second below which a stream counts as dead: a full chunk may take 64 s more."""
     dial_s: float = 20.0
-    """Connecting, with its retries over a peer's addresses, and opening the stream."""
+    """Timeout for connecting, with retries over a peer's addresses, and opening the stream."""
     inbound: int = 32
+    """Most concurrent inbound streams."""
     inbound_per_peer: int = 4
+    """Most concurrent inbound streams of one peer."""
 
     @property
     def inbound_per_origin(self) -> int:
-        """Of one IP address, or through one relay: half, since names cost nothing. Who is behind relays has two."""
+        """Most concurrent inbound streams from one IP address or through one relay: half, since peer ids are free."""
         return self.inbound // 2
 
     def frame_s(self, length: int) -> float:
-        """How long a frame may take."""
+        """Return the timeout of a frame of this length."""
         return self.idle_s + length / self.slowest_rate
 
     @property
     def parting_s(self) -> float:
-        """How long the other side may take to end a link that we have ended: a chunk may be on its way."""
+        """Timeout until the other side ends a link that we have ended: a chunk may be on its way."""
         return self.frame_s(framing.MAX_CHUNK_BYTES)
 
 
 class StreamLink:
-    """One stream (``ports.Link``). A deadline that passes, a reset or a malformed frame closes it.
+    """Link over one stream (``ports.Link``). A missed deadline, a reset or a malformed frame closes it.
 
-    Chunks of payload, other frames that are not small, and small ones beyond their share wait for their turn where the
-    owner caps the rate; the partner is given that time on top. A buffer given to ``send`` must not change afterwards:
-    the event loop may still hold it.
+    If the owner caps the rate, chunks, other large frames, and small frames beyond their share wait for their turn, and
+    the partner's deadline is extended by that time. A buffer passed to ``send`` must not change afterwards, because the
+    event loop may still hold it.
 
     Args:
-        is_gift: what passes is for the other side's sake alone.
-        see_off: called once, when the link ends: ``part`` is to be awaited.
+        is_gift: whether the traffic serves the other side alone.
+        see_off: called once, when the link ends; the called function must await ``part``.
     """
 
     def __init__(
@@ -99,15 +105,15 @@ class StreamLink:
         self._is_gift = is_gift
         self._see_off = see_off
         self._closed = False
-        self._is_half_sent = self._is_half_heard = False  # a frame
+        self._is_half_sent = self._is_half_heard = False  # whether a frame was sent or received in part
         self._is_stuck = False  # the other side reads nothing
         self._sent = 0
         self._is_hurried = False
         self._patience: asyncio.Timeout | None = None
         self._has_payload = self._has_heard_end = False
-        self._ahead: tuple[int, int] | None = None  # the header of a frame that begun waited for
+        self._ahead: tuple[int, int] | None = None  # header that ``begun`` has read
         self.has_heard = False
-        """A whole frame has come, and more may."""
+        """True once a whole frame has come, until the link ends."""
 
     async def send(self, kind: int, body: bytes | memoryview) -> None:
         header, line = framing.encode_header(kind, len(body)), self._rates.up
@@ -145,12 +151,12 @@ class StreamLink:
             return kind, bytes(body)
 
     async def begun(self) -> None:
-        """``payload.HeraldLink``: until the next frame begins."""
+        """Wait until the next frame begins (``payload.HeraldLink``)."""
         async with self._receiving() as deadline:
             self._ahead = await self._receive_header(deadline)
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        """``payload.DirectLink``: a frame's body received where it is wanted, without a copy."""
+        """Receive a frame's body into the buffer, without a copy (``payload.DirectLink``)."""
         async with self._receiving() as deadline:
             kind, length = await self._receive_header(deadline)
             if length > len(buffer):
@@ -180,8 +186,10 @@ class StreamLink:
         return kind, length
 
     async def _receive_body(self, kind: int, body: memoryview, deadline: asyncio.Timeout) -> None:
-        """What is not read yet waits at the sender: back-pressure reaches it through both p2pds. What does not come
-        is not counted, whatever its header said."""
+        """Receive a frame's body at the capped rate; back-pressure reaches the sender through both p2pds.
+
+        Bytes that do not come are not counted, whatever the header said.
+        """
         line = self._rates.down
         book = line.book_small if _is_small(kind, len(body)) else line.book
         for piece in line.pieces(body):
@@ -200,7 +208,7 @@ class StreamLink:
 
     @contextlib.asynccontextmanager
     async def _receiving(self) -> AsyncIterator[asyncio.Timeout]:
-        """A frame must begin within the deadline; whatever goes wrong closes the link and gets its name."""
+        """Apply the idle timeout; close the link on any failure and raise the matching error."""
         if self._closed:
             raise NetworkError("the link is closed")
         try:
@@ -227,14 +235,14 @@ class StreamLink:
             self._rates.give(size_bytes)
 
     async def close(self) -> None:
-        """End both directions, in the background: what was said reaches whoever reads it."""
+        """End both directions in the background, so that a partner that reads receives everything sent."""
         if self._is_half_sent or self._is_half_heard or self._stream.is_closing:
             self.give_up()
         else:
             self._end()
 
     def give_up(self) -> None:
-        """End it amid whatever passes, and say nothing."""
+        """End the link at once, without END."""
         self._stream.abort()
         self._end()
 
@@ -245,8 +253,10 @@ class StreamLink:
                 self._see_off(self)
 
     async def part(self) -> bool:
-        """Once it is closed: say so, and wait until the other side has ended, too. False: it had more to read than p2pd
-        sends of itself, and read on no more."""
+        """Send END after closing and wait until the other side ends.
+
+        Returns False if the other side stopped reading with more unread than p2pd sends in advance.
+        """
         try:
             if not (self._stream.is_closing or self._is_hurried):
                 async with asyncio.timeout(self._limits.parting_s) as self._patience:
@@ -269,7 +279,7 @@ class StreamLink:
             await self._stream.read_exactly(length)
 
     def hurry(self) -> None:
-        """Wait no longer for the other side to end."""
+        """Stop waiting for the other side to end."""
         self._is_hurried = True
         if self._patience is not None and not self._patience.expired():
             self._patience.reschedule(0.0)
@@ -280,11 +290,11 @@ def _is_small(kind: int, length: int) -> bool:
 
 
 def origin_of(link: Link) -> str:
-    """Whom a link counts for beside its peer (``allowance.origin``); empty: nobody, as on this machine."""
+    """Return the link's origin (``rate_limiter.origin``) for limits; empty on this machine or in memory."""
     far_end = link.far_end if isinstance(link, StreamLink) else None
     return "" if far_end is None or is_local(far_end) else origin(far_end.place)
 
 
 def is_local(far_end: FarEnd) -> bool:
-    """Of this machine, whose peers all have one address: a swarm for trying things out."""
+    """Return whether the far end is on this machine, where all peers share one address."""
     return far_end.relay is None and address.is_loopback(far_end.place)

@@ -1,8 +1,8 @@
-"""Any node hands out the run's signed manifest: to those who hold a join link and nothing else yet.
+"""Manifest protocol: every node serves the run's signed manifest to peers that have only a join link.
 
-A protocol of its own, so that it outlives changes of the exchange protocol (whose version the manifest names): one
-MANIFEST_REQUEST frame with the RunId, one MANIFEST frame back. The fetcher verifies digest and signature
-(``p2ptrain.manifest``); nothing else protects it from a liar.
+One MANIFEST_REQUEST frame with the RunId, one MANIFEST frame in response. The protocol is separate from the exchange
+protocol, whose version the manifest names, so it survives changes of that. The client must verify digest and signature
+(``p2ptrain.manifest``); nothing else protects it from a false manifest.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.framing import MAX_MANIFEST_BYTES, FrameKind
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.ports import Clock, Link, Transport
@@ -23,23 +23,24 @@ from p2ptrain.ports import Clock, Link, Transport
 MANIFEST_PROTOCOL = "/p2ptrain/manifest/1"
 
 OVERALL, EACH, WINDOW_S = 600, 6, 60.0
-"""So many manifests, and so many to one peer, in so many seconds. A newcomer needs one. Guesses."""
+"""Limits on manifests overall and per peer, and their window in seconds; a newcomer needs one. Guess: the requests at
+the start of a large run would settle it."""
 
 
 async def serve_manifest(node: Node, signed: bytes, rates: Throttles | None = None) -> P2PTransport:
-    """Answer requests for the node's run with these bytes until the returned transport is closed."""
+    """Serve the node's run's signed manifest until the returned transport is closed."""
     transport = P2PTransport(node, MANIFEST_PROTOCOL, Limits(inbound_per_peer=2), rates, is_gift=True)
     await answer_requests(transport, node.run, signed)
     return transport
 
 
 async def fetch_manifest(node: Node, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:
-    """What a peer says is the run's signed manifest, unverified. Raises NetworkError and RemoteError."""
+    """Ask a peer for the run's signed manifest; return it unverified. Raises NetworkError and RemoteError."""
     return await ask(P2PTransport(node, MANIFEST_PROTOCOL), peer, addresses, run)
 
 
 async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock: Clock = time.monotonic) -> None:
-    """``serve_manifest`` over any transport."""
+    """Serve a run's signed manifest over any transport."""
     if len(signed) > MAX_MANIFEST_BYTES:
         raise ValueError(f"a manifest of {len(signed)} bytes where {MAX_MANIFEST_BYTES} are allowed")
 
@@ -57,14 +58,14 @@ async def answer_requests(transport: Transport, run: RunId, signed: bytes, clock
 
 
 def stranger(error: str) -> str:
-    """Who answered in place of whom a link names, by the NetworkError of a question; empty where nobody did."""
+    """Describe, from a NetworkError's text, what other node answered than a link names; empty if none did."""
     if error.endswith("takes part in another run"):
         return "who answers there takes part in another run"
     return "another node than the link names answers there" if "peer id mismatch" in error else ""  # go-libp2p's words
 
 
 async def ask(transport: Transport, peer: PeerId, addresses: Sequence[str], run: RunId) -> bytes:
-    """``fetch_manifest`` over any transport."""
+    """Ask a peer for the run's signed manifest over any transport; see ``fetch_manifest``."""
     link = await transport.open(peer, addresses)
     try:
         await link.send(FrameKind.MANIFEST_REQUEST, run.encode())

@@ -1,12 +1,12 @@
-"""The network in memory: what ``net.links`` and ``net.directory`` do with libp2p, done with timers of the running loop.
+"""In-memory network for tests: links, transport and directory on timers of the running event loop.
 
-A frame sent at time t arrives at exactly ``t + latency(sender, receiver)`` (plus its size over ``bandwidth``, if one is
-set; never before the frame ahead of it). Opening a link and closing it travel like frames: the listener's handler
-starts one latency after ``open``, which itself takes no time. Sending never waits; what is under way in one direction
-is bounded. Tests break things by ``fail`` (dials that must not succeed), ``cut`` (links under way break: NetworkError
-on both sides, at once, frames in flight are lost) and ``MemoryDirectory.down``.
+A frame sent at time t arrives at exactly ``t + latency(sender, receiver)``, plus its size over ``bandwidth`` if one is
+set, and never before an earlier frame. Opening and closing travel like frames: the listener's handler starts one
+latency after ``open``, which returns at once. Sending never waits; the bytes in flight per direction are bounded. Tests
+cause failures by ``fail`` (failing dials), ``cut`` (open links break at once on both sides with NetworkError, frames in
+flight are lost) and ``MemoryDirectory.down``.
 
-Ties are in the order of sending, and nothing here is random: under ``net.virtual_time`` a test repeats to the bit.
+Simultaneous events keep the order of sending and nothing is random: under ``net.virtual_time`` tests are deterministic.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ Latency = Callable[[PeerId, PeerId], float]
 CLOSED = "the other side closed the link"
 
 MAX_UNDERWAY_BYTES = 256 << 20
-"""Sent and not yet received, one link, one direction. A guess: twice the largest exchange that tests make."""
+"""Most bytes in flight in one direction of a link, twice the largest exchange in tests. Guess: their peak of bytes in
+flight would settle it."""
 
 
 class _Frame(NamedTuple):
@@ -41,7 +42,7 @@ class _Frame(NamedTuple):
 
 
 class _MemoryDirection:
-    """One direction of a link: frames under way, then frames that arrived."""
+    """One direction of a link: frames in flight and frames that arrived."""
 
     def __init__(self, delay: float, bandwidth: float | None) -> None:
         self._delay = delay
@@ -53,10 +54,10 @@ class _MemoryDirection:
         self._waiter: asyncio.Future[None] | None = None
         self._has_payload = False  # some of it was read
         self.ended = ""
-        """Why nothing more will ever arrive; empty while something may."""
+        """Reason why nothing more will arrive; empty while something may."""
 
     def put(self, frame: _Frame | None) -> None:
-        """Let a frame arrive one delay from now; NetworkError when too much is under way."""
+        """Send a frame, or None to close. Raises NetworkError when too many bytes are in flight."""
         size = len(frame.body) if frame else 0
         if self._size + size > MAX_UNDERWAY_BYTES:
             raise NetworkError("too many bytes are under way")
@@ -74,7 +75,7 @@ class _MemoryDirection:
         loop.call_at(self._last_arrival, callback)
 
     async def begun(self) -> None:
-        """Until a frame has arrived, all of it; one reader at a time. NetworkError at the end."""
+        """Wait until a whole frame has arrived; one reader at a time. Raises NetworkError at the end."""
         while not self._arrived:
             self.check()
             self._waiter = asyncio.get_running_loop().create_future()
@@ -82,21 +83,21 @@ class _MemoryDirection:
         self._has_payload = self._has_payload or self._arrived[0].kind == framing.FrameKind.CHUNK
 
     async def get(self) -> _Frame:
-        """The next frame that arrived; one reader at a time. NetworkError at the end."""
+        """Receive the next frame; one reader at a time. Raises NetworkError at the end."""
         await self.begun()
         frame = self._arrived.popleft()
         self._size -= len(frame.body)
         return frame
 
     def check(self) -> None:
-        """Raises NetworkError where nothing more will ever arrive."""
+        """Raise NetworkError if nothing more will arrive."""
         if self.ended == CLOSED and not self._has_payload:
             raise UnbegunError(self.ended)
         if self.ended:
             raise NetworkError(self.ended)
 
     def end(self, why: str) -> None:
-        """Nothing more arrives, frames under way included; what has arrived can still be read."""
+        """Drop the frames in flight and all later ones; frames that arrived can still be read."""
         self.ended = self.ended or why
         self._underway.clear()
         self._wake()
@@ -117,7 +118,7 @@ class _MemoryDirection:
 
 
 class MemoryLink:
-    """One end of a link (``ports.Link``)."""
+    """One end of an in-memory link (``ports.Link``)."""
 
     def __init__(self, peer: PeerId, outgoing: _MemoryDirection, incoming: _MemoryDirection) -> None:
         self.peer = peer
@@ -154,12 +155,12 @@ class MemoryLink:
 
 
 class MemoryNetwork:
-    """All peers of a test, their links and their directory.
+    """Peers of a test, their links and their directory.
 
     Args:
-        latency: seconds from one peer to another; a number when it is the same for all.
+        latency: seconds from one peer to another; a number if equal for all.
         bandwidth: bytes per second and link direction; None: unlimited.
-        fail: dials (from, to) that end in NetworkError.
+        fail: returns whether a dial (from, to) raises NetworkError.
     """
 
     def __init__(
@@ -188,7 +189,7 @@ class MemoryNetwork:
                 link.cut()
 
     def connect(self, dialer: PeerId, dialed: PeerId) -> MemoryLink:
-        """The dialer's end of a new link; the other end reaches the listener's handler one latency later."""
+        """Open a link and return the dialer's end; the other end reaches the listener's handler one latency later."""
         listener = self._listeners.get(dialed)
         if listener is None or self.fail(dialer, dialed):
             raise NetworkError(f"could not dial {short(dialed)}")
@@ -203,7 +204,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport:
-    """One peer's door to the network (``ports.Transport``).
+    """One peer's transport in memory (``ports.Transport``).
 
     Owns the tasks of its inbound links; ``close`` ends them. A handler's NetworkError or RemoteError ends its link; any
     other exception is a bug and goes to the loop's exception handler.
@@ -233,7 +234,7 @@ class MemoryTransport:
         task.add_done_callback(reporting("the handler of an inbound link"))
 
     async def close(self) -> None:
-        """Vanish as a killed process does: all links break."""
+        """Break all links, as when a process is killed."""
         self._handler = None
         self._network._listeners.pop(self._peer, None)
         self._network.cut(self._peer)
@@ -252,9 +253,9 @@ class MemoryTransport:
 
 
 class MemoryDirectory:
-    """The records of a network (``ports.Directory``): stored at once, read one latency after the question.
+    """Directory in memory (``ports.Directory``): stores at once and answers after one latency.
 
-    A lookup answers with what is stored when the answer is due, in the order of the peer ids, without expired records.
+    A lookup returns the unexpired records at the time of its answer, ordered by peer id.
     """
 
     def __init__(self, network: MemoryNetwork, latency: float = 0.0, clock: Clock | None = None) -> None:
@@ -262,7 +263,7 @@ class MemoryDirectory:
         self._latency = latency
         self._clock = clock
         self.down = False
-        """While True, nobody can be asked."""
+        """While True, announcements and lookups raise NetworkError."""
 
     async def announce(self, presence: Presence) -> None:
         if self.down:

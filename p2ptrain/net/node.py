@@ -1,11 +1,11 @@
-"""One place in the network: a p2pd, the DHT in this process, and the keeper that joins the swarm and stays in it.
+"""Network node: a p2pd, the DHT in this process, and the keeper task, which joins the swarm and rejoins it.
 
-A node starts alone: neither p2pd nor the DHT is given a bootstrap, because with hivemind a lone dead bootstrap is
-terminal. The keeper then tries every known node, bootstraps and peers of earlier days alike, until one answers, and
-goes on looking now and then: a node that finds itself alone, or a swarm that fell in two, heals.
+A node starts without any bootstrap, because hivemind fails for good when its only bootstrap is dead. The keeper then
+dials known nodes, bootstraps and formerly seen peers, until one answers, and dials another from time to time. Therefore
+an isolated node or a partitioned swarm recovers.
 
-Who closes what: ``close`` ends the keeper, the DHT and p2pd, in this order. Transports over the node are closed before.
-The keeper survives NetworkError; when p2pd dies, it ends, and whoever waits for ``died`` decides.
+Resources: ``close`` ends the keeper, the DHT and p2pd, in this order; close transports over the node first.
+Errors: the keeper survives NetworkError and ends when p2pd dies; ``died`` reports that to the caller.
 """
 
 from __future__ import annotations
@@ -37,20 +37,26 @@ from p2ptrain.swarm.messages import Presence
 logger = logging.getLogger(__name__)
 
 DIAL_DEADLINE_S = 10.0
-"""For one known node, connecting and the DHT's ping. A guess: 20 ms were measured on loopback, seconds are usual."""
+"""Timeout to connect to one known node and ping it; 20 ms were measured on loopback. Guess: dial times between real
+homes would settle it."""
 START_DEADLINE_S = 30.0
-"""For the DHT and the first question to a p2pd that runs. A guess: 20 ms were measured."""
+"""Timeout to start the DHT and ask p2pd for its addresses; 20 ms were measured. Guess: starts on slow, busy machines
+would settle it."""
 FIRST_RETRY_S = 1.0
+"""First pause between retries of an isolated node; each further one is twice as long, up to ``LAST_RETRY_S``."""
 LAST_RETRY_S = 30.0
-"""Retries of a node that is alone: doubling between the two. Guesses."""
+"""Longest pause between retries of an isolated node. Guess: the time until isolated nodes rejoin would settle both."""
 REFRESH_S = 60.0
-"""How often a node that has company tries one more known node. A guess."""
+"""Pause after which a connected node dials one more known node. Guess: the time until a partitioned swarm rejoins would
+settle it."""
 MAX_DIALS_AT_ONCE = 8
+"""Most known nodes that an isolated node dials at once."""
 MAX_KNOWN_PEERS = 256
+"""Most peers whose addresses are remembered."""
 
 
 class Node:
-    """See the module. Construct with ``start``."""
+    """Network node; see the module. ``start`` constructs one."""
 
     def __init__(
         self,
@@ -75,7 +81,7 @@ class Node:
         self._announced: tuple[str, ...] = ()
         self._is_owners_word = False
         self.port = 0
-        """Where it listens; 0 when it does not."""
+        """TCP port that the node listens on; 0 if none."""
 
     @classmethod
     async def start(
@@ -90,21 +96,20 @@ class Node:
         local: bool = False,
         rates: Throttles | None = None,
     ) -> Node:
-        """Start a node and its keeper; it has company as soon as some known node answers.
+        """Start a node and its keeper.
 
         Args:
-            listen: multiaddresses to listen on; port 0: any free port; none: it only dials, and is dialed by relays.
-            announce: what to tell others instead of our own addresses (a forwarded port); empty: our own.
+            listen: multiaddresses to listen on, with port 0 for any free port; empty: only dial out or use relays.
+            announce: addresses to announce instead of our own, such as a forwarded port; empty: our own.
             bootstraps: multiaddresses with ``/p2p/``.
-            known: peers of earlier days (``directory.PeerCache``).
-            local: a swarm on this machine alone; loopback addresses may be announced.
-            rates: where the DHT's bytes are counted, and what caps its answers.
+            known: formerly seen peers (``directory.PeerCache``).
+            local: whether the swarm runs on this machine alone; then loopback addresses may be announced.
+            rates: throttles that count the DHT's bytes and limit its responses.
 
-        Raises UserError for addresses that cannot be used, DeviceError where p2pd cannot run, NetworkError when it runs
-        and does not answer.
+        Raises UserError for unusable addresses, DeviceError if p2pd cannot run, NetworkError if it does not answer.
         """
         _check(listen, announce, bootstraps)
-        use_hivemind_log_handler("nowhere")  # its messages go where all others go
+        use_hivemind_log_handler("nowhere")  # hivemind's messages go to the root logger only
         daemon = await Daemon.start(identity.path, listen, announce)
         try:
             async with asyncio.timeout(START_DEADLINE_S):
@@ -122,7 +127,7 @@ class Node:
             raise
         for each in bootstraps:
             place, peer = address.split_peer(each)
-            assert peer is not None  # _check saw to it
+            assert peer is not None  # as checked by _check
             node._bootstraps[peer] = (*node._bootstraps.get(peer, ()), place)
         daemon.caution.trust(bootstraps, local)
         node.learn(known)
@@ -131,16 +136,16 @@ class Node:
         return node
 
     def stand_at(self, gate: Gate) -> None:
-        """From now on store and find only who may take part. Without a gate: the run is open."""
+        """Store and find only admitted peers from now on; without a gate the run is open."""
         self.directory.gate = self._validator.gate = gate
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Our own that others can use, or what the owner announces; best first, without ``/p2p/``."""
+        """Addresses to announce: our own that others can use, or the owner's; best first, without ``/p2p/``."""
         return self._announced
 
     async def look_at_itself(self) -> None:
-        """Bring ``addresses`` up to date: interfaces come and go, and routers map ports. Raises NetworkError."""
+        """Update ``addresses``, since interfaces and port mappings change. Raises NetworkError."""
         if self._is_owners_word:
             return
         try:
@@ -152,7 +157,7 @@ class Node:
 
     @property
     def known(self) -> dict[PeerId, tuple[str, ...]]:
-        """Other nodes, bootstraps and live peers alike, and their addresses without ``/p2p/``."""
+        """Known bootstraps and live peers, with their addresses without ``/p2p/``."""
         known = self._peers | self._bootstraps
         known.pop(self.peer_id, None)
         return known
@@ -163,20 +168,20 @@ class Node:
 
     @property
     def alive(self) -> bool:
-        """Whether p2pd runs."""
+        """True while p2pd runs."""
         return self.daemon.alive
 
     @property
     def has_company(self) -> bool:
-        """Whether the DHT knows another node."""
+        """True if the DHT knows another node."""
         return bool(self.dht.protocol.routing_table.uid_to_peer_id)
 
     async def died(self) -> int:
-        """Wait until p2pd ends, wanted or not; its return code."""
+        """Wait until p2pd ends for any reason; return its exit code."""
         return await self.daemon.died()
 
     def learn(self, records: Iterable[Presence]) -> None:
-        """Remember where live peers are, for the day on which every bootstrap is gone."""
+        """Remember live peers' addresses, to rejoin the swarm when every bootstrap is gone."""
         for record in records:
             self._peers.pop(record.peer, None)  # the most recently seen are last
             self._peers[record.peer] = record.addresses
@@ -184,13 +189,13 @@ class Node:
             del self._peers[peer]
 
     async def close(self) -> None:
-        """Leave nothing behind. Safe to call twice."""
+        """End the keeper, the DHT and p2pd. Safe to call twice."""
         try:
             if self._keeper is not None:
                 self._keeper.cancel()
                 await asyncio.wait([self._keeper])
             if self.daemon.alive:
-                with contextlib.suppress(Exception):  # a daemon that is just dying fails in ways of hivemind's own
+                with contextlib.suppress(Exception):  # with a dying p2pd, hivemind may raise anything
                     async with asyncio.timeout(2.0):
                         await self.dht.shutdown()
         finally:
@@ -211,12 +216,12 @@ class Node:
         logger.warning("p2pd ended; nobody can be reached any more")
 
     def _some_known(self) -> dict[PeerId, tuple[str, ...]]:
-        """Whom to dial now, and where."""
+        """Choose known nodes to dial now; return them with their addresses."""
         known = self.known
         return {peer: known[peer] for peer in whom_to_dial(known, self._bootstraps, self.has_company, self._random)}
 
     async def _join(self, nodes: Mapping[PeerId, tuple[str, ...]]) -> None:
-        """Dial these nodes at once, and look around through those that answer."""
+        """Dial these nodes concurrently; if any answers, look up our own neighbours in the DHT."""
         answers = await asyncio.gather(*(self._greet(peer, addresses) for peer, addresses in nodes.items()))
         if any(answers):
             with contextlib.suppress(TimeoutError, NetworkError):
@@ -224,7 +229,7 @@ class Node:
                     await self.dht.find_nearest_nodes([self.dht.node_id])
 
     async def _greet(self, peer: PeerId, addresses: tuple[str, ...]) -> bool:
-        """Connect to a node and enter each other's routing tables."""
+        """Connect to a node and exchange routing-table entries; return whether it answered."""
         try:
             async with asyncio.timeout(DIAL_DEADLINE_S):
                 await self.daemon.connect(peer, addresses)
@@ -238,11 +243,11 @@ class Node:
 def whom_to_dial(
     known: Collection[PeerId], bootstraps: Collection[PeerId], has_company: bool, random: Random
 ) -> list[PeerId]:
-    """Some known nodes at random: one in company, several where we are alone.
+    """Choose known nodes to dial at random: one for a connected node, several for an isolated one.
 
-    After a day away all peers of earlier days may be gone, and a bootstrap is where it always was. So it is one of the
-    bootstraps every other time in company, and up to half of those that a lone node dials; also more, where it knows
-    few others.
+    After a long absence all other known peers may be gone, while bootstraps keep their addresses. Therefore a connected
+    node dials a bootstrap every other time, and up to half of an isolated node's dials go to bootstraps, or more if it
+    knows few other peers.
     """
     most = 1 if has_company else MAX_DIALS_AT_ONCE
     share = random.randrange(2) if has_company else MAX_DIALS_AT_ONCE // 2
@@ -253,7 +258,7 @@ def whom_to_dial(
 
 
 def _check(listen: Sequence[str], announce: Sequence[str], bootstraps: Sequence[str]) -> None:
-    """UserError for the first address that p2pd could not use."""
+    """Raise UserError for the first address that p2pd cannot use."""
     example = "Write it like /ip4/203.0.113.7/tcp/31337"
     for each in (*listen, *announce):
         if not address.is_dialable(each):

@@ -1,23 +1,22 @@
-"""Lanes: several streams for one large payload, where one stream would leave a long fast line idle.
+"""Parallel streams: several streams for one large payload, for links with a large bandwidth-delay product.
 
-A stream of p2pd (yamux) begins with a window of 256 KiB, which grows only round trip by round trip, and an exchange
-opens a new one. On a line of 100 Mbit/s with a round trip of 100 ms, 34 MB each way took 1.3 times as long over one
-stream as over four, and over eight no less than over four (docs/RESULTS.md).
+A stream of p2pd (yamux) begins with a window of 256 KiB that grows only round trip by round trip, and each
+exchange opens a new stream. At 100 Mbit/s with a round trip of 100 ms, 34 MB each way took 1.3 times as long over one
+stream as over four; eight were no faster than four (docs/RESULTS.md).
 
-On the link of a conversation, before a payload of ``WIDE_FROM_BYTES`` or more, both sides at the same point::
+On a conversation's link, before a payload of ``WIDE_FROM_BYTES`` or more, both sides at the same point::
 
-    opener                          answerer
-    ["lanes", token]    ->                       by LANE_PROTOCOL three more streams came before, with this token
-    ["lanes", b""]      ->                       no more than this one
+    initiator                       responder
+    ["lanes", token]    ->                       three more streams with this token came before, by LANE_PROTOCOL
+    ["lanes", b""]      ->                       this stream only
 
-    on each of them:
+    on each of the others:
     ["lane", token, number]  ->
-                             <-  the same        it is held for the conversation that will name the token
+                             <-  echo            the stream is held for the conversation that names the token
 
-Chunks are then dealt out to the lanes in turn, beginning with the link itself, and each lane carries its own as fast as
-it can; the ends of parts, and all else that is said, go by the link (``net.payload``). Lanes are opened beside the
-encoding. They go to partners that were measured to be fast: on a slow line four windows of bytes would be on their way
-for seconds, before anything else that is to reach that partner.
+Chunks are then distributed to the streams in turn, beginning with the link itself; the ends of parts and all other
+messages use the link (``net.payload``). The streams are opened while the payload is encoded, and only to partners that
+were measured to be fast: on a slow connection four windows would delay all other traffic to that partner by seconds.
 """
 
 from __future__ import annotations
@@ -41,59 +40,63 @@ from p2ptrain.statements import is_blob, is_count
 LANE_PROTOCOL = "/p2ptrain/lane/1"
 
 LANES = 4
-"""The link itself is one. Measured at 100 Mbit/s and 100 ms: with two an exchange was as fast in the mean and varied
-more, with eight it was no faster."""
+"""Streams per payload, the link included. Measured at 100 Mbit/s and 100 ms: two had the same mean and more variance,
+eight were no faster."""
 WIDE_FROM_BYTES = 2 << 20
-"""Each way. Smaller payloads are over before a window has grown. A guess: eight first windows."""
+"""Least payload in bytes each way, eight initial windows; smaller ones end before a window has grown. Guess: exchange
+times by payload size would settle it."""
 WIDE_FROM_RATE = 2e6
-"""Bytes per second that a partner's last large payload came with: four first windows are half a second of it."""
+"""Least rate of a partner's last large payload in bytes per second; four initial windows take half a second at it."""
 OPENING_S = 5.0
-"""For all lanes together; then there is one. A guess: two round trips, and a busy machine at the other end."""
+"""Timeout to open all streams, after which the link carries the payload alone; two round trips and a busy remote.
+Guess: opening times between real homes would settle it."""
 UNCLAIMED_S = 30.0
-"""So long a lane may wait for its conversation. A guess: encoding takes part of it."""
+"""Longest time that a stream waits for its conversation, including the encoding. Guess: encoding times on slow machines
+would settle it."""
 LIMITS = Limits(inbound=24, inbound_per_peer=6)
-"""Eight conversations with lanes at once, two of one peer."""
+"""Enough for eight conversations with parallel streams at once, two of one peer."""
 TOKEN_BYTES = 16
+"""Length of the random token that names a conversation."""
 WORDS_BYTES = 64
-"""The most that is said of lanes at once."""
+"""Longest message about parallel streams."""
 MOST_REMEMBERED = 1024
-"""Partners whose speed is remembered, those heard last."""
+"""Most partners whose rate is remembered, the latest ones."""
 
 
 @dataclass(slots=True)
 class _ParallelStream:
-    """One that a partner opened: held until its conversation ends."""
+    """Inbound parallel stream, held until its conversation ends."""
 
     link: StreamLink
     patience: asyncio.Timeout
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def claim(self) -> None:
-        """Its conversation has come."""
+        """Stop the timeout, because the conversation has named the stream."""
         self.patience.reschedule(None)
 
 
 class ParallelStreams:
-    """The lanes of one node, and how fast its partners were."""
+    """Parallel streams of one node, and the measured rates of its partners."""
 
     def __init__(self, node: Node, rates: Throttles | None = None) -> None:
         self._transport = P2PTransport(node, LANE_PROTOCOL, LIMITS, rates)
         self._waiting: dict[tuple[PeerId, bytes], dict[int, _ParallelStream]] = {}
         self._speeds: dict[PeerId, float] = {}
-        """Bytes per second of the last large payload that came from each."""
+        """Bytes per second of each partner's last large payload."""
 
     async def listen(self) -> None:
-        """Take in others' lanes until ``close``. Raises NetworkError."""
+        """Accept inbound streams until ``close``. Raises NetworkError."""
         await self._transport.listen(self._take)
 
     async def close(self) -> None:
         await self._transport.close()
 
     def of(self, link: StreamLink, ours: bool) -> ParallelLink:
-        """The same link, which can be widened.
+        """Wrap a link so that it can use parallel streams.
 
         Args:
-            ours: we opened it.
+            ours: whether we opened it.
         """
         return ParallelLink(link, self, ours)
 
@@ -101,14 +104,14 @@ class ParallelStreams:
         return self._speeds.get(peer, 0.0) >= WIDE_FROM_RATE
 
     def came(self, peer: PeerId, rate: float) -> None:
-        """A large payload came from this peer, at so many bytes per second."""
+        """Record the rate in bytes per second of a large payload from this peer."""
         self._speeds.pop(peer, None)
         self._speeds[peer] = rate
         if len(self._speeds) > MOST_REMEMBERED:
             del self._speeds[next(iter(self._speeds))]
 
     async def open(self, peer: PeerId, token: bytes) -> list[StreamLink]:
-        """All lanes but the first, each of which the other side holds; none where it does not work out."""
+        """Open all streams but the first and return them; empty if any of them fails."""
         opened: dict[int, StreamLink] = {}
         lanes = [self._open(peer, token, number, opened) for number in range(1, LANES)]
         opening = asyncio.gather(*lanes, return_exceptions=True)
@@ -137,21 +140,21 @@ class ParallelStreams:
             raise RemoteError("an echo was due of what a lane is for")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_ParallelStream]:
-        """What this peer opened under that token, all but the first, for one conversation.
+        """Return the inbound streams with this token, all but the first, for one conversation.
 
-        Raises NetworkError where some are missing: those that nobody named in time are given up, maybe just now.
+        Raises NetworkError if some are missing, for example because they have just timed out.
         """
         waiting = self._waiting.get((peer, token), {})
         lanes = {number: lane for number, lane in waiting.items() if not lane.patience.expired()}
         if len(lanes) != LANES - 1:
             raise NetworkError(f"{short(peer)} names {LANES - 1} lanes, and {len(lanes)} are here")
-        del self._waiting[peer, token]  # a second conversation would read what belongs to the first
+        del self._waiting[peer, token]  # a second conversation would read the first one's data
         for lane in lanes.values():
             lane.claim()
         return [lanes[number] for number in sorted(lanes)]
 
     async def _take(self, link: StreamLink) -> None:
-        """An inbound lane, until its conversation ends."""
+        """Hold an inbound stream until its conversation ends."""
         purpose = await hear(link, "a lane", WORDS_BYTES)
         match purpose:
             case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, LANES - 1) and number:
@@ -174,7 +177,7 @@ class ParallelStreams:
             raise NetworkError(f"{short(link.peer)} opened a lane and did not use it") from None
 
     def _forget(self, key: tuple[PeerId, bytes], number: int, lane: _ParallelStream) -> None:
-        """It waits no more, if it still did."""
+        """Remove a stream from the waiting ones, if it is still among them."""
         waiting = self._waiting.get(key, {})
         if waiting.get(number) is lane:
             del waiting[number]
@@ -183,7 +186,7 @@ class ParallelStreams:
 
 
 class ParallelLink:
-    """A conversation's link (``payload.WideLink``). Closing it ends its lanes too."""
+    """Link of a conversation that can add parallel streams (``payload.WideLink``); closing it ends them too."""
 
     def __init__(self, link: StreamLink, lanes: ParallelStreams, ours: bool) -> None:
         self.peer = link.peer
@@ -234,7 +237,7 @@ class ParallelLink:
 
 
 class _OpenStreamGroup:
-    """What a large payload travels on (``payload.StreamGroup``). Its conversation's link ends it."""
+    """Open streams for one large payload (``payload.StreamGroup``); the conversation's link closes them."""
 
     def __init__(self, lanes: Sequence[DirectLink], owner: ParallelStreams) -> None:
         self.peer = lanes[0].peer
@@ -251,10 +254,10 @@ class _OpenStreamGroup:
         return await self.lanes[0].receive()
 
     async def begun(self) -> None:
-        await self.lanes[0].begun()  # it has the first chunk
+        await self.lanes[0].begun()  # the first stream carries the first chunk
 
     async def close(self) -> None:
-        """That is the link's to do."""
+        """Do nothing: the conversation's link closes the streams."""
 
 
 async def _close(links: Iterable[Link]) -> None:

@@ -1,8 +1,8 @@
-"""Bulk data over a link: parts of known length, in chunks, each part closed by its length and BLAKE3 digest.
+"""Bulk data over a link: parts of known length, in chunks; the length and BLAKE3 digest follow each part.
 
-A stream that ends cleanly proves nothing (the streams of a killed process do), so a part counts only once its PART
-frame is here and agrees. Both sides know every part's length beforehand, and with it every chunk's: the receiver
-allocates what it expects, once, and turns down the first frame that differs.
+A clean end of a stream proves nothing (a killed process's streams end so), so a part counts only when its PART frame
+has come and matches. Both sides know the length of every part, and thus of every chunk, in advance: the receiver
+allocates its buffers once and rejects the first frame that differs.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ from p2ptrain.ports import Link
 
 @dataclass(frozen=True, slots=True)
 class PayloadDeadline:
-    """How slow a payload as a whole may be. Each of its frames has a deadline of its own, and a sender that just keeps
-    every one of them would hold us for as long as it has frames to send; how long its exchange may take it helps to
-    say itself (``swarm.deadlines``). Against this clock a byte buys the time of a byte, and a frame buys none."""
+    """Deadline of a whole payload, which grows by the bytes received and not by the number of frames.
+
+    Deadlines of single frames are not enough: a sender that just meets each of them could hold us for many frames, and
+    the sender itself influences the deadline of its exchange (``swarm.deadlines``).
+    """
 
     grace_s: float = 20.0
-    """Until something must have come: what a frame may take to begin (``links.Limits.idle_s``)."""
+    """Time until the first bytes, as until a frame begins (``links.Limits.idle_s``)."""
     slowest_rate: float = 4096.0
-    """Bytes per second after that, on the average since the beginning (``links.Limits.slowest_rate``). Owners' caps
-    leave each stream 5 kB/s (``rates.LOWEST_RATE``)."""
+    """Least mean rate after that in bytes per second (``links.Limits.slowest_rate``). At the lowest cap each stream has
+    5 kB/s (``throttle.LOWEST_RATE``)."""
 
     def due_s(self, received_bytes: int) -> float:
-        """Seconds after its beginning at which so many bytes must have come."""
+        """Return the deadline for so many bytes, in seconds after the payload's beginning."""
         return self.grace_s + received_bytes / self.slowest_rate
 
 
@@ -57,11 +59,13 @@ async def receive_payload(
     buffers: Buffers | None = None,
     pace: PayloadDeadline | None = None,
 ) -> list[bytearray]:
-    """Receive parts of exactly these lengths. NetworkError when the stream ends early, RemoteError when it differs.
+    """Receive parts of exactly these lengths.
+
+    Raises NetworkError if the stream ends early or misses its deadline, RemoteError if the data differ.
 
     Args:
-        buffers: where to take the parts' memory from; None: allocate it. Give it back when nobody reads them any more.
-        pace: how slow the whole may be. NetworkError when it is slower.
+        buffers: source of the parts' memory, to which the caller may give them back; None: allocate it.
+        pace: deadline of the whole payload.
     """
     buffers, pace = buffers or Buffers(), pace or PayloadDeadline()
     lanes, loop = lanes_of(link), asyncio.get_running_loop()
@@ -82,22 +86,21 @@ async def receive_payload(
 
 
 class Buffers:
-    """Memory of payloads that were received, kept for the next: touching fresh memory costs more than the digests do
-    (our measurement: 49 ms for 64 MiB against 10 ms of BLAKE3)."""
+    """Pool of receive buffers: touching fresh memory costs more than hashing (measured for 64 MiB: 49 ms and 10 ms)."""
 
     def __init__(self, most_bytes: int = 256 << 20) -> None:
         self._most_bytes = most_bytes
         self._kept: list[bytearray] = []
 
     def take(self, length: int) -> bytearray:
-        """A buffer of that length, holding anything."""
+        """Return a buffer of this length with undefined contents."""
         for position, buffer in enumerate(self._kept):
             if len(buffer) == length:
                 return self._kept.pop(position)
         return bytearray(length)
 
     def give_back(self, parts: Iterable[bytearray]) -> None:
-        """Nobody reads these any more. The oldest are dropped beyond ``most_bytes``."""
+        """Return buffers that are no longer read to the pool; beyond ``most_bytes`` the oldest are dropped."""
         self._kept.extend(parts)
         size = sum(map(len, self._kept))
         while size > self._most_bytes:
@@ -106,63 +109,68 @@ class Buffers:
 
 @runtime_checkable
 class HeraldLink(Link, Protocol):
-    """A link that tells when a frame begins."""
+    """Link that can wait for the beginning of a frame."""
 
     async def begun(self) -> None:
-        """Until the next frame begins, which is then received as ever. Raises NetworkError and RemoteError."""
+        """Wait until the next frame begins, without consuming it. Raises NetworkError and RemoteError."""
 
 
 @runtime_checkable
 class DirectLink(HeraldLink, Protocol):
-    """A link that can receive a frame's body without a copy."""
+    """Link that can receive a frame's body without a copy."""
 
     async def receive_into(self, buffer: memoryview) -> tuple[int, int]:
-        """The next frame's kind and length, its body in the front of the buffer. RemoteError when it does not fit."""
+        """Receive a frame's body into the front of the buffer; return its kind and length.
+
+        Raises RemoteError if it does not fit.
+        """
 
 
 @runtime_checkable
 class WideLink(DirectLink, Protocol):
-    """A link that can have more streams for a large payload (``net.parallel_streams``)."""
+    """Link that can add streams for a large payload (``net.parallel_streams``)."""
 
     async def widened(self, size_bytes: int) -> Link:
-        """Return the link that carries a payload of that size each way, possibly a ``StreamGroup``. Both sides ask at
-        the same point of the conversation, and use it for that payload alone. Raises NetworkError and RemoteError."""
+        """Return the link for one payload of that size each way, possibly a ``StreamGroup``.
+
+        Both sides call this at the same point of the conversation. Raises NetworkError and RemoteError.
+        """
 
 
 @runtime_checkable
 class StreamGroup(Link, Protocol):
-    """Several streams for one payload each way."""
+    """Parallel streams for one payload each way."""
 
     @property
     def lanes(self) -> Sequence[Link]:
-        """At least one, in the same order on both sides."""
+        """Streams, at least one, in the same order on both sides."""
 
     def came(self, size_bytes: int, seconds: float) -> None:
-        """The payload came."""
+        """Record that the payload has come, in so many seconds."""
 
 
 async def begun(link: Link) -> None:
-    """``HeraldLink.begun``; at once where the link cannot tell."""
+    """Wait until the next frame begins, if the link can (``HeraldLink``)."""
     if isinstance(link, HeraldLink):
         await link.begun()
 
 
 def lanes_of(link: Link) -> Sequence[Link]:
-    """``StreamGroup.lanes``; the link itself where it is none."""
+    """Return a ``StreamGroup``'s streams, or the link itself."""
     return link.lanes if isinstance(link, StreamGroup) else (link,)
 
 
 async def widened(link: Link, size_bytes: int) -> Link:
-    """``WideLink.widened``; the link itself where it has none."""
+    """Return the link for a payload of that size: ``WideLink.widened``, or the link itself."""
     return await link.widened(size_bytes) if isinstance(link, WideLink) else link
 
 
 class _Layout:
-    """Which chunk of a payload travels on which of its lanes: in turn, from the first chunk of the first part on.
+    """Assignment of a payload's chunks to its streams: in turn, from the first chunk of the first part.
 
     Args:
         lengths: bytes of each part.
-        lanes: how many there are.
+        lanes: number of streams.
     """
 
     def __init__(self, lengths: Sequence[int], lanes: int) -> None:
@@ -170,7 +178,7 @@ class _Layout:
         self._lanes = lanes
 
     def shares(self, lane: int) -> Iterator[list[slice]]:
-        """Of each part, the chunks that a lane carries, in order."""
+        """Yield, for each part, the chunks on one stream, in order."""
         before = 0
         for length in self.lengths:
             first = (lane - before) % self._lanes * framing.MAX_CHUNK_BYTES
@@ -180,11 +188,11 @@ class _Layout:
 
 
 async def _send_share(lane: Link, parts: Sequence[memoryview], layout: _Layout, number: int) -> None:
-    """The chunks of one lane; on the first also the end of each part, after what it carries of it."""
+    """Send one stream's chunks; on the first stream also the end of each part, after its chunks."""
     for index, chunks in enumerate(layout.shares(number)):
         part, hashed, digest = parts[index], 0, blake3()
         for chunk in chunks:
-            if number == 0:  # all that lies before is hashed here, a little at a time: the loop has other things to do
+            if number == 0:  # hash everything up to here, in small steps that do not block the event loop
                 digest.update(part[hashed : chunk.stop])
                 hashed = chunk.stop
             await lane.send(FrameKind.CHUNK, part[chunk])
@@ -194,9 +202,9 @@ async def _send_share(lane: Link, parts: Sequence[memoryview], layout: _Layout, 
 
 
 class _Arrivals:
-    """What has come of a payload, by whichever lanes.
+    """Receive state of a payload over all streams.
 
-    A part is hashed in order as far as it has come without a gap, and compared with its end once both are here.
+    Each part is hashed as far as it has come without a gap, and compared with its end when both are complete.
     """
 
     def __init__(self, parts: list[bytearray], pace: PayloadDeadline, deadline: asyncio.Timeout) -> None:
@@ -206,18 +214,18 @@ class _Arrivals:
         self._begun = asyncio.get_running_loop().time()
         self._came = 0
         self._ahead: list[dict[int, int]] = [{} for _ in parts]
-        """Of each part, where chunks begin and end that came and are not hashed yet."""
+        """For each part, beginning and end of chunks that have come and are not hashed yet."""
         self._hashed = [0 for _ in parts]
         self._digests = [blake3() for _ in parts]
         self._ends: list[PartEnd | None] = [None for _ in parts]
 
     def expect(self, size_bytes: int) -> None:
-        """So many bytes are to come next: set the deadline for them."""
-        if not self._deadline.expired():  # it was just now, and the other lanes have not heard of it
+        """Set the deadline for the next so many bytes."""
+        if not self._deadline.expired():  # another stream may not have been cancelled yet
             self._deadline.reschedule(self._begun + self._pace.due_s(self._came + size_bytes))
 
     def take(self, index: int, chunk: slice) -> None:
-        """This chunk lies in its place. Raises RemoteError where its part is complete and is not what its end says."""
+        """Count a chunk that is in its place. Raises RemoteError if its part is complete and does not match its end."""
         self._came += chunk.stop - chunk.start
         ahead = self._ahead[index]
         ahead[chunk.start] = chunk.stop
@@ -228,7 +236,7 @@ class _Arrivals:
         self._compare(index)
 
     def end(self, index: int, end: PartEnd) -> None:
-        """A part's end came. Raises RemoteError where the part is complete and is something else."""
+        """Take the end of a part. Raises RemoteError if the part is complete and does not match."""
         self._ends[index] = end
         self._compare(index)
 
@@ -241,7 +249,7 @@ class _Arrivals:
 
 
 async def _receive_share(lane: Link, layout: _Layout, number: int, arrivals: _Arrivals) -> None:
-    """What ``_send_share`` sends."""
+    """Receive what ``_send_share`` sends on one stream."""
     receive_into = lane.receive_into if isinstance(lane, DirectLink) else partial(_receive_copy, lane)
     for index, chunks in enumerate(layout.shares(number)):
         part = arrivals.parts[index]
@@ -261,7 +269,7 @@ async def _receive_share(lane: Link, layout: _Layout, number: int, arrivals: _Ar
 
 
 async def _receive_copy(link: Link, buffer: memoryview) -> tuple[int, int]:
-    """``DirectLink.receive_into`` for a link that has none."""
+    """Receive a frame into the buffer with a copy, for a link without ``receive_into``."""
     kind, body = await link.receive()
     if len(body) > len(buffer):
         raise RemoteError(f"a frame of {len(body)} bytes where {len(buffer)} were due")

@@ -1,43 +1,48 @@
-"""How often a peer, and all peers together, may begin a conversation with us: token buckets. Pure; bounded.
+"""Rate limits on what strangers ask for: token buckets and sliding windows. Pure; memory is bounded.
 
-What one conversation may cost is bounded elsewhere (``links.Limits``, ``payload.Pace``, the core's deadlines). A flood
-of short ones costs a stream, a task and an answer each, and would starve honest callers of the few that are served at
-once; who floods is turned down before a byte of it is read.
+The cost of one conversation is bounded elsewhere (``links.Limits``, ``payload.PayloadDeadline``, the core's deadlines).
+A flood of short conversations costs a stream, a task and a response each, and would displace honest peers' ones; it is
+rejected before any byte of it is read.
 """
 
 from __future__ import annotations
 
+import ipaddress
+from collections import deque
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from p2ptrain.net import address
 
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """What a bucket holds, and how fast it fills."""
+    """Capacity of a token bucket, and tokens added per second."""
 
     burst: float
     per_s: float
 
 
 PER_PEER = RateLimit(burst=60.0, per_s=4.0)
-"""Conversations of one peer. An honest one keeps to ``rules.MOST_CALLS`` and ``CALLS_PER_S``, beside what a round plans
-with each partner and what it asks for when it joins: a guess with room for these."""
+"""Conversations of one peer. An honest peer keeps to ``rules.MOST_CALLS`` and ``CALLS_PER_S``, besides planned
+exchanges and requests when it joins. Guess: honest peers' conversations in a large swarm would settle it."""
 
 OVERALL = RateLimit(burst=400.0, per_s=100.0)
-"""Of all peers together. An answer that declines takes .1 ms of a core (bench couple); a hundred a second are felt by
-nobody. A guess."""
+"""Conversations of all peers. A declining response takes .1 ms of a core (bench couple). Guess: a training peer's
+slowdown under a flood would settle it."""
 
 PER_ORIGIN = RateLimit(burst=OVERALL.burst / 2, per_s=OVERALL.per_s / 2)
-"""Of all peers behind one IP address, or that one relay leads to us: names cost nothing. A guess: half."""
+"""Conversations from one IP address or through one relay: half, since peer ids cost nothing. Guess: peers per origin in
+a real swarm would settle it."""
 
 MOST_REMEMBERED = 1024
-"""Buckets that are not full, of whom we heard last. More peers at once than that are the overall bucket's business."""
+"""Most buckets kept, the latest; beyond that only the overall limit bounds the peers."""
 
 
 class TokenBucket:
-    """One bucket of tokens, full at first."""
+    """Token bucket, full at first."""
 
     __slots__ = ("_allowance", "_at", "_left")
 
@@ -47,7 +52,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float, tokens: float = 1.0) -> bool:
-        """Take so many if they are there."""
+        """Take so many tokens if the bucket has them; return whether it had."""
         self._fill(now)
         if self._left < tokens:
             return False
@@ -55,7 +60,7 @@ class TokenBucket:
         return True
 
     def is_full(self, now: float) -> bool:
-        """As good as a new one."""
+        """Return whether the bucket is full, like a new one."""
         self._fill(now)
         return self._left >= self._allowance.burst
 
@@ -66,22 +71,24 @@ class TokenBucket:
 
 
 class RateLimiter(Generic[Key]):
-    """A bucket for each, and one for all of them."""
+    """Token bucket for each key, and one for all keys."""
 
     def __init__(self, each: RateLimit = PER_PEER, overall: RateLimit = OVERALL, most: int = MOST_REMEMBERED) -> None:
         self._each = each
         self._overall_allowance = overall
         self._overall: TokenBucket | None = None
         self._most = most
-        self._buckets: dict[Key, TokenBucket] = {}  # who was heard last comes last
+        self._buckets: dict[Key, TokenBucket] = {}  # ordered by last use
 
     def admits(self, who: Key, now: float, tokens: float = 1.0) -> bool:
-        """Whether one more may begin, that costs so much. Who is turned down for its own sake takes nothing from the
-        others."""
+        """Take tokens from the key's and the overall bucket; return whether both had them.
+
+        A key above its own limit takes nothing from the overall bucket.
+        """
         return self.admits_alone(who, now, tokens) and self.admits_anybody(now, tokens)
 
     def admits_alone(self, who: Key, now: float, tokens: float = 1.0) -> bool:
-        """The same whatever the others do, and nothing of theirs is taken."""
+        """Take tokens from the key's bucket only."""
         bucket = self._buckets.pop(who, None) or TokenBucket(self._each, now)
         self._buckets[who] = bucket
         if len(self._buckets) > self._most:
@@ -89,7 +96,7 @@ class RateLimiter(Generic[Key]):
         return bucket.take(now, tokens)
 
     def admits_anybody(self, now: float, tokens: float = 1.0) -> bool:
-        """The same before it is known who it is."""
+        """Take tokens from the overall bucket only, for a key that is not known yet."""
         if self._overall is None:
             self._overall = TokenBucket(self._overall_allowance, now)
         return self._overall.take(now, tokens)
@@ -98,7 +105,44 @@ class RateLimiter(Generic[Key]):
         return len(self._buckets)
 
     def _forget(self, now: float) -> None:
-        """Drop those whose bucket is full: nothing is lost; and if that is nobody, who was not heard for longest."""
+        """Drop full buckets, which loses nothing; if none is full, the least recently used one."""
         full = [who for who, bucket in self._buckets.items() if bucket.is_full(now)]
         for who in full or [next(iter(self._buckets))]:
             del self._buckets[who]
+
+
+class SlidingWindowLimit:
+    """Limit of ``overall`` requests per window: at most ``each`` from one peer, and half from one origin.
+
+    Peer ids cost nothing, but somebody with many of them has few origins.
+    """
+
+    def __init__(self, overall: int, each: int, window_s: float) -> None:
+        self._overall = overall
+        self._each = each
+        self._from_one = overall // 2
+        self._window_s = window_s
+        self._taken: deque[tuple[float, str, str]] = deque()
+
+    def take(self, who: str, now: float, where: str = "") -> bool:
+        """Return whether a request is granted, and count it if so.
+
+        Args:
+            where: the request's origin; empty: no limit by origin, as on this machine.
+        """
+        while self._taken and self._taken[0][0] <= now - self._window_s:
+            self._taken.popleft()
+        if len(self._taken) >= self._overall or sum(asker == who for _, asker, _ in self._taken) >= self._each:
+            return False
+        if where and sum(origin == where for _, _, origin in self._taken) >= self._from_one:
+            return False
+        self._taken.append((now, who, where))
+        return True
+
+
+def origin(place: str) -> str:
+    """Return the origin of a multiaddress: its IPv4 address, or its IPv6 /64, since one household has all of that."""
+    host = address.host_of(place)
+    if place.startswith("/ip6/"):
+        return str(ipaddress.ip_network((host, 64), strict=False))
+    return host

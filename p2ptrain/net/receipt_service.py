@@ -1,10 +1,10 @@
-"""Partners countersign each other's receipts (``p2ptrain.receipts``): one question, one answer, beside the exchanges.
+"""Receipt protocol: partners countersign each other's receipts (``p2ptrain.receipts``); one request, one response.
 
 ::
 
     ["receipt", receipt]        ["agreed", countersignature]  or  ["objection", why]
 
-A protocol of its own and best effort: exchanges do not wait for it, carry nothing of it, and are not judged by it.
+The protocol is separate and best effort: exchanges neither wait for it nor depend on it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import RunId, short
-from p2ptrain.net.allowance import SlidingWindowLimit
 from p2ptrain.net.links import Limits, origin_of
+from p2ptrain.net.rate_limiter import SlidingWindowLimit
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.ports import Clock, Link, Transport
 from p2ptrain.receipts import MAX_RECEIPT_BYTES, Book, Objection, Receipt
@@ -25,29 +25,30 @@ from p2ptrain.statements import Sign
 RECEIPT_PROTOCOL = "/p2ptrain/receipts/1"
 
 LIMITS = Limits(idle_s=10.0, dial_s=10.0, inbound=8, inbound_per_peer=1)
-"""A guess: a question and its answer are half a kilobyte."""
+"""A request and its response have half a kilobyte. Guess: receipts per minute in a large swarm would settle it."""
 _ABOUT = "a receipt"
 _MAX_BYTES = MAX_RECEIPT_BYTES + 32
 DEADLINE_S = 20.0
-"""For a question and its answer, the dial included. A guess."""
+"""Timeout of a request and its response, dialing included. Guess: response times over relays would settle it."""
 
 
 @dataclass(slots=True)
 class ReceiptService:
-    """Answers partners' claims by our book."""
+    """Request handler: countersigns partners' claims that match our book."""
 
     run: RunId
     book: Book
     sign: Sign
     wall: Clock = time.time
-    """For dates alone: it may be set back."""
+    """Clock for dates only; it may be set back."""
     _allowance: SlidingWindowLimit = field(
         default_factory=lambda: SlidingWindowLimit(overall=120, each=6, window_s=60.0)
     )
-    """An honest peer claims twice a minute of all its partners together. Guesses."""
+    """Rate limit; an honest peer makes two claims per minute to all its partners. Guess: receipts per minute in a large
+    swarm would settle it."""
 
     async def answer(self, link: Link) -> None:
-        """Answer one question, over any link. Raises NetworkError and RemoteError."""
+        """Answer one request, over any link. Raises NetworkError and RemoteError."""
         match await hear(link, _ABOUT, _MAX_BYTES):
             case ["receipt", bytes(body)]:
                 claim = Receipt.decode(body)
@@ -64,10 +65,13 @@ class ReceiptService:
 
 
 async def ask_to_sign(transport: Transport, claim: Receipt) -> bytes | Objection:
-    """The partner's countersignature, unverified, or its objection. Raises NetworkError and RemoteError."""
+    """Ask a partner to countersign; return its signature, unverified, or its objection.
+
+    Raises NetworkError and RemoteError.
+    """
     try:
         async with asyncio.timeout(DEADLINE_S):
-            link = await transport.open(claim.partner, [])  # we exchanged just now, so we are connected
+            link = await transport.open(claim.partner, [])  # no addresses: an exchange has just connected us
             try:
                 await say(link, ["receipt", claim.encode()])
                 match await hear(link, _ABOUT, _MAX_BYTES):

@@ -1,4 +1,4 @@
-"""The talk of the small services: lists of plain values, one a frame, in the writing of ``p2ptrain.statements``."""
+"""Messages of the small services: lists of plain values, one per frame, encoded by ``p2ptrain.statements``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from p2ptrain.ports import Link
 from p2ptrain.statements import packed, unpacked
 
 MOST_NESTED = 16
-"""Lists in lists, in what anybody says. A guess: nothing of ours has more than five, and a thousand Python cannot even
-print, to say that they are none of ours."""
+"""Deepest nesting of lists that is accepted: ours have at most five levels, and Python cannot even print a thousand.
+Guess: the deepest message of all protocols would settle it."""
 
 
 async def say(link: Link, words: list[Any]) -> None:
@@ -20,10 +20,10 @@ async def say(link: Link, words: list[Any]) -> None:
 
 
 async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
-    """Receive one list. Raises NetworkError, and RemoteError for what is none or is longer.
+    """Receive one list. Raises NetworkError, and RemoteError for anything else or a longer frame.
 
     Args:
-        about: what the talk is of, for the error's text.
+        about: subject of the message, for the error's text.
     """
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:

@@ -1,14 +1,14 @@
-"""One conversation over one link: the only task that touches that link.
+"""Session: one conversation over one link, in the only task that uses that link.
 
-A session says what the core told it to say, in order, and reads exactly where the protocol says that something must
-come; what it reads or completes it hands to the core. It decides nothing. What it holds between swap and commit, or
-between pull and adoption, the driver fetches. NetworkError, RemoteError and TimeoutError end it; the driver closes the
-link.
+A session sends the core's messages in order, reads exactly where the protocol expects a message, and passes everything
+received or completed to the core. A session decides nothing. The driver fetches what it holds between swap and commit,
+or between pull and adoption. NetworkError, RemoteError and TimeoutError end a session; the driver closes the link.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, assert_never
@@ -21,65 +21,68 @@ from p2ptrain.net.payload import Buffers, begun, receive_payload, send_payload, 
 from p2ptrain.net.weight_download import Downloader
 from p2ptrain.net.weight_server import WeightServer
 from p2ptrain.ports import Link
+from p2ptrain.swarm import DeclineReason, PeerState
 from p2ptrain.swarm.events import Close, Donate, Donated, Event, Pull, Pulled, Send, Swap, SwapDone
-from p2ptrain.swarm.messages import Acknowledge, Message, WeightsReply
+from p2ptrain.swarm.messages import Acknowledge, Decline, Message, Offer, WeightsReply, WeightsRequest
 from p2ptrain.train.payloads import Difference, Encoded, Payloads, Snapshot
 from p2ptrain.wire import decode_message, encode_message
 
 OPENING_DEADLINE_S = 15.0
-"""How long an inbound link may take to say what it is for, and any one control message to be written."""
+"""Timeout for an inbound link's first message, and for writing any control message."""
 
 Instruction = Send | Swap | Pull | Donate | Close
 
 
 @dataclass(frozen=True, slots=True)
 class SessionEnvironment:
-    """What all sessions of a driver work with."""
+    """Objects that all sessions of a driver share."""
 
     payloads: Payloads
     buffers: Buffers
     work: Callable[..., Awaitable[Any]]
-    """``await work(function, *arguments)``: run it off the loop, or at once."""
+    """Runs ``work(function, *arguments)`` off the event loop, or at once."""
     copies: WeightServer
-    """Gives our weights."""
+    """Server of our weights."""
     gatherer: Downloader
-    """Takes others'."""
+    """Downloads weights."""
     donors: Callable[[], Mapping[PeerId, Sequence[str]]]
-    """Who else could give us weights, and their addresses."""
+    """Returns further donors and their addresses."""
     heard: Callable[[LinkId, Message, int], None]
-    """A message came, of so many bytes."""
+    """Called with each received message and its size in bytes."""
     done: Callable[[Event], None]
-    """A swap, a pull or a donation is through."""
+    """Called with the event of a completed swap, pull or donation."""
 
 
 @dataclass(slots=True)
 class Session:
-    """One link's conversation: its instructions, and what it holds between swap and commit."""
+    """Conversation over one link: its instructions, and its results between swap and commit."""
 
     link: LinkId
     tools: SessionEnvironment
     instructions: asyncio.Queue[Instruction] = field(default_factory=asyncio.Queue)
     task: asyncio.Task[None] | None = None
     interruptible: bool = False
-    """It waits for the partner: a Close cancels it instead of queueing behind what it does."""
+    """True while it waits for the partner: a Close then cancels the task and is not queued."""
     swapped: tuple[Swap, Difference] | None = None
+    """Result of a swap, until the driver commits it."""
     pulled: tuple[WeightsReply, list[bytearray]] | None = None
+    """Downloaded weights, until the driver adopts them."""
 
     async def open(self, link: Link, message: Message) -> None:
-        """Say what an outbound link is for, hear the answer, and go on until the core closes it."""
+        """Send an outbound link's first message, receive the response, and continue until the core closes the link."""
         await self._send(link, message)
         await self._receive(link)
         await self._follow(link)
 
     async def answer(self, link: Link) -> None:
-        """Hear what an inbound link is for, and go on until the core closes it."""
+        """Receive an inbound link's first message, and continue until the core closes the link."""
         async with asyncio.timeout(OPENING_DEADLINE_S):
             message, size_bytes = await _read(link)
         self.tools.heard(self.link, message, size_bytes)
         await self._follow(link)
 
     async def _follow(self, link: Link) -> None:
-        """Take the core's instructions in order until it closes the link."""
+        """Follow the core's instructions in order until it closes the link."""
         while True:
             self.interruptible = False
             instruction = await self.instructions.get()
@@ -115,11 +118,13 @@ class Session:
             payloads.wish_sizes(swap.fragments),
             payloads.encoded_sizes(swap.fragments),
         )
-        snapshot = payloads.published  # what our sketch tells of is what is encoded, whatever is published meanwhile
+        snapshot = (
+            payloads.published
+        )  # proposals and payload must come from one snapshot, whatever is published meanwhile
         wishes: Sequence[bytes] = ()
         their_wishes: Sequence[bytearray] = ()
         try:
-            if sizes:  # a codec that wants to know how far apart both are
+            if sizes:  # a codec that negotiates step widths
                 wishes = await work(payloads.wishes, swap.fragments, snapshot)
                 _, their_wishes = await concurrently(send_payload(link, wishes), receive_payload(link, sizes))
         except ValueError as error:
@@ -127,13 +132,13 @@ class Session:
         mine, road = await concurrently(
             self._encoded(swap, wishes, their_wishes, snapshot), widened(link, sum(lengths))
         )
-        del snapshot  # a payload may be on its way for minutes, and this is a whole model
-        if not (self.link.outbound or sizes):  # its offer may be taken back: our Accept may have been long on its way
+        del snapshot  # a payload may take minutes, and this is a whole model
+        if not (self.link.outbound or sizes):  # the initiator may withdraw a late-accepted offer without a payload
             await begun(road)
         receiving = receive_payload(road, lengths, self.tools.buffers)
         try:
             _, theirs = await concurrently(send_payload(road, mine.parts), receiving)
-        except UnbegunError as error:  # one of several lanes had none yet: the payload had begun all the same
+        except UnbegunError as error:  # one of several streams had nothing yet, but the payload has begun
             raise NetworkError(str(error)) from error
         difference = await work(payloads.difference, mine, theirs)
         self.tools.buffers.give_back(theirs)
@@ -146,7 +151,7 @@ class Session:
     async def _encoded(
         self, swap: Swap, wishes: Sequence[bytes], their_wishes: Sequence[bytearray], snapshot: Snapshot
     ) -> Encoded:
-        """What we send of these fragments."""
+        """Encode our part of these fragments."""
         encode = self.tools.payloads.encode
         try:
             mine: Encoded = await self.tools.work(encode, swap.fragments, wishes, their_wishes, snapshot)
@@ -169,8 +174,7 @@ async def _read(link: Link) -> tuple[Message, int]:
 
 
 def message_in(body: bytes) -> Message:
-    """``wire.decode_message`` of a stranger's bytes, which may be lists a thousand deep: Python cannot even print them
-    to say that they are none of ours."""
+    """Decode a message of another peer. Raises RemoteError, also for lists nested too deep for Python."""
     try:
         return decode_message(body)
     except RecursionError:
@@ -178,5 +182,21 @@ def message_in(body: bytes) -> Message:
 
 
 def _unsendable(error: ValueError) -> NetworkError:
-    """Our own weights have become such that no codec takes them."""
+    """Build the error for weights of our own that the codec cannot encode."""
     return NetworkError(f"our own weights cannot be sent: {error}")
+
+
+async def decline_while_away(link: Link, step: int, progress: float) -> None:
+    """Decline an offer or a request for weights as a leaving peer, and close the link.
+
+    The initiator makes no further offers until our next presence record. Raises NetworkError and RemoteError.
+    """
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OPENING_DEADLINE_S):
+                kind, body = await link.receive()
+                if kind == FrameKind.MESSAGE and isinstance(message_in(body), Offer | WeightsRequest):
+                    no = Decline(DeclineReason.LEAVING, PeerState.LEAVING, step, progress, known=())
+                    await link.send(FrameKind.MESSAGE, encode_message(no))
+    finally:
+        await link.close()

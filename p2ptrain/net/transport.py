@@ -1,9 +1,9 @@
-"""``ports.Transport`` over p2pd: opens links to peers, and takes in theirs.
+"""Transport over p2pd (``ports.Transport``): opens links to peers and accepts theirs.
 
 ==============================================  ========================================================================
-a flood of inbound streams                      closed unread beyond the caps and rates, overall, per peer and origin
-silent streams that hold all places             the oldest ends where another needs its place
-streams of a peer that reads nothing            each ends in time; after some, p2pd's connection to that peer, too
+a flood of inbound streams                      closed unread above the limits overall, per peer and per origin
+silent streams that occupy all slots            the oldest ends when another stream needs its slot
+streams of a peer that reads nothing            each ends by timeout; after some, p2pd's connection to the peer closes
 ==============================================  ========================================================================
 """
 
@@ -20,12 +20,11 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId, short
 from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net import address
-from p2ptrain.net.allowance import origin
 from p2ptrain.net.links import Limits, StreamLink, is_local
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd.control import read_opener
 from p2ptrain.net.p2pd.streams import Stream
-from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter
+from p2ptrain.net.rate_limiter import PER_ORIGIN, RateLimiter, origin
 from p2ptrain.net.throttle import Throttles
 
 logger = logging.getLogger(__name__)
@@ -33,38 +32,40 @@ logger = logging.getLogger(__name__)
 EXCHANGE_PROTOCOL = f"/p2ptrain/exchange/{PROTOCOL_VERSION}"
 
 MOST_NAMELESS = 32
-"""Inbound streams beyond all places of which p2pd has yet to say who opened them, or that are about to end. It says so
-at once. A guess."""
+"""Most inbound streams besides the slots: ending ones, and those whose initiator p2pd has yet to name, which it does at
+once. Guess: the peak number under a flood would settle it."""
 MOST_HANGING = 4
-"""Streams of one peer, within ``HANGING_S``, that it did not read to their end, until its connection is closed. A
-guess: honest ones are frozen or very slow, and are not cut off each time."""
+"""Unread streams of one peer within ``HANGING_S`` after which its connection is closed; an honest peer that is frozen
+or very slow should not be cut off each time. Guess: unread streams of honest peers would settle it."""
 HANGING_S = 600.0
-"""A guess."""
+"""Window of ``MOST_HANGING``. Guess: unread streams of honest peers would settle it."""
 MOST_REMEMBERED = 1024
-"""Peers of whom streams hang."""
+"""Most peers whose unread streams are counted."""
 FAREWELL_S = 0.5
-"""For all that is being said when a transport closes. A guess: a round trip."""
+"""Timeout for last messages when a transport closes, a round trip. Guess: closing times between real homes would settle
+it."""
 
 Handler = Callable[[StreamLink], Awaitable[None]]
 
 
 @dataclass(frozen=True, slots=True)
 class _InboundSlot:
-    """One of those that inbound streams have."""
+    """Slot of an inbound stream."""
 
     link: StreamLink
     origin: str
 
 
 class P2PTransport:
-    """Opens links to peers and takes in theirs (``ports.Transport``), under one protocol name.
+    """Transport over p2pd for one protocol name (``ports.Transport``).
 
-    Owns the links it took in, the tasks that serve them and those that part from links; ``close`` ends all of these. A
-    link that it opened is its opener's to close. A handler's NetworkError or RemoteError ends its link with a line in
-    the log; any other exception is a bug and goes to the loop's exception handler.
+    Resources: owns inbound links, the tasks that serve them, and those that end links; ``close`` ends all of these.
+    Callers close the links that they open.
+    Errors: a handler's NetworkError or RemoteError ends its link and is logged; any other exception is a bug and goes
+    to the loop's exception handler.
 
     Args:
-        is_gift: what others ask here is for their own sake, and counted so.
+        is_gift: whether inbound traffic serves others alone and is counted so.
     """
 
     def __init__(
@@ -83,16 +84,19 @@ class P2PTransport:
         self._handler: Handler | None = None
         self._server: asyncio.Server | None = None
         self._inbound: dict[asyncio.Task[None], _InboundSlot | None] = {}
-        """One a stream, the oldest first; None: not known yet, or about to end."""
+        """Slot of each stream, the oldest first; None: initiator not known yet, or stream about to end."""
         self._partings: dict[StreamLink, asyncio.Task[None]] = {}
         self._hanging: dict[PeerId, list[float]] = {}
-        """When streams ended on which p2pd may wait for a peer, by the loop's clock; since we closed its connection."""
+        """Times, on the loop's clock, at which unread streams ended since the connection to the peer was last
+        closed."""
         self._floods: RateLimiter[PeerId] = RateLimiter()
         self._crowds: RateLimiter[str] = RateLimiter(PER_ORIGIN)
 
     async def open(self, peer: PeerId, addresses: Sequence[str] = ()) -> StreamLink:
         daemon = self._node.daemon
-        others = [each for each in addresses if address.relay_of(each) != self._node.peer_id]  # not through ourselves
+        others = [
+            each for each in addresses if address.relay_of(each) != self._node.peer_id
+        ]  # no circuit through this node
         try:
             async with asyncio.timeout(self._limits.dial_s):
                 if others:
@@ -103,7 +107,7 @@ class P2PTransport:
         return StreamLink(far_end, stream, self._limits, self._rates, see_off=self._see_off)
 
     async def listen(self, handler: Handler) -> None:
-        """Serve inbound links until ``close``. Once."""
+        """Serve inbound links until ``close``. Raises ValueError on a second call."""
         if self._handler is not None:
             raise ValueError("this transport listens already")
         self._handler = handler
@@ -114,7 +118,7 @@ class P2PTransport:
             raise NetworkError("p2pd does not take our handler") from None
 
     async def close(self) -> None:
-        """Take in nothing more, and end what is under way."""
+        """Accept no more streams, and end the open ones."""
         self._handler = None
         server, self._server = self._server, None
         if server is not None:
@@ -123,14 +127,14 @@ class P2PTransport:
                     await self._node.daemon.stop_serving(self._protocol, server)
         if self._partings:
             await asyncio.wait(self._partings.values(), timeout=FAREWELL_S)
-        while tasks := [*self._inbound, *self._partings.values()]:  # whose handler ends parts from its link
+        while tasks := [*self._inbound, *self._partings.values()]:  # an ending handler starts a parting task
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await asyncio.sleep(0)  # they are taken off our books then
+            await asyncio.sleep(0)  # done callbacks remove the tasks
 
     def _take(self, stream: Stream) -> None:
-        """An inbound stream: a task of ours, or the door."""
+        """Serve an inbound stream in a task, or reset it if there are too many."""
         if self._handler is None or len(self._inbound) >= self._limits.inbound + MOST_NAMELESS:
             logger.info("turned down a link: %d are open", len(self._inbound))
             stream.abort()
@@ -149,7 +153,7 @@ class P2PTransport:
             if self._admit(link):
                 await handler(link)
                 await link.close()
-                if (parting := self._partings.get(link)) is not None:  # it has its place until then
+                if (parting := self._partings.get(link)) is not None:  # the stream keeps its slot until then
                     await asyncio.wait([parting])
         except (NetworkError, RemoteError, OSError, EOFError) as error:
             logger.info("an inbound link ended: %s", error)
@@ -159,7 +163,7 @@ class P2PTransport:
             stream.abort()
 
     def _admit(self, link: StreamLink) -> bool:
-        """Whether a stream gets a place. Only now is it known whose it is."""
+        """Assign a slot to a stream whose initiator has become known; return False if there is none."""
         task = asyncio.current_task()
         assert task is not None
         peer, where, now = link.peer, origin(link.far_end.place), task.get_loop().time()
@@ -181,7 +185,7 @@ class P2PTransport:
         return True
 
     def _see_off(self, link: StreamLink) -> None:
-        """A link of ours has ended: let the other side hear so, and end."""
+        """Start the task that ends a link with the other side."""
         task = self._partings[link] = asyncio.get_running_loop().create_task(self._part(link))
         task.add_done_callback(lambda _: self._partings.pop(link))
 
@@ -201,8 +205,10 @@ class P2PTransport:
                 await self._node.daemon.disconnect(link.peer)
 
     def _make_room(self, held: Mapping[asyncio.Task[None], _InboundSlot]) -> bool:
-        """End a stream on which no frame has come, or that we have ended, if there is one: the oldest of the origin
-        that has most of them."""
+        """End a silent or ending stream to free its slot; return False if there is none.
+
+        The oldest such stream of the origin with most of them is chosen.
+        """
         silent = {task: place.origin for task, place in held.items() if not place.link.has_heard}
         if not silent:
             return False

@@ -1,9 +1,9 @@
-"""An asyncio loop whose clock jumps: hours of protocol pass in milliseconds, in the same order each time.
+"""Virtual time: an asyncio event loop whose clock jumps, so that hours pass in milliseconds, deterministically.
 
-Whenever nothing is ready, ``time()`` becomes exactly the time of the next scheduled call (no rounding: the simulator
-adds the same two numbers). Calls scheduled for the same time run in the order they were scheduled, as on a heap keyed
-by (time, serial). Work handed to an executor runs at once, in the calling thread, and takes no time. When nothing is
-ready and nothing is scheduled, waiting longer would be waiting forever: ``DeadlockError``.
+When nothing is ready, ``time()`` becomes exactly the time of the next scheduled call, without rounding, because the
+simulator adds the same two numbers. Calls scheduled for the same time run in the order of scheduling, as on a heap
+keyed by (time, serial). Executor work runs at once in the calling thread and takes no time. When nothing is ready and
+nothing is scheduled, the loop raises ``DeadlockError``.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ Arguments = TypeVarTuple("Arguments")
 
 
 class DeadlockError(RuntimeError):
-    """All tasks wait and nothing is scheduled that could wake one."""
+    """All tasks wait, and nothing is scheduled that could wake one."""
 
 
 class _OrderedTimer(TimerHandle):
-    """A timer that comes after all earlier timers of the same time; asyncio's own leaves ties to the heap's whim."""
+    """Timer that runs after earlier ones for the same time; asyncio's own order of ties is undefined."""
 
     __slots__ = ("_serial",)
     _scheduled: bool
@@ -45,7 +45,7 @@ class _OrderedTimer(TimerHandle):
 
 
 class _JumpingSelector(selectors.BaseSelector):
-    """Asks the real selector without waiting, and moves the loop's clock where the loop asked it to wait."""
+    """Selector that polls the real one and advances the loop's clock where it would wait."""
 
     def __init__(self) -> None:
         self._real = selectors.DefaultSelector()
@@ -71,7 +71,7 @@ class _JumpingSelector(selectors.BaseSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """See the module. Its clock starts at 0."""
+    """Event loop with a virtual clock that starts at 0; see the module."""
 
     _scheduled: list[TimerHandle]  # asyncio.BaseEventLoop's heap of timers
     _check_closed: Callable[[], None]
@@ -99,7 +99,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True
         return timer
 
-    def run_in_executor(  # type: ignore[override]  # asyncio's is typed with its own TypeVarTuple; calls are the same
+    def run_in_executor(  # type: ignore[override]  # asyncio's signature has its own TypeVarTuple; calls are compatible
         self, executor: object, func: Callable[..., Result], *args: Any
     ) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = self.create_future()
@@ -118,6 +118,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, Result]) -> Result:
-    """``asyncio.run`` on a virtual clock."""
+    """Run a coroutine on a virtual clock, like ``asyncio.run``."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

@@ -1,8 +1,8 @@
-"""Taking a model from several donors at once, each piece believed when another donor's copy is near it.
+"""Weight download: takes a model from several donors at once and confirms each piece by another donor's copy.
 
-``swarm.download_plan`` decides whom to ask for what; this asks. A donor that promised its weights is asked on the
-stream of that promise, everybody else, and for comparisons that one too, on streams of ``copies.COPIES_PROTOCOL``. What
-a pull that failed had fetched is kept for the next one.
+``swarm.download_plan`` decides which piece to ask of which donor; this module sends the requests. Pieces of the donor
+that accepted our request come on that request's stream; all other requests, and its comparisons, use streams of
+``weight_server.COPIES_PROTOCOL``. Pieces of a failed download are kept for the next one.
 """
 
 from __future__ import annotations
@@ -26,37 +26,40 @@ from p2ptrain.swarm.download_plan import Action, Cancel, Compare, DownloadPlan, 
 from p2ptrain.train.sketch import SKETCH_BYTES, distance, sketch
 
 SKETCH_DEADLINE_S = 60.0
-"""For a comparison, dialing included; a busy machine sketches a large piece within it. A guess."""
+"""Timeout of a comparison, dialing included. Guess: the time that a busy, slow machine needs to sketch a large piece
+would settle it."""
 REST_S = 10.0
-"""A stream that nothing is asked on for so long is ended, well before its other end takes us for dead
-(``links.Limits.idle_s``), and opened again when it is needed."""
+"""Idle time after which a stream is ended, well before the other side's timeout (``links.Limits.idle_s``); it is opened
+again when needed."""
 KEEP_S = 900.0
-"""What a failed pull had fetched counts for so long after its first piece: as long as a pull may take."""
+"""How long the pieces of a failed download are kept after its beginning, as long as a download may take."""
 FAREWELL_S = 2.0
-"""To say that we have enough. A guess."""
+"""Timeout to end all streams. Guess: closing times between real homes would settle it."""
 
 Dial = Callable[[PeerId, Sequence[str]], Awaitable[Link]]
 
 
 @dataclass(slots=True)
 class _ReceivedWeights:
-    """What is here of the weights."""
+    """Weights received so far."""
 
     parts: list[bytearray]
-    """All fragments, of which only the pieces that somebody gave hold anything."""
+    """All fragments; only the received pieces are filled."""
     givers: dict[int, PeerId]
+    """Donor of each received piece."""
     since: float
+    """Beginning of the download, on the event loop's clock."""
 
 
 class Downloader:
-    """Takes whole models. Each call owns its tasks and streams, and ends them before it returns.
+    """Downloader of whole models. Each call owns its tasks and streams and ends them before it returns.
 
     Args:
-        dial: opens a stream to a peer's ``WeightServer``; None: nobody is asked but who promised its weights.
+        dial: opens a stream to a peer's ``WeightServer``; None: use only the donor that accepted our request.
         sizes: bytes of each fragment in fp32.
-        work: runs a function off the loop.
-        notebook: told how many gave, what of it was asked for anew, and where nobody could be asked to confirm it.
-        taken: told how many bytes of weights came from whom.
+        work: runs a function off the event loop.
+        notebook: receives notes on the number of donors, on repeated requests and on weights that no donor confirmed.
+        taken: called with each donor and its bytes of weights.
     """
 
     def __init__(
@@ -75,15 +78,15 @@ class Downloader:
         self._kept: _ReceivedWeights | None = None
 
     async def gather(self, promised: Link, others: Mapping[PeerId, Sequence[str]]) -> list[bytearray]:
-        """All fragments of a model, believed by others where any can be asked.
+        """Download all fragments of a model, confirmed by other donors where possible.
 
         Args:
-            promised: the stream on which a donor promised its weights; closed afterwards.
-            others: who else may be asked, and the addresses of all.
+            promised: the stream on which a donor accepted our request; closed afterwards.
+            others: further donors, and the addresses of all donors.
 
         Raises:
-            RemoteError: that donor broke the protocol, or others' weights are near each other's and far from its own.
-            NetworkError: some pieces are not to be had, or it is one's word against another's.
+            RemoteError: that donor broke the protocol, or other donors agree on weights that are far from its own.
+            NetworkError: some pieces are unavailable, or two donors contradict each other.
         """
         giver, now = promised.peer, asyncio.get_running_loop().time()
         kept, self._kept = self._kept, None
@@ -115,7 +118,7 @@ class Downloader:
         )
 
     def _keep(self, kept: _ReceivedWeights) -> None:
-        """For the next pull, which may never come: a model's memory is not held for longer than its pieces count."""
+        """Keep pieces for the next download, and free their memory after ``KEEP_S``."""
         self._kept, loop = kept, asyncio.get_running_loop()
         loop.call_at(kept.since + KEEP_S, self._forget, kept)
 
@@ -147,11 +150,12 @@ class Downloader:
 
 
 class _Download:
-    """One model on its way: who is asked over which streams, and what comes of it.
+    """Running download of one model: its plan, its channels to the donors and its pending requests.
 
     Args:
-        lines: to all that may give pieces, those to be preferred first; whose stream is open promised its weights.
-        judges: to the same peers, for comparisons.
+        lines: channels to all donors for pieces, in order of preference; the first is the donor that accepted our
+            request, on an open stream.
+        judges: channels to the same donors for comparisons.
     """
 
     def __init__(
@@ -174,10 +178,13 @@ class _Download:
         self._failure: RemoteError | None = None
         self._outcomes: asyncio.Queue[Callable[[], list[Action]]] = asyncio.Queue()
         self._running: dict[tuple[PeerId, int, bool], asyncio.Task[None]] = {}
-        """By donor, piece, and whether it is compared: a donor may be asked for both."""
+        """Tasks by donor, piece, and whether they compare: a donor may have one of each for a piece."""
 
     async def run(self) -> None:
-        """Until all pieces are here and believed, or nobody is left. Raises RemoteError as ``Downloader.gather``."""
+        """Run until all pieces are received and confirmed, or no donor is left.
+
+        Raises RemoteError as ``Downloader.gather`` does.
+        """
         try:
             async with asyncio.TaskGroup() as tasks:
                 await self._follow(tasks)
@@ -213,7 +220,7 @@ class _Download:
     def _begin(self, action: Action, tasks: asyncio.TaskGroup) -> None:
         place = action.donor, action.piece, isinstance(action, Compare)
         if isinstance(action, Cancel) and self._lines[action.donor].is_promised:
-            return  # to break off there would break the promise's stream: what comes is not used
+            return  # cancelling would break the first donor's stream: its response is ignored instead
         if (task := self._running.pop(place, None)) is not None:
             task.cancel()
         if not isinstance(action, Cancel):
@@ -242,7 +249,7 @@ class _Download:
         return distance(await self._work(sketch, ours, seed), bytes(theirs))
 
     def _take(self, donor: PeerId, number: int, piece: bytearray) -> list[Action]:
-        """Keep a piece, if it is the first of two to come."""
+        """Store a piece, unless another donor's copy came first."""
         span, lacked = self._spans[number], number not in self.gathering.here
         actions = self.gathering.fetched(donor, number, _now())
         if lacked and number in self.gathering.here:
@@ -261,7 +268,7 @@ class _Download:
 
 
 class _DonorChannel:
-    """Questions to one peer, one after another, over a stream that is opened when it is needed."""
+    """Sequential requests to one donor, over a stream that is opened when needed."""
 
     def __init__(self, dial: Callable[[], Awaitable[Link]], promised: Link | None = None) -> None:
         self._dial = dial
@@ -269,18 +276,21 @@ class _DonorChannel:
         self._asking = asyncio.Lock()
         self._asked_at = _now()
         self.is_promised = promised is not None
-        """It is the stream on which a donor promised its weights."""
+        """True while this is the stream on which the donor accepted our request."""
 
     @property
     def rests_at(self) -> float:
-        """When its stream is to end, if nothing is asked until then."""
+        """Time at which the idle stream is ended; infinity without an idle stream."""
         return float("inf") if self._link is None or self._asking.locked() else self._asked_at + REST_S
 
     def is_resting(self, now: float) -> bool:
         return self.rests_at <= now
 
     async def ask(self, question: list[Any], size: int) -> bytearray:
-        """An answer of so many bytes. Raises NetworkError, RemoteError; a stream that had ended is opened once more."""
+        """Send a request and return its response of ``size`` bytes. An ended stream is opened once more.
+
+        Raises NetworkError and RemoteError.
+        """
         async with self._asking:
             if self._link is not None:
                 with contextlib.suppress(NetworkError):
@@ -292,7 +302,7 @@ class _DonorChannel:
         try:
             await say(link, question)
             answer = (await receive_payload(link, [size]))[0]
-        except BaseException:  # broken off: what comes next on it is no answer
+        except BaseException:  # the rest of this response may still come, so the stream is unusable
             self._link, self.is_promised = None, False
             with contextlib.suppress(NetworkError):
                 await link.close()
@@ -301,7 +311,7 @@ class _DonorChannel:
         return answer
 
     async def end(self) -> None:
-        """Say that we have enough, and close. An answer on its way is broken off."""
+        """Tell the donor that we have enough and close the stream, without waiting for a pending response."""
         link, self._link, self.is_promised = self._link, None, False
         if link is None:
             return
@@ -309,7 +319,7 @@ class _DonorChannel:
             try:
                 if not self._asking.locked():
                     await say(link, ["enough"])
-            finally:  # nobody else has it any more
+            finally:  # no other reference to the link remains
                 await link.close()
 
 

@@ -1,10 +1,9 @@
-"""Our copy of the weights, for newcomers to take pieces of, and to compare with what others gave them.
+"""Weight server: serves pieces of this peer's weights to newcomers, and sketches to compare with other donors' copies.
 
-A talk of questions and answers on one stream. Whoever was promised our weights (``WeightsReply``) asks on the stream of
-that promise; anybody else on ``COPIES_PROTOCOL``, a protocol of its own, so that a peer that does not speak it is one
-fewer to ask and nothing worse. All pieces on a stream are of one snapshot, the one at the first that is asked for;
-sketches are of the weights that we have right then. Both cost us something, so they are rationed: by what share of the
-weights they are of.
+Requests and responses alternate on one stream. A newcomer whose request we accepted (``WeightsReply``) uses that
+request's stream; others use ``COPIES_PROTOCOL``, a separate protocol, so that a peer without it is merely one donor
+fewer. All pieces on a stream are of one snapshot, taken at the first piece; sketches are of the current weights. Both
+are rate-limited by their share of the weights.
 """
 
 from __future__ import annotations
@@ -34,32 +33,35 @@ from p2ptrain.train.sketch import sketch
 COPIES_PROTOCOL = "/p2ptrain/copies/2"
 
 LIMITS = Limits(inbound=12)
-"""One newcomer has two streams here, one for pieces and one for comparisons. A guess."""
+"""Limits of the protocol's streams; a newcomer has two, for pieces and for comparisons. Guess: concurrent newcomers per
+donor would settle it."""
 
 PROMISED = 2.0
-"""Whole models that may be asked for where we promised one: pieces that came broken are asked for again. A guess."""
+"""Whole models that a newcomer may request where we accepted one, since broken pieces are requested again. Guess: the
+share of repeated pieces would settle it."""
 EACH = RateLimit(burst=3.0, per_s=6.0 / 3600.0)
-"""Whole models of one peer beyond that: a newcomer takes about a third of a donor's pieces, and compares as many. It
-may catch up as often within an hour as a donor promises its weights (``rules.GIVEN_TO_ONE``)."""
+"""Rate limit of one peer besides that, in whole models: a newcomer takes about a third of a donor's pieces and compares
+as many. A peer may catch up as often per hour as a donor accepts its requests (``rules.GIVEN_TO_ONE``)."""
 LEAST_MODEL = GIVEN_BYTES / GIVEN_TO_ONE
-"""A smaller one counts by its bytes, as ``rules.given_to_one`` has it."""
+"""Size in bytes below which a model costs less than one, as in ``rules.given_to_one``."""
 OVERALL = RateLimit(burst=12.0, per_s=72.0 / 3600.0)
-"""To all together; a sketch of 8 million weights takes .2 s of a core. A guess."""
+"""Rate limit of all peers in whole models; a sketch of 8 million weights takes .2 s of a core. Guess: a donor's
+slowdown by many newcomers would settle it."""
 LONGEST_S = 900.0
-"""A stream, or whoever takes a small piece now and then would be given old weights for ever, and with it whoever shares
-them. As long as a pull may take (``net.weight_download``)."""
+"""Longest duration of a stream, as long as a download may take (``net.weight_download``). Without it a slow newcomer
+would keep old weights in memory forever, also for those that share them."""
 MOST_PINNED = 2
-"""Snapshots kept at once for those whom we promised nothing, each as large as the weights. Who comes third shares the
-younger one, ..."""
+"""Most snapshots kept at once besides those for accepted requests, each as large as the weights. A third newcomer
+shares the younger one."""
 SHARED_S = 60.0
-"""... if it is no older than this. A guess. Whom we promised our weights takes a snapshot of its own, one at a time."""
+"""Greatest age of a snapshot that is shared. Guess: sketch distances by age of the weights would settle it."""
 _MAX_WORDS = 120
 _MAX_QUESTION_BYTES = 64
 
 
-@dataclass(slots=True, eq=False)  # of tensors, which have no truth value when they are compared
+@dataclass(slots=True, eq=False)  # comparing tensors yields no truth value
 class _Pin:
-    """A snapshot that somebody is taking."""
+    """Snapshot in use by newcomers."""
 
     slow: Sequence[Tensor]
     since: float
@@ -67,18 +69,18 @@ class _Pin:
 
 
 Keep = Callable[[Sequence[Tensor]], contextlib.AbstractContextManager[Sequence[Tensor]]]
-"""Which snapshot an asker takes pieces of, by the one that we have; kept until it has enough."""
+"""Function from the current snapshot to the one to serve, kept until the context ends."""
 
 
 class WeightServer:
-    """Answers others.
+    """Server of this peer's weights.
 
     Args:
-        payloads: of our learner.
-        work: runs a function off the loop.
-        given: told how many bytes of weights somebody took.
-        rates: whether we give. To whom a transport of exchanges leads, what it takes is counted here.
-        counts: whether somebody may take part: it may have been banned since its stream began.
+        payloads: our learner's payloads.
+        work: runs a function off the event loop.
+        given: called with each newcomer and the bytes of weights that it took.
+        rates: say whether we serve; weights sent on streams of exchanges are counted there.
+        counts: returns whether a peer may take part; it may have been banned since its stream began.
     """
 
     def __init__(
@@ -102,9 +104,10 @@ class WeightServer:
         self._pins: list[_Pin] = []
 
     async def answer(self, link: Link) -> None:
-        """Serve a stream of ``COPIES_PROTOCOL`` until its opener has enough. Raises NetworkError, RemoteError.
+        """Serve a stream of ``COPIES_PROTOCOL`` until its initiator has enough. Raises NetworkError and RemoteError.
 
-        Once others have had their share of the month it still compares: sketches are small, and defend newcomers.
+        When others have used their share of the monthly budget, sketches are still served: they are small and protect
+        newcomers.
         """
 
         def admits(span: Span, is_piece: bool) -> bool:
@@ -115,9 +118,9 @@ class WeightServer:
         await self._serve(link, admits, self._pinned, self._clock() + LONGEST_S)
 
     async def give(self, link: Link) -> int:
-        """Serve whom we promised our weights, until it has enough; how many bytes of them it took.
+        """Serve a newcomer whose request we accepted until it has enough; return the bytes of weights that it took.
 
-        Raises NetworkError, RemoteError.
+        Raises NetworkError and RemoteError.
         """
         promised = TokenBucket(RateLimit(PROMISED, 0.0), self._clock())
 
@@ -126,7 +129,7 @@ class WeightServer:
             self._rates.give(span.size if is_due and is_piece else 0)
             return is_due
 
-        return await self._serve(link, admits, contextlib.nullcontext, math.inf)  # the promise has its own end
+        return await self._serve(link, admits, contextlib.nullcontext, math.inf)  # the core has its own deadline
 
     async def _serve(self, link: Link, admits: Callable[[Span, bool], bool], keep: Keep, until: float) -> int:
         sent = 0
@@ -148,7 +151,7 @@ class WeightServer:
                     else:
                         if kept is None:
                             kept = stack.enter_context(keep(await self._work(self._payloads.slow)))
-                        answer = _lying_in(kept, span).numpy().data  # nobody writes to it: no copy
+                        answer = _lying_in(kept, span).numpy().data  # no copy: published weights do not change
                     try:
                         async with asyncio.timeout(left_s if math.isfinite(left_s) else None):
                             await send_payload(link, [answer])
@@ -161,12 +164,12 @@ class WeightServer:
         return sent
 
     async def _sketch(self, span: Span, seed: int) -> bytes:
-        """Of the weights that we have right now, which nobody keeps while it is sent."""
+        """Sketch the current weights, without keeping them while the sketch is sent."""
         made: bytes = await self._work(lambda: sketch(_lying_in(self._payloads.slow(), span), seed))
         return made
 
     async def _question(self, link: Link) -> tuple[Span, int | None] | None:
-        """Which piece is asked for, or is to be sketched with which seed; None: it has enough."""
+        """Receive a request: a piece, and the seed if it asks for a sketch; None: the newcomer has enough."""
         match await hear(link, "copies", _MAX_QUESTION_BYTES):
             case ["sketch", int(piece), int(seed)] if 0 <= piece < len(self._spans) and 0 <= seed < 2**63:
                 return self._spans[piece], seed
@@ -179,9 +182,9 @@ class WeightServer:
 
     @contextlib.contextmanager
     def _pinned(self, slow: Sequence[Tensor]) -> Iterator[Sequence[Tensor]]:
-        """Keep this snapshot for one more asker; or the youngest kept, if there are as many as may be.
+        """Keep this snapshot for one more newcomer, or share the youngest one if the limit is reached.
 
-        Raises NetworkError where that one is too old to be shared.
+        Raises NetworkError if that one is too old to be shared.
         """
         now = self._clock()
         pin = next((pin for pin in self._pins if pin.slow is slow), None)
@@ -200,5 +203,5 @@ class WeightServer:
 
 
 def _lying_in(slow: Sequence[Tensor], span: Span) -> Tensor:
-    """[n] fp32 one piece of a model; a view."""
+    """Return one piece of a model as a view, [n] fp32."""
     return slow[span.fragment][span.start // 4 : span.stop // 4]

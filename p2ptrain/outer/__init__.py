@@ -1,8 +1,8 @@
 """The outer optimizer, one half of the numeric core: tensors in, tensors out.
 
 No peers, no clock, no I/O, no thread, no random number. A model is one flat vector [P] (``flat``), cut into fixed
-fragments (``fragments``), the unit of exchange. Per fragment there is one immutable ``OuterState``: the slow weights x
-and the momentum b. A round, as the trainer lives it::
+fragments (``fragments``), the unit of exchange. Each fragment has one immutable ``OuterState``: the slow weights x and
+the momentum b. A round in the trainer::
 
     theta  = flatten_module(model)                    the model's own memory: inner steps write here
     states = [initial_state(theta[f]) for f in slices(P, F)]
@@ -15,12 +15,12 @@ and the momentum b. A round, as the trainer lives it::
     state = outer_step(state, g, rule)                or hand_over(state, theta[f]) in recipe ``local``
     theta[f] = state.slow
 
-Algorithm: DiLoCo's Nesterov step (arXiv 2311.08105) taken locally, and pairwise mixing of the weights, in the spirit of
-AD-PSGD (arXiv 1710.06952) and NoLoCo (arXiv 2506.10911).
+Algorithm: DiLoCo's Nesterov step (arXiv 2311.08105), taken locally, and pairwise mixing of the weights, in the spirit
+of AD-PSGD (arXiv 1710.06952) and NoLoCo (arXiv 2506.10911).
 
-Invariants, held by ``tests/outer``: one peer alone equals ``torch.optim.SGD`` bitwise; a displacement of x and theta
-alike leaves the pseudo-gradient alone; two displacements of one exchange cancel, so the swarm's weighted mean moves
-only by outer steps.
+Invariants, tested by ``tests/outer``: one peer alone equals ``torch.optim.SGD`` bitwise; displacing x and theta alike
+leaves the pseudo-gradient unchanged; the two displacements of one exchange cancel, so only outer steps move the swarm's
+weighted mean.
 """
 
 from p2ptrain.outer.flat import FlatLayout, flatten_module

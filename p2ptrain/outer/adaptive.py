@@ -1,21 +1,21 @@
-"""The rank of what is sent, and H with it, where both follow the pseudo-gradients: DiLoCoX's adaptive compression.
+"""Adaptive compression of DiLoCoX: the message rank and H, both derived from the pseudo-gradients.
 
 ::
 
     q = the mean of the last c effective ranks r' / the mean of the first c
     r_t = r_1 q, rounded up, 1 <= r_t <= r_1        H_t = H_1 r_t / r_1, rounded
 
-with r' of the averages that have arrived, the same for all peers, so that all come to the same r_t and H_t without a
-message. What a low-rank message costs is proportional to its rank: fewer bytes an outer step pay for outer steps more
-often, and the bytes of an inner step stay what they were.
+Here r' is the effective rank of the averages that have arrived, which are equal for all peers, so that all compute the
+same r_t and H_t without a message. The size of a low-rank message is proportional to its rank: fewer bytes per outer
+step pay for more frequent outer steps, and the bytes per inner step stay the same.
 
-Source: DiLoCoX (arXiv 2506.21263). Only its abstract was at hand: it names an adaptive compression and prints no rule.
-The rule is our reading: that both follow a window of ranks; r' as the exponential of the entropy of the singular values
-(``codec.effective_rank``); that the first window is what r_1 was right for; H in proportion to r; how both are rounded.
+Source: DiLoCoX (arXiv 2506.21263). Only its abstract was available; it names an adaptive compression and prints no
+rule. The rule is our interpretation: that both follow a window of ranks; r' as the exponential of the entropy of the
+singular values (``codec.effective_rank``); that r_1 fits the first window; H in proportion to r; how both are rounded.
 
-Why not r_t = r' itself: the average of N messages of rank r has up to N r components, and r' is far above r; where
-peers send much the same, r' is always a little below r, and r would sink by that alone. Both were seen
-(docs/ALGORITHMS.md). A ratio of two windows is free of either.
+Setting r_t = r' itself fails (docs/ALGORITHMS.md): the average of N messages of rank r has up to N r components, so r'
+is far above r; if peers send almost the same, r' is always slightly below r, and r would shrink for that reason alone.
+A ratio of two windows has neither problem.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import math
 from collections.abc import Sequence
 
 RANK_WINDOW = 5
-"""c, in outer steps. Our guess: short beside a run, long beside the noise of one average."""
+"""c, in outer steps: short compared with a run, long compared with the noise of one average. Guess: measure the noise
+of r'."""
 
 SMALLEST_RANK = 1
-"""Our guess: one component is the least that a message can have. The largest is the run's own rank, r_1: what it was
-tuned with, and what its lines were chosen for."""
+"""Minimum rank, the least that a message can have. The maximum is the run's own rank, r_1, which the run was tuned
+with. Guess: compare final losses with other minimums."""
 
 
 def rank_and_inner_steps(
@@ -36,7 +37,7 @@ def rank_and_inner_steps(
     first_rank: int,
     first_inner_steps: int,
 ) -> tuple[int, int]:
-    """r_t and H_t of the next outer step: ``SMALLEST_RANK`` <= r_t <= r_1 and 1 <= H_t <= H_1.
+    """Return r_t and H_t of the next outer step, ``SMALLEST_RANK`` <= r_t <= r_1 and 1 <= H_t <= H_1.
 
     Args:
         effective_ranks: r' >= 0 of all averages that have arrived, in order.

@@ -1,11 +1,11 @@
-"""All parameters of a module as views of ONE flat vector.
+"""All parameters of a module as views of one flat vector.
 
 The outer optimizer, the codecs and the checkpoints see a model as one vector [P]; the inner optimizer and the module
 see the same memory as named parameters. Nothing is ever gathered or scattered.
 
-Each parameter begins on a 64-byte boundary, as a separately allocated tensor does: vectorized kernels and BLAS choose
-their paths by alignment, so a flattened module computes bitwise what the untouched one computes. The gaps hold zeros
-and stay zero under every rule of this package (their pseudo-gradient is zero).
+Each parameter begins on a 64-byte boundary, like a separately allocated tensor: vectorized kernels and BLAS choose
+their paths by alignment, so a flattened module computes bitwise what the original one computes. The gaps hold zeros and
+stay zero under every rule of this package (their pseudo-gradient is zero).
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 PARAMETER_ALIGNMENT = 16
-"""fp32 elements, 64 bytes: what torch's CPU allocator aligns to."""
+"""fp32 elements, 64 bytes: the alignment of torch's CPU allocator."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """Where each parameter lies in the flat vector: a function of names and shapes, so equal on all peers of a run."""
+    """Positions of the parameters in the flat vector: a function of names and shapes, so equal on all peers of a
+    run."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -44,17 +45,20 @@ class FlatLayout:
 
     @property
     def parameter_count(self) -> int:
-        """Elements that belong to parameters: P less the padding."""
+        """Number of elements that belong to parameters: P minus the padding."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     def views(
         self,
         flat: Tensor,  # [P] any dtype and device
     ) -> dict[str, Tensor]:
-        """Each parameter's name -> a view of its piece of ``flat`` in the parameter's shape; no copy.
+        """Return each parameter's name with a view of its piece of ``flat`` in the parameter's shape; no copy.
 
-        Of the weights, this is the module's state (without the second names of tied parameters, which
-        ``load_state_dict(..., strict=False)`` or the tying itself restores); of a moment or a gradient, its pieces.
+        For weights, this is the module's state without the second names of tied parameters, which
+        ``load_state_dict(..., strict=False)`` or the tying restores. For a moment or a gradient, these are its pieces.
+
+        Raises:
+            ValueError: ``flat`` does not have P elements.
         """
         if flat.shape != (self.total,):
             raise ValueError(f"the layout describes [{self.total}], not {list(flat.shape)}")
@@ -67,9 +71,12 @@ class FlatLayout:
 def flatten_module(module: nn.Module) -> Tensor:
     """Move the module's parameters into one flat fp32 vector [P] on their device, and return it.
 
-    Values, names and ties stay; ``parameter.data`` of every parameter becomes a view of the result, so that writing
-    to either moves the other. Buffers are left alone. Call it after ``module.to(device)`` (which would re-allocate
-    the parameters) and before the optimizer is built; ``FlatLayout.of(module)`` describes the result.
+    Values, names and ties stay; ``parameter.data`` of every parameter becomes a view of the result, so that writing to
+    either changes both. Buffers are unchanged. Call it after ``module.to(device)`` (which would re-allocate the
+    parameters) and before the optimizer is built; ``FlatLayout.of(module)`` describes the result.
+
+    Raises:
+        ValueError: there are no parameters, or they are not all fp32 on one device.
     """
     parameters = dict(module.named_parameters())
     if not parameters:

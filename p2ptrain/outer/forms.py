@@ -1,4 +1,4 @@
-"""What other methods put in place of the local Nesterov step: each one small pure function of the same state.
+"""Alternatives to the local Nesterov step from other methods: each one a small pure function of the same state.
 
 In these forms too, g = x - theta is positive in the direction of descent; NoLoCo and GASLoC print the opposite sign.
 
@@ -17,19 +17,19 @@ from p2ptrain.outer.step import OuterRule, OuterState
 def consensus_step(
     state: OuterState,
     g: Tensor,  # [F] fp32: the pair's mean pseudo-gradient
-    pull: Tensor,  # [F] fp32: the pair's mean of x, less the own x
+    pull: Tensor,  # [F] fp32: the pair's mean of x, minus the own x
     rule: OuterRule,
 ) -> OuterState:
     """NoLoCo (arXiv 2506.10911): the pull towards the partner enters through the momentum.
 
-    ``b <- mu b + g - pull ; x <- x - eta b``. With v = -eta b it is ``v <- mu v - eta g + eta pull ; x <- x + v``.
+    ``b <- mu b + g - pull ; x <- x - eta b``. With v = -eta b this is ``v <- mu v - eta g + eta pull ; x <- x + v``.
     """
     momentum = state.momentum.mul(rule.momentum).add_(g).sub_(pull)
     return OuterState(state.slow.add(momentum, alpha=-rule.learning_rate), momentum)
 
 
 def accelerated(
-    state: OuterState,  # before the outer step; ``momentum`` holds the iterate kept last time, less the slow weights
+    state: OuterState,  # before the outer step; ``momentum`` holds the iterate kept last time, minus the slow weights
     stepped: Tensor,  # [F] fp32: y = x - eta g
     mixed: Tensor,  # [F] fp32: z = y after mixing
     rule: OuterRule,
@@ -37,8 +37,8 @@ def accelerated(
 ) -> OuterState:
     """GASLoC (arXiv 2606.11081), accelerated: ``x' = z + mu (k - k_before)``, where k is y or z; both readings.
 
-    With z = the mean over all peers, the z-form is DiLoCo in its look-ahead form, the y-form is not. The kept iterate
-    is stored relative to x: zero means none, and a donor's weights in place of x need no other.
+    With z = the mean over all peers, the z-form is DiLoCo in its look-ahead form; the y-form is not. The kept iterate
+    is stored relative to x: zero means none, and it stays valid when a donor's weights replace x.
     """
     kept = stepped if form == "y_form" else mixed
     before = state.slow + state.momentum
@@ -47,19 +47,20 @@ def accelerated(
 
 
 def own_fresh(
-    mean_before: Tensor,  # [F] fp32: everybody's mean pseudo-gradient of the phase before
+    mean_before: Tensor,  # [F] fp32: all peers' mean pseudo-gradient of the phase before
     own_before: Tensor,  # [F] fp32: the own share of it
     own: Tensor,  # [F] fp32: the own pseudo-gradient of this phase
     peers: int,
 ) -> Tensor:
-    """[F] Eager DiLoCo's pseudo-gradient (arXiv 2502.12996): the others' share one phase old, the own share fresh."""
+    """[F] Eager DiLoCo's pseudo-gradient (arXiv 2502.12996): the others' share is one phase old, the own share
+    fresh."""
     return mean_before + (own - own_before) / peers
 
 
 def merged(
-    theta: Tensor,  # [F] fp32: fast weights, some inner steps past the snapshot that was averaged
-    slow: Tensor,  # [F] fp32: the slow weights that the average led to
+    theta: Tensor,  # [F] fp32: fast weights, some inner steps past the averaged snapshot
+    slow: Tensor,  # [F] fp32: the slow weights that resulted from the average
     alpha: float,
 ) -> Tensor:
-    """[F] Streaming DiLoCo (arXiv 2501.18512): ``theta <- alpha theta + (1 - alpha) x``, the late average taken in."""
+    """[F] Streaming DiLoCo (arXiv 2501.18512): ``theta <- alpha theta + (1 - alpha) x`` merges the late average."""
     return alpha * theta + (1 - alpha) * slow

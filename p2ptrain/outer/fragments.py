@@ -1,4 +1,4 @@
-"""Fragments: the fixed slices of the parameters in which peers exchange.
+"""Fragments: the fixed slices of the parameters that peers exchange.
 
 Legend: P parameters in the flat vector (padding included), F fragments.
 """
@@ -20,7 +20,8 @@ def slices(parameter_count: int, fragments: int, align: int = FRAGMENT_ALIGNMENT
     function of its arguments, so that all peers of a run cut alike.
 
     Raises:
-        ManifestError: more fragments than there are blocks; a fragment would be empty.
+        ManifestError: more fragments than blocks, so that a fragment would be empty.
+        ValueError: an argument is less than 1.
     """
     if parameter_count < 1 or fragments < 1 or align < 1:
         raise ValueError(f"slices({parameter_count=}, {fragments=}, {align=}): all three must be at least 1")

@@ -1,16 +1,16 @@
-"""Displacements: what an exchange between two peers does to their weights.
+"""Displacements: how an exchange between two peers changes their weights.
 
-Peers i and j hold the same two byte strings, so both know ``difference = decoded(theirs) - decoded(mine)``, one of
-them with the opposite sign, to the bit. Each moves by its share of it::
+Peers i and j hold the same two byte strings, so both know ``difference = decoded(theirs) - decoded(mine)`` exactly,
+with opposite signs. Each moves by its share of it::
 
     dx_i = a_i clip(difference_i) ,  a_i = w_j / (w_i + w_j)       hence      w_i dx_i + w_j dx_j = 0
 
-The weighted mean of the pair stays where it is, whatever the codec lost and however far the radius clipped. For equal
-weights ``dx_i == -dx_j`` bitwise; for others the sum vanishes to rounding.
+The pair's weighted mean stays where it is, whatever the codec lost and however far the radius clipped. For equal
+weights ``dx_i == -dx_j`` bitwise; for others the sum vanishes up to rounding.
 
-Where slow weights are mixed, dx is added to x AND to theta, at any moment of the inner phase: ``g = x - theta`` does
-not change, so the inner phase goes on as if it had begun at the displaced weights. Where fast weights are mixed, theta
-takes dx and x the recipe's share of it. The momentum buffer is never mixed.
+If slow weights are mixed, dx is added to x and to theta, at any moment of the inner phase: ``g = x - theta`` does not
+change, so the inner phase continues as if it had begun at the displaced weights. If fast weights are mixed, theta takes
+dx and x takes the recipe's share of it. The momentum buffer is never mixed.
 
 Legend: F elements of one fragment.
 """
@@ -25,16 +25,22 @@ from torch import Tensor
 from p2ptrain.outer.step import OuterRule, OuterState
 
 NORM_CHUNK = 1 << 16
-"""Elements summed in fp32 before the sums are joined in double precision; 256 KiB, fits any second-level cache."""
+"""Elements summed in fp32 before the sums are joined in double precision; 256 KiB, which fits any second-level
+cache."""
 
 
 def share(weight_mine: float, weight_theirs: float, partners: int = 1) -> float:
-    """How much of the difference I move by: ``2 / (1 + k) * w_theirs / (w_mine + w_theirs)``. The heavier moves less.
+    """Return the share of the difference to move by: ``2 / (1 + k) * w_theirs / (w_mine + w_theirs)``.
+
+    The side with the larger weight moves less.
 
     Args:
-        partners: k, with how many a snapshot is mixed at once, the larger of the two sides' numbers. For equal weights
-            1 / (1 + k): the Metropolis weights of a graph (Xiao and Boyd, 2004), stable for any k. All of n - 1 others
-            at once, and the share is that of the mean.
+        partners: k, the number of partners that mix a snapshot concurrently, the larger of both sides' numbers. For
+            equal weights the share is 1 / (1 + k): the Metropolis weights of a graph (Xiao and Boyd, 2004), stable for
+            any k. With all n - 1 others at once, it is that of the mean.
+
+    Raises:
+        ValueError: a weight is not positive and finite, or k is less than 1.
     """
     if not (math.isfinite(weight_mine + weight_theirs) and weight_mine > 0 and weight_theirs > 0):
         raise ValueError(f"weights must be positive and finite, not {weight_mine} and {weight_theirs}")
@@ -46,7 +52,7 @@ def share(weight_mine: float, weight_theirs: float, partners: int = 1) -> float:
 def l2_norm(
     vector: Tensor,  # [F] fp32
 ) -> float:
-    """The L2 norm: the same for a vector and its negative, NaN or infinite when an element is."""
+    """Return the L2 norm: equal for a vector and its negative; NaN or infinite if an element is."""
     return math.hypot(*(float(torch.linalg.vector_norm(chunk)) for chunk in torch.split(vector, NORM_CHUNK)))
 
 
@@ -54,7 +60,7 @@ def l2_distance(
     one: Tensor,  # [F] fp32
     other: Tensor,  # [F] fp32
 ) -> float:
-    """``l2_norm(one - other)`` to the last bit, without a vector that holds the difference."""
+    """Return ``l2_norm(one - other)`` bitwise, without a vector that holds the difference."""
     pairs = zip(torch.split(one, NORM_CHUNK), torch.split(other, NORM_CHUNK), strict=True)
     return math.hypot(*(float(torch.linalg.vector_norm(a - b)) for a, b in pairs))
 
@@ -62,13 +68,16 @@ def l2_distance(
 def displacement(
     difference: Tensor,  # [F] fp32: theirs - mine
     share: float,  # a_i
-    clip_radius: float = math.inf,  # both sides use the smaller of their two wishes
+    clip_radius: float = math.inf,  # both sides use the smaller of their two radii
 ) -> Tensor:
-    """[F] dx: my share of the difference, after the difference as a whole was shortened to ``clip_radius``.
+    """[F] dx: my share of the difference, after the whole difference was clipped to ``clip_radius``.
 
-    The radius bounds the difference, not the share of it: else two unequal shares would be clipped unequally and the
-    pair's weighted mean would move. Clip and share enter as one factor, so each element is rounded once, alike on
+    The radius bounds the difference and not the share of it; otherwise two unequal shares would be clipped unequally
+    and the pair's weighted mean would move. Clip and share form one factor, so each element is rounded once, alike on
     both sides.
+
+    Raises:
+        ValueError: the share is not within 0 and 1, or the radius is negative.
     """
     if not (0 <= share <= 1 and clip_radius >= 0):
         raise ValueError(f"share {share} must be within 0 and 1, and clip radius {clip_radius} at least 0")
@@ -81,7 +90,7 @@ def displaced(
     state: OuterState,
     dx: Tensor,  # [F] fp32
 ) -> OuterState:
-    """The state after x += dx. The trainer displaces its theta."""
+    """Return the state after x += dx. The trainer displaces its theta."""
     return OuterState(state.slow + dx, state.momentum)
 
 
@@ -90,11 +99,10 @@ def late_pseudo_gradient(
     correction: Tensor,  # [F] fp32: dg = mixed g - own g
     rule: OuterRule,
 ) -> tuple[OuterState, Tensor]:
-    """Mix pseudo-gradients after the fact: the new state, and the displacement [F] that theta must follow.
+    """Mix pseudo-gradients after the outer step: return the new state, and the displacement [F] that theta must follow.
 
-    ``b += dg ; x -= eta (1 + mu) dg`` (heavy ball: ``eta dg``) yields what the outer step would have yielded had it
-    been given ``g + dg``. It holds until the next outer step only, and once per outer step; a later correction is
-    dropped.
+    ``b += dg ; x -= eta (1 + mu) dg`` (heavy ball: ``eta dg``) yields the result of an outer step with ``g + dg``.
+    Valid only until the next outer step, and once per outer step; a later correction is dropped.
     """
     follow = correction * (-rule.learning_rate * rule.gain)
     return OuterState(state.slow + follow, state.momentum + correction), follow
@@ -104,11 +112,11 @@ def late_momentum(
     state: OuterState,  # after the outer step that the correction belongs to
     correction: Tensor,  # [F] fp32: dg = mixed g - own g
 ) -> OuterState:
-    """Mix pseudo-gradients where the slow weights after the step are mixed, too: ``b += dg``, and x stays.
+    """Mix pseudo-gradients if the slow weights after the step are mixed, too: ``b += dg``, and x stays.
 
-    The difference of two peers' x after the step holds that of their g already; what it cannot tell is where their
-    momentum goes from here. With one partner and one share for both streams it is what mixing x before the step and g
-    for it would yield, and b mixed along::
+    The difference of two peers' x after the step already contains that of their g, but not where their momentum goes.
+    With one partner and one share for both streams, this yields what mixing x before the step, g for it, and b would
+    yield::
 
         x_i - eta (g_i + mu b_i') + a (x_j+ - x_i+)  =  X - eta (G + mu (mu B + G)) ,   X = x_i + a (x_j - x_i), ...
     """

@@ -1,12 +1,12 @@
-"""How many inner steps a peer does before an outer step, where peers wait for each other.
+"""Inner steps before an outer step for peers with slow connections, if peers wait for each other.
 
-A blocking recipe goes at the pace of whoever is last. GASLoC (arXiv 2606.11081) lets a peer with a slow line train
-less instead, so that its phase and its exchange together take as long as everybody else's::
+A blocking recipe is as slow as its last peer. GASLoC (arXiv 2606.11081) lets a peer with a slow connection train less
+instead, so that its phase and its exchange together take as long as those of the others::
 
     H_i t + k s / f  =  H t + k s          hence          H_i = H - k (s / t) (1 / f - 1)
 
-with t seconds an inner step, s seconds an exchange with one partner at full bandwidth, k partners, and f the share of
-that bandwidth which the peer has. The formula is inferred, not printed: with s / t = 5 / 3 and H = 30 it yields the 15
+with t seconds per inner step, s seconds per exchange with one partner at full bandwidth, k partners, and f the share of
+that bandwidth that the peer has. The formula is inferred, not printed: with s / t = 5 / 3 and H = 30 it yields the 15
 (one partner) and 1 (two) that the paper reports at f = 10 %.
 """
 
@@ -21,13 +21,16 @@ def straggler_inner_steps(
     exchange_steps: float,
     bandwidth_share: float,
 ) -> int:
-    """The inner steps H_i >= 1 of a peer with a slow line. ValueError for numbers out of range.
+    """Return the inner steps H_i >= 1 of a peer with a slow connection.
 
     Args:
-        inner_steps: H >= 1 of the peers with full bandwidth, which is also the most that comes back.
+        inner_steps: H >= 1 of the peers with full bandwidth, which is also the maximum returned.
         partners: k >= 0, exchanges that the peer waits for in one outer step.
-        exchange_steps: s / t, one exchange at full bandwidth in inner steps of time.
+        exchange_steps: s / t, duration of one exchange at full bandwidth in inner steps.
         bandwidth_share: f, 0 < f <= 1.
+
+    Raises:
+        ValueError: a number is out of range.
     """
     if not (inner_steps >= 1 and partners >= 0 and 0 <= exchange_steps < math.inf and 0 < bandwidth_share <= 1):
         raise ValueError(

@@ -1,15 +1,16 @@
 """The outer optimizer: how H inner steps become one step of the slow weights.
 
-Sign convention, everywhere: the pseudo-gradient ``g = x - theta`` points where gradients point (descent is ``-g``)::
+Sign convention: the pseudo-gradient ``g = x - theta`` points where gradients point (descent is ``-g``)::
 
     b <- mu b + g
     x <- x - eta (g + mu b)      Nesterov          x <- x - eta b      heavy ball (nesterov=False)
 
-This is ``torch.optim.SGD`` fed with g, operation by operation, hence bitwise; from DiLoCo (arXiv 2311.08105), which
-uses eta .7 and mu .9. In exact arithmetic it equals the look-ahead form ``z' = x - eta g ; x' = z' + mu (z' - z)``.
+These are the operations of ``torch.optim.SGD`` with gradient g, hence bitwise equal; from DiLoCo (arXiv 2311.08105),
+which uses eta .7 and mu .9. In exact arithmetic they equal the look-ahead form ``z' = x - eta g ; x' = z' + mu (z' -
+z)``.
 
-A state is never mutated: a step returns new tensors, so that holding a reference IS taking a snapshot, and another
-thread may encode it while training goes on.
+A state is never mutated: a step returns new tensors, so that holding a reference is taking a snapshot, and another
+thread may encode it while training continues.
 
 Legend: F elements of one fragment.
 """
@@ -26,13 +27,14 @@ import torch
 from torch import Tensor
 
 NORM_HISTORY = 32
-"""Outer steps that a peer remembers for ``pseudo_gradient_fault``. A guess."""
+"""Outer steps that a peer remembers for ``pseudo_gradient_fault``. Guess: measure how quickly norms change."""
 
 NORM_HISTORY_MINIMUM = 8
-"""Below this many remembered norms only finiteness is judged: the first phases of a run shrink fast. A guess."""
+"""Remembered norms below which only finiteness is checked, because the norms of a run's first phases shrink quickly.
+Guess: measure the norms of first phases."""
 
 NORM_FACTOR_LIMIT = 10.0
-"""A norm above this multiple of the median of its own history is a fault. A guess, on the safe side of noise."""
+"""Multiple of the median of its own history above which a norm is a fault. Guess: measure the noise of norms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +53,12 @@ class OuterRule:
 
     @property
     def gain(self) -> float:
-        """What one unit of g moves x by at once, in units of eta: ``1 + mu`` for Nesterov, 1 for heavy ball."""
+        """How far one unit of g moves x at once, in units of eta: ``1 + mu`` for Nesterov, 1 for heavy ball."""
         return 1.0 + self.momentum if self.nesterov else 1.0
 
 
 class OuterState(NamedTuple):
-    """One fragment's outer state. Both tensors are immutable by agreement: replaced, never written to.
+    """One fragment's outer state. Both tensors are immutable by convention: replaced, never written to.
 
     All functions here work element by element, so that a simulation may hold N peers' fragments as [N, F], and in
     double precision.
@@ -69,7 +71,8 @@ class OuterState(NamedTuple):
 def initial_state(
     slow: Tensor,  # [F] fp32
 ) -> OuterState:
-    """The state before the first outer step: no momentum. Copies ``slow``, which the trainer may go on writing to."""
+    """Return the state before the first outer step, without momentum. Copies ``slow``, which the trainer may
+    overwrite."""
     return OuterState(slow.clone(), torch.zeros_like(slow))
 
 
@@ -86,7 +89,7 @@ def outer_step(
     g: Tensor,  # [F] fp32: the pseudo-gradient, own or mixed
     rule: OuterRule,
 ) -> OuterState:
-    """Fold one inner phase into the slow weights. The caller then sets theta to the new ``slow``."""
+    """Apply one inner phase to the slow weights. The caller then sets theta to the new ``slow``."""
     momentum = state.momentum.mul(rule.momentum).add_(g)
     update = g.add(momentum, alpha=rule.momentum) if rule.nesterov else momentum
     return OuterState(state.slow.add(update, alpha=-rule.learning_rate), momentum)
@@ -96,24 +99,24 @@ def hand_over(
     state: OuterState,
     theta: Tensor,  # [F] fp32: the fast weights after the inner phase
 ) -> OuterState:
-    """The rule of recipe ``local``: x becomes theta itself.
+    """Return theta itself as x, which is the rule of recipe ``local``.
 
-    Handed over, never subtracted: ``x - (x - theta)`` would round, this is plain inner training to the last bit.
+    No subtraction: ``x - (x - theta)`` would round, and this is plain inner training bitwise.
     """
     return OuterState(theta.clone(), state.momentum)
 
 
 def pseudo_gradient_fault(norm: float, history: Sequence[float]) -> str | None:
-    """Why this pseudo-gradient must not enter the outer step, or None when it may.
+    """Say why this pseudo-gradient must not enter the outer step; return None if it may.
 
     A broken inner phase (diverged, bit flips) shows as a pseudo-gradient that is not finite or far longer than this
-    peer's own before; other peers' norms are no measure, since data, H and speed differ.
+    peer's own before. Other peers' norms are no measure, because data, H and speed differ.
 
-    The caller appends every finite norm to the history, faulty ones too, and keeps the last ``NORM_HISTORY``: a
-    lasting change of scale is then accepted after half a window instead of being refused for ever.
+    The caller appends every finite norm to the history, faulty ones too, and keeps the last ``NORM_HISTORY``. A lasting
+    change of scale is then accepted after half a window instead of being refused forever.
 
     Args:
-        norm: L2 norm of g over all fragments; NaN or infinite when any element is.
+        norm: L2 norm of g over all fragments; NaN or infinite if any element is.
         history: norms of this peer's latest outer steps, in any order.
     """
     if not math.isfinite(norm):
@@ -122,5 +125,5 @@ def pseudo_gradient_fault(norm: float, history: Sequence[float]) -> str | None:
         return None
     usual = statistics.median(history)
     if usual > 0 and norm > NORM_FACTOR_LIMIT * usual:
-        return f"pseudo-gradient norm {norm:.3g} is {norm / usual:.0f} times its usual {usual:.3g}"
+        return f"pseudo-gradient norm {norm:.3g} is {norm / usual:.0f} times the usual {usual:.3g}"
     return None

@@ -1,8 +1,8 @@
-"""The simulator shell: whole swarms on a virtual clock, on the same two cores as the real peer.
+"""Simulation of whole swarms on a virtual clock, with the same two cores as the real peer.
 
-``World`` is the clock and the heap, ``SimulatedNetwork``, ``SimulatedPeer`` and its links perform the protocol core's
-effects, ``QuadraticTask`` is the cheapest thing to learn. The simulator holds no algorithm of its own: with the same
-seed it ends bitwise where the asyncio driver ends (``tests/net/test_flagship.py``).
+``World`` is the clock and its event queue. ``SimulatedNetwork``, ``SimulatedPeer`` and the links perform the protocol
+core's effects. ``QuadraticTask`` is the cheapest inner task. The simulator holds no algorithm of its own: with the same
+seed it ends bitwise equal to the asyncio driver (``tests/net/test_flagship.py``).
 """
 
 from p2ptrain.sim.learners import QuadraticTask

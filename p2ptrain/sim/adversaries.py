@@ -1,6 +1,6 @@
-"""Peers that lie, for simulations of attacks: an honest peer between whose core and whose links something sits.
+"""Adversarial peers, for simulations of attacks: an honest peer whose messages are changed on their way to its links.
 
-``scenario.Lie`` names the lies.
+``scenario.Lie`` lists the kinds.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from p2ptrain.swarm.messages import Accept, Decline, Message, Offer, WeightsRepl
 from p2ptrain.train.payloads import Encoded, Payloads
 
 SCALE = 3.0
-"""Of weights that are scaled. A guess: enough to ruin a model that takes them in."""
+"""Factor of scaled weights. Guess: the smallest factor that ruins an unprotected run would settle it."""
 
 Question = tuple[tuple[int, ...], Sequence[Any], Sequence[Any], Any]
-"""What a payload answers: fragments, our wishes, theirs, and the snapshot that ours told of."""
+"""Arguments of a payload: fragments, our proposals, the partner's proposals, and the snapshot of our proposals."""
 
 
 @dataclass(slots=True)
 class Adversary:
-    """What a liar does to what its core says, sends and hears."""
+    """Changes what an adversarial peer's core says, sends and hears."""
 
     lie: Lie
     progress: float
-    """The run's end, in tokens per peer."""
+    """Tokens per peer at the run's end."""
     random: Random
     garble: Callable[[Any, Random], Any]
-    """Another payload of the same sizes."""
+    """Makes another payload of the same sizes."""
     first: dict[tuple[int, ...], Any] = field(default_factory=dict)
-    """What it sent of these fragments when it sent them first, where it is stale."""
+    """First payload sent of these fragments, for ``lie`` stale."""
 
     @property
     def _claim(self) -> float | None:
-        """The progress that it speaks of; None: its own."""
+        """Progress that it claims; None for its true progress."""
         return {"progress": self.progress, "behind": 0.0}.get(self.lie)
 
     def says(self, message: Message) -> Message:
@@ -49,7 +49,7 @@ class Adversary:
         if claim is None:
             return message
         if isinstance(message, Offer | Accept):
-            settled = message.terms.settled or self.lie == "behind"  # or it would be sent to catch up
+            settled = message.terms.settled or self.lie == "behind"  # an unsettled peer would be sent to catch up
             return replace(message, terms=replace(message.terms, progress=claim, settled=settled))
         if isinstance(message, Decline | WeightsReply | WeightsRequest):
             return replace(message, progress=claim)
@@ -59,7 +59,7 @@ class Adversary:
         return effect if self._claim is None else replace(effect, progress=self._claim)
 
     def sends(self, payload: Any, payloads: Any, question: Question) -> Any:
-        """In place of its true payload; None: nothing at all."""
+        """Return what is sent in place of the true payload; None for nothing at all."""
         match self.lie:
             case "stalling":
                 return None
@@ -74,7 +74,7 @@ class Adversary:
         return payload
 
     def gives(self, parts: Sequence[Any]) -> Sequence[Any]:
-        """To a newcomer, in place of its weights, fp32."""
+        """Return what a newcomer gets in place of the weights, fp32."""
         if self.lie == "nan":
             return [b"\xff" * len(part) for part in parts]
         if self.lie == "scaled" or self.lie == "flipped" or self.lie == "random":
@@ -87,7 +87,7 @@ class Adversary:
 
 
 def forged(payloads: Payloads, question: Question, lie: Forgery, random: Random) -> Encoded:
-    """What it would send if its weights were what it says."""
+    """Encode the payload of falsified weights."""
     fragments, mine, theirs, true = question
     false = replace(true, parts=tuple(falsified(part, lie, random) for part in true.parts))
     return payloads.encode(fragments, mine, theirs, false)
@@ -98,7 +98,7 @@ def falsified(
     lie: Forgery,
     random: Random,
 ) -> Tensor:
-    """[n] fp32."""
+    """Return falsified weights, [n] fp32."""
     if lie == "random":
         generator = torch.Generator().manual_seed(random.getrandbits(32))
         noise = torch.randn(weights.shape, generator=generator)

@@ -1,4 +1,4 @@
-"""``p2ptrain simulate``: a scenario file in, a table and a report out."""
+"""The command ``p2ptrain simulate``: read a scenario file, print a table, write a report."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ if TYPE_CHECKING:
     from p2ptrain.sim.report import SimulationReport
 
 PLAIN_WIDTH = 120
-"""Columns of a table that goes to a file."""
+"""Columns of a table that is written to a file."""
 
 MOST_PROBLEM = 500
-"""Characters of what is wrong with a report: parts of it may be a stranger's."""
+"""Most characters shown of an error in a report, which may come from a stranger."""
 
 HEAD_BYTES = 1 << 16
-"""Read of a file that would be replaced, to see whether it is ours: past the longest title."""
+"""Bytes read from a file that would be replaced, to see whether we wrote it: more than the longest title."""
 
 REPORT = re.compile(rb'\s*\{\s*"version"\s*:[^,"{[]*,\s*"title"\s*:\s*"(?:[^"\\]|\\.)*"\s*,\s*"scenario"\s*:\s*\{')
-"""How a report of any version begins: ``report.save`` writes its fields in this order."""
+"""Beginning of a report of any version: ``report.save`` writes its fields in this order."""
 
-SPARING = "Give another path, or remove it first."
+SPARING = "Give another path, or remove the file first."
 
 FILE = click.Path(path_type=Path, readable=False)
-"""Click checks nothing: what it found, it would tell with the command's usage."""
+"""A path that Click does not check, because Click would report it together with the command's usage."""
 
 
 @click.command(short_help="Simulate a swarm from a scenario file.")
 @click.argument("scenario", type=FILE)
-@click.option("--report", type=FILE, help="Write the whole report there, as JSON.", metavar="FILE")
-@click.option("--plot", type=FILE, help="Draw losses and disagreement there (png, svg or pdf).", metavar="FILE")
-@click.option("--against", type=FILE, help="Compare with a report of another simulation.", metavar="FILE")
-@click.option("--set", "changes", multiple=True, help="Change a field: outer.inner_steps=20.", metavar="KEY=VALUE")
+@click.option("--report", type=FILE, help="Write the report to FILE, as JSON.", metavar="FILE")
+@click.option("--plot", type=FILE, help="Plot losses and disagreement to FILE (png, svg or pdf).", metavar="FILE")
+@click.option("--against", type=FILE, help="Compare with FILE, the report of another simulation.", metavar="FILE")
 @click.option(
-    "--device", default="cpu", show_default=True, help="Where learner lm computes: cpu, cuda or cuda:<number>."
+    "--set", "changes", multiple=True, help="Change a field, as in outer.inner_steps=20.", metavar="KEY=VALUE"
 )
-@click.option("--serve", metavar="[HOST:]PORT", help="Show it in a browser while it runs, and after, until Ctrl+C.")
+@click.option("--device", default="cpu", show_default=True, help="Device of learner lm: cpu, cuda or cuda:<number>.")
+@click.option("--serve", metavar="[HOST:]PORT", help="Show the simulation in a browser, until Ctrl+C.")
 def simulate(
     scenario: Path,
     report: Path | None,
@@ -63,10 +63,10 @@ def simulate(
     device: str,
     serve: str | None,
 ) -> None:
-    """Simulate the swarm of SCENARIO, a TOML file, and print what became of it.
+    """Simulate the swarm of SCENARIO, a TOML file, and print the result.
 
-    The same protocol and arithmetic as in real peers, on simulated computers and lines. docs/SIMULATOR.md explains
-    scenarios and reports.
+    Simulated peers run the protocol and arithmetic of real peers on simulated computers and lines. docs/SIMULATOR.md
+    explains scenarios and reports.
     """
     with default_sigint():
         import torch
@@ -86,17 +86,19 @@ def simulate(
     other = _report(against) if against is not None else None
     form = drawing.form(plot) if plot is not None else ""
     report = _target("--report", report, {"the scenario": scenario})
-    plot = _target("--plot", plot, {"the scenario": scenario, "the report": report, "what --against reads": against})
-    if report is not None and (against is None or not _is_same(report, against)):  # that one was read whole
-        _spare("--report", report, REPORT, "report of p2ptrain simulate")
+    plot = _target(
+        "--plot", plot, {"the scenario": scenario, "the report": report, "the report that --against reads": against}
+    )
+    if report is not None and (against is None or not _is_same(report, against)):  # loading it has validated it already
+        _spare("--report", report, REPORT, "a report of p2ptrain simulate")
     if plot is not None:
-        _spare("--plot", plot, drawing.BEGINNINGS[form], f"{form} picture")
+        _spare("--plot", plot, drawing.BEGINNINGS[form], f"a picture in {form} format")
     place = None if serve is None else ListenAddress.parse(serve)
     for option, path in (("--report", report), ("--plot", plot)):
         if path is not None:
             _prove(option, path)
     chosen = str(choose_device(device))
-    torch.set_num_threads(1)  # tensors are small, and figures must not depend on how many cores there are
+    torch.set_num_threads(1)  # tensors are small, and results must not depend on the number of cores
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=PLAIN_WIDTH)
@@ -130,7 +132,7 @@ def simulate(
     except StoppedError:
         raise KeyboardInterrupt from None
     written = []
-    try:  # files before words: a standard output that takes no more costs neither
+    try:  # write files before printing: a closed standard output must not lose them
         if report is not None:
             _save(done, report)
             written.append(f"report: {printable(report)}")
@@ -138,14 +140,18 @@ def simulate(
             _draw(drawing.picture(done, other, form), plot)
             written.append(f"plot: {printable(plot)}")
     except BaseException:
-        with suppress(OutputError):  # what went wrong first is told
+        with suppress(OutputError):  # report the first error
             _tell(console, done, other, written, limited=bool(read.limits))
         raise
     _tell(console, done, other, written, limited=bool(read.limits))
 
 
 def _report(path: Path) -> SimulationReport:
-    """The report to compare with, which may be a stranger's. Raises ScenarioError when that cannot be done."""
+    """Load the report to compare with, which may come from a stranger.
+
+    Raises:
+        ScenarioError: the report cannot be read or compared.
+    """
     from p2ptrain.page import words
     from p2ptrain.sim import report as reports
     from p2ptrain.sim.tables import check
@@ -156,40 +162,46 @@ def _report(path: Path) -> SimulationReport:
     except ScenarioError as error:
         raise ScenarioError(words(error.problem, MOST_PROBLEM), error.remedy) from None
     except RecursionError:
-        raise ScenarioError(f"{printable(path)} is no report: lists in lists, too deep.", "Give another one.") from None
+        raise ScenarioError(
+            f"{printable(path)} is not a report: its lists are nested too deeply.", "Give a file that --report wrote."
+        ) from None
     return found
 
 
 def _target(option: str, path: Path | None, others: Mapping[str, Path | None]) -> Path | None:
-    """What will be written: behind a symlink, its target. Raises ScenarioError for what is not to be replaced."""
+    """Return the path that will be written; a symlink is resolved to its target.
+
+    Raises:
+        ScenarioError: nothing can be written there, or one of the ``others`` would be replaced.
+    """
     if path is None:
         return None
     if not path.name:
-        raise ScenarioError(f"{option} is given no name of a file.", "Give one, or leave it out.")
+        raise ScenarioError(f"{option} has no file name.", "Give the path of a file, or leave the option out.")
     try:
         target = Path(os.path.realpath(path)) if path.is_symlink() else path
         if not target.parent.is_dir():
-            raise ScenarioError(f"{printable(target.parent)} is no directory.", "Make it, or give another path.")
+            raise ScenarioError(f"{printable(target.parent)} is not a directory.", "Create it, or give another path.")
         _regular(option, target, path)
     except OSError as error:
         raise _unwritable(option, path, error) from None
     for what, other in others.items():
         if other is not None and _is_same(target, other):
-            raise ScenarioError(f"{printable(path)} is {what}, and {option} would replace it.", "Give another path.")
+            raise ScenarioError(f"{printable(path)} is {what}; {option} would replace it.", "Give another path.")
     return target
 
 
 def _regular(option: str, target: Path, path: Path) -> None:
-    """Raise ScenarioError when something else than a file is there; ``path`` is what its owner calls it."""
+    """Raise ScenarioError if ``target`` exists and is not a regular file; messages name ``path``."""
     try:
         if (target.exists() or target.is_symlink()) and not target.is_file():
-            raise ScenarioError(f"{printable(path)} is no regular file.", f"Give another path to {option}.")
+            raise ScenarioError(f"{printable(path)} is not a regular file.", f"Give {option} another path.")
     except OSError as error:
         raise _unwritable(option, path, error) from None
 
 
 def _spare(option: str, path: Path, beginning: re.Pattern[bytes], what: str) -> None:
-    """Raise ScenarioError for a file that is there, not empty, and begins otherwise: a slip would cost it."""
+    """Raise ScenarioError if the file exists, is not empty and does not match ``beginning``: it may be another file."""
     try:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
@@ -198,19 +210,19 @@ def _spare(option: str, path: Path, beginning: re.Pattern[bytes], what: str) -> 
     except OSError as error:
         raise ScenarioError(f"{printable(path)} cannot be read: {error.strerror or error}.", SPARING) from None
     if head and beginning.match(head) is None:
-        raise ScenarioError(f"{printable(path)} is there and is no {what}; {option} would replace it.", SPARING)
+        raise ScenarioError(f"{printable(path)} exists and is not {what}; {option} would replace it.", SPARING)
 
 
 def _is_same(path: Path, other: Path) -> bool:
     try:
         return path.samefile(other)
-    except OSError:  # one of them is not there yet
+    except OSError:  # one of them does not exist yet
         return os.path.realpath(path) == os.path.realpath(other)
 
 
 def _prove(option: str, path: Path) -> None:
-    """Raise ScenarioError when it cannot be written: before a long simulation, not after it. Nothing is left there."""
-    probe = path.with_name(f"{path.name}.{os.getpid()}.new")  # as in files.replace: names have a longest length
+    """Raise ScenarioError if ``path`` cannot be written: before a long simulation, not after it. Leaves no file."""
+    probe = path.with_name(f"{path.name}.{os.getpid()}.new")  # as long as in files.replace
     try:
         try:
             files.write_new(probe, b"\n")
@@ -222,11 +234,11 @@ def _prove(option: str, path: Path) -> None:
 
 def _unwritable(option: str, path: Path, error: OSError) -> ScenarioError:
     why = error.strerror or error
-    return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give another path to {option}.")
+    return ScenarioError(f"{printable(path)} cannot be written: {why}.", f"Give {option} another path.")
 
 
 def _save(report: SimulationReport, path: Path) -> None:
-    """Write a report to ``path``, or else to the temporary directory, since it may have taken days.
+    """Write a report to ``path``, or else to the temporary directory: the simulation may have taken days.
 
     Raises:
         ScenarioError: ``path`` cannot be written.
@@ -241,13 +253,16 @@ def _save(report: SimulationReport, path: Path) -> None:
             reports.save(report, refuge)
         except ScenarioError:
             raise ScenarioError(
-                f"{error.problem} The simulation is done, and its report is lost.", "Free some space; simulate again."
+                f"{error.problem} The simulation is complete, but its report is lost.",
+                "Free some disk space and simulate again.",
             ) from None
-        raise ScenarioError(f"{error.problem} The report is in {refuge}.", "Move it where it belongs.") from None
+        raise ScenarioError(
+            f"{error.problem} The report was saved as {refuge} instead.", "Move it from there."
+        ) from None
 
 
 def _draw(picture: bytes, path: Path) -> None:
-    """Write it there. Raises ScenarioError."""
+    """Write the picture. Raises ScenarioError."""
     try:
         files.replace(path, picture)
     except OSError as error:
@@ -257,7 +272,7 @@ def _draw(picture: bytes, path: Path) -> None:
 def _tell(
     console: Console, done: SimulationReport, other: SimulationReport | None, written: list[str], limited: bool
 ) -> None:
-    """Print what became of the swarm, how that differs from another simulation, and where files are."""
+    """Print the result, the comparison with another simulation, and the files written."""
     from p2ptrain.sim.tables import by_group, changed_settings, comparison, summary
 
     console.print(summary(done))
@@ -266,7 +281,7 @@ def _tell(
     for line in done.left_out:
         console.print(f"left out: {line}", style="dim", soft_wrap=True)
     if limited:
-        console.print("left out: limits, which p2ptrain testnet judges", style="dim")
+        console.print("left out: limits, which only p2ptrain testnet checks", style="dim")
     if other is not None:
         for line in changed_settings(done, other):
             console.print(line, soft_wrap=True)
@@ -277,9 +292,9 @@ def _tell(
 
 @contextmanager
 def stopping() -> Iterator[list[int]]:
-    """Yield a list that holds the signal's number after the first Ctrl+C, SIGTERM or SIGHUP.
+    """Yield a list that holds the signal's number after the first SIGINT (Ctrl+C), SIGTERM or SIGHUP.
 
-    The second signal raises KeyboardInterrupt. SIGHUP is left alone where it is ignored (nohup).
+    The second signal raises KeyboardInterrupt. SIGHUP stays ignored where it is ignored already (nohup).
     """
     asked: list[int] = []
 
@@ -289,7 +304,7 @@ def stopping() -> Iterator[list[int]]:
         asked.append(number)
 
     numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup has it ignored
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     before = {number: signal.signal(number, ask) for number in numbers}
     try:

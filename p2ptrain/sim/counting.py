@@ -1,9 +1,8 @@
-"""A learner without weights: it counts steps, tokens and bytes, in microseconds, so that thousands of peers fit.
+"""A learner without weights: it counts steps, tokens and bytes in microseconds, so that thousands of peers fit.
 
-It stands where ``train.Learner`` stands and does what that does to the protocol: the same events at the same steps, the
-same sizes, displacements applied between two inner steps. What it leaves out is everything that weights would say:
-there is no loss, no inner phase is ever discarded, and every exchange measures the one disagreement that the scenario
-gives.
+``CountingLearner`` replaces ``train.Learner`` and has the same effect on the protocol: the same events at the same
+steps, the same sizes, displacements applied between two inner steps. Everything that depends on weights is left out:
+there is no loss, no inner phase is ever discarded, and every exchange measures the scenario's disagreement.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from p2ptrain.swarm.events import Adopted, Applied, Event, ExchangeDue, OuterSte
 
 @dataclass(frozen=True, slots=True)
 class Blank:
-    """Bytes of which only the number is known, and whether a liar made them up."""
+    """Bytes of which only the number is known, and whether an adversarial peer made them up."""
 
     size: int
     garbage: bool = False
@@ -46,7 +45,7 @@ class BlankDifference:
     distance: float
     norm: float = 0.0
     fingerprint: bytes = b""
-    """There are none."""
+    """Always empty."""
     sketched: float = 0.0
 
 
@@ -67,10 +66,10 @@ class _CountedAdoption(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CountingRules:
-    """What all counting learners of a simulation share."""
+    """Rules that all counting learners of a simulation share."""
 
     inner_steps: int
-    """H."""
+    """Inner steps per outer step, H."""
     tokens_per_peer: float
     tokens_per_step: int
     blocks: bool
@@ -78,19 +77,19 @@ class CountingRules:
     streams: int
     """Tensors of each fragment that partners may have."""
     fragments: tuple[Blank, ...]
-    """Encoded, of all streams."""
+    """Encoded fragments of all streams."""
     wishes: tuple[Blank, ...]
-    """What is told before of each; empty where the codec needs no agreement."""
+    """Proposal sent before each fragment; empty if the codec needs no negotiation."""
     weights: tuple[Blank, ...]
-    """Each fragment in fp32."""
+    """Fragments in fp32."""
     disagreement: float
-    """What every exchange measures."""
+    """Disagreement that every exchange measures."""
     due: tuple[int, ...]
     """Inner steps of a phase after which an exchange falls due, in order."""
 
 
 class CountingLearner:
-    """See the module. The methods are those of ``train.Learner``."""
+    """A learner without weights (see the module), with the methods of ``train.Learner``."""
 
     __slots__ = (
         "_inbox",
@@ -118,7 +117,7 @@ class CountingLearner:
         self._inbox: list[_CountedDisplacement | _CountedRoundFinished | _CountedAdoption] = []
 
     def steps_ahead(self) -> int:
-        """How many inner steps there are up to the next that has something to say, that one included."""
+        """Return the number of inner steps up to and including the next one that has an event."""
         if self._inbox:
             return 1
         for due in self._rules.due:
@@ -127,11 +126,11 @@ class CountingLearner:
         return self._rules.inner_steps - self._inner
 
     def count(self, steps: int) -> None:
-        """Make so many inner steps that have nothing to say."""
+        """Make ``steps`` inner steps without events."""
         tokens = self._rules.tokens_per_step
         self.tokens += steps * tokens
         self._phase_tokens += steps * tokens
-        for _ in range(steps):  # as one after the other, to the last digit
+        for _ in range(steps):  # added one by one, for bitwise equal sums
             self.progress += tokens
         self._inner += steps
 
@@ -184,7 +183,7 @@ class CountingLearner:
     def _adopt(
         self, ready: _CountedAdoption, later: Sequence[_CountedDisplacement | _CountedRoundFinished | _CountedAdoption]
     ) -> list[Event]:
-        """A donor's place in the run; what was waiting behind it is stale."""
+        """Take over a donor's position in the run; everything queued behind it is stale."""
         self.step, self.progress = ready.step, ready.progress
         self._inner = self._phase_tokens = 0
         self.is_waiting = False
@@ -195,7 +194,7 @@ class CountingLearner:
 
     @property
     def payloads(self) -> CountingLearner:
-        """Here it is all one."""
+        """Payloads, which the learner itself provides."""
         return self
 
     @property
@@ -204,7 +203,7 @@ class CountingLearner:
         return self
 
     published = None
-    """There is nothing to be had."""
+    """Snapshot for partners: none."""
 
     def wishes(self, fragments: Sequence[int], snapshot: None) -> list[Blank]:
         return [self._rules.wishes[fragment] for fragment in fragments] if self._rules.wishes else []
@@ -244,7 +243,7 @@ class CountingLearner:
 
     @property
     def are_zero(self) -> bool:
-        return True  # there are none
+        return True  # there are no weights
 
     def weight_sizes(self) -> list[int]:
         return [part.size for part in self._rules.weights]

@@ -1,4 +1,4 @@
-"""Draws a report's curves. matplotlib is an extra: it comes with ``pip install 'p2ptrain[plot]'``."""
+"""Drawing of a report's curves. matplotlib is an extra: ``pip install 'p2ptrain[plot]'``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ BEGINNINGS = {
     "svg": re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:\?xml|svg)\b"),
     "pdf": re.compile(rb"%PDF-"),
 }
-"""How pictures begin, whoever drew them."""
+"""First bytes of a picture, by format."""
 
 
 def form(path: Path) -> str:
-    """What kind of picture goes there. Raises ScenarioError when none can: before a long simulation, not after it."""
+    """Return the format of a picture. Raises ScenarioError if it cannot be drawn, before a long simulation."""
     if path.suffix.lower() not in FORMATS:
-        raise ScenarioError(f"{path} has no name of a picture.", f"Let it end in {', '.join(FORMATS)}.")
+        raise ScenarioError(f"Unsupported image format: {path}.", f"Use one of {', '.join(FORMATS)}.")
     if importlib.util.find_spec("matplotlib") is None:
-        raise ScenarioError("Drawing needs matplotlib, which is not installed.", "pip install 'p2ptrain[plot]'")
+        raise ScenarioError("Drawing needs matplotlib, which is not installed.", "Run: pip install 'p2ptrain[plot]'")
     return path.suffix.lower().removeprefix(".")
 
 
 def picture(report: SimulationReport, other: SimulationReport | None, kind: str) -> bytes:
-    """Loss against tokens and simulated time, and disagreement; another simulation's dashed. Raises ScenarioError."""
+    """Draw loss by tokens and by time, and disagreement; the other simulation is dashed. Raises ScenarioError."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12, 4), layout="constrained")
@@ -43,7 +43,7 @@ def picture(report: SimulationReport, other: SimulationReport | None, kind: str)
                 continue
             curve = each.curve
             loss = [point.loss if point.validation is None else point.validation for point in curve]
-            label = title(each).replace("$", r"\$")  # or else it is read as a formula
+            label = title(each).replace("$", r"\$")  # a dollar sign would begin a formula
             by_tokens.plot([point.tokens for point in curve], loss, style, label=label)
             by_time.plot([point.time_s for point in curve], loss, style, label=label)
             apart.plot([point.outer_steps for point in curve], [point.disagreement for point in curve], style)

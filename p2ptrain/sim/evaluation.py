@@ -1,4 +1,4 @@
-"""How good some peers' weights are, and how far apart.
+"""Evaluation of slow weights: losses and disagreement.
 
 Legend: N peers, P parameters.
 """
@@ -18,22 +18,22 @@ from p2ptrain.train.learner import Learner
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """How good some peers' slow weights are."""
+    """Losses and disagreement of some peers' slow weights."""
 
     losses: tuple[float, ...] | None
-    """Of each; None where nothing is learnt."""
+    """Loss of each peer; None if nothing is learned."""
     loss_of_mean: float | None
     disagreement: float | None
     """Mean distance to their mean, relative to its norm."""
 
 
 def finite(value: float | None) -> float | None:
-    """None for what is no number any more, as after a divergence: no report holds infinities."""
+    """Return None for infinities and NaN, as after a divergence: reports hold neither."""
     return value if value is not None and isfinite(value) else None
 
 
 def slow_weights(learners: Sequence[SimulatedLearner]) -> Tensor:
-    """[N, P] their slow weights."""
+    """Stack the slow weights, [N, P]."""
     rows = []
     for learner in learners:
         assert isinstance(learner, Learner)
@@ -45,6 +45,6 @@ def disagreement(
     slow: Tensor,  # [N, P]
     mean: Tensor,  # [P]
 ) -> float | None:
-    """Mean distance to the mean, relative to its norm; None where that is zero."""
+    """Return the mean distance to the mean, relative to its norm; None if the norm is zero."""
     norm = float(mean.norm())
     return float((slow - mean).norm(dim=1).mean()) / norm if norm > 0 else None

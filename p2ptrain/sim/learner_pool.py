@@ -1,4 +1,4 @@
-"""The learners of one simulation: who makes them, what they share, and who judges them."""
+"""The learners of one simulation: their creation, shared state and evaluation."""
 
 from __future__ import annotations
 
@@ -31,40 +31,40 @@ from p2ptrain.train.rules import codecs_of, learner_rules, swarm_rules
 
 
 class LearnerPool(Protocol):
-    """Makes learners and judges them."""
+    """Makes and evaluates learners."""
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What this kind of learner does not show."""
+        """Effects that this kind of learner does not show."""
 
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> SimulatedLearner:
-        """A new learner with initial weights.
+        """Make a learner with initial weights.
 
         Args:
-            seat: which of the scenario's peers it is: 0 to ``total_peers`` - 1. One that comes in the place of another
-                has its seat, and its data.
+            seat: number of the peer's slot, 0 to ``total_peers`` - 1. A replacement has the slot, and the data, of the
+                peer that it replaces.
             inner_steps: H.
         """
 
     def rules(self, run: RunId) -> SwarmRules:
-        """What the protocol core has to know."""
+        """Return the rules of the protocol core."""
 
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
-        """All these are about to make an inner step: batch what can be batched."""
+        """Batch what can be batched: all these trainers are about to make an inner step."""
 
     def judge(self, learners: Sequence[SimulatedLearner], final: bool = False) -> Evaluation:
-        """Their slow weights; ``final``: with all the data there is, however long that takes."""
+        """Evaluate the slow weights; ``final`` uses all data, however long that takes."""
 
     def garble(self, payload: Any, random: Random) -> Any:
-        """What a liar sends in place of this: the same sizes, anything in them."""
+        """Return a payload of equal sizes with arbitrary content, as an adversarial peer sends it."""
 
 
 class BytesLearnerPool:
-    """Learners that only count."""
+    """Learners without weights, which only count."""
 
     left_out = (
         "weights: no loss, no discarded inner phase, and every exchange measures the scenario's disagreement",
-        "the time that encoding, decoding and applying displacements take",
+        "the time of encoding, decoding and applying displacements",
     )
 
     def __init__(self, scenario: Scenario) -> None:
@@ -109,9 +109,9 @@ class BytesLearnerPool:
 
 
 class QuadraticLearnerPool:
-    """Learners of one diagonal quadratic, each with an optimum a little off the common one."""
+    """Learners of one diagonal quadratic, each with its own optimum near the common one."""
 
-    left_out = ("the time that encoding, decoding and applying displacements take",)
+    left_out = ("the time of encoding, decoding and applying displacements",)
 
     def __init__(self, scenario: Scenario) -> None:
         assert isinstance(scenario.learner, QuadraticLearner)
@@ -127,7 +127,7 @@ class QuadraticLearnerPool:
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
         scenario = self._scenario
         assert isinstance(scenario.learner, QuadraticLearner)
-        seed = (scenario.run.seed * 1_000_003 + seat + 1) % 2**64  # what torch's generators take
+        seed = (scenario.run.seed * 1_000_003 + seat + 1) % 2**64  # range of torch's generator seeds
         own = torch.randn(self._optimum.shape, generator=torch.Generator().manual_seed(seed))
         task = QuadraticTask(
             curvature=self._curvature,
@@ -156,7 +156,7 @@ class QuadraticLearnerPool:
         self,
         weights: Tensor,  # [M, P]
     ) -> Tensor:
-        """[M] on the common quadratic."""
+        """Return [M] losses on the common quadratic."""
         return 0.5 * (self._curvature * (weights - self._optimum).square()).sum(1)
 
     def garble(self, payload: Encoded, random: Random) -> Encoded:
@@ -164,7 +164,7 @@ class QuadraticLearnerPool:
 
 
 def make(scenario: Scenario, device: str = "cpu") -> LearnerPool:
-    """The learners that a scenario names."""
+    """Make the pool of the learners that a scenario names."""
     match scenario.learner:
         case BytesLearner():
             return BytesLearnerPool(scenario)

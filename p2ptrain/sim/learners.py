@@ -1,7 +1,7 @@
 """Inner tasks for the simulator.
 
-``QuadraticTask``: noisy gradient descent on a diagonal quadratic. Everything about it is known in closed form, and a
-step costs microseconds, so that whole swarms fit into a unit test.
+``QuadraticTask`` is noisy gradient descent on a diagonal quadratic. All of its behaviour is known in closed form, and a
+step takes microseconds, so that whole swarms fit into a unit test.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class QuadraticTask:
 
     Args:
         curvature: [P] h > 0.
-        optimum: [P] where this peer's loss is least; differs between peers when their data do.
-        learning_rate: of SGD.
+        optimum: [P] minimum of this peer's loss; peers with different data have different ones.
+        learning_rate: learning rate of SGD.
         noise: standard deviation of each gradient element's noise.
-        seed: of the noise.
-        tokens_per_step: what a step counts in progress.
+        seed: seed of the noise.
+        tokens_per_step: tokens that a step counts in progress.
     """
 
     def __init__(

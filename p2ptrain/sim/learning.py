@@ -1,7 +1,8 @@
-"""What the peers of a scenario learn: its ``[learner]``, of one of three kinds.
+"""The section ``[learner]`` of a scenario: one of three kinds.
 
-Bytes learns nothing and counts; quadratic has weights and a loss, and no data; lm is a small language model.
-``sim.learner_pool`` makes the learners of each kind. Every number without a source here is a guess.
+bytes learns nothing and counts; quadratic has weights and a loss, and no data; lm is a small language model.
+``sim.learner_pool`` makes the learners of each kind. Numbers without a source have not been
+measured; recorded runs of each learner would settle them.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from p2ptrain.manifest.section import Section
 from p2ptrain.manifest.sources import BYTE_VOCABULARY
 
 LARGEST = 1e6
-"""Of a quadratic's numbers, and one over it of those that something is divided by: their squares, summed over all
-dimensions, are still far from the end of fp32, 3e38."""
+"""Largest number of a quadratic, and the inverse of the smallest divisor: squares, summed over all dimensions, stay far
+below the end of fp32, 3e38."""
 
 
 class BytesLearner(Section):
@@ -26,21 +27,21 @@ class BytesLearner(Section):
     """bytes."""
 
     parameters: int = Field(default=135_000_000, ge=1, le=10**13)
-    """Size of the model that is not there."""
+    """Size of the model that is only counted."""
 
     tokens_per_step: int = Field(default=1, ge=1, le=MAX_STEP_TOKENS)
     """Tokens of one inner step."""
 
     disagreement: float = Field(default=0.01, ge=0, le=1)
-    """What every exchange measures; above swarm.final_disagreement the final gossip ends by its time limit."""
+    """Disagreement that every exchange measures; above swarm.final_disagreement the final gossip ends at its limit."""
 
     def faults(self) -> list[str]:
-        """What contradicts itself: nothing here can."""
+        """List contradictions: there are none."""
         return []
 
 
 class QuadraticLearner(Section):
-    """Noisy gradient descent on a diagonal quadratic; each peer's optimum lies a little off the common one."""
+    """Noisy gradient descent on a diagonal quadratic; each peer's optimum lies near the common one."""
 
     kind: Literal["quadratic"]
     """quadratic."""
@@ -49,25 +50,25 @@ class QuadraticLearner(Section):
     """Dimensions."""
 
     tokens_per_step: int = Field(default=1, ge=1, le=MAX_STEP_TOKENS)
-    """What an inner step counts in progress."""
+    """Tokens that an inner step counts in progress."""
 
     learning_rate: float = Field(default=0.1, gt=0, le=LARGEST)
-    """Of the inner SGD; at most 2 over the largest curvature."""
+    """Learning rate of the inner SGD; at most 2 over the largest curvature."""
 
     smallest_curvature: float = Field(default=0.05, ge=1 / LARGEST, le=LARGEST)
-    """Curvatures lie evenly, on a logarithmic scale, from this ..."""
+    """Smallest curvature; curvatures are spaced evenly on a logarithmic scale."""
 
     largest_curvature: float = Field(default=1.0, ge=1 / LARGEST, le=LARGEST)
-    """... to this."""
+    """Largest curvature."""
 
     noise: float = Field(default=0.1, ge=0, le=LARGEST)
     """Standard deviation of each gradient element's noise."""
 
     spread: float = Field(default=0.1, ge=0, le=LARGEST)
-    """Standard deviation of a peer's optimum around the common one, an element: how unlike the peers' data are."""
+    """Standard deviation of each element of a peer's optimum around the common one: how much the peers' data differ."""
 
     def faults(self) -> list[str]:
-        """What contradicts itself, a line each."""
+        """List contradictions, one line each."""
         if self.smallest_curvature > self.largest_curvature:
             return [
                 f"learner.smallest_curvature: {self.smallest_curvature} exceeds learner.largest_curvature, "
@@ -82,7 +83,7 @@ class QuadraticLearner(Section):
 
 
 class LanguageModelLearner(Section):
-    """A real small Llama on the shipped text, read as bytes; on it the simulator learns what the real peer would."""
+    """A real small Llama on the shipped text, read as bytes; it learns what a real peer would."""
 
     kind: Literal["lm"]
     """lm."""
@@ -109,26 +110,26 @@ class LanguageModelLearner(Section):
     """iid (every peer reads all of the text in its own order) or shards (each reads its own part of it alone)."""
 
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Of the inner steps."""
+    """Optimizer of the inner steps."""
 
     learning_rate: float = Field(default=3e-3, gt=0, le=1)
     """Peak of the inner learning rate."""
 
     schedule: Literal["cosine", "constant", "wsd"] = "cosine"
-    """As in a manifest."""
+    """Learning rate schedule, as in a manifest."""
 
     warmup_fraction: float = Field(default=0.05, ge=0, lt=1)
-    """Of the run, in which the learning rate rises."""
+    """Fraction of the run in which the learning rate rises."""
 
     final_learning_rate_fraction: float = Field(default=0.05, ge=0, le=1)
     """Learning rate at the end as a fraction of the peak."""
 
     curve_sequences: int = Field(default=128, ge=1, le=1_000_000)
-    """Held-out sequences that a point of the curve is measured on; the last one on all."""
+    """Held-out sequences that a point of the curve is measured on; the last point uses all."""
 
     @property
     def tokens_per_step(self) -> int:
-        """Of one inner step."""
+        """Tokens of one inner step."""
         return self.sequence_length * self.sequences_per_step
 
     @property
@@ -139,15 +140,15 @@ class LanguageModelLearner(Section):
         return BYTE_VOCABULARY * self.hidden_size + self.layers * block + self.hidden_size
 
     def faults(self) -> list[str]:
-        """What contradicts itself, a line each."""
+        """List contradictions, one line each."""
         faults = []
         if self.hidden_size % (2 * self.heads):
             faults.append(
-                f"learner.heads: {self.heads} heads of even width do not make up hidden_size, {self.hidden_size}"
+                f"learner.heads: {self.heads} heads of even width do not divide hidden_size, {self.hidden_size}"
             )
         if self.tokens_per_step > MAX_STEP_TOKENS:
             faults.append(
-                f"learner.sequences_per_step: {self.tokens_per_step:,} tokens per inner step, and at most"
+                f"learner.sequences_per_step: {self.tokens_per_step:,} tokens per inner step, but at most"
                 f" {MAX_STEP_TOKENS:,} are allowed"
             )
         return faults

@@ -1,8 +1,8 @@
-"""A link between two simulated peers: its messages, one swap, or a whole model.
+"""A link between two simulated peers: messages, one swap, or a whole model.
 
-A message sent at t arrives at t + latency. A payload arrives when its last byte has passed both access lines, and one
-latency later; a swap is complete on one side when the other side's payload has arrived and its own was sent. What
-happens to a peer goes through its ``later``: a frozen one notices nothing until it thaws.
+A message sent at t arrives at t + latency. A payload arrives one latency after its last byte has passed both access
+lines. A swap is complete on one side when the other side's payload has arrived and its own was sent. Everything that
+happens to a peer goes through its ``later``, so that a frozen peer notices nothing until it thaws.
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ if TYPE_CHECKING:
 
 
 _PASSING_ON = (Offer, Accept, WeightsReply)
-"""Messages that say who else is here."""
+"""Messages that pass on presence records."""
 
 
 @dataclass(slots=True, eq=False)
 class LinkEnd:
-    """One side's end of a link. Made open; ``close`` and ``fail`` end it."""
+    """One end of a link, open from the start; ``close`` and ``fail`` end it."""
 
     owner: SimulatedPeer
     link: LinkId
     latency_s: float
-    """Until what we send arrives."""
+    """Seconds until a message of this end arrives."""
     other: LinkEnd | None = None
     is_open: bool = True
     breaks: float | None = None
-    """The share of its payload at which the swap breaks; decided by whoever swaps first."""
+    """Share of the payload at which the swap breaks; set by the side that begins the swap first."""
     swap: Swap | None = None
     snapshot: Any = None
-    """What is swapped: as the learner had published it when the swap began."""
+    """Learner's published snapshot when the swap began."""
     wishes: Sequence[Any] = ()
     their_wishes: Sequence[Any] = ()
-    """What both sides tell before they encode, if the codec wants that; ``wished`` when ours are out."""
+    """Proposals of both sides, sent before they encode if the codec needs them; ``wished`` once ours are sent."""
     wished: bool = False
     stirs: bool = False
-    """Their payload has begun to come."""
+    """Whether the other side's payload has begun to arrive."""
     transfer: Transfer | None = None
-    """Our payload or weights, while they are on their way."""
+    """Our payload or weights, while they are being sent."""
     sent: bool = False
     encoded: Any = None
     arrived: Any = None
-    """A payload, as the learner made it; as ``difference`` is."""
+    """Payload from the partner's learner; ``difference`` is from our own."""
     difference: Any = None
     pulled: tuple[WeightsReply, list[Sized]] | None = None
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def send(self, message: Message) -> None:
-        """To the other end, where there is one."""
+        """Send a message to the other end, if there is one."""
         if self.other is None:
             return
         if self.owner.liar is not None:
@@ -77,24 +77,24 @@ class LinkEnd:
             owner.handle(PeersSeen(owner.network.live(message.known), from_lookup=False))
         owner.handle(Received(self.link, message, size))
 
-    # --- its end ------------------------------------------------------------------------------------------------------
+    # --- closing and failing ------------------------------------------------------------------------------------------
 
     def close(self, why: str, in_order: bool = True) -> None:
-        """We end it; the other side notices one latency later."""
+        """Close this end; the other side notices one latency later."""
         self.owner.ends.pop(self.link, None)
         other = self._let_go()
         if other is not None and other.is_open:
             other.owner.later(self.latency_s, other.fail, why, False, in_order and self.swap is None)
 
     def fail(self, why: str, their_fault: bool = False, unbegun: bool = False, misfit: bool = False) -> None:
-        """It ended by itself, or by the other side; our core hears of it."""
+        """End the link after a failure or a close by the other side, and report it to our core."""
         if self.is_open:
             self.owner.ends.pop(self.link, None)
             self._let_go()
             self.owner.handle(LinkFailed(self.link, why, their_fault, unbegun, misfit))
 
     def _let_go(self) -> LinkEnd | None:
-        """This end is over; what it knew of the other end. The two hold each other no more, and can be forgotten."""
+        """End this side and return the other end. The two ends drop their references, so that both can be freed."""
         self._stop_transfer()
         self.is_open = False
         other, self.other = self.other, None
@@ -103,7 +103,7 @@ class LinkEnd:
     # --- swaps --------------------------------------------------------------------------------------------------------
 
     def begin(self, swap: Swap) -> None:
-        """Both cores agreed on it: wishes first where the codec has any, then the payload."""
+        """Begin a swap that both cores agreed on: proposals first if the codec has any, then the payload."""
         assert self.other is not None
         owner = self.owner
         if self.swap is None and self.other.swap is None:
@@ -131,7 +131,7 @@ class LinkEnd:
         self._send_payload()
 
     def _send_payload(self) -> None:
-        """As soon as both sides know what they agree on, and that the opener has not taken back its offer."""
+        """Send the payload once both proposals are known and the initiator has not withdrawn its offer."""
         if not self.is_open or self.swap is None or self.encoded is not None:
             return
         if self.wishes and not (self.wished and self.their_wishes):
@@ -160,7 +160,7 @@ class LinkEnd:
         self.owner.later(self.latency_s, self._lose)
 
     def _lose(self) -> None:
-        """The connection breaks: both sides notice."""
+        """Break the connection; both sides notice."""
         if self.other is not None:
             self.other.owner.happen(self.other.fail, ("connection lost",))
         self.fail("connection lost")

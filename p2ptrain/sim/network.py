@@ -1,4 +1,4 @@
-"""The network between simulated peers: who is there, the directory, the lines, and what goes wrong."""
+"""The network between simulated peers: its members, directory, lines and failures."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 
 
 class Conditions(Protocol):
-    """How the network behaves, beside its bandwidth."""
+    """Latency and failures of the network; bandwidth is in ``transfers``."""
 
     def latency_s(self, sender: PeerId, receiver: PeerId) -> float: ...
 
     def reaches(self, sender: PeerId, receiver: PeerId) -> bool:
-        """Whether a link can be opened now."""
+        """Return whether a link can be opened now."""
 
     def breaks_swap(self, sender: PeerId, receiver: PeerId) -> float | None:
-        """Asked once a swap: the share of the sender's payload after which the connection breaks, if it does."""
+        """Return the share of the sender's payload after which the connection breaks, or None. Called once per swap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calm:
-    """Nothing fails; every direction of every pair has its own latency, so that no two events fall together."""
+    """Conditions without failures; each direction of each pair has its own latency, so that no two events coincide."""
 
     latencies_s: dict[tuple[PeerId, PeerId], float]
 
@@ -45,11 +45,11 @@ class Calm:
 
 
 class SimulatedNetwork:
-    """All peers and what lies between them.
+    """All peers and the network between them.
 
     Args:
-        lookup_s: how long the directory takes to answer.
-        lifetime_s: how long a presence record counts.
+        lookup_s: seconds until the directory answers.
+        lifetime_s: seconds for which a presence record is valid.
         prepare: see ``StepBatcher``.
     """
 
@@ -73,17 +73,17 @@ class SimulatedNetwork:
         self.metronome = StepBatcher(world, prepare)
         self.peers: dict[PeerId, SimulatedPeer] = {}
         self.addresses = ("/ip4/203.0.113.77/tcp/40404",)
-        """Of every peer: only its length counts."""
+        """Addresses of every peer: only the length matters."""
         self.signature = bytes(64)
-        """Likewise."""
+        """Signature of every record: only the length matters."""
         self.on_end: Callable[[SimulatedPeer], None] | None = None
-        """Told of every peer that is done."""
+        """Called with every peer that is done."""
 
     def ended(self, peer: SimulatedPeer) -> None:
         if self.on_end is not None:
             self.on_end(peer)
 
     def live(self, records: Sequence[Presence]) -> tuple[Dated, ...]:
-        """Records that still count, with the time until which they do."""
+        """Return the records that are still valid, each with the time until which it is."""
         now = self.world.now
         return tuple([(each, until) for each in records if (until := each.issued_at + each.lifetime_s) > now])

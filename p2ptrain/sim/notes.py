@@ -1,4 +1,4 @@
-"""A notebook for swarms: how often each kind of note was taken."""
+"""A notebook for simulated swarms, which counts notes by kind."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 class NoteCounts:
-    """``ports.Notebook`` that only counts."""
+    """A ``ports.Notebook`` that only counts."""
 
     def __init__(self) -> None:
         self.kinds: defaultdict[str, int] = defaultdict(int)

@@ -1,4 +1,4 @@
-"""Looks at a simulation while it runs, and sums it up when it is over."""
+"""Observes a simulation while it runs and aggregates its results at the end."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from p2ptrain.sim.learner_pool import LearnerPool
 from p2ptrain.sim.population import Member, Population
 from p2ptrain.sim.report import Bytes, CurvePoint, GroupFigures
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.traffic import SimulatedTraffic
+from p2ptrain.sim.sizes import SimulatedTraffic
 from p2ptrain.sim.world import World
 from p2ptrain.swarm import Counters
 
 
 class Observer:
-    """Takes a point of the curve every so many outer steps of the whole swarm."""
+    """Takes a point of the curve at regular intervals of the swarm's outer steps."""
 
     def __init__(self, scenario: Scenario, world: World, population: Population, cohort: LearnerPool) -> None:
         self.points: list[CurvePoint] = []
         self.outer_steps = 0
-        """Of all peers so far."""
+        """Outer steps of all peers so far."""
         self.expected = _expected_steps(scenario, population)
-        """By the end, if everybody comes and stays."""
+        """Outer steps by the end, if all peers arrive and stay."""
         self._world = world
         self._population = population
         self._cohort = cohort
@@ -32,14 +32,14 @@ class Observer:
         self._next = self._stride
 
     def outer_step_done(self) -> None:
-        """Some peer ended an outer step."""
+        """Count one outer step of some peer."""
         self.outer_steps += 1
         if self.outer_steps >= self._next:
             self._next += self._stride
             self._world.after(0.0, self.look)
 
     def look(self, final: bool = False) -> None:
-        """Take a point now; when they become too many, every other one goes."""
+        """Take a point now; if there are too many points, drop every other one."""
         self.points.append(self._point(final))
         if len(self.points) > 2 * self._most:
             del self.points[::2]
@@ -69,7 +69,7 @@ class Observer:
 
 
 def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigures:
-    """What became of these."""
+    """Aggregate the results of these peers."""
     counters = [member.peer.core.counters for member in members]
     traffic = [member.peer.traffic for member in members]
     steps = _sum(counters, "outer_steps")
@@ -113,7 +113,7 @@ def _sum(counters: Iterable[Counters], name: str) -> int:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-    """Of those that are numbers."""
+    """Return the mean of the finite values, or None."""
     finite = [float(value) for value in values if isfinite(value)]
     return sum(finite) / len(finite) if finite else None
 

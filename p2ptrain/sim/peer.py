@@ -1,7 +1,7 @@
-"""One simulated peer: a protocol core and a trainer, with effects performed on a heap instead of sockets.
+"""One simulated peer: a protocol core and a trainer; effects go to an event queue instead of sockets.
 
-There is no algorithm here. What passes between two peers, and how long that takes, is ``sim.link``. Failures are
-decisions of ``Conditions``. The asyncio driver over in-memory links keeps the same times, and ends bitwise equal.
+There is no algorithm here. ``sim.link`` holds what passes between two peers and how long that takes; ``Conditions``
+decides failures. The asyncio driver over in-memory links keeps the same times and ends bitwise equal.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from p2ptrain.base.ids import LinkId, PeerId
 from p2ptrain.ports import Notebook
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.link import LinkEnd
-from p2ptrain.sim.traffic import SimulatedTraffic
+from p2ptrain.sim.sizes import SimulatedTraffic
 from p2ptrain.sim.trainer import Counting, SimulatedLearner, SimulatedTrainer
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, PeerState, Presence
@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
 
 KILLED = "killed"
-"""Why a peer is done whose process just vanished."""
+"""Ending of a peer whose process vanished."""
 
 
 class SimulatedPeer:
     """One peer of the simulation.
 
     Args:
-        step_s: seconds of the next inner step.
-        up, down: its access line.
-        counting: see ``Trainer``.
-        liar: what sits between its core and its links.
+        step_s: returns the seconds of the next inner step.
+        up, down: directions of its access line.
+        counting: see ``SimulatedTrainer``.
+        liar: changes what an adversarial peer says, sends and hears.
     """
 
     __slots__ = (
@@ -109,26 +109,26 @@ class SimulatedPeer:
         self.traffic = SimulatedTraffic()
         self.ends: dict[LinkId, LinkEnd] = {}
         self.finished = ""
-        """Why it is done; empty while it is not."""
+        """Reason why the peer is done; empty until then."""
         self._inbound_serial = 0
-        self._wake_at = inf  # what the core asked for
-        self._wake_due = inf  # when we look next
+        self._wake_at = inf  # time that the core asked for
+        self._wake_due = inf  # time of the next scheduled check
         self._frozen_at: float | None = None
         self._capacities = self.up.capacity, self.down.capacity
         self._backlog: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
-    # --- what scenarios do to it --------------------------------------------------------------------------------------
+    # --- scenario events ----------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self.trainer.start()
         self.handle(Started())
 
     def leave(self) -> None:
-        """Its owner stops it."""
+        """Leave the run, as if the owner stopped the peer."""
         self.happen(self.handle, (LeaveRequested(),))
 
     def kill(self) -> None:
-        """The process is gone: its links break at the other ends."""
+        """Kill the process: its links break at the other ends."""
         if not self.finished:
             self._frozen_at = None
             self._end(KILLED)
@@ -136,7 +136,7 @@ class SimulatedPeer:
                 end.close("connection reset", in_order=False)
 
     def freeze(self) -> None:
-        """The machine sleeps: nothing happens in it and nothing passes its line, until ``thaw``."""
+        """Suspend the machine: nothing happens in it and nothing passes its line until ``thaw``."""
         if not self.finished and self._frozen_at is None:
             self._frozen_at = self.world.now
             self.trainer.freeze()
@@ -166,7 +166,7 @@ class SimulatedPeer:
             self._perform(effect)
 
     def _perform(self, effect: Effect) -> None:
-        """The most frequent first."""
+        """Perform one effect; the most frequent kinds come first."""
         match effect:
             case WakeAt():
                 self._wake(effect.time)
@@ -184,7 +184,7 @@ class SimulatedPeer:
             case Open():
                 self._open(effect)
             case Swap():
-                if (end := self.ends.get(effect.link)) is not None:  # or it broke while we were frozen
+                if (end := self.ends.get(effect.link)) is not None:  # the link may have broken while we were frozen
                     end.begin(effect)
             case Commit():
                 self._commit(effect)
@@ -235,7 +235,7 @@ class SimulatedPeer:
         mine = self.ends[link] = LinkEnd(self, link, self.network.conditions.latency_s(self.peer, peer), other=dialer)
         return mine
 
-    # --- what exchanges and donors brought ----------------------------------------------------------------------------
+    # --- results of exchanges and donations ---------------------------------------------------------------------------
 
     def _commit(self, effect: Commit) -> None:
         end = self.ends[effect.link]
@@ -285,7 +285,7 @@ class SimulatedPeer:
         self.handle(PeersSeen(found))
 
     def _wake(self, time: float) -> None:
-        """An alarm that is set later only, as most are, needs no second entry on the heap."""
+        """Set the alarm; most calls set it later, which needs no second entry in the queue."""
         self._wake_at = time
         if time < self._wake_due:
             self._wake_due = time
@@ -302,11 +302,11 @@ class SimulatedPeer:
             self.handle(Woke())
 
     def later(self, delay: float, action: Callable[..., None], *arguments: Any) -> None:
-        """``action`` is something that happens to this peer."""
+        """Call ``action`` after ``delay`` seconds, subject to the rules of ``happen``."""
         self.world.after(delay, self.happen, action, arguments)
 
     def happen(self, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        """It happens now; when the peer is frozen, as soon as it thaws; when it was killed, never."""
+        """Call ``action`` now; after ``thaw`` if the peer is frozen, never if it was killed."""
         if self._frozen_at is not None:
             self._backlog.append((action, arguments))
         elif self.is_up:
@@ -314,5 +314,5 @@ class SimulatedPeer:
 
     @property
     def is_up(self) -> bool:
-        """Whether its process lives; one that finished still tells callers that it is gone."""
+        """Whether the process is alive; a finished peer still answers that it has left."""
         return self.finished != KILLED

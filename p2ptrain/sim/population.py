@@ -1,4 +1,4 @@
-"""Who takes part: peers come, sleep, go and are replaced, as the scenario says."""
+"""The peers of a simulation: they arrive, sleep, leave and are replaced, as the scenario says."""
 
 from __future__ import annotations
 
@@ -20,43 +20,43 @@ from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, SwarmRules
 
 PEER_ID_CHARACTERS = 52
-"""As libp2p's ids of Ed25519 keys have: so messages have their true sizes."""
+"""Length of a libp2p id of an Ed25519 key, so that messages have their true sizes."""
 
 
 @dataclass(slots=True)
 class Slot:
-    """A place in the swarm, and who has it now."""
+    """A place in the swarm, held by one peer at a time."""
 
     number: int
     group: str
     name: str
     settings: Group
     steps: int
-    """H."""
+    """Inner steps per outer step, H."""
     occupants: int = 0
-    """So many peers have had it."""
+    """Peers that have held the slot so far."""
 
 
 @dataclass(slots=True)
 class Member:
-    """One peer that takes part, or did."""
+    """One peer that takes part or took part."""
 
     peer: SimulatedPeer
     seat: Slot
     has_left: bool = False
-    """The scenario took it away before the run's end."""
+    """Whether the scenario removed the peer before the run's end."""
 
 
 @dataclass(slots=True)
 class ScenarioConditions:
-    """Latency and loss as the groups' settings add up."""
+    """Latency and loss, from the settings of the groups."""
 
     random: Random
     failed: float
-    """Share of swaps that break whoever makes them."""
+    """Share of swaps that break, whichever peers make them."""
     latencies_s: dict[PeerId, float] = field(default_factory=dict)
     losses: dict[PeerId, float] = field(default_factory=dict)
-    """Only of those that lose something."""
+    """Share of a peer's swaps that break; peers without losses are absent."""
 
     def latency_s(self, sender: PeerId, receiver: PeerId) -> float:
         return self.latencies_s[sender] + self.latencies_s[receiver]
@@ -72,13 +72,13 @@ class ScenarioConditions:
 
 
 class Population:
-    """Makes peers when they arrive, and knows when all are done."""
+    """All peers of a simulation: creates them when they arrive and detects when all are done."""
 
     def __init__(
         self, scenario: Scenario, network: SimulatedNetwork, conditions: ScenarioConditions, cohort: LearnerPool
     ) -> None:
         self.members: list[Member] = []
-        """In the order of their arrival."""
+        """Peers in the order of their arrival."""
         self.notes = NoteCounts()
         self._scenario = scenario
         self._network = network
@@ -88,24 +88,24 @@ class Population:
         self.seats = _seats(scenario, self._rules)
         self._by_peer: dict[PeerId, Member] = {}
         self._honest_left = 0
-        """Peers that have yet to come, or are not done; liars not counted."""
-        self._at_it = self._finished = 0  # honest peers that are there, and that did the whole run
+        """Honest peers that have not arrived yet or are not done."""
+        self._at_it = self._finished = 0  # honest peers: present, and done with the whole run
         network.on_end = self._ended
 
     def schedule(self) -> None:
-        """Everybody's arrival."""
+        """Schedule the arrival of every peer."""
         for seat in self.seats:
             group = seat.settings
             share = self._random(seat.name, "arrival").random() if group.arrives_over_s else 0.0
             self._expect(seat, group.arrives_at_s + share * group.arrives_over_s)
 
     def taking_part(self) -> list[Member]:
-        """The honest ones that are there, or did the whole run."""
+        """Return the honest peers that are present or completed the run."""
         return [each for each in self.members if each.seat.settings.lie is None and not each.has_left]
 
     @property
     def is_over(self) -> bool:
-        """More have done the whole run than are still at it: who comes now comes too late."""
+        """Whether more peers have completed the run than are still training: a newcomer would be too late."""
         return self._finished > self._at_it
 
     def _random(self, *what: object) -> Random:
@@ -191,7 +191,7 @@ class Population:
 
 
 def _peer_id(seed: int, name: str) -> PeerId:
-    """Ids are in no order that means anything: of two offers that cross, the smaller id's wins."""
+    """Make an id that is in no meaningful order: of two offers that cross, the one of the smaller id wins."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).hexdigest()
     return PeerId(f"{digest[: PEER_ID_CHARACTERS - 1 - len(name)]}.{name}")
 

@@ -1,4 +1,4 @@
-"""What a simulation reports: one JSON document, the same to the bit for the same scenario, but for ``cost``."""
+"""The report of a simulation: one JSON document, bitwise equal for equal scenarios except for ``cost``."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
 
 REPORT_VERSION = 1
-"""Changes with every field that another version would read wrongly."""
+"""Version of the format, raised with every field that another version would misread."""
 
 
 MAX_BYTES = 1 << 28
-"""Of a report that is read; 2,000 points with a thousand groups each are a third of it."""
+"""Largest report that is read; 2,000 points with a thousand groups each take a third of it."""
 
 
 class Bytes(Section):
@@ -32,108 +32,107 @@ class Bytes(Section):
     control: float
     """Messages of the protocol."""
     directory: float
-    """Presence records: storing one's own, and reading others'."""
+    """Presence records: storing its own and reading others'."""
     total: float
 
 
 class GroupFigures(Section):
-    """What became of some peers."""
+    """Results of a group of peers."""
 
     peers: int
-    """That took part at any time."""
+    """Peers that took part at any time."""
     outer_steps: int
-    """Of all together."""
+    """Outer steps of all peers together."""
     tokens: int
-    """That all together trained on."""
+    """Tokens that all peers together trained on."""
     loss: float | None
-    """Mean training loss of their last inner phase; None where nothing is learnt."""
+    """Mean training loss of the last inner phase; None if nothing is learned."""
     utilization: float | None
-    """Seconds of inner steps per second between the first of them and the last."""
+    """Seconds of inner steps per second between the first step and the last."""
     up: Bytes
     down: Bytes
     bits_per_parameter: float | None
-    """Sent for each parameter and outer step, everything counted."""
+    """Bits sent per parameter and outer step, everything counted."""
     payload_bits_per_parameter: float | None
-    """Of this, fragments in exchanges."""
+    """Bits sent per parameter and outer step as fragments in exchanges."""
     exchanges: int
-    """Made: each counts once for both of its sides."""
+    """Exchanges made; each is counted on both sides."""
     exchanges_failed: int
-    """Agreed on, and then broken."""
+    """Exchanges agreed on that broke."""
     half_commits: int
-    """Of these: the partner may have committed."""
+    """Failed exchanges that the partner may have committed."""
     offers_declined: int
-    """By partners."""
+    """Offers declined by partners."""
     offers_refused: int
-    """By these peers."""
+    """Offers declined by these peers."""
     offers_unanswered: int
     solo_share: float | None
-    """Outer steps without any committed exchange before the next one."""
+    """Share of outer steps without a committed exchange before the next one."""
     pulls: int
-    """Times a newcomer took a donor's weights."""
+    """Pulls of a donor's weights by newcomers."""
     offences: int
-    """Times a partner broke the protocol."""
+    """Protocol violations by partners."""
     endings: dict[str, int]
-    """Why peers were done, and how many."""
+    """Number of peers by reason why they were done."""
 
 
 class CurvePoint(Section):
-    """One instant."""
+    """One point of the curve."""
 
     time_s: float
-    """Simulated."""
+    """Simulated time, seconds."""
     outer_steps: float
-    """Mean of all peers that are there."""
+    """Mean of all peers present."""
     tokens: float
-    """That one of them trained on, mean."""
+    """Tokens that one peer trained on, mean."""
     loss: float | None
-    """Mean training loss of their last inner phases."""
+    """Mean training loss of the last inner phases."""
     validation: float | None
-    """Mean loss of their slow weights on the scenario's split; None where there is none."""
+    """Mean loss of the slow weights on the scenario's split; None if there is none."""
     validation_of_mean: float | None
-    """Loss of the mean of their slow weights."""
+    """Loss of the mean of the slow weights."""
     disagreement: float | None
-    """Mean distance of their slow weights to the mean, relative to its norm; as exchanges measured it where only bytes
-    are counted."""
+    """Mean distance of the slow weights to their mean, relative to its norm; if only bytes are counted, as measured by
+    exchanges."""
     groups: dict[str, float | None]
-    """``validation``, or else ``loss``, of each group."""
+    """``validation`` of each group, or ``loss`` if there is none."""
 
 
 class Cost(Section):
-    """What the simulation took: the one part that differs from run to run."""
+    """Resources that the simulation used: the one part that differs from run to run."""
 
     wall_s: float
     cpu_s: float
     events_per_s: float
-    """Of wall time."""
+    """Events per second of wall time."""
     peak_memory_bytes: int
-    """Of the process."""
+    """Peak memory of the process."""
 
 
 class SimulationReport(Section):
-    """One simulation."""
+    """The report of one simulation."""
 
     version: int
     title: str
-    """The scenario's file name, or what the caller says."""
+    """Scenario's file name, or the caller's title."""
     scenario: dict[str, Any]
-    """All of it, defaults filled in."""
+    """The whole scenario, with defaults filled in."""
     simulated_s: float
     ending: str
-    """Why the simulation was over."""
+    """Reason why the simulation ended."""
     events: int
-    """Things that happened in the simulated world."""
+    """Events in the simulated world."""
     overall: GroupFigures
     groups: dict[str, GroupFigures]
     curve: list[CurvePoint]
     notes: dict[str, int]
-    """How often peers noted what: the kinds of docs/ERRORS.md. With pace.policy rank, how many outer steps had which
-    rank and H."""
+    """Number of notes of each kind (docs/ERRORS.md). With pace.policy rank, outer steps by rank and H."""
     left_out: list[str]
-    """What this kind of learner and this simulator do not show."""
+    """Effects that this learner and this simulator do not show."""
     cost: Cost
 
     def without_cost(self) -> dict[str, Any]:
-        """Everything that is the same whenever the same scenario is simulated."""
+        """Return all that is equal whenever the same scenario is simulated."""
         return self.model_dump(exclude={"cost"})
 
 
@@ -147,35 +146,35 @@ def save(report: SimulationReport, path: Path) -> None:
 
 
 def load(path: Path) -> SimulationReport:
-    """Read a report. Raises ScenarioError when it is none, or of another version."""
+    """Read a report. Raises ScenarioError if the file is not a report of this version."""
     remedy = "Give a file that --report wrote."
     try:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
-            raise ScenarioError(f"{path} has more than the {MAX_BYTES:,} bytes that are read of a report.", remedy)
+            raise ScenarioError(f"{path} is larger than {MAX_BYTES:,} bytes, the most that is read.", remedy)
         data = json.loads(text)
     except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path} is no report: {error}.", remedy) from None
+        raise ScenarioError(f"{path} is not a report: {error}.", remedy) from None
     if not isinstance(data, Mapping) or "version" not in data:
         raise ScenarioError(
-            f"{path} is no report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
+            f"{path} is not a report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
         )
     version = data["version"]
     if type(version) is not int:
         raise ScenarioError(
-            f"{path} is a report of version {json.dumps(version)}, which is no whole number, and this p2ptrain reads"
+            f"{path} is a report of version {json.dumps(version)}, which is not an integer, and this p2ptrain reads"
             f" version {REPORT_VERSION}.",
             remedy,
         )
     if version != REPORT_VERSION:
         raise ScenarioError(
             f"{path} is a report of version {version}, and this p2ptrain reads version {REPORT_VERSION}.",
-            "Simulate that scenario again.",
+            "Simulate the scenario again.",
         )
     try:
         return SimulationReport.model_validate(data)
     except ValidationError as error:
         raise ScenarioError(
-            f"{path} is no whole report: {told(error, SimulationReport, ())[0]}.", "Simulate again."
+            f"{path} is not a complete report: {told(error, SimulationReport, ())[0]}.", "Simulate the scenario again."
         ) from None

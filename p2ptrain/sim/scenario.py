@@ -1,7 +1,7 @@
-"""A scenario: who takes part, on which lines, what they learn, and what happens to them. One TOML file.
+"""A scenario: peers, their lines, their learner, and events. One TOML file.
 
-``[learner]`` is ``sim.learning``'s. ``[outer]`` and ``[codec]`` are the manifest's own sections, so that what was
-simulated can be run. Every number without a source here is a guess.
+``sim.learning`` defines ``[learner]``. ``[outer]`` and ``[codec]`` are the manifest's own sections, so that a simulated
+run can be run for real. Numbers without a source have not been measured; volunteers' computers would settle them.
 """
 
 from __future__ import annotations
@@ -25,143 +25,143 @@ from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 
 MAX_PEERS = 100_000
-"""More is a typing mistake: 10,000 take 1.5 GB."""
+"""Largest number of peers; more is a typing mistake: 10,000 take 1.5 GB."""
 
 MEGABIT = 1e6 / 8
-"""Bytes."""
+"""Bytes per megabit."""
 
 MAX_SECONDS = 1e9
-"""30 years: a longer time is a typing mistake, and adding a step to it would be rounded away."""
+"""Longest time, 30 years: more is a typing mistake, and adding a step to it would be rounded away."""
 
 MAX_WEIGHTS = 4 * 10**9
-"""Of all peers together, where they have weights. About five copies are held (weights, momenta, averages): 80 GB."""
+"""Most weights of all peers together. About five copies are held (weights, momenta, averages): 80 GB."""
 
 Moment = Annotated[float, Field(ge=0, le=MAX_SECONDS)]
 """Seconds since the beginning."""
 
 Duration = Annotated[float, Field(gt=0, le=MAX_SECONDS)]
-"""Seconds; none would be no event."""
+"""Seconds, more than 0."""
 
 Rate = Annotated[float, Field(ge=1e-6, le=1e9)]
-"""Of a line in Mbit/s: from a bit to a petabit a second, beyond which seconds are rounded to nothing or to infinity."""
+"""Rate of a line in Mbit/s, from a bit to a petabit per second: beyond that, times are rounded to zero or infinity."""
 
 GroupName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,24}$")]
 """A name for a group of peers: 1 to 24 letters, digits, dashes."""
 
 
 class RunSettings(Section):
-    """How long, and with which seed."""
+    """Length and seed of the simulation."""
 
     seed: int = Field(default=0, ge=0, le=2**63 - 1)
-    """Decides everything that is drawn."""
+    """Seed of all random numbers."""
 
     outer_steps: int | None = Field(default=None, ge=1, le=10_000_000)
-    """The run ends at the tokens per peer of this many outer steps; or give tokens_per_peer."""
+    """Outer steps whose tokens per peer end the run; or give tokens_per_peer."""
 
     tokens_per_peer: int | None = Field(default=None, ge=1, le=10**15)
     """Training tokens per peer at which the run ends, as in a manifest; or give outer_steps."""
 
     seconds: Duration | None = None
-    """Simulated seconds after which the simulation is broken off, if it has not ended."""
+    """Simulated seconds after which the simulation stops, if the run has not ended."""
 
     failed_exchanges: float = Field(default=0.0, ge=0, lt=1)
-    """Share of all swaps whose connection breaks before the payload is through; beside the peers' own loss. Where a
-    recipe averages over everybody, of each peer's part in each attempt (``sim.lockstep.averages``)."""
+    """Share of all swaps whose connection breaks before the payload is through, besides the peers' own loss. If a
+    recipe averages over all peers, the share of peers' parts that fail in each attempt (``sim.lockstep.averages``)."""
 
     split: Literal["validation", "test"] = "validation"
-    """What losses are measured on, by learners that have data: validation for tuning, test for final numbers."""
+    """Data for held-out losses, if the learner has data: validation for tuning, test for final numbers."""
 
     points: int = Field(default=100, ge=1, le=1000)
-    """Points of a curve in the report, evenly over the run's outer steps."""
+    """Points of a curve in the report, evenly spaced over the run's outer steps."""
 
 
 Forgery = Literal["scaled", "flipped", "random"]
-"""Lies in well-formed payloads: of its weights times ``liars.SCALE``, of their negative, of normally distributed
-weights of the same length."""
+"""Falsified weights in well-formed payloads: multiplied by ``adversaries.SCALE``, negated, or replaced by normally
+distributed weights of equal norm."""
 
 Lie = Literal["progress", "behind", "garbage", "silent", "stalling", "nan", "stale", "scaled", "flipped", "random"]
-"""progress: it claims to be at the run's end. garbage: its payloads are random bytes. silent: it never answers.
-stalling: it agrees to exchange, and never sends its payload. nan: its payloads are not finite. stale: it sends the
-first payload that it made, for ever."""
+"""Behaviours of an adversarial peer. progress: claims to be at the run's end. behind: claims progress 0. garbage:
+payloads are random bytes. silent: never answers. stalling: agrees to exchange and never sends its payload. nan:
+payloads are not finite. stale: sends its first payload forever."""
 
 NEED_WEIGHTS = ("nan", "stale", *get_args(Forgery))
-"""Lies that only a learner with weights can tell."""
+"""Lies that need a learner with weights."""
 
 
 class Freeze(Section):
-    """A pause in which a machine sleeps."""
+    """A time in which a machine sleeps."""
 
     at_s: Moment
-    """When it falls asleep."""
+    """Time at which it falls asleep."""
 
     for_s: Duration
-    """For how long."""
+    """Duration of the sleep."""
 
 
 class Group(Section):
-    """Peers that are alike."""
+    """A group of equal peers."""
 
     name: GroupName | None = None
-    """What the report calls the group, 1 to 24 letters, digits, dashes; peers-1, peers-2, … where it has none."""
+    """Name of the group in the report, 1 to 24 letters, digits, dashes; peers-1, peers-2, … by default."""
 
     count: int = Field(ge=1, le=MAX_PEERS)
-    """How many."""
+    """Number of peers."""
 
     step_s: float = Field(ge=1e-6, le=1e6)
-    """Seconds of an inner step: from a microsecond, so that time goes on, to eleven days."""
+    """Seconds of an inner step, from a microsecond to eleven days."""
 
     step_jitter: float = Field(default=0.0, ge=0, lt=1)
-    """Each step takes between 1 - this and 1 + this times step_s."""
+    """Relative spread of step times: each takes between 1 - this and 1 + this times step_s."""
 
     up_mbit_s: Rate | None = None
-    """Upstream of its access line in Mbit/s; unlimited if left out."""
+    """Upstream bandwidth of the access line in Mbit/s; unlimited if left out."""
 
     down_mbit_s: Rate | None = None
-    """Downstream in Mbit/s; unlimited if left out."""
+    """Downstream bandwidth in Mbit/s; unlimited if left out."""
 
     latency_s: float = Field(default=0.02, ge=0, le=60)
-    """One way to the middle of the network; two peers' latencies add up."""
+    """One-way latency to the middle of the network; the latencies of two peers add up."""
 
     loss: float = Field(default=0.0, ge=0, lt=1)
-    """Share of its swaps whose connection breaks by its fault."""
+    """Share of a peer's swaps whose connection breaks because of its own line."""
 
     arrives_at_s: Moment = 0.0
-    """When the first of them starts."""
+    """Time at which the first of them starts."""
 
     arrives_over_s: Moment = 0.0
-    """The others start at random times within so many seconds of it."""
+    """Seconds after it within which the others start, at random times."""
 
     leaves_at_s: Duration | None = None
-    """When they go; without it they stay to the end."""
+    """Time at which they leave; if left out, they stay to the end."""
 
     stays_s: Duration | None = None
-    """Mean time after which one of them goes, at random (exponential); an inner step or more."""
+    """Mean time after which a peer leaves, at random (exponential); an inner step or more."""
 
     leaves: Literal["cleanly", "killed"] = "cleanly"
-    """How they go: cleanly (it says goodbye) or killed (its links break)."""
+    """Manner of leaving: cleanly (says goodbye) or killed (links break)."""
 
     returns_after_s: Moment | None = None
-    """So long after one went, another like it, without any weights, comes in its place."""
+    """Seconds after which a replacement without weights arrives for a peer that left."""
 
     freezes: list[Freeze] = Field(default_factory=list, max_length=100)
-    """When all of them sleep: nothing happens in them, and nothing passes their lines."""
+    """Times at which all of them sleep: nothing happens in them, and nothing passes their lines."""
 
     lie: Lie | None = None
-    """progress (claims the run's end), garbage (sends random bytes), silent (never answers), stalling (never sends),
-    nan (sends what is not finite), stale (sends its first payload for ever), or weights that are scaled, flipped
-    (negated) or random."""
+    """progress (claims the run's end), behind (claims progress 0), garbage (sends random bytes), silent (never
+    answers), stalling (never sends), nan (sends values that are not finite), stale (sends its first payload forever),
+    or weights that are scaled, flipped (negated) or random."""
 
 
 class InnerSteps(Section):
-    """How many inner steps each peer makes between two outer steps."""
+    """Rule for the number of inner steps per outer step."""
 
     policy: Literal["fixed", "by_speed", "straggler", "rank"] = "fixed"
-    """fixed (H for all), by_speed (slow computers fewer: outer steps take all equally long), straggler (narrow lines
-    fewer: GASLoC's rule) or rank (codec.rank and H fall and rise with the rank of everybody's average: DiLoCoX's)."""
+    """fixed (H for all), by_speed (slower computers make fewer, so that outer steps take equally long), straggler
+    (narrow lines make fewer: GASLoC's rule) or rank (codec.rank and H follow the average's rank: DiLoCoX's rule)."""
 
 
 class Scenario(Section):
-    """Everything that a simulation is made of."""
+    """Complete description of a simulation."""
 
     run: RunSettings
     learner: Annotated[BytesLearner | QuadraticLearner | LanguageModelLearner, Field(discriminator="kind")]
@@ -181,36 +181,36 @@ class Scenario(Section):
 
     @property
     def tokens_per_outer_step(self) -> int:
-        """H inner steps' tokens."""
+        """Tokens of H inner steps."""
         return self.outer.inner_steps * self.learner.tokens_per_step
 
     @property
     def tokens_per_peer(self) -> int:
-        """The run's end."""
+        """Tokens per peer at the run's end."""
         if self.run.tokens_per_peer is not None:
             return self.run.tokens_per_peer
         return (self.run.outer_steps or 0) * self.tokens_per_outer_step
 
     @property
     def needs_everybody(self) -> bool:
-        """Whether an average is over all peers at once: then they go in lockstep, without a protocol."""
+        """Whether the recipe averages over all peers at once; they then step in lockstep, without a protocol."""
         outer = self.outer
         return outer.recipe in NEEDS_EVERYBODY and (outer.recipe, outer.topology) != ("diloco", "complete")
 
     @property
     def total_peers(self) -> int:
-        """Those that come in others' places not counted."""
+        """Number of peers, without replacements."""
         return sum(group.count for group in self.peers)
 
     def named(self) -> list[tuple[str, Group]]:
-        """The groups and what they are called."""
+        """Return the groups with their names."""
         return [(group.name or f"peers-{place}", group) for place, group in enumerate(self.peers, start=1)]
 
 
 def _run_faults(scenario: Scenario) -> list[str]:
     run = scenario.run
     if (run.outer_steps is None) == (run.tokens_per_peer is None):
-        return ["run.outer_steps: give either outer_steps or tokens_per_peer, the run's end"]
+        return ["run.outer_steps: give either outer_steps or tokens_per_peer"]
     if scenario.tokens_per_peer < scenario.tokens_per_outer_step:
         return [
             f"run.tokens_per_peer: {run.tokens_per_peer} ends the run before its first outer step, which takes "
@@ -226,10 +226,10 @@ def _outer_faults(scenario: Scenario) -> list[str]:
         faults += _collective_faults(scenario)
     others = scenario.total_peers - 1
     if others == 0:
-        faults.append("peers: one alone, who has nobody to meet; give a count of 2 or another group")
+        faults.append("peers: a single peer has no partners; give a count of 2 or another group")
     elif outer.partners > others and not any(fault.startswith("outer.partners: ") for fault in faults):
-        there = "is only 1 other" if others == 1 else f"are only {others} others"
-        faults.append(f"outer.partners: {outer.partners}, and there {there} to meet at once")
+        there = "is only 1 other peer" if others == 1 else f"are only {others} other peers"
+        faults.append(f"outer.partners: {outer.partners} is too many; there {there}")
     if outer.fragments_per_exchange > outer.fragments:
         faults.append(
             f"outer.fragments_per_exchange: {outer.fragments_per_exchange} exceeds outer.fragments, {outer.fragments}"
@@ -243,27 +243,29 @@ def _outer_faults(scenario: Scenario) -> list[str]:
 
 
 def _collective_faults(scenario: Scenario) -> list[str]:
-    """What a simulation in lockstep does not have."""
+    """List what a simulation in lockstep does not support."""
     recipe, faults = scenario.outer.recipe, []
     mixes_weights = RECIPES[recipe].weights_mix is not None
     if not mixes_weights and scenario.codec.name not in UNREAD:
         faults.append(
-            f"codec.name: {scenario.codec.name}, and recipe {recipe} averages no weights, so nothing would travel in"
-            " it; set it to fp32 or int8, which are then not read; pseudo-gradients travel in codec.gradients"
+            f"codec.name: {scenario.codec.name} has no effect, because recipe {recipe} averages no weights; set it to"
+            " fp32 or int8, which are ignored; codec.gradients is the codec of pseudo-gradients"
         )
     if mixes_weights and scenario.codec.name.startswith("modular"):
         faults.append(
-            f"codec.name: {scenario.codec.name} has a meaning between two peers only, and recipe {recipe} averages over"
-            " all; take fp32, bf16, fp16, int8 or int4"
+            f"codec.name: {scenario.codec.name} works between two peers only, and recipe {recipe} averages over"
+            " all; use fp32, bf16, fp16, int8 or int4"
         )
     if scenario.learner.kind == "bytes":
-        faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; take quadratic or lm")
+        faults.append(f"learner.kind: bytes counts messages, and recipe {recipe} sends none; use quadratic or lm")
     if scenario.outer.fragments > 1 and recipe != "streaming_diloco":
-        faults.append(f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} averages everything; set 1")
+        faults.append(
+            f"outer.fragments: {scenario.outer.fragments} must be 1: recipe {recipe} averages everything at once"
+        )
     if recipe == "streaming_diloco" and scenario.outer.fragments > scenario.outer.inner_steps:
         faults.append(
-            f"outer.fragments: {scenario.outer.fragments}, and recipe {recipe} sends at most one after each of its"
-            f" {scenario.outer.inner_steps} inner steps; some would never be sent"
+            f"outer.fragments: {scenario.outer.fragments} is too many: recipe {recipe} sends at most one after each of"
+            f" its {scenario.outer.inner_steps} inner steps, and some would never be sent"
         )
     changing = [
         name
@@ -273,16 +275,16 @@ def _collective_faults(scenario: Scenario) -> list[str]:
     if changing:
         first, more = ", ".join(changing[:3]), f" and {len(changing) - 3} more" if len(changing) > 3 else ""
         faults.append(
-            f"peers: recipe {recipe} averages over everybody, who must come at once, stay and be honest, and"
-            f" {first}{more} {'does' if len(changing) == 1 else 'do'} not; for failures there is run.failed_exchanges"
+            f"peers: recipe {recipe} averages over all peers, which must arrive at once, stay and be honest;"
+            f" {first}{more} {'does' if len(changing) == 1 else 'do'} not; for failures, use run.failed_exchanges"
         )
     if scenario.pace.policy not in ("fixed", "rank"):
-        faults.append(f"pace.policy: {scenario.pace.policy}, and recipe {recipe} has everybody make as many steps")
+        faults.append(f"pace.policy: {scenario.pace.policy}, but recipe {recipe} gives all peers one number of steps")
     return faults
 
 
 def _rank_faults(scenario: Scenario) -> list[str]:
-    """What policy rank needs."""
+    """List what pace.policy rank needs and lacks."""
     if scenario.pace.policy != "rank":
         return []
     recipe, faults = RECIPES.get(scenario.outer.recipe), []
@@ -290,12 +292,12 @@ def _rank_faults(scenario: Scenario) -> list[str]:
     everybody = scenario.needs_everybody and mix is not None and mix.who == "all"
     if recipe is not None and (not everybody or recipe.every_step or recipe.delay == "inner_steps"):
         faults.append(
-            f"pace.policy: rank, and recipe {recipe.name} has no average of everybody's whole pseudo-gradients between"
-            " inner phases; set it to fixed, or take a recipe that has, as dilocox"
+            f"pace.policy: rank, but recipe {recipe.name} has no average of all peers' whole pseudo-gradients between"
+            " inner phases; set it to fixed, or use a recipe with such an average, as dilocox"
         )
     if scenario.codec.gradients != "lowrank":
         faults.append(
-            f"codec.gradients: {scenario.codec.gradients} has no rank, and pace.policy is rank; set it to lowrank, or"
+            f"codec.gradients: {scenario.codec.gradients} has no rank, but pace.policy is rank; set it to lowrank, or"
             " pace.policy to fixed"
         )
     return faults
@@ -306,18 +308,18 @@ def _peer_faults(scenario: Scenario) -> list[str]:
     names = [name for name, _ in scenario.named()]
     faults += [f"peers[{place}].name: {name} is taken" for place, name in enumerate(names) if name in names[:place]]
     if scenario.total_peers > MAX_PEERS:
-        faults.append(f"peers: {scenario.total_peers:,} in all, and at most {MAX_PEERS:,} are allowed")
+        faults.append(f"peers: {scenario.total_peers:,} in all, but at most {MAX_PEERS:,} are allowed")
     weights = 0 if scenario.learner.kind == "bytes" else scenario.learner.parameters * scenario.total_peers
     if weights > MAX_WEIGHTS:
         faults.append(
-            f"learner: all peers' weights are {weights:,}, and at most {MAX_WEIGHTS:,} are held; take a smaller model,"
-            " fewer peers or kind bytes"
+            f"learner: all peers together have {weights:,} weights, but at most {MAX_WEIGHTS:,} are allowed; use a"
+            " smaller model, fewer peers or kind bytes"
         )
     if all(group.lie for group in scenario.peers):
-        faults.append("peers: all of them lie; at least one group must be honest")
+        faults.append("peers: every group has a lie; at least one group must be honest")
     for place, group in enumerate(scenario.peers):
         if scenario.learner.kind == "bytes" and group.lie in NEED_WEIGHTS:
-            faults.append(f"peers[{place}].lie: {group.lie} is said with weights, and learner.kind is bytes")
+            faults.append(f"peers[{place}].lie: {group.lie} needs weights, but learner.kind is bytes")
         if group.leaves_at_s is not None and group.leaves_at_s <= group.arrives_at_s:
             faults.append(
                 f"peers[{place}].leaves_at_s: {group.leaves_at_s} is not after arrives_at_s, {group.arrives_at_s}"
@@ -326,12 +328,12 @@ def _peer_faults(scenario: Scenario) -> list[str]:
             faults.append(f"peers[{place}].stays_s: give either leaves_at_s or stays_s")
         if group.stays_s is not None and group.stays_s < group.step_s:
             faults.append(
-                f"peers[{place}].stays_s: {group.stays_s} is less than an inner step, {group.step_s}; hardly anybody"
-                " would make one"
+                f"peers[{place}].stays_s: {group.stays_s} is less than an inner step, {group.step_s}; hardly any"
+                " peer would complete one"
             )
         if group.returns_after_s is not None and group.leaves_at_s is None and group.stays_s is None:
-            faults.append(f"peers[{place}].returns_after_s: nobody leaves; give leaves_at_s or stays_s")
+            faults.append(f"peers[{place}].returns_after_s: no peer leaves; give leaves_at_s or stays_s")
         asleep = sorted((freeze.at_s, freeze.at_s + freeze.for_s) for freeze in group.freezes)
         if any(begin < end for (_, end), (begin, _) in pairwise(asleep)):
-            faults.append(f"peers[{place}].freezes: they overlap")
+            faults.append(f"peers[{place}].freezes: two of them overlap")
     return faults

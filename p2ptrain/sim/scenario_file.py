@@ -1,4 +1,4 @@
-"""Reading a scenario: TOML, changes from the command line, and errors in the reader's words."""
+"""Reading of scenario files: TOML, changes from the command line, and errors by field."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from p2ptrain.sim.scenario import Scenario
 S = TypeVar("S", bound=Scenario)
 
 MAX_CHARACTERS = 1 << 20
-"""Of a file; a thousand groups are a tenth of it."""
+"""Most characters of a file; a thousand groups take a tenth of it."""
 
 _NUMBERED = re.compile(r"^peers\[(\d+)\]")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,24}")
 
-REMEDY = "Mend these fields; docs/SIMULATOR.md explains all of them."
+REMEDY = "Correct these fields; docs/SIMULATOR.md explains all of them."
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> Scenario:
-    """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    """Load the scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
     return parse(read(path, changes))
 
 
 def parse(data: Mapping[str, Any]) -> Scenario:
-    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+    """Validate plain data as a scenario. Raises ScenarioError with one line per error."""
     return parsed(Scenario, data)
 
 
 def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
-    """The plain data of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    """Read the plain data of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
     name = printable(path)
     try:
         with path.open(encoding="utf-8") as file:
@@ -46,13 +46,13 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ScenarioError(f"{name} cannot be read: {cause(error)}.", "Give the path of a scenario file.") from None
     if len(text) > MAX_CHARACTERS:
-        raise ScenarioError(f"{name} has more than the {MAX_CHARACTERS:,} characters that are read.", REMEDY)
+        raise ScenarioError(f"{name} is longer than {MAX_CHARACTERS:,} characters.", REMEDY)
     if text.startswith("\ufeff"):
         raise ScenarioError(f"{name} begins with a byte order mark.", "Save it as UTF-8 without one.")
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ScenarioError(f"{name} is no valid TOML: {error}.", "Mend that line.") from None
+        raise ScenarioError(f"{name} is not valid TOML: {error}.", "Correct that line.") from None
     except (ValueError, RecursionError):
         raise _beyond_reading(name) from None
     if not data:
@@ -61,7 +61,7 @@ def read(path: Path, changes: Sequence[str]) -> dict[str, Any]:
 
 
 def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
-    """Plain data as a scenario of this schema. Raises ScenarioError with one line for each thing wrong."""
+    """Validate plain data by this schema. Raises ScenarioError with one line per error."""
     try:
         return schema.model_validate(data)
     except ValidationError as error:
@@ -74,7 +74,7 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
 
 
 def by_name(lines: Iterable[str], names: Sequence[object]) -> list[str]:
-    """Lines about ``peers[0].…`` as ``peers.home.…``, where the group has a name and no other has it."""
+    """Rename ``peers[0].…`` to ``peers.home.…`` in lines about a group whose name is unique."""
 
     return [_by_name(line, names) for line in lines]
 
@@ -89,7 +89,7 @@ def _by_name(line: str, names: Sequence[object]) -> str:
 
 
 def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
-    """Plain data with some fields replaced: ``outer.inner_steps=20``, ``peers.home.count=9``, ``peers[0].count=9``."""
+    """Replace fields of plain data: ``outer.inner_steps=20``, ``peers.home.count=9``, ``peers[0].count=9``."""
     try:
         copy: dict[str, Any] = deepcopy(dict(data))
     except RecursionError:
@@ -105,7 +105,7 @@ def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:
 def _change(table: Any, change: str) -> None:
     key, equals, value = change.partition("=")
     if not equals or not key.strip():
-        raise ScenarioError(f"{shown(change)} is no change.", "Write KEY=VALUE, as in outer.inner_steps=20.")
+        raise ScenarioError(f"{shown(change)} is not of the form KEY=VALUE.", "Write it as in outer.inner_steps=20.")
     *parents, field = _steps(key.strip())
     for parent in parents:
         table = _inside(table, parent, key)
@@ -115,20 +115,20 @@ def _change(table: Any, change: str) -> None:
 
 
 def _beyond_reading(what: str) -> ScenarioError:
-    """Of what Python itself gives up on."""
+    """Make the error for input that Python itself fails to parse."""
     return ScenarioError(
-        f"{what} cannot be taken: a key without a name, or a number or lists in lists beyond what is read.",
-        "Mend it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE as in outer.inner_steps=20.",
+        f"{what} cannot be read: a key has no name, a number is too long, or lists are nested too deeply.",
+        "Correct it; docs/SIMULATOR.md explains all fields, and --set takes KEY=VALUE, as in outer.inner_steps=20.",
     )
 
 
 def _steps(key: str) -> list[str]:
-    """The parts of a dotted path; ``[0]`` counts as one."""
+    """Split a dotted path into its parts; ``[0]`` counts as one."""
     return [part for part in key.replace("[", ".[").split(".") if part]
 
 
 def _inside(table: Any, step: str, key: str) -> Any:
-    """A table's section, or of a list of groups the one that is named or numbered so."""
+    """Return a table's section, or the group of this name or number in a list of groups."""
     if isinstance(table, dict):
         return table.setdefault(step, {})
     if isinstance(table, list):
@@ -139,16 +139,16 @@ def _inside(table: Any, step: str, key: str) -> Any:
                 return group
         names = [str(group["name"]) for group in table if isinstance(group, dict) and "name" in group]
         there = ", ".join([*names, f"[0] to [{len(table) - 1}]"])
-        raise ScenarioError(f"{key}: there is no {step}; there are {there}.", "Name one of them.")
+        raise ScenarioError(f"{key}: there is no {step}; there are {there}.", "Use one of these.")
     raise _nowhere(key, step)
 
 
 def _nowhere(key: str, step: str) -> ScenarioError:
-    return ScenarioError(f"{key}: {step} is no part of anything.", REMEDY)
+    return ScenarioError(f"{key}: {step} cannot be set: the path leads into a value.", REMEDY)
 
 
 def _value(text: str) -> Any:
-    """As TOML reads it; a bare word is a string."""
+    """Parse a value as TOML; a bare word is a string."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:

@@ -1,7 +1,7 @@
-"""A simulation that can be watched while it runs: the page of ``p2ptrain.page``, fed from its slices.
+"""A simulation that can be watched while it runs, on the page of ``p2ptrain.page``.
 
-Nothing of the simulation depends on who watches: what is shown is read between two slices, and what peers note is
-passed on as it was.
+Nothing of the simulation depends on viewers: the page is updated between two slices, and peers' notes are passed on
+unchanged.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from p2ptrain.sim.simulate import StoppedError, begin
 from p2ptrain.sim.simulation import Progress, Simulation, Stopped
 
 LOOK_S = 0.5
-"""Between two looks, in real time: as fresh as the page is (``page.server``)."""
+"""Seconds of real time between two updates, as often as the page refreshes (``page.server``)."""
 MOST_EVENTS = 25
-"""Exchanges that are told of between two looks; of more nobody sees each."""
+"""Most exchanges sent to viewers between two updates; nobody could follow more."""
 MEAN = ""
-"""The curve of everybody's average, which is nobody's."""
+"""Curve key of the average of all peers, which belongs to no peer."""
 
 
 class SimulationView:
-    """What there is to see of a simulation. ``look`` in its thread, ``document`` in any."""
+    """View of a simulation. Call ``look`` in the simulation's thread, ``document`` in any."""
 
     def __init__(self, simulation: Simulation, title: str) -> None:
         scenario = simulation.scenario
         self._simulation = simulation
-        self._view = View("simulation", state="simulating", why="time is the simulation's, not yours")
+        self._view = View("simulation", state="simulating", why="all times are simulated")
         self._view.run = RunFacts(
             name=title,
             parameters=scenario.learner.parameters,
@@ -53,13 +53,13 @@ class SimulationView:
         self._next_look = 0.0
         self._events_left = MOST_EVENTS
         self._carried = (0.0, 0, 0)
-        """Until the last look: simulated seconds, and bytes that everybody sent and received."""
+        """Simulated seconds, and bytes sent and received by all peers, at the last update."""
         self._flow = (0.0, 0.0)
-        """Bytes a simulated second sent and received, between the last two looks."""
+        """Bytes sent and received per simulated second, between the last two updates."""
         self.tell: Callable[[dict[str, Any]], None] = lambda event: None
 
     def look(self, again: bool = True) -> None:
-        """Take in what happened since the last look; not too often, unless it is the last one (``again`` is False)."""
+        """Update the view, at most every ``LOOK_S`` seconds; the last update (``again`` False) is always made."""
         if again and time.monotonic() < self._next_look:
             return
         self._next_look, self._events_left = time.monotonic() + LOOK_S, MOST_EVENTS
@@ -77,18 +77,18 @@ class SimulationView:
             self._follow_the_observer()
             self._sum_up(here, now)
             if not again:
-                self._view.state, self._view.why = "over", "the simulation has ended; Ctrl+C closes this page"
+                self._view.state, self._view.why = "over", "the simulation has ended; press Ctrl+C to close this page"
 
     def document(self) -> dict[str, Any]:
-        """What ``/status`` hands out."""
+        """Return the document of ``/status``."""
         with self._lock:
             return self._view.document(self._simulation.world.now)
 
     def heard(self, who: PeerId, kind: str, peer: str, why: str, seconds: float = 0.0, size: int = 0) -> None:
-        """One of the peers noted something; in the simulation's thread. Of an exchange both sides do: one is enough.
+        """Record a peer's note, in the simulation's thread. An exchange is noted by both sides and recorded once.
 
         Args:
-            seconds, size: of an exchange, simulated seconds, and bytes both ways.
+            seconds, size: simulated seconds and bytes both ways of an exchange.
         """
         now = self._simulation.world.now
         if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and peer < who):
@@ -141,7 +141,7 @@ class SimulationView:
 
 
 class _NoteListener:
-    """A peer's notebook, and whose it is."""
+    """A notebook that passes a peer's notes on to the view."""
 
     def __init__(self, who: PeerId, notebook: Notebook, view: SimulationView) -> None:
         self._who = who
@@ -165,7 +165,7 @@ def _row(member: Member) -> PeerRow:
         state=peer.core.state.value,
         step=learner.step,
         progress=learner.progress,
-        device=f"simulated, {member.seat.settings.step_s:g} s a step",
+        device=f"simulated, {member.seat.settings.step_s:g} s per step",
         tokens=learner.tokens,
         loss=loss if isfinite(loss) else None,
         exchanges=counters.exchanges_ok,
@@ -185,18 +185,18 @@ def simulate_and_show(
     progress: Progress,
     is_stopped: Stopped,
 ) -> SimulationReport:
-    """Simulate a scenario to its end, shown at ``place``, and go on showing it until it is stopped.
+    """Simulate a scenario to its end, shown at ``place``, and keep showing it until it is stopped.
 
     Raises:
-        StoppedError: it was stopped before its end.
-        ScenarioError: there is no gossip to watch.
-        UserError: the page cannot be served there.
+        StoppedError: the simulation was stopped before its end.
+        ScenarioError: the recipe has no exchanges to watch.
+        UserError: the page cannot be served at ``place``.
     """
     simulation = begin(scenario, device)
     if not isinstance(simulation, Simulation):
         raise ScenarioError(
-            f"--serve: recipe {scenario.outer.recipe} averages over everybody; there is no gossip to watch.",
-            "Leave --serve out, or take a recipe that exchanges from peer to peer.",
+            f"--serve: recipe {scenario.outer.recipe} averages over all peers, so there are no exchanges to watch.",
+            "Leave --serve out, or use a recipe with exchanges between peers.",
         )
     view = SimulationView(simulation, title)
 
@@ -205,13 +205,13 @@ def simulate_and_show(
         view.look()
 
     with PageServer(place, view.document) as server:
-        say(f"watch it at {server.url}")
+        say(f"Watch the simulation at {server.url}")
         view.tell = server.tell
         if not simulation.run(looked, is_stopped):
             raise StoppedError
         view.look(again=False)
-        with suppress(OutputError):  # its report is worth more than this line
-            say("the simulation has ended; Ctrl+C closes the page")
-        while not is_stopped():  # a signal only sets what is_stopped reads: nothing there wakes us
+        with suppress(OutputError):  # the report is worth more than this line
+            say("The simulation has ended. Press Ctrl+C to close the page.")
+        while not is_stopped():  # polled, because a signal only sets what is_stopped reads
             time.sleep(0.1)
     return simulation.report(title)

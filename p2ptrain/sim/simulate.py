@@ -1,4 +1,4 @@
-"""Entry point of the simulator: a scenario in, a report out."""
+"""Entry point of the simulator: run a scenario and return its report."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def simulate(
     progress: Progress | None = None,
     is_stopped: Stopped = never,
 ) -> SimulationReport:
-    """Simulate a scenario to its end: peer to peer, or in lockstep where the recipe needs everybody at once.
+    """Simulate a scenario to its end: peer to peer, or in lockstep if the recipe averages over all peers.
 
     Args:
         title: the report's title.

@@ -20,35 +20,35 @@ from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.world import World
 
 SLICE_S = 0.1
-"""Seconds between two looks at whether to stop."""
+"""Seconds between two checks whether to stop."""
 
 GARBAGE_EVENTS = 10_000_000
-"""After so many events, what is in a circle is cleared away. There is little: Python's own schedule found nothing, and
-took a tenth of the time."""
+"""Events between two garbage collections. Cycles are rare: Python's own schedule took a tenth of the time and found
+nothing."""
 
 RUN = RunId("5" * 64)
-"""Of a run that is only simulated."""
+"""Id of every simulated run."""
 
 LEFT_OUT = (
-    "what lies below our frames: libp2p's multiplexer, Noise, TCP and IP, a few per cent of the bytes",
-    "slow starts of connections, and anything that limits a transfer between two access lines",
-    "the bytes of the directory's own upkeep, and of relaying others' records",
+    "layers below our frames: libp2p's multiplexer, Noise, TCP and IP, a few per cent of the bytes",
+    "TCP slow start, and bandwidth limits between two access lines",
+    "bytes of the directory's maintenance, and of relaying others' records",
 )
 
 Progress = Callable[[float], None]
-"""Told which share of the simulation is done, now and then."""
+"""Called now and then with the share of the simulation that is done."""
 
 Stopped = Callable[[], bool]
 """Called now and then; True stops the simulation."""
 
 
 def never() -> bool:
-    """Nobody stops it."""
+    """Never stop."""
     return False
 
 
 class Simulation:
-    """A swarm, its world, and what was seen of it."""
+    """A swarm, its virtual clock, and the observations of it."""
 
     def __init__(self, scenario: Scenario, device: str = "cpu") -> None:
         self.scenario = scenario
@@ -64,13 +64,13 @@ class Simulation:
         self.wall_s = 0.0
         self.cpu_s = 0.0
         self._slice = 1
-        """Events until the next look."""
+        """Events until the next check."""
 
     def start(self) -> None:
         self.population.schedule()
 
     def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
-        """Run to the end, or until ``is_stopped``; True at the end."""
+        """Run to the end, or until ``is_stopped``; return True at the end."""
         limit = self.scenario.run.seconds or float("inf")
         wall, cpu = time.perf_counter(), time.process_time()
         gc.disable()
@@ -87,7 +87,7 @@ class Simulation:
             self.cpu_s += time.process_time() - cpu
 
     def _run_slice(self, limit: float) -> bool:
-        """Run for a fraction of a second; whether there is more to run."""
+        """Run for a fraction of a second; return whether there is more to run."""
         began, events = time.perf_counter(), self.world.events
         more = self.world.run(limit, self._slice)
         if self.world.events // GARBAGE_EVENTS > events // GARBAGE_EVENTS:

@@ -1,13 +1,13 @@
-"""How many bytes things are on the wire, without building them.
+"""Sizes on the wire, without building the messages, and the sums of what a peer sent and received.
 
-Exact: a control message is its frame (``p2ptrain.framing``), a payload its parts with chunk headers and digests. Left
-out is what lies below our frames: libp2p's multiplexer, Noise, TCP and IP, together a few per cent.
+Exact: a control message is its frame (``p2ptrain.framing``); a payload is its parts with chunk headers and digests.
+Layers below our frames are left out: libp2p's multiplexer, Noise, TCP and IP, together a few per cent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from p2ptrain import wire
@@ -17,11 +17,11 @@ from p2ptrain.swarm.messages import Accept, Acknowledge, Decline, Message, Offer
 _PART_END_BYTES = HEADER_BYTES + len(encode_part_end(PartEnd(0, 0, bytes(DIGEST_BYTES))))
 
 _measured: dict[tuple[object, ...], int] = {}
-"""Bytes of a frame without its passed-on peers, by everything in the message that has a width."""
+"""Bytes of a frame without its presence records, by all fields of the message that have a width."""
 
 
 def message_bytes(message: Message) -> int:
-    """A control message's frame. Measured once for each width that its fields can have."""
+    """Return the bytes of a control message's frame, measured once for each width of its fields."""
     known: tuple[Presence, ...] = ()
     shape: tuple[object, ...]
     match message:
@@ -53,7 +53,7 @@ def message_bytes(message: Message) -> int:
 
 
 def presence_bytes(presence: Presence) -> int:
-    """A presence record, in the directory or passed on."""
+    """Return the bytes of a presence record, in the directory or passed on."""
     return _presence_bytes(
         len(presence.peer),
         presence.run,
@@ -66,7 +66,7 @@ def presence_bytes(presence: Presence) -> int:
 
 
 def payload_bytes(parts: Sequence[int]) -> int:
-    """A payload whose parts have these sizes: chunks with their headers, and each part's end."""
+    """Return the bytes of a payload whose parts have these sizes: chunks with headers, and each part's end."""
     return sum(size + HEADER_BYTES * -(-size // MAX_CHUNK_BYTES) + _PART_END_BYTES for size in parts)
 
 
@@ -76,7 +76,7 @@ def _presence_bytes(
 ) -> int:
     texts = (_text_bytes(peer), *map(_text, (run, *addresses, state, nickname)))
     floats = 3 * 9  # progress, issued_at, lifetime_s
-    arrays = 1 + 1  # the record, its addresses: both have fewer than 16 entries
+    arrays = 1 + 1  # the record and its addresses: both have fewer than 16 entries
     flag = 1  # settled
     return sum(texts) + step + floats + flag + arrays + 2 + signature
 
@@ -86,13 +86,39 @@ def _text(text: str) -> int:
 
 
 def _text_bytes(length: int) -> int:
-    """A msgpack string of so many bytes."""
+    """Return the bytes of a msgpack string of ``length`` bytes."""
     return length + (1 if length < 32 else 2 if length < 256 else 3)
 
 
 def _width(number: int) -> int:
-    """Bytes of a msgpack integer >= 0."""
+    """Return the bytes of a msgpack integer >= 0."""
     if number < 128:
         return 1
     bits = number.bit_length()
     return 2 if bits <= 8 else 3 if bits <= 16 else 5 if bits <= 32 else 9
+
+
+@dataclass(slots=True)
+class SimulatedTraffic:
+    """Bytes of one peer, with frames and digests; broken transfers count as far as they came."""
+
+    payload_up: float = 0.0
+    """Fragments in exchanges."""
+    payload_down: float = 0.0
+    weights_up: float = 0.0
+    """Whole models, from donors to newcomers."""
+    weights_down: float = 0.0
+    control_up: float = 0.0
+    """Messages of the protocol."""
+    control_down: float = 0.0
+    directory_up: float = 0.0
+    """Presence records: storing its own and looking up others'."""
+    directory_down: float = 0.0
+
+    @property
+    def up(self) -> float:
+        return self.payload_up + self.weights_up + self.control_up + self.directory_up
+
+    @property
+    def down(self) -> float:
+        return self.payload_down + self.weights_down + self.control_down + self.directory_down

@@ -1,4 +1,4 @@
-"""How fast simulated computers are, and how many inner steps each makes between two outer steps."""
+"""Speeds of simulated computers, and the number of inner steps per outer step of each."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from p2ptrain.sim.scenario import MEGABIT, Group, Scenario
 
 @dataclass(slots=True)
 class StepTimes:
-    """Seconds of one inner step after the other."""
+    """Seconds of successive inner steps."""
 
     step_s: float
     jitter: float
     random: Random | None
-    """None where there is no jitter."""
+    """None without jitter."""
 
     def __call__(self) -> float:
         if self.random is None:
@@ -30,14 +30,14 @@ class StepTimes:
 
 
 def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
-    """H of the peers in this group, where it does not change.
+    """Return H of the peers in this group, if it does not change.
 
     Args:
-        payload_bytes: that a peer sends in one exchange.
+        payload_bytes: bytes that a peer sends in one exchange.
     """
     steps = scenario.outer.inner_steps
     match scenario.pace.policy:
-        case "fixed" | "rank":  # recipes that could follow a rank have no groups that differ
+        case "fixed" | "rank":  # recipes that can follow a rank have equal groups
             return steps
         case "by_speed":
             fastest = min(each.step_s for each in scenario.peers)
@@ -52,12 +52,12 @@ def inner_steps(scenario: Scenario, group: Group, payload_bytes: int) -> int:
 
 
 class RankStepTimes:
-    """Rank and H of everybody's next outer step (``outer.adaptive``).
+    """Rank and H of the next outer step of all peers (``outer.adaptive``).
 
     Args:
         first_rank: r_1, the scenario's.
         first_inner_steps: H_1.
-        matrices: that lie in the average; empty: nothing is known of them.
+        matrices: matrices that the average contains; empty if unknown.
     """
 
     def __init__(self, first_rank: int, first_inner_steps: int, matrices: Matrices = ()) -> None:
@@ -69,11 +69,11 @@ class RankStepTimes:
         self._made: Counter[tuple[int, int]] = Counter()
 
     def follow(self, average: Tensor, made: int) -> None:
-        """The outer step is over.
+        """Adapt rank and H after an outer step.
 
         Args:
-            average: [P] what everybody stepped by; no elements where nothing has arrived yet.
-            made: inner steps of it; the last phase of a run may be cut short.
+            average: [P] average used by all peers; empty if none has arrived yet.
+            made: inner steps of the outer step; the last phase of a run may be cut short.
         """
         self._made[self.rank, made] += 1
         if len(average):
@@ -82,6 +82,6 @@ class RankStepTimes:
         self.rank, self.inner_steps = rank_and_inner_steps(self._effective_ranks, *self._first)
 
     def notes(self) -> dict[str, int]:
-        """How many outer steps had which rank and H; the mean of both follows."""
+        """Return the number of outer steps by rank and H."""
         made = sorted(self._made.items(), reverse=True)
         return {f"outer steps of rank {rank} and {steps} inner steps": count for (rank, steps), count in made}

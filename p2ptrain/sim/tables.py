@@ -1,4 +1,4 @@
-"""A report for a person: what became of each group, and how two simulations differ."""
+"""Tables of a report: results of each group, and differences between two simulations."""
 
 from __future__ import annotations
 
@@ -22,57 +22,57 @@ ROWS: tuple[tuple[str, str, str], ...] = (
     ("offers unanswered", "offers_unanswered", ",.0f"),
     ("solo share", "solo_share", ".4f"),
     ("weights pulled", "pulls", ",.0f"),
-    ("bits a parameter and outer step", "bits_per_parameter", ".3f"),
+    ("bits per parameter and outer step", "bits_per_parameter", ".3f"),
 )
-"""What is shown of ``Figures``: words, field, format."""
+"""Rows of ``GroupFigures``: label, field, format."""
 
 POINTS: tuple[tuple[str, str], ...] = (
     ("validation loss", "validation"),
     ("validation loss of the mean", "validation_of_mean"),
     ("disagreement", "disagreement"),
 )
-"""What is shown of the curve's last ``Point``."""
+"""Rows of the curve's last ``CurvePoint``: label, field."""
 
 
 MOST_COLUMNS = 4
-"""Groups that fit beside each other; more of them get a line each, in a table of their own."""
+"""Most groups shown as columns; more groups get a line each, in a table of their own."""
 
 COLUMNS = ("peers", "outer_steps", "utilization", "loss", "exchanges", "exchanges_failed", "solo_share", "pulls")
-"""Of ``ROWS``, what each group's line shows."""
+"""Fields of ``ROWS`` that each group's line shows."""
 
 MOST_NAME = 60
-"""Characters of a title or a value: a report may be a stranger's."""
+"""Most characters of a title or a value: a report may come from a stranger."""
 
 
 MOST_SETTINGS = 200
-"""Lines of what differs between two scenarios: some screens of them, however much a stranger's report says."""
+"""Most lines of differences between two scenarios: a few screens, however much a stranger's report says."""
 
 
 def check(report: SimulationReport, name: str) -> None:
-    """Raise ScenarioError for a report that nothing can be compared with: before a long simulation, not after it."""
+    """Raise ScenarioError for a report that cannot be compared: before a long simulation, not after it."""
     if not report.curve:
         raise _unusable(name, "its curve is empty")
     try:
         comparison(report, report)
     except OverflowError:
-        raise _unusable(name, "a figure is beyond all bounds") from None
+        raise _unusable(name, "a figure is too large") from None
 
 
 def _unusable(name: str, fault: str) -> ScenarioError:
-    return ScenarioError(f"{name} is no whole report: {fault}.", "Simulate again.")
+    return ScenarioError(f"{name} is not a complete report: {fault}.", "Simulate the scenario again.")
 
 
 def title(report: SimulationReport) -> str:
-    """What it is called, on one line."""
+    """Return the report's title on one line."""
     return page.words(report.title, MOST_NAME)
 
 
 def summary(report: SimulationReport) -> Table:
-    """All peers, and a few groups beside them."""
+    """Return a table of all peers, with a few groups as columns."""
     cost = report.cost
     table = Table(
         title=_heading(f"{title(report)}: {report.simulated_s:,.0f} simulated seconds, {report.ending}"),
-        caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB at most",
+        caption=f"{report.events:,} events in {cost.wall_s:.1f} s, {cost.peak_memory_bytes / 1e6:,.0f} MB peak memory",
     )
     table.add_column("")
     columns: list[tuple[str, GroupFigures]] = [("all", report.overall)]
@@ -92,7 +92,7 @@ def summary(report: SimulationReport) -> Table:
 
 
 def by_group(report: SimulationReport) -> Table | None:
-    """A line for each group; None where ``summary`` has them."""
+    """Return a table with a line for each group; None if ``summary`` shows them."""
     if len(report.groups) <= MOST_COLUMNS:
         return None
     shown = [row for row in ROWS if row[1] in COLUMNS]
@@ -108,7 +108,7 @@ def by_group(report: SimulationReport) -> Table | None:
 
 
 def comparison(report: SimulationReport, other: SimulationReport) -> Table:
-    """This simulation's figures over those of another."""
+    """Return a table of this simulation's results beside another's."""
     table = Table(title=_heading(f"{title(report)} against {title(other)}"))
     table.add_column("")
     for name in (title(report), title(other), "ratio"):
@@ -124,7 +124,7 @@ def comparison(report: SimulationReport, other: SimulationReport) -> Table:
 
 
 def changed_settings(report: SimulationReport, other: SimulationReport) -> list[str]:
-    """One line for each field, the first of many, in which their scenarios differ."""
+    """Return one line for each field in which the scenarios differ, at most ``MOST_SETTINGS``."""
     mine, theirs = (dict(_flat(each.scenario)) for each in (report, other))
     differ = [p for p in sorted(mine.keys() | theirs.keys()) if mine.get(p, "absent") != theirs.get(p, "absent")]
     lines = [f"{page.words(p)}: {_setting(theirs, p)} -> {_setting(mine, p)}" for p in differ[:MOST_SETTINGS]]
@@ -136,7 +136,7 @@ def _setting(settings: Mapping[str, object], path: str) -> str:
 
 
 def _flat(value: object) -> Iterator[tuple[str, object]]:
-    """The leaves, in order. Without recursion: a stranger's lists in lists may be as deep as JSON is read."""
+    """Yield the leaves in order. Iterative, because a stranger's nested lists may be as deep as JSON allows."""
     left: list[tuple[str, object]] = [("", value)]
     while left:
         path, value = left.pop()
@@ -155,7 +155,7 @@ def _last(report: SimulationReport, field: str) -> float | None:
 
 
 def _heading(text: str) -> Text:
-    """A table's title in which ``[`` is a bracket."""
+    """Return a table's title without markup."""
     return Text(text, style="table.title")
 
 

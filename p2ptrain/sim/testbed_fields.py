@@ -1,8 +1,8 @@
-"""What a scenario may say beyond what is simulated: fields that only a testnet of real peers can act out.
+"""Scenario fields that only a testnet of real peers supports.
 
-``p2ptrain simulate`` and ``p2ptrain testnet`` read the same file. These fields are kept apart from ``sim.scenario``,
-because no number of a simulation depends on them: the simulator refuses those that it cannot honour, by name, and says
-that it judges no limits. docs/LABORATORY.md tells what a testnet makes of all fields.
+``p2ptrain simulate`` and ``p2ptrain testnet`` read the same file. These fields are separate from ``sim.scenario``
+because no number of a simulation depends on them: the simulator rejects by name those that it does not support, and
+reports that it judges no limits. docs/LABORATORY.md explains how a testnet handles all fields.
 """
 
 from __future__ import annotations
@@ -19,133 +19,132 @@ from p2ptrain.sim.scenario import Duration, Group, GroupName, Lie, Moment, Scena
 from p2ptrain.sim.scenario_file import by_name, parsed, read
 
 BOOTSTRAP = "bootstrap"
-"""What partitions call the bootstrap; no group may be called so."""
+"""Name of the bootstrap in partitions; no group may have it."""
 
 
 Breakage = Literal["disk_full", "read_only", "no_descriptors", "daemon_dies"]
-"""disk_full: nothing more can be written where its home is. read_only: nothing there can be changed. no_descriptors:
-neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
+"""Kinds of failure. disk_full: nothing more can be written where its home is. read_only: nothing there can be changed.
+no_descriptors: neither peer nor network daemon can open another file or connection. daemon_dies: its p2pd is killed."""
 
 WireLie = Literal[
     "frames", "shapes", "enormous", "infinite", "endless", "drip", "lingering", "heavy", "flood", "forged_record"
 ]
 """Lies that a simulation has no bytes for. frames: random bytes where a frame belongs. shapes: payloads of another
 length. enormous: weights of 1e30. infinite: a sketch of infinite weights, in codecs that have sketches. endless: a
-payload that goes on. drip: a byte now and then. lingering: it says that it waits for as long as anybody likes, and
-sends as slowly as no link gives up. heavy: its weights count a million times. flood: it calls everybody without a
-pause, and says nothing. forged_record: it announces others at its own address, in the directory and to its
-partners."""
+payload that does not end. drip: a byte now and then. lingering: claims to wait as long as any partner likes, and sends
+just fast enough that no link times out. heavy: its weights count a million times. flood: dials every peer without a
+pause and sends nothing. forged_record: announces others at its own address, in the directory and to its partners."""
 
 
 class Trouble(Section):
-    """Something of a computer that breaks."""
+    """A failure of a computer."""
 
     what: Breakage
     """disk_full, read_only, no_descriptors or daemon_dies."""
 
     at_s: Moment
-    """When."""
+    """Time at which it begins."""
 
     for_s: Duration | None = None
-    """For how long; to the end if left out. A daemon that died stays dead: its peer may start another."""
+    """Duration; to the end if left out. A daemon that died stays dead; its peer may start another."""
 
 
 class RealGroup(Group):
-    """Peers that are alike, on real lines."""
+    """A group of equal peers on real lines."""
 
     lie: Lie | WireLie | None = None  # type: ignore[assignment]  # wider, and never assigned: sections are frozen
-    """A simulated peer's lies (``sim.scenario.Lie``), and those that need real bytes."""
+    """A simulated peer's lie (``sim.scenario.Lie``), or one that needs real bytes."""
 
     troubles: list[Trouble] = Field(default_factory=list, max_length=100)
-    """What breaks on each of their computers."""
+    """Failures of each of their computers."""
 
     clock_off_s: float = Field(default=0.0, ge=-1e9, le=1e9)
-    """So much their clocks are fast, or slow where it is negative."""
+    """Seconds by which their clocks are fast; negative if they are slow."""
 
     router: bool = False
-    """Whether each is behind a home router of its own: it masquerades, and lets nothing new in."""
+    """Whether each is behind a home router of its own, which masquerades and admits no new inbound connection."""
 
     packet_loss: float = Field(default=0.0, ge=0, lt=1)
     """Share of the packets that its line loses, each way."""
 
     returns: Literal["anew", "resumed"] = "anew"
-    """Who comes after returns_after_s: another peer without any weights (anew) or the same with its home (resumed)."""
+    """Replacement after returns_after_s: another peer without weights (anew) or the same with its home (resumed)."""
 
     awaited: Literal["training", "weights"] = "training"
-    """Until when the scenario's clock stands still for one that comes: until it trains, or only until it begins to take
-    others' weights, so that something may happen meanwhile. A simulation's clock never stands still."""
+    """Event for which the scenario's clock waits when a peer comes: until it trains, or only until it begins to take
+    others' weights, so that something may happen meanwhile. A simulation's clock never waits."""
 
     amid_exchange: bool = False
-    """Whether death and sleep wait until the peer that they befall is amid an exchange."""
+    """Whether a kill or freeze waits until its peer is in an exchange."""
 
     invited: bool = True
-    """Where the run takes in only whom its author invited: whether each of them is."""
+    """Whether the author has invited them; read if admission is invite."""
 
     banned_at_s: Moment | None = None
-    """When the run's author bans each of them."""
+    """Time at which the run's author bans each of them."""
 
     leaves_every_s: Duration | None = None
-    """The first of the group goes at leaves_at_s, and so long after that the next, in turn and again and again, until
-    somebody has done the whole run."""
+    """Seconds between departures: the first of the group leaves at leaves_at_s, then the next, in turn and repeatedly,
+    until a peer has completed the run."""
 
 
 class Partition(Section):
-    """A time in which the network is in parts."""
+    """A time in which the network is partitioned."""
 
     at_s: Moment
-    """When it falls apart."""
+    """Time at which it begins."""
 
     for_s: Duration
-    """For how long."""
+    """Duration."""
 
     sides: Annotated[list[list[GroupName]], Field(min_length=2, max_length=10)]
-    """The groups on each side; bootstrap names the bootstrap. Who is on no side reaches everybody."""
+    """Groups on each side; bootstrap names the bootstrap. A group on no side reaches everybody."""
 
 
 class Bootstrap(Section):
-    """The run's entry point, or points."""
+    """The run's bootstraps."""
 
     count: int = Field(default=1, ge=1, le=4)
-    """How many there are; the join link names all. What follows happens to the first."""
+    """Number of bootstraps; the join link names all. The other fields apply to the first."""
 
     dies_at_s: Duration | None = None
-    """When it is killed; without it it stays to the end."""
+    """Time at which it is killed; if left out, it stays to the end."""
 
     returns_after_s: Moment | None = None
-    """So long after that it is started again."""
+    """Seconds after which it is started again."""
 
 
 class Limit(Section):
-    """What a figure must keep to."""
+    """Bounds of a figure."""
 
     at_least: float | None = None
-    """It is no smaller."""
+    """Lower bound."""
 
     at_most: float | None = None
-    """It is no larger."""
+    """Upper bound."""
 
     def holds(self, figure: float) -> bool:
         return (self.at_least is None or figure >= self.at_least) and (self.at_most is None or figure <= self.at_most)
 
 
 class Undisturbed(Section):
-    """What to compare with: the same scenario with other peers, and nothing that happens to network or bootstrap."""
+    """Scenario to compare with: the same one with other peers, and no events in network or bootstrap."""
 
     peers: list[RealGroup] = Field(min_length=1, max_length=1000)
-    """In place of the scenario's."""
+    """Peers in place of the scenario's."""
 
 
 class RealScenario(Scenario):
-    """A scenario that real peers may act out."""
+    """A scenario that real peers can run."""
 
-    peers: list[RealGroup] = Field(min_length=1, max_length=1000)  # type: ignore[assignment]  # frozen: nobody appends
+    peers: list[RealGroup] = Field(min_length=1, max_length=1000)  # type: ignore[assignment]  # frozen: never appended to
     partitions: list[Partition] = Field(default_factory=list, max_length=100)
     bootstrap: Bootstrap = Bootstrap()
     begins: Literal["training", "learned"] = "training"
-    """What second 0 waits for: that everybody who is there from the beginning trains, or that each has learned, too."""
+    """Event at second 0: all initial peers train (training), or their losses have fallen, too (learned)."""
 
     admission: Literal["open", "invite"] = "open"
-    """Who may take part: everybody, or whom the run's author invited and has not banned."""
+    """Admission to the run: open to everybody, or only to peers whom the author invited and has not banned."""
 
     undisturbed: Undisturbed | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
@@ -155,9 +154,9 @@ class RealScenario(Scenario):
         faults = [*_partition_faults(self), *_trouble_faults(self), *_churn_faults(self), *_limit_faults(self)]
         faults += _admission_faults(self)
         if self.bootstrap.returns_after_s is not None and self.bootstrap.dies_at_s is None:
-            faults.append("bootstrap.returns_after_s: it does not die; give dies_at_s")
+            faults.append("bootstrap.returns_after_s: the bootstrap does not die; give dies_at_s")
         faults += [
-            f"peers[{place}].name: {BOOTSTRAP} is the bootstrap's name"
+            f"peers[{place}].name: {BOOTSTRAP} is reserved for the bootstrap"
             for place, (name, _) in enumerate(self.named())
             if name == BOOTSTRAP
         ]
@@ -166,40 +165,42 @@ class RealScenario(Scenario):
         return self
 
     def simulated(self) -> Scenario:
-        """What the simulator makes of it. Raises ScenarioError for what only a testnet can act out."""
+        """Return the part that the simulator supports. Raises ScenarioError for fields that only a testnet supports."""
         faults = [
-            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces has that"
+            f"peers[{place}].{field}: only p2ptrain testnet --stage namespaces supports this"
             for place, group in enumerate(self.peers)
             for field in ("router", "packet_loss")
             if getattr(group, field)
         ]
         faults += [
-            f"peers[{place}].{field}: only p2ptrain testnet has that"
+            f"peers[{place}].{field}: only p2ptrain testnet supports this"
             for place, group in enumerate(self.peers)
             for field in ("troubles", "clock_off_s", "leaves_every_s", "amid_exchange")
             if getattr(group, field)
         ]
         faults += [
-            f"peers[{place}].lie: {group.lie} is said in bytes, and only p2ptrain testnet has them"
+            f"peers[{place}].lie: {group.lie} needs real bytes, which only p2ptrain testnet sends"
             for place, group in enumerate(self.peers)
             if group.lie in get_args(WireLie)
         ]
         faults += [
-            f"peers[{place}].returns: only p2ptrain testnet has resumed"
+            f"peers[{place}].returns: only p2ptrain testnet supports resumed"
             for place, group in enumerate(self.peers)
             if group.returns == "resumed"
         ]
         if self.partitions:
-            faults.append("partitions: only p2ptrain testnet --stage namespaces has them")
+            faults.append("partitions: only p2ptrain testnet --stage namespaces supports them")
         if self.bootstrap != Bootstrap():
-            faults.append("bootstrap: the simulator has none; only p2ptrain testnet has")
+            faults.append("bootstrap: the simulator has none; only p2ptrain testnet supports this")
         if self.admission != "open":
-            faults.append("admission: only p2ptrain testnet has a door")
+            faults.append("admission: only p2ptrain testnet supports invite")
         if self.begins != "training":
-            faults.append("begins: only p2ptrain testnet waits for that")
+            faults.append("begins: only p2ptrain testnet supports learned")
         if faults:
             lines = by_name(faults, [group.name for group in self.peers])
-            raise ScenarioError("\n".join(lines), "Run it with p2ptrain testnet --scenario, or leave these out.")
+            raise ScenarioError(
+                "\n".join(lines), "Run the scenario with p2ptrain testnet --scenario, or leave these fields out."
+            )
         data = self.model_dump(exclude=set(RealScenario.model_fields) - set(Scenario.model_fields))
         for group in data["peers"]:
             for field in set(RealGroup.model_fields) - set(Group.model_fields):
@@ -207,10 +208,10 @@ class RealScenario(Scenario):
         return Scenario.model_validate(data)
 
     def calm(self) -> RealScenario | None:
-        """What it is to be compared with; None where that is not asked for. Raises ScenarioError."""
+        """Return the scenario to compare with; None if there is none. Raises ScenarioError."""
         if self.undisturbed is None:
             return None
-        # What the scenario leaves out stays left out: a stage without lines takes no latency that somebody asked for.
+        # Fields that are left out stay left out: a stage without lines accepts no explicit latency.
         data = self.model_dump(exclude={"partitions", "bootstrap", "undisturbed", "limits"}, exclude_unset=True)
         return parse({**data, "peers": self.undisturbed.model_dump(exclude_unset=True)["peers"]})
 
@@ -220,12 +221,12 @@ def _partition_faults(scenario: RealScenario) -> list[str]:
     for place, partition in enumerate(scenario.partitions):
         named = [name for side in partition.sides for name in side]
         faults += [
-            f"partitions[{place}].sides: no group is called {name}; there are {', '.join(sorted(known))}"
+            f"partitions[{place}].sides: there is no group {name}; there are {', '.join(sorted(known))}"
             for name in named
             if name not in known
         ]
         if len(named) != len(set(named)) or not all(partition.sides):
-            faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on one side at most")
+            faults.append(f"partitions[{place}].sides: each side needs a group, and each group is on at most one side")
     return faults
 
 
@@ -243,13 +244,13 @@ def _churn_faults(scenario: RealScenario) -> list[str]:
     for place, group in enumerate(scenario.peers):
         is_killed = group.leaves == "killed" and (group.leaves_at_s, group.stays_s) != (None, None)
         if group.amid_exchange and not (is_killed or group.freezes):
-            faults.append(f"peers[{place}].amid_exchange: it is neither killed nor frozen; give leaves_at_s or freezes")
+            faults.append(f"peers[{place}].amid_exchange: no peer is killed or frozen; give leaves_at_s or freezes")
         if group.leaves_every_s is None:
             continue
         if group.leaves_at_s is None:
-            faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first goes")
+            faults.append(f"peers[{place}].leaves_every_s: give leaves_at_s, when the first peer leaves")
         elif group.returns_after_s is not None and group.returns_after_s >= group.leaves_every_s * group.count:
-            faults.append(f"peers[{place}].leaves_every_s: who comes in another's place has to go before it comes")
+            faults.append(f"peers[{place}].leaves_every_s: a replacement would arrive only after its turn to leave")
     return faults
 
 
@@ -258,13 +259,14 @@ def _admission_faults(scenario: RealScenario) -> list[str]:
     for place, group in enumerate(scenario.peers):
         if scenario.admission == "open":
             faults += [
-                f'peers[{place}].{field}: the run takes everybody; give admission = "invite"'
+                f'peers[{place}].{field}: the run is open to everybody; give admission = "invite"'
                 for field, is_given in (("invited", not group.invited), ("banned_at_s", group.banned_at_s is not None))
                 if is_given
             ]
         elif not group.invited and group.arrives_at_s == 0:
             faults.append(
-                f"peers[{place}].arrives_at_s: who is not invited never trains, and all are awaited; let it come later"
+                f"peers[{place}].arrives_at_s: second 0 waits until all peers train, which one without an invite never"
+                " does; set a later time"
             )
     return faults
 
@@ -276,10 +278,10 @@ def _limit_faults(scenario: RealScenario) -> list[str]:
 
 
 def load(path: Path, changes: Sequence[str] = ()) -> RealScenario:
-    """The scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
+    """Load the scenario of a file, with ``KEY=VALUE`` changes. Raises ScenarioError."""
     return parse(read(path, changes))
 
 
 def parse(data: Mapping[str, Any]) -> RealScenario:
-    """The scenario that plain data describe. Raises ScenarioError with one line for each thing wrong."""
+    """Validate plain data as a scenario. Raises ScenarioError with one line per error."""
     return parsed(RealScenario, data)

@@ -1,8 +1,8 @@
-"""The trainer thread of a simulated peer: inner steps that take time, one after the other.
+"""The trainer of a simulated peer: inner steps that take time, one after another.
 
-A step's work is done at the instant it ends. Trainers whose steps end at the same instant are served together, so that
-a learner that can batch them may (``StepBatcher``). A learner that only counts tells how many steps lie before the next
-one that matters; these are passed in one event, and made up for when something arrives in between.
+A step's work is done at the instant the step ends. Trainers whose steps end at the same instant are served together, so
+that a learner can batch them (``StepBatcher``). A learner without weights tells how many steps pass before the next one
+that does more than count; these pass in one event, and are counted one by one if something arrives in between.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from p2ptrain.swarm.events import Event, OuterStepDone
 
 
 class SimulatedPayloads(Protocol):
-    """What a learner's partners get of it: ``train.payloads.Payloads``, or what counts in its place."""
+    """Payloads that a learner offers to partners: ``train.payloads.Payloads`` or a substitute."""
 
     published: Any
-    """What partners may have now; the trainer replaces it."""
+    """Snapshot that partners may have now; the trainer replaces it."""
 
     def wishes(self, fragments: Sequence[int], snapshot: Any) -> Sequence[Any]: ...
 
@@ -47,9 +47,9 @@ class SimulatedInbox(Protocol):
 
 
 class SimulatedLearner(Protocol):
-    """What the simulator asks of a learner: ``train.Learner``, or ``sim.counting.CountingLearner`` in its place.
+    """Interface of a learner: ``train.Learner``, or ``sim.counting.CountingLearner`` in its place.
 
-    Payloads, differences and weights are the learner's own business; the simulator hands them from one to the other.
+    Payloads, differences and weights are opaque to the simulator, which hands them from one learner to another.
     """
 
     step: int
@@ -73,24 +73,24 @@ class SimulatedLearner(Protocol):
 
 
 class Counting(Protocol):
-    """What a learner offers besides when most of its inner steps only count."""
+    """Additional interface of a learner whose inner steps mostly only count."""
 
     def steps_ahead(self) -> int:
-        """How many inner steps there are up to the next that does more, that one included."""
+        """Return the number of inner steps up to and including the next one that does more than count."""
 
     def count(self, steps: int) -> None:
-        """Make so many of those that only count."""
+        """Make ``steps`` inner steps that only count."""
 
 
 class StepBatcher:
-    """Ends inner steps at their times; those of one instant together."""
+    """Ends inner steps at their times; steps that end at the same instant end together."""
 
     def __init__(self, world: World, prepare: Callable[[list[SimulatedTrainer]], None] | None = None) -> None:
         self.world = world
         self._prepare = prepare
-        """Told of all trainers whose inner step ends now, after they have taken in what came and before they step."""
+        """Called with all trainers whose inner step ends now, after they have settled and before they step."""
         self.on_outer_step: Callable[[], None] | None = None
-        """Told of every outer step."""
+        """Called after every outer step."""
         self._due: dict[float, dict[SimulatedTrainer, None]] = {}
 
     def at(self, time: float, trainer: SimulatedTrainer) -> None:
@@ -116,10 +116,10 @@ class SimulatedTrainer:
     """One peer's inner steps.
 
     Args:
-        step_s: seconds of the next inner step.
-        handle: takes in what the learner has to say.
-        counting: the learner, if it can tell which inner steps only count; if not, each of them is an event, also when
-            there is no more training.
+        step_s: returns the seconds of the next inner step.
+        handle: takes the learner's events.
+        counting: the learner, if it can tell which inner steps only count; if None, each inner step is an event, even
+            after training has ended.
     """
 
     metronome: StepBatcher
@@ -136,31 +136,31 @@ class SimulatedTrainer:
     begun_at: float = nan
     ended_at: float = nan
     _ends: list[float] = field(default_factory=list)
-    """When the inner steps under way end, ..."""
+    """End times of the inner steps under way."""
     _lasting: list[float] = field(default_factory=list)
-    """... and how long each takes."""
+    """Durations of the inner steps under way, seconds."""
     _due: float = inf
-    """Which of these ends is the next to be served."""
+    """Entry of ``_ends`` that is served next."""
     _rests_since: float | None = None
-    """Training has ended; what comes is taken in at the end of a step that was never scheduled."""
+    """Time since which no step is scheduled because training has ended; arrivals wait for the end of a virtual step."""
 
     @property
     def is_training(self) -> bool:
         return self.begun and not self.learner.ended
 
     def begin(self) -> None:
-        """The core lets training begin: with the step that is under way."""
+        """Begin training with the step that is under way."""
         self.begun = True
         self.begun_at = self.metronome.world.now
 
     def stop(self) -> None:
-        """No further step ends."""
+        """Stop: no further step ends."""
         self.catch_up()
         self.stopped = True
         self._end()
 
     def utilization(self, now: float) -> float | None:
-        """Seconds of inner steps per second of the time that there was for them; None before it began."""
+        """Return seconds of inner steps per second available for them; None before training began."""
         lasted = (now if isnan(self.ended_at) else self.ended_at) - self.begun_at - self.frozen_s
         return min(self.compute_s / lasted, 1.0) if lasted > 0 else None
 
@@ -182,11 +182,11 @@ class SimulatedTrainer:
         self._serve_at(time)
 
     def settle(self) -> None:
-        """Take in what came."""
+        """Take what has arrived."""
         self._take(self.learner.settle())
 
     def end_step(self) -> None:
-        """A step ends now: do what it does, and begin the next."""
+        """End the current step, do its work and begin the next one."""
         self._do(bisect_right(self._ends, self.metronome.world.now))
         if self.stopped or self.learner.is_waiting:
             return
@@ -196,19 +196,19 @@ class SimulatedTrainer:
             self.start()
 
     def go_on(self) -> None:
-        """What the learner may wait for has come: if it did wait, the next steps begin now."""
+        """Resume if the learner was waiting and has now received what it waited for."""
         was_waiting = self.learner.is_waiting
         self._take(self.learner.settle())
         if was_waiting and not self.stopped and not self.learner.is_waiting:
             self.start()
 
     def catch_up(self) -> None:
-        """Do what the steps do that have ended by now; they only count, or they would have been served."""
+        """Do the work of all steps that have ended by now; these only count, or they would have been served."""
         if len(self._ends) > 1 and not self.frozen:
             self._do(bisect_right(self._ends, self.metronome.world.now, hi=len(self._ends) - 1))
 
     def interrupt(self) -> None:
-        """Something is about to come for the learner: it takes it in at the end of the step that it is in."""
+        """Make the current step end separately, because a delivery to the learner is about to arrive."""
         self.catch_up()
         if self._rests_since is not None:
             end, self._rests_since = self._rests_since, None
@@ -220,12 +220,12 @@ class SimulatedTrainer:
             self._serve_at(self._ends[0])
 
     def freeze(self) -> None:
-        """No step ends until ``thaw``."""
+        """Suspend: no step ends until ``thaw``."""
         self.catch_up()
         self.frozen, self._due = True, inf
 
     def thaw(self, seconds: float) -> None:
-        """Go on where it stopped so many seconds ago."""
+        """Resume after a suspend of ``seconds``."""
         self.frozen = False
         self.frozen_s += seconds if self.is_training else 0.0
         self._ends = [end + seconds for end in self._ends]

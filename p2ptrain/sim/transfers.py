@@ -1,13 +1,13 @@
-"""Access lines shared fairly among the payloads that cross them.
+"""Access lines that are shared fairly among the payloads that cross them.
 
 Each host has two pipes, up and down. A transfer crosses its sender's up pipe and its receiver's down pipe; nothing in
-between limits it. All transfers together get the max-min fair rates (Bertsekas and Gallager, Data Networks, section
-6.5.2), what long TCP connections come near to: a transfer's rate is limited by one pipe that is full, its bottleneck,
-and no other transfer in that pipe is faster.
+between limits it. Transfers get max-min fair rates (Bertsekas and Gallager, Data Networks, section 6.5.2), which long
+TCP connections approach: a transfer's rate is limited by one full pipe, its bottleneck, and no other transfer in that
+pipe is faster.
 
-Rates change only when a transfer begins or ends or a pipe's capacity changes. Only the pipes that notice are filled
-anew: beginning with the pipes that changed, until every transfer whose rate moved has both its pipes among them. With
-uplinks narrower than downlinks that is nearly always one pipe, whatever the size of the swarm.
+Rates change only when a transfer begins or ends or a pipe's capacity changes. Only affected pipes are recomputed,
+beginning with the pipes that changed, until every transfer whose rate moved has both its pipes among them. If uplinks
+are narrower than downlinks, that is nearly always one pipe, whatever the size of the swarm.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from p2ptrain.sim.world import World
 Action = tuple[Callable[..., None], tuple[Any, ...]]
 
 SAME = 1e-9
-"""Rates that differ by less, relatively, are the same rate in another order of additions."""
+"""Relative difference below which two rates are equal up to the order of additions."""
 
 AT_ONCE_S = 0.02
-"""What would take no longer than this on an empty line passes as messages do, with the latency alone: it is over before
-sharing a line would matter."""
+"""Longest time on an empty line for which a transfer is treated like a message, with the latency alone: sharing a line
+does not matter for it."""
 
 
 class Pipe:
@@ -37,12 +37,12 @@ class Pipe:
         self.capacity = capacity
         """Bytes per second; may be infinite, and 0 while the host is frozen."""
         self.limits = 0
-        """Transfers whose bottleneck it is."""
+        """Number of transfers whose bottleneck this pipe is."""
         self.transfers: dict[int, Transfer] = {}
 
 
 class Transfer:
-    """Some bytes on their way from one host to another."""
+    """A transfer of bytes from one host to another."""
 
     __slots__ = ("action", "alarm", "bottleneck", "down", "due", "left", "rate", "serial", "since", "size", "up")
 
@@ -57,13 +57,13 @@ class Transfer:
         self.since = now
         self.bottleneck: Pipe | None = None
         self.due = inf
-        """When it ends at this rate."""
+        """Time at which it ends at the current rate."""
         self.alarm = inf
-        """When we look at it next; not after ``due``."""
+        """Time of the next check; not after ``due``."""
         self.action = action
 
     def moved(self, now: float) -> float:
-        """Bytes sent so far."""
+        """Return the bytes sent so far."""
         return self.size - max(self.left - self.rate * (now - self.since), 0.0)
 
 
@@ -75,7 +75,7 @@ class Transfers:
         self._serial = 0
 
     def start(self, up: Pipe, down: Pipe, size: float, action: Callable[..., None], *arguments: Any) -> Transfer | None:
-        """Send ``size`` bytes; ``action(*arguments)`` when the last has left. At once, and None, if nothing limits."""
+        """Send ``size`` bytes, then call ``action(*arguments)``. Small transfers end at once and return None."""
         if size <= AT_ONCE_S * min(up.capacity, down.capacity):
             action(*arguments)
             return None
@@ -87,7 +87,7 @@ class Transfers:
         return transfer
 
     def stop(self, transfer: Transfer) -> float:
-        """Give up on a transfer, or do nothing when it has ended; returns the bytes it moved."""
+        """Abort a transfer, or do nothing if it has ended; return the bytes it moved."""
         moved = transfer.moved(self._world.now)
         if transfer.up.transfers.pop(transfer.serial, None) is not None:
             del transfer.down.transfers[transfer.serial]
@@ -98,7 +98,7 @@ class Transfers:
         return moved
 
     def resize(self, pipe: Pipe, capacity: float) -> None:
-        """The pipe is wider or narrower from now on."""
+        """Change the pipe's capacity."""
         pipe.capacity = capacity
         region = {pipe: None}
         for transfer in pipe.transfers.values():
@@ -108,12 +108,12 @@ class Transfers:
     # --- rates ------------------------------------------------------------------------------------------------------
 
     def _fill(self, up: Pipe, down: Pipe) -> None:
-        """A transfer between these two began or ended."""
+        """Update the rates after a transfer between these two pipes began or ended."""
         if not self._share_up(up, down):
             self._fill_region({up: None, down: None})
 
     def _share_up(self, up: Pipe, down: Pipe) -> bool:
-        """The usual case, done quickly: the up pipe is the bottleneck of all it carries, and stays so. False if not."""
+        """Handle the usual case quickly: ``up`` stays the bottleneck of all its transfers. Return False otherwise."""
         transfers = up.transfers.values()
         if down.limits or up.capacity == inf:
             return False
@@ -130,7 +130,7 @@ class Transfers:
         return True
 
     def _fill_region(self, region: dict[Pipe, None]) -> None:
-        """Give the transfers in these pipes, and in all that notice, their fair rates."""
+        """Give fair rates to the transfers in these pipes and in all affected pipes."""
         while True:
             rates = _fair_rates(region)
             before = len(region)
@@ -165,7 +165,7 @@ class Transfers:
             self._world.at(transfer.due, self._look, transfer, transfer.due)
 
     def _look(self, transfer: Transfer, alarm: float) -> None:
-        """An alarm rang: the transfer ends, or has become slower since the alarm was set."""
+        """Handle an alarm: the transfer ends, or has become slower since the alarm was set."""
         if alarm != transfer.alarm:
             return
         if transfer.due > alarm:
@@ -184,7 +184,7 @@ def _same(one: float, other: float) -> bool:
 
 
 def _notices(pipe: Pipe, rates: dict[Transfer, tuple[float, Pipe | None]]) -> bool:
-    """Whether these new rates can change the rates of others in this pipe: it is full, or would be."""
+    """Return whether the new rates can change other rates in this pipe: it is full, or would be."""
     if pipe.limits:
         return True
     used = sum(rates[each][0] if each in rates else each.rate for each in pipe.transfers.values())
@@ -192,9 +192,9 @@ def _notices(pipe: Pipe, rates: dict[Transfer, tuple[float, Pipe | None]]) -> bo
 
 
 def _fair_rates(region: dict[Pipe, None]) -> dict[Transfer, tuple[float, Pipe | None]]:
-    """Max-min fair rates of all transfers in these pipes, each with its bottleneck, by progressive filling.
+    """Compute the max-min fair rates of all transfers in these pipes, each with its bottleneck, by progressive filling.
 
-    A transfer whose bottleneck lies outside keeps at most its present rate: that pipe was told nothing new.
+    A transfer whose bottleneck lies outside the region keeps at most its current rate.
     """
     rates: dict[Transfer, tuple[float, Pipe | None]] = {}
     room: dict[Pipe, float] = {}

@@ -1,8 +1,8 @@
-"""The virtual world: things to come in the order of their times, and a clock that jumps to the next one.
+"""A virtual clock with a queue of scheduled callbacks; the clock jumps to the next one.
 
-Only what comes within the present second of the virtual clock is on a heap; all the rest waits unordered, a list for
-each second (a calendar queue: Brown, CACM 31 (10), 1988). Among 10,000 peers a heap of everything would be 100,000
-entries long, and most of an event's time would be spent on its order.
+Only callbacks of the current second are in a heap. Later ones wait unordered, in one list per second (a calendar queue:
+Brown, CACM 31 (10), 1988). With 10,000 peers a heap of everything would hold 100,000 entries, and ordering them would
+take most of an event's time.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ Entry = tuple[float, int, Callable[..., None], tuple[Any, ...]]
 
 
 class World:
-    """Runs callbacks in the order of their times; equal times in the order they were scheduled."""
+    """A virtual clock that runs callbacks by time, and callbacks of equal times in the order they were scheduled."""
 
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
         """Callbacks run so far."""
         self.stopped = False
-        """Nothing more is to happen, whatever is still scheduled."""
+        """Whether the simulation has been stopped; scheduled callbacks do not run any more."""
         self._second = 0
         self._heap: list[Entry] = []
-        """What comes by the end of the present second."""
+        """Callbacks up to the end of the current second."""
         self._later: dict[int, list[Entry]] = {}
-        """By second."""
+        """Callbacks of later seconds, by second."""
         self._seconds: list[int] = []
-        """Of these, as a heap."""
+        """Keys of ``_later``, as a heap."""
         self._serial = 0
 
     def at(self, time: float, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back at this time, or now if it has passed; never if it is infinite."""
+        """Schedule a callback at this time; now if the time has passed, never if it is infinite."""
         if time < inf:
             now = self.now
             self._schedule(time if time > now else now, callback, arguments)
 
     def after(self, delay: float, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call back this many seconds from now; never if there is no end to them."""
+        """Schedule a callback this many seconds from now; never if ``delay`` is infinite."""
         if delay < inf:
             self._schedule(self.now + delay, callback, arguments)
 
     def run(self, until: float = inf, at_most: int | None = None) -> bool:
-        """Run until nothing is left, or the next callback lies beyond ``until``, or it is stopped.
+        """Run until no callback is left, the next one lies beyond ``until``, or the world is stopped.
 
         Args:
-            at_most: so many callbacks, and then return for the while.
+            at_most: callbacks after which to return, with the rest still scheduled.
 
         Returns:
-            Whether there is more to run (False when ``until`` ends it).
+            Whether there is more to run (False if ``until`` ends it).
         """
         heap, pop = self._heap, heapq.heappop
         left = at_most if at_most is not None else -1
@@ -78,7 +78,7 @@ class World:
             heapq.heappush(self._seconds, second)
 
     def _turn(self) -> bool:
-        """On to the next second in which something comes, the present one being over. False when nothing does."""
+        """Advance to the next second that has callbacks. Return False if there is none."""
         if not self._seconds:
             return False
         self._second = heapq.heappop(self._seconds)

@@ -1,4 +1,4 @@
-"""Catching up: a peer that was never in step pulls a donor's weights; a donor gives them, one newcomer at a time.
+"""Catching up: a newcomer pulls a donor's weights, and a donor gives them to one newcomer at a time.
 
 ::
 
@@ -31,74 +31,78 @@ from p2ptrain.swarm.rules import (
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 SHORT_PAUSE_S, LONG_PAUSE_S = 1.0, 20.0
-"""Before a donor that declined is asked again: its one place may be free at any moment, and its distrust of who broke
-off an exchange be over in two seconds; but each time that it is not, twice as late, to the longer one. Guesses."""
+"""First and longest pause before a donor that declined is asked again; each decline in a row doubles it. The donor's
+only place may become free at any moment. Guess: measure how long donors stay busy."""
 LONGEST_PAUSE_S = 120.0
-"""After weights that did not come, however long they were waited for; doubles with each time that a donor's did not."""
+"""Longest pause after a pull that failed, however long it took; each failure of this donor in a row doubles it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PullUnderWay:
-    """Our own pull. ``adopting``: the weights are here and handed to the trainer."""
+    """State of this peer's own pull. ``adopting``: the weights have arrived and the trainer has them."""
 
     link: LinkId
     deadline: float
     furthest: float
-    """The progress (tokens) of whoever said that it is furthest, of those whom others bear out."""
+    """Largest progress (tokens) among the corroborated claims."""
     steps: int
-    """Outer steps that those about as far as the donor say they have made, the donor among them (``steps_near``)."""
+    """Outer steps announced by peers about as far as the donor, the donor included (``steps_near``)."""
     replied_at: float | None = None
     adopting: bool = False
 
 
 def steps_near(donor: PeerInfo, believed: Sequence[PeerInfo], near: float) -> int:
-    """The outer steps of those believed who are about as far as the donor: a median of what they announced.
+    """Return the median of the outer steps announced by corroborated peers about as far as the donor.
 
-    The donor's own word is one of them, and of two in the middle the larger one counts: so a minority that names few
-    cannot make an honest donor's count implausible. Who is elsewhere says nothing of how many it takes to be there.
+    The donor's own claim is included, and of two values in the middle the larger one counts. So a minority that
+    announces few steps cannot make an honest donor's count implausible. Peers elsewhere say nothing about the steps
+    needed to get here.
 
     Args:
-        near: so many tokens apart.
+        near: tokens within which a peer counts as equally far.
     """
     return median_high([each.step for each in believed if abs(each.progress - donor.progress) <= near])
 
 
 class CatchUp:
-    """Pulling and donating of one peer."""
+    """Pulls and donations of one peer."""
 
     def __init__(self, standing: CoreState) -> None:
         self._standing = standing
         self.pull: PullUnderWay | None = None
-        self._donations: dict[LinkId, float] = {}  # link -> deadline
-        self._begun: dict[LinkId, float] = {}  # link -> when the donation began
+        self._donations: dict[LinkId, float] = {}  # deadline by link
+        self._begun: dict[LinkId, float] = {}  # start of the donation by link
         self._overtime = SlowPartnerPenalty(standing)
-        self._declined: dict[PeerId, int] = {}  # how often in a row; who declined last comes last
-        self._given: dict[PeerId, deque[float]] = {}  # when we began to give to whom; who came last comes last
+        self._declined: dict[PeerId, int] = {}  # declines in a row; the latest to decline comes last
+        self._given: dict[PeerId, deque[float]] = {}  # when donations to this peer began; the latest comes last
 
     @property
     def is_receiving(self) -> bool:
-        """A donor agreed: its weights come, or are here. Until then we go on as before: to be asked costs nothing, and
-        who says that it is ahead and gives nobody its weights must not keep others from exchanging."""
+        """Whether a donor has agreed, so that its weights are arriving or here.
+
+        Until then this peer goes on as before: an unanswered request is harmless, and a peer that claims to be ahead
+        but gives no weights cannot keep others from exchanging.
+        """
         return self.pull is not None and self.pull.replied_at is not None
 
     def donor_exists(self, now: float) -> bool:
-        """Somebody live is so far ahead that we must not exchange but pull."""
+        """Report whether a live peer is so far ahead that this peer must pull instead of exchanging."""
         return bool(ahead_of(self._standing, now))
 
     def why_none(self, now: float) -> str:
-        """Why nobody gave us weights."""
+        """Say why no donor gave weights."""
         if not ahead_of(self._standing, now):
-            return "nobody answered"
+            return "no peer answered"
         if not believed(self._standing, now):
-            return "others contradict whoever claims to be far ahead"
-        return "no peer has weights to give just now"
+            return "others contradict the peers that claim to be far ahead"
+        return "no peer can give weights at the moment"
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
-        """Whose copies of the weights count: all whom we believe to be ahead and do not distrust, in random order, with
-        their addresses.
+        """Return the peers whose copies of the weights count, in random order, with their addresses.
 
-        Who is busy gives no promise, and answers for its copies all the same. So does who is in step and about as far
-        as they are, though not so far ahead of us that we must have its weights: a young swarm may have one donor.
+        These are all corroborated peers ahead that are not distrusted, busy ones included: a busy peer still compares
+        copies. Settled peers about as far as they are count too, even if they are not far enough ahead to pull from,
+        because a young swarm may have only one donor.
         """
         standing = self._standing
         ahead = believed(standing, now)
@@ -115,7 +119,7 @@ class CatchUp:
         return {known.peer: known.addresses for known in standing.random.sample(ready, len(ready))}
 
     def begin(self, now: float) -> None:
-        """Ask a donor for its weights if we must catch up and one is free."""
+        """Ask a donor for its weights if this peer must catch up and one is free."""
         standing = self._standing
         ahead = believed(standing, now)
         ready = [known for known in ahead if known.may_be_asked(now)]
@@ -134,12 +138,12 @@ class CatchUp:
         standing.note("catching up", donor.peer, f"it is {donor.progress - standing.worth:.0f} tokens ahead")
 
     def replied(self, link: LinkId, reply: WeightsReply, now: float) -> None:
-        """The donor agreed: receive."""
+        """Handle a donor's agreement: begin to receive."""
         standing = self._standing
         if self.pull is None or self.pull.link != link:
             standing.emit(Close(link))
             return
-        if standing.settled:  # meanwhile, by an exchange
+        if standing.settled:  # by an exchange that committed meanwhile
             self.pull = None
             standing.emit(Close(link))
             return
@@ -148,21 +152,21 @@ class CatchUp:
             self.failed(LinkFailed(link, why or "it replied twice", their_fault=True), now)
             return
         if why := implausible_step(reply.step, self.pull.steps, standing.rules):
-            self.failed(LinkFailed(link, why), now)  # others may have said what is not so, as well as it
+            self.failed(LinkFailed(link, why), now)  # no offence: the other claims may be the false ones
             return
         known = standing.members.get(link.peer)
         is_near = known is not None and not is_far(known.progress, standing)
         if standing.is_lost and is_near and is_far(reply.progress, standing):
-            self.failed(LinkFailed(link, "its weights are further than it announced"), now)
+            self.failed(LinkFailed(link, "its weights are further ahead than it announced"), now)
             return
         if known is not None and reply.progress < known.progress - standing.rules.catch_up_tokens:
             self.failed(LinkFailed(link, "its weights are older than it announced"), now)
             return
         if reply.progress < standing.worth:
-            self.failed(LinkFailed(link, "its weights are older than ours"), now)  # we train meanwhile
+            self.failed(LinkFailed(link, "its weights are older than ours"), now)  # this peer trains meanwhile
             return
         if implausible_progress(reply.progress, self.pull.furthest, settled=True, rules=standing.rules):
-            self.failed(LinkFailed(link, "its weights are further than anybody announced"), now)
+            self.failed(LinkFailed(link, "its weights are further ahead than any peer announced"), now)
             return
         deadline = now + standing.deadlines.payload_s(standing.rules.weights_bytes, reply.seconds_per_byte)
         standing.emit(Pull(link, replace(reply, progress=self._unended(reply.progress))))
@@ -170,15 +174,17 @@ class CatchUp:
         self._declined.pop(link.peer, None)
 
     def _unended(self, progress: float) -> float:
-        """What a donor says of its weights' progress, and never by its word alone that the run is over: where nobody
-        announced that it is near the end, one outer step is left."""
+        """Limit the progress of a donor's weights, so that the donor alone cannot claim that the run is over.
+
+        If nobody announced that it is near the end, one outer step is left.
+        """
         assert self.pull is not None
         rules = self._standing.rules
         is_announced = self.pull.furthest + rules.catch_up_tokens >= rules.tokens_per_peer
         return progress if is_announced else min(progress, rules.tokens_per_peer - rules.tokens_per_outer_step)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
-        """The donor would not: leave it alone for a moment."""
+        """Handle a donor's decline: pause before asking it again."""
         standing = self._standing
         standing.emit(Close(link))
         if self.pull is not None and self.pull.link == link:
@@ -191,7 +197,7 @@ class CatchUp:
             standing.note("skipped", link.peer, decline.reason.value)
 
     def pulled(self, link: LinkId, received_bytes: int) -> None:
-        """The weights are here: let the trainer adopt them. No deadline any more, the rest is local."""
+        """Hand the received weights to the trainer. The rest is local and has no deadline."""
         standing = self._standing
         if self.pull is None or self.pull.link != link:
             return
@@ -201,7 +207,7 @@ class CatchUp:
         standing.emit(Close(link))
 
     def adopted(self, link: LinkId) -> None:
-        """Our weights are the donor's now: we are in step."""
+        """Record that this peer now has the donor's weights and is settled."""
         self.pull = None
         self._standing.settled = True
         self._standing.find_company()
@@ -210,8 +216,10 @@ class CatchUp:
         self._standing.note("caught up", link.peer)
 
     def unfit(self, event: Unfit, now: float) -> None:
-        """Its weights are worth nothing: another donor's. It may be whom they came from that is at fault, or us. Nobody
-        is, where they came after our own end."""
+        """Handle useless weights: try another donor.
+
+        Either the donor or this peer may be at fault. Nobody is if the weights arrived after this peer's own end.
+        """
         if self.pull is None or self.pull.link != event.link:
             return
         self.pull = None
@@ -221,7 +229,7 @@ class CatchUp:
             self._standing.blame(LinkFailed(event.link, event.why), Fault.BROKEN, now)
 
     def requested(self, link: LinkId, request: WeightsRequest, now: float) -> None:
-        """Somebody wants our weights."""
+        """Answer a request for this peer's weights."""
         standing = self._standing
         refusal = self._refusal(link.peer, request, now)
         if refusal is not None:
@@ -238,7 +246,7 @@ class CatchUp:
         standing.emit(Donate(link))
 
     def donated(self, link: LinkId, sent_bytes: int, now: float) -> None:
-        """The newcomer has taken everything."""
+        """Record that the newcomer has received all weights."""
         if self._end_donation(link, now):
             self._standing.counters.donations += 1
             self._standing.counters.sent_bytes += sent_bytes
@@ -246,11 +254,12 @@ class CatchUp:
             self._standing.note("gave weights", link.peer)
 
     def failed(self, event: LinkFailed, now: float) -> bool:
-        """A link of ours ended early. True when it was one of these."""
+        """Handle a link that ended early. Return True if it belonged to a pull or donation."""
         standing = self._standing
         if self.pull is not None and self.pull.link == event.link and not self.pull.adopting:
             fault = Fault.BROKEN if self.is_receiving else Fault.UNANSWERED
-            if self.pull.replied_at is not None:  # so long it kept us from exchanging: so long we exchange first
+            # Exchange for as long as the pull prevented exchanges before the next one.
+            if self.pull.replied_at is not None:
                 self._pause(event.link.peer, now - self.pull.replied_at, now)
             self.pull = None
         elif self._end_donation(event.link, now):
@@ -267,7 +276,7 @@ class CatchUp:
         self._standing.members.pause(donor, now + min(held_s, longest_s))
 
     def hold_on(self, now: float, seconds: float) -> None:
-        """We were held up for so long, and what was sent in time may lie unread. Nobody held us meanwhile but we."""
+        """Extend deadlines after this peer was held up: messages sent in time may still be unread."""
         self._begun = {link: since + seconds for link, since in self._begun.items()} if seconds < ASLEEP_S else {}
         self._donations = {link: until if until > now else now + UNREAD_S for link, until in self._donations.items()}
         if self.pull is not None and self.pull.replied_at is not None:
@@ -286,7 +295,7 @@ class CatchUp:
             if deadline <= now:
                 self._standing.deadlines.missed()
                 asked = self.pull is not None and self.pull.link == link and not self.is_receiving
-                why = "no answer" if asked else "weights did not pass within the deadline"
+                why = "no answer" if asked else "the weights were not transferred within the deadline"
                 self.failed(LinkFailed(link, why), now)
 
     def next_deadline(self) -> float:
@@ -297,7 +306,7 @@ class CatchUp:
         return link in self._donations or (self.pull is not None and self.pull.link == link)
 
     def drop(self) -> None:
-        """We are leaving: close everything."""
+        """Close every link, because this peer leaves or finishes."""
         links = list(self._donations)
         if self.pull is not None and not self.pull.adopting:
             links.append(self.pull.link)
@@ -327,14 +336,14 @@ class CatchUp:
         return None
 
     def _end_donation(self, link: LinkId, now: float) -> bool:
-        """Its place is free again; False: it had none."""
+        """Free the donation's place. Return False if the link had none."""
         if self._donations.pop(link, None) is None:
             return False
-        self._overtime.gave(link.peer, now - self._begun.pop(link, now), now)  # we slept meanwhile: it has no time
+        self._overtime.gave(link.peer, now - self._begun.pop(link, now), now)  # not timed if it spanned a sleep
         return True
 
     def _has_enough(self, peer: PeerId, now: float) -> bool:
-        """It began to take our weights so often lately that it is not weights that it wants."""
+        """Report whether this newcomer has begun to take weights too often lately (``given_to_one``)."""
         given, most = self._given.get(peer), self._standing.rules.given_to_one
         return given is not None and len(given) == most and given[0] > now - GIVING_WINDOW_S
 

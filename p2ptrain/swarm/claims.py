@@ -1,7 +1,7 @@
-"""Who says that it is far ahead of us, and whom of those we believe.
+"""Claims of peers to be far ahead, and which of them are corroborated.
 
-A newcomer takes the weights of whoever is ahead; one that lies about that would have it take any. So a claim counts as
-far as others bear it out, and as nobody who must know better contradicts it.
+A newcomer takes the weights of a peer ahead, so a false claim could make it take any weights. A claim counts as far as
+other peers corroborate it and no peer in a position to know contradicts it.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from p2ptrain.swarm.rules import SUPPORTERS
 def supported(
     ahead: Sequence[PeerInfo], near: float, others: Sequence[PeerInfo] = (), was_in_step: bool = False
 ) -> Sequence[PeerInfo]:
-    """Those whose claim others are near: who alone says that it is far ahead of everybody is no donor.
+    """Return the peers ahead whose claims are corroborated by similar claims.
 
-    A claim that as many make as contradict it counts, or two young peers that met could keep others out of an old swarm
-    of two; and so does one that ``SUPPORTERS`` others bear out, or a crowd of those who could not catch up yet, or of
-    liars, could keep them out of any.
+    A claim counts if at least as many peers make it as contradict it; otherwise two young peers could keep others out
+    of an old swarm of two. A claim that ``SUPPORTERS`` others corroborate also counts; otherwise a crowd of waiting
+    newcomers, or of adversarial peers, could keep others out of any swarm.
 
     Args:
-        ahead: live peers that are far enough ahead to give us their weights.
-        near: so many tokens apart, the claims support each other.
-        others: live peers that are about where we are, if that says anything of where the swarm is.
-        was_in_step: our own progress says so too, and is one more that contradicts.
+        ahead: live peers that are far enough ahead to give this peer their weights.
+        near: tokens within which claims corroborate each other.
+        others: live peers about as far as this peer, if their position says where the swarm is.
+        was_in_step: whether this peer's own progress is one more contradiction.
 
     Returns:
-        All of them where nobody has support and nobody contradicts: a swarm of two has no majority.
+        All of them if no claim is corroborated and none contradicted: a swarm of two has no majority.
     """
     needed = min(SUPPORTERS, (len(ahead) + len(others) + was_in_step - 1) // 2)
     claims = sorted(known.progress for known in (*ahead, *others))
@@ -45,8 +45,8 @@ def supported(
 
 
 def ahead_of(standing: CoreState, now: float) -> list[PeerInfo]:
-    """Live peers that say they are so far ahead that we must not exchange with them, but pull."""
-    if standing.settled or not standing.rules.exchanges:  # alone by choice: nobody's weights are ours
+    """Return live peers that claim to be so far ahead that this peer must pull instead of exchanging."""
+    if standing.settled or not standing.rules.exchanges:  # alone by choice: takes nobody's weights
         return []
     mine = standing.worth
     if standing.members.none_beyond(mine + catch_up_bound(mine, standing.rules), now):
@@ -65,20 +65,23 @@ def ahead_of(standing: CoreState, now: float) -> list[PeerInfo]:
 
 
 def is_far(progress: float, standing: CoreState) -> bool:
-    """Nobody honest is so far from us, where our weights are odd; unless the swarm went on without us."""
+    """Report whether this progress is implausibly far ahead of ours.
+
+    If this peer's weights are outliers, an honest peer is that far ahead only if the swarm went on without this peer.
+    """
     return bool(implausible_progress(progress, standing.progress, settled=True, rules=standing.rules))
 
 
 def believed(standing: CoreState, now: float) -> Sequence[PeerInfo]:
-    """Of those who say that they are ahead, whom others bear out.
+    """Return the peers ahead whose claims are corroborated.
 
-    Whoever is where we are contradicts them: anybody, if we were in step here; else who is in step itself, since
-    others may be newcomers like us.
+    Peers about as far as this peer contradict such a claim: any of them if this peer was settled here, otherwise only
+    settled ones, because the others may be newcomers too.
     """
     ahead = ahead_of(standing, now)
     if not ahead:
         return []
-    if standing.is_lost:  # our own place says nothing of where the swarm is
+    if standing.is_lost:  # Own progress says nothing about where the swarm is.
         return supported(ahead, standing.rules.catch_up_tokens)
     near, mine = catch_up_bound(standing.progress, standing.rules), standing.progress
     here = [
@@ -92,9 +95,9 @@ def believed(standing: CoreState, now: float) -> Sequence[PeerInfo]:
 
 
 def is_left_behind(standing: CoreState, now: float) -> bool:
-    """A swarm is ahead of us: whom we meet meanwhile is a newcomer too, and to meet it puts neither in step.
+    """Report whether a swarm is ahead, so that an exchange with another newcomer makes neither side settled.
 
-    A swarm is two at least. One that says it is ahead, and gives nobody its weights, must not keep a young swarm from
-    getting in step, which is what contradicts it.
+    A swarm has at least two peers. A single peer that claims to be ahead but gives no weights must not keep a young
+    swarm from becoming settled, because settled peers contradict its claim.
     """
     return len(believed(standing, now)) > 1

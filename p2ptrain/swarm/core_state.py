@@ -1,4 +1,4 @@
-"""What the parts of the protocol core share: who we are, where we stand, whom we know, the effects collected so far."""
+"""State shared by the parts of the protocol core: identity, position, known peers, and the effects collected so far."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from p2ptrain.swarm.trust import DistanceStats
 
 @dataclass(slots=True)
 class Counters:
-    """What happened since the start. Read by the terminal, the summary and the tests; written only by the core."""
+    """Event counts since the start. Read by the terminal, the summary and the tests; written only by the core."""
 
     exchanges_ok: int = 0
     exchanges_failed: int = 0
-    """Ended after the partner had agreed, without a commit."""
+    """Exchanges that ended without a commit after the partner had agreed."""
     half_commits: int = 0
-    """Of these: the partner may have committed (two generals); each moves the swarm's mean by |dx| / n."""
+    """Failed exchanges that the partner may have committed (two generals); each moves the swarm's mean by |dx| / n."""
     offers_unanswered: int = 0
     offers_withdrawn: int = 0
-    """By partners, once we had accepted."""
+    """Offers that partners withdrew after this peer had accepted."""
     offers_declined: int = 0
-    """By partners."""
+    """Own offers that partners declined."""
     offers_refused: int = 0
-    """By us."""
+    """Partners' offers that this peer declined."""
     solo_steps: int = 0
     """Outer steps after which nothing was committed before the next one ended."""
     outer_steps: int = 0
@@ -41,14 +41,14 @@ class Counters:
     pulls: int = 0
     donations: int = 0
     offences: int = 0
-    """Times a partner broke the protocol."""
+    """Protocol violations by partners."""
     clipped: int = 0
-    """Exchanges that measured more than our radius."""
+    """Exchanges with a distance above this peer's own radius."""
 
 
 @dataclass(slots=True)
 class CoreState:
-    """The mutable state of one peer that exchanges and catching up both read."""
+    """Mutable state of one peer that several parts of the core read."""
 
     me: PeerId
     rules: SwarmRules
@@ -57,21 +57,21 @@ class CoreState:
     step: int = 0
     progress: float = 0.0
     rate: float = 0.0
-    """Our own tokens per second, 0 until an outer step is done."""
+    """This peer's own tokens per second, 0 until an outer step is done."""
     seconds_per_outer_step: float = 0.0
-    """Of our own training, without waiting for partners; 0 until one is done."""
+    """Duration of this peer's own training per outer step, without waiting for partners; 0 until one is done."""
     settled: bool = False
-    """True once we have been in step with the swarm, until we drop out of it (``Peer``)."""
+    """Whether this peer has been in step with the swarm and has not dropped out since (``Peer``)."""
     was_in_step: bool = False
-    """We dropped out of it: our own progress says about where the swarm was. A newcomer's says nothing."""
+    """Whether this peer dropped out, so that its progress says about where the swarm was. A newcomer's says nothing."""
     strangers: set[PeerId] = field(default_factory=set)
-    """Partners whose weights had nothing in common with ours, since an exchange committed."""
+    """Settled partners with unrelated weights since the last committed exchange."""
     boasts: dict[PeerId, float] = field(default_factory=dict)
-    """Who said that it was further (tokens) than can be true, and how far; the latest come last."""
+    """Largest implausible progress (tokens) by claiming peer; the latest comes last."""
     is_lost: bool = False
-    """All whom we met lately were strangers: ours are the odd weights."""
+    """Whether all partners met lately had unrelated weights, so that this peer's weights are the outliers."""
     gives: bool = True
-    """Whether newcomers get our weights."""
+    """Whether newcomers get this peer's weights."""
     state: PeerState = PeerState.JOINING
     deadlines: Deadlines = field(default_factory=Deadlines)
     usual: DistanceStats = field(default_factory=DistanceStats)
@@ -91,44 +91,49 @@ class CoreState:
 
     @property
     def worth(self) -> float:
-        """Progress (tokens) of the weights that we have: none, where they are the odd ones."""
+        """Progress (tokens) of the weights that count: 0 if they are the outliers."""
         return 0.0 if self.is_lost else self.progress
 
     def meet_stranger(self, peer: PeerId) -> None:
-        """It is in step, and its weights have nothing in common with ours."""
+        """Record that a settled partner has unrelated weights."""
         if len(self.strangers) < MAX_KNOWN:
             self.strangers.add(peer)
 
     def boasted(self, peer: PeerId, progress: float) -> None:
-        """It said that it was further than can be true."""
+        """Record an implausible progress claim."""
         furthest = max(self.boasts.pop(peer, 0.0), progress if progress >= 0 else inf)  # NaN is no progress
         self.boasts[peer] = furthest
         if len(self.boasts) > MAX_KNOWN:
             del self.boasts[next(iter(self.boasts))]
 
     def believes(self, peer: PeerId) -> bool:
-        """Whether what it says of its progress may raise ours: not before we are where it said that it was. It is we
-        who may have been left behind."""
+        """Report whether a partner's progress may raise ours.
+
+        After an implausible claim it may not until this peer has come that far, because this peer may have been left
+        behind.
+        """
         return self.boasts.get(peer, 0.0) <= self.progress
 
     def is_odd(self, now: float) -> bool:
-        """Whether our weights have nothing in common with those of most who are here, us included: of two equal halves
-        neither is odd."""
+        """Report whether this peer's weights are unrelated to those of most live peers, itself included.
+
+        Of two equal halves neither is an outlier.
+        """
         here = {known.peer for known in self.members.live(now)}
         self.strangers &= here
         return len(self.strangers) >= max(LEAST_STRANGERS, (len(here) + 1) // 2 + 1)
 
     def find_company(self) -> None:
-        """Somebody's weights are near ours, or ours are somebody's now."""
+        """Record that some peer's weights are near ours, by an exchange or an adoption."""
         self.strangers.clear()
         self.is_lost = False
 
     def drop_out(self) -> None:
-        """We are a newcomer again, but one that knows where the swarm was."""
+        """Make this peer a newcomer again that knows where the swarm was."""
         self.settled, self.was_in_step = False, True
 
     def forget_stillborn(self) -> None:
-        """What was opened only now and is closed again is not opened at all: nobody need hear of it."""
+        """Drop links that were opened and closed within the same event."""
         opened = {effect.link for effect in self.effects if isinstance(effect, Open)}
         stillborn = opened & {effect.link for effect in self.effects if isinstance(effect, Close)}
         self.effects = [
@@ -136,10 +141,10 @@ class CoreState:
         ]
 
     def blame(self, event: LinkFailed, fault: Fault, now: float, seconds: float = 0.0) -> None:
-        """Remember a conversation that failed against its peer, and say so.
+        """Record a failed conversation against its peer, and note it.
 
         Args:
-            seconds: for how long an exchange had been under way that both had agreed to.
+            seconds: duration of the exchange since both sides agreed.
         """
         self.counters.offences += int(event.their_fault)
         self.members.blame(event.link.peer, now, Fault.OFFENCE if event.their_fault else fault, seconds)

@@ -1,9 +1,9 @@
-"""How long to wait for a partner: learnt from completed exchanges, never asked of a user.
+"""Deadlines for partners, learnt from completed exchanges and never asked of a user.
 
-A deadline is ``median + 8 MAD`` of what completed attempts took (median absolute deviation; outliers do not move it),
-for payloads per byte. Before anything completed a sane start value counts. Of a payload's two deadlines the longer one
-counts on both sides, within reason. A missed deadline doubles all that follow
-until something completes again: otherwise a network that became slow would fail every exchange for ever.
+A deadline is ``median + 8 MAD`` of the durations of completed attempts, per byte for payloads (median absolute
+deviation; outliers do not move it). Before anything completed a start value counts. Of both sides' payload deadlines
+the longer one counts, within bounds. A missed deadline doubles all later ones until an exchange completes; otherwise a
+network that became slow would fail every exchange forever.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from array import array
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 
-REMEMBERED = 64  # guess: an hour of exchanges at one a minute
-SPREADS = 8.0  # MADs above the median; exchange times have heavy tails. Guess
-SHARING = 4.0  # a line may be shared by so many exchanges (rules.MAX_EXCHANGES) and was not when the few samples came
+REMEMBERED = 64  # one hour at one exchange a minute. Guess: compare windows on recorded durations
+SPREADS = 8.0  # MADs above the median. Guess: count false timeouts under heavy-tailed exchange durations
+SHARING = 4.0  # exchanges that may share a connection (rules.MAX_EXCHANGES) and did not when the few samples were taken
 FIRST_REPLY_S = 10.0  # before anything is measured
-REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine was seen to answer after 1 s
-PROMPT_BOUNDS_S = (0.2, 1.0)  # a round trip across the world, and a busy machine
-FIRST_RATE = 125_000.0  # bytes/s before anything is measured: 1 Mbit/s, the slowest home upload we care about
-PAYLOAD_BOUNDS_S = (5.0, 900.0)  # the upper one grows with the payload: twice its time at FIRST_RATE
-TOLERANCE = 4.0  # a partner may ask for so many times our own patience. Guess: of lines at 100 and at 2 Mbit/s
-UNNOTICED_S = 1.0  # nobody is held for so little. Guess: a busy machine
+REPLY_BOUNDS_S = (2.0, 30.0)  # a busy two-core machine answered after 1 s
+PROMPT_BOUNDS_S = (0.2, 1.0)  # an intercontinental round trip, and a busy machine
+FIRST_RATE = 125_000.0  # bytes/s before anything is measured: 1 Mbit/s, the slowest supported home upload
+PAYLOAD_BOUNDS_S = (5.0, 900.0)  # the upper one grows with the payload: twice its duration at FIRST_RATE
+TOLERANCE = 4.0  # times our own patience that a partner may ask for. Guess: measure patience at 100 and at 2 Mbit/s
+UNNOTICED_S = 1.0  # shorter holds do not count. Guess: measure delays on a busy machine
 MAX_PATIENCE = 16.0  # largest multiple after missed deadlines
 
 
@@ -34,41 +34,41 @@ class Deadlines:
         self._patience = 1.0
 
     def replied(self, seconds: float) -> None:
-        """A partner answered an offer after this long."""
+        """Record how long a partner took to answer an offer."""
         self._replies.add(seconds)
 
     def transferred(self, size_bytes: int, seconds: float) -> None:
-        """A payload exchange of this size completed."""
+        """Record a completed payload exchange."""
         self._per_byte.add(seconds / max(size_bytes, 1))
         self._patience = 1.0
 
     def missed(self) -> None:
-        """A deadline passed."""
+        """Record that a deadline passed."""
         self._patience = min(2 * self._patience, MAX_PATIENCE)
 
     def reply_s(self) -> float:
-        """How long to wait for an answer to an offer."""
+        """Return how long to wait for an answer to an offer."""
         estimate = self._replies.bound() if self._replies else FIRST_REPLY_S
         return _clamp(self._patience * estimate, *REPLY_BOUNDS_S)
 
     def prompt_reply_s(self) -> float:
-        """An answer that takes longer than this is unusually late."""
+        """Return the time after which an answer counts as unusually late."""
         return _clamp(4 * self._replies.median(), *PROMPT_BOUNDS_S) if self._replies else PROMPT_BOUNDS_S[1]
 
     def seconds_per_byte(self) -> float:
-        """How long we are prepared to wait for each byte of a payload: what partners are told."""
+        """Return the patience per payload byte that partners are told."""
         per_byte = 1.0 / FIRST_RATE
         if self._per_byte:
             per_byte = max(self._per_byte.bound(), SHARING * self._per_byte.median())
         return self._patience * per_byte
 
     def payload_s(self, size_bytes: int, theirs: float = 0.0) -> float:
-        """How long to wait for a payload of this size both ways, acknowledgements included.
+        """Return how long to wait for a payload of this size both ways, acknowledgements included.
 
         Args:
-            theirs: what the partner said of its ``seconds_per_byte``. Who knows fast lines only would give up each time
-                on one whose line is slow, for ever. It counts up to ``TOLERANCE`` times our own, or as a line of
-                ``FIRST_RATE`` takes that is shared: else it would say how long it may hold us.
+            theirs: the partner's ``seconds_per_byte``. Without it a peer that knows only fast connections would give up
+                on a slow one every time. It counts up to the larger of ``TOLERANCE`` times our own and what a shared
+                connection of ``FIRST_RATE`` takes, so that the partner cannot choose how long it holds us.
         """
         shortest, longest = PAYLOAD_BOUNDS_S
         ours = self.seconds_per_byte()
@@ -76,17 +76,17 @@ class Deadlines:
         return _clamp(per_byte * size_bytes, shortest, max(longest, 2 * size_bytes / FIRST_RATE))
 
     def too_long_s(self, size_bytes: int, seconds: float) -> float:
-        """By how much a payload of this size took longer than a shared line takes; 0 where it did not."""
+        """Return how much longer than over a shared connection this payload took; 0 if it did not."""
         per_byte = self._per_byte.median() if self._per_byte else 1.0 / FIRST_RATE
         return max(seconds - max(SHARING * per_byte * size_bytes, UNNOTICED_S), 0.0)
 
     def typical_payload_s(self, size_bytes: int) -> float | None:
-        """The median time of a payload of this size, None before any was measured."""
+        """Return the median duration of a payload of this size, or None before any was measured."""
         return self._per_byte.median() * size_bytes if self._per_byte else None
 
 
 class _Samples:
-    """The last samples, also in order; the bound is computed once for each new one."""
+    """Most recent samples, also sorted. The bound is computed once per new sample."""
 
     __slots__ = ("_bound", "_ordered", "_values")
 
@@ -109,7 +109,7 @@ class _Samples:
         return _median(self._ordered)
 
     def bound(self) -> float:
-        """Median + ``SPREADS`` times the median distance from it."""
+        """Return the median plus ``SPREADS`` times the median distance from it."""
         if self._bound is None:
             middle = self.median()
             self._bound = middle + SPREADS * _median(sorted([abs(value - middle) for value in self._ordered]))

@@ -1,7 +1,7 @@
-"""Discovery: how one peer finds others and is found, and how many it keeps in mind.
+"""Discovery: how a peer finds others and is found, and how many peers it keeps.
 
-Presence is announced and looked up in the directory now and then, each at its own pace; messages pass records on
-between lookups. In a crowd a peer keeps no more records than partners can be drawn from, and looks up less often.
+Presence is announced and looked up in the directory at regular intervals; messages pass presence records on in between.
+In a large swarm a peer keeps only as many records as it needs to draw partners, and looks up less often.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from p2ptrain.swarm.rules import (
 
 
 class Discovery:
-    """When to announce and to look up, and which of the records found to keep."""
+    """Timing of announcements and lookups, and the choice of records to keep."""
 
     def __init__(self, standing: CoreState) -> None:
         self._standing = standing
-        self._announce_at = float("inf")  # until the first time
+        self._announce_at = float("inf")  # until the first announcement
         self._lookup_at = float("inf")
         self._announced_settled = False
-        self._crowded = False  # there are more peers than we keep in mind: who comes and goes is no news
+        self._crowded = False  # more peers than are kept: arrivals and departures are no news
 
     def announce(self, now: float) -> None:
-        """Say where we stand; again when the period is over."""
+        """Publish this peer's state, and schedule the next announcement."""
         self._announce_at = now + ANNOUNCE_PERIOD_S
         standing = self._standing
         self._announced_settled = standing.settled
         standing.emit(Announce(standing.state, standing.step, standing.progress, standing.settled))
 
     def look_up(self, now: float) -> None:
-        """Ask who else is here; sooner again where nobody is known."""
-        if not self._standing.members.records(now):  # who only called us cannot be called, nor cached
+        """Look up other peers, and schedule the next lookup: sooner if none is known."""
+        if not self._standing.members.records(now):  # peers known only by their calls cannot be dialed or cached
             period = LONELY_LOOKUP_PERIOD_S
         else:
             period = CROWDED_LOOKUP_PERIOD_S if self._crowded else LOOKUP_PERIOD_S
@@ -49,34 +49,36 @@ class Discovery:
         self._standing.emit(Lookup())
 
     def seen(self, event: PeersSeen) -> None:
-        """Records came, by a lookup or by a message: keep those that are wanted."""
+        """Keep the wanted records of a lookup or a message."""
         members = self._standing.members
         for presence, live_until in self._wanted(event):
             if presence.run == self._standing.rules.run and members.see(presence, live_until) and not self._crowded:
                 self._standing.note("found", presence.peer)
 
     def expire(self, now: float) -> None:
-        """Forget who gave no sign of life. One that said goodbye is not lost."""
+        """Forget peers without a sign of life. A peer that said goodbye is not reported as lost."""
         lost = self._standing.members.expire(now)
         if lost and not self._crowded:
             for peer in lost:
                 self._standing.note("lost", peer, "no sign of life")
 
     def keep_up(self, now: float) -> None:
-        """Announce and look up where it is time to; and say at once that we are in step: newcomers want to know."""
+        """Announce and look up when due, and announce at once that this peer is settled, because newcomers look for
+        donors."""
         if now >= self._announce_at or (self._standing.settled and not self._announced_settled):
             self.announce(now)
         if now >= self._lookup_at:
             self.look_up(now)
 
     def next_due(self) -> float:
-        """When ``keep_up`` has something to do."""
+        """Return when ``keep_up`` next has something to do."""
         return min(self._announce_at, self._lookup_at)
 
     def _wanted(self, event: PeersSeen) -> Sequence[tuple[Presence, float]]:
-        """The records of peers that we know, and as many others, at random, as are enough.
+        """Return the records of known peers, and enough random others.
 
-        In a crowd lookups bring them; what messages pass on is older, and only wanted when few are left.
+        In a large swarm lookups bring enough records; records passed on by messages are older and only used if few are
+        left.
         """
         known, records = self._standing.members.peers, event.records
         if event.from_lookup:

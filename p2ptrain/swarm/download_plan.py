@@ -1,26 +1,26 @@
-"""Taking a model from several donors at once: which piece to ask of whom, and whom to believe. Pure.
+"""Plan for downloading a model from several donors: which piece to ask of whom, and which copies to accept. Pure.
 
 ::
 
-    piece      on                                        -> becomes     what is asked
+    piece      event                                     next          action
     ---------  ----------------------------------------  -----------   -------------------------------------------
     MISSING    a donor is idle                           ASKED         Fetch
-    ASKED      it is slow, and another is idle           ASKED         Fetch, of a second donor: who is first counts
+    ASKED      its donor is slow, another is idle        ASKED         Fetch from a second donor; the first counts
     ASKED      all its donors are lost                   MISSING
-    ASKED      it is here, its digest right              HERE          Cancel of the other; Compare, of ``WITNESSES``
-    HERE       all their copies are near                 CONFIRMED
-    HERE       somebody's copy of any piece is far       HERE          Compare, of ``JURY``, of all pieces
-    HERE       most copies are near                      CONFIRMED     (those that are far were odd: a strike)
-    HERE       most copies are far                       MISSING       (the giver was odd: a strike)
-    HERE       there never was anybody else              CONFIRMED
+    ASKED      it arrived, its digest matches            HERE          Cancel the other; Compare with ``WITNESSES``
+    HERE       all compared copies are near              CONFIRMED
+    HERE       a copy of any piece is far                HERE          Compare all pieces with ``JURY``
+    HERE       most copies are near                      CONFIRMED     (a strike for each donor of a far copy)
+    HERE       most copies are far                       MISSING       (a strike for the donor of the piece)
+    HERE       there never was another donor             CONFIRMED
 
-A digest proves transport only. What a piece is worth is known from another peer's copy of it: peers of one swarm are
-never the same, but near. Copies are compared by sketches of some hundred bytes (``train.sketch``), made after the piece
-is here. Any donor may be asked for one, also those that give no piece: few that lie together are outvoted wherever one
-honest copy is seen beside theirs. A donor with ``MOST_STRIKES`` is dropped, and what nobody else has confirmed of it is
-asked of others. A donor that is lost costs the pieces that it had not finished, and nothing else.
+A digest proves transport only. Another peer's copy shows whether a piece is useful: peers of one swarm never hold equal
+weights, but near ones. Copies are compared by sketches of some hundred bytes (``train.sketch``), made after the piece
+has arrived. Any donor may be asked for a sketch, including those that give no piece, so a few that collude are outvoted
+wherever one honest copy is compared with theirs. A donor with ``MOST_STRIKES`` strikes is dropped, and its unconfirmed
+pieces are asked of others. Losing a donor costs only the pieces that it had not finished.
 
-The shell fetches and compares, and says how it went; ``DownloadPlan`` holds no byte of them.
+The shell fetches and compares, and reports the outcome; ``DownloadPlan`` holds none of the bytes.
 """
 
 from __future__ import annotations
@@ -31,44 +31,48 @@ from dataclasses import dataclass, field
 from p2ptrain.base.ids import PeerId
 
 MOST_DONORS = 3
-"""Asked at once. A guess: two for speed, and one more to tell which of two is odd."""
+"""Donors asked concurrently: two for speed, and a third to tell which of two is the outlier. Guess: measure download
+times with other numbers."""
 
 PIECE_BYTES = 4 << 20
-"""The longest piece: fragments that are longer are cut. Both sides cut alike, so this is part of the protocol. A lost
-donor costs at most one. At 100 Mbit/s one takes .3 s, and the round trip before it, of .1 s, a quarter of the whole."""
+"""Maximum length of a piece; longer fragments are cut. Both sides must cut alike, so this is part of the protocol. A
+lost donor costs at most one piece. At 100 Mbit/s a piece takes .3 s, and a round trip of .1 s before it is a quarter of
+the total."""
 
 NEAR = 0.5
-"""Two copies that differ by no more than this share of the shorter one's length are of one swarm. Of equally fast peers
-.31 was measured at the most (docs/SECURITY.md)."""
+"""Maximum distance of copies from one swarm, as a share of the shorter one's length. The largest distance measured
+between equally fast peers is .31 (docs/SECURITY.md)."""
 
 WITNESSES = 2
-"""Others whose copies are near before a piece counts, where nobody is far: of two that lie together, one gives it."""
+"""Near copies of other donors that confirm a piece while no copy is far: of two donors that collude, one gives it."""
 
 JURY = 6
-"""Others who are asked for a sketch once copies are far apart; the giver is the seventh. A guess: two or three liars
-among seven are the minority, and a sketch costs half a kilobyte."""
+"""Other donors asked for a sketch once copies are far apart; the piece's donor is the seventh. Two or three adversarial
+peers of seven are a minority, and a sketch costs half a kilobyte. Guess: measure the adversarial share of real
+swarms."""
 
 MOST_STRIKES = 2
-"""A donor may be odd once: it may itself be new."""
+"""Strikes after which a donor is dropped. One outlying copy is tolerated, because the donor may itself be new."""
 
 FIRST_RATE = 31_250.0
-"""Bytes per second of a donor that nothing was measured of: .25 Mbit/s, the lowest cap that an owner may set. Who stops
-sending altogether is found by its silence, long before."""
+"""Assumed bytes per second of an unmeasured donor: .25 Mbit/s, the lowest throttle that an owner may set. A donor that
+stops sending is noticed by its silence long before."""
 
 SLOW, SLOW_S = 2.0, 1.0
-"""To one that is idle and has given before, a donor is slow that takes so many times as long as it would, and so many
-seconds more. Guesses."""
+"""A donor is slow if it takes this many times as long as an idle donor that has given before would, and this many
+seconds more. Guess: measure the spread of piece durations."""
 
 PATIENCE = 4.0
-"""A piece may take so many times as long as its donor's last one did. A line may be shared by so many exchanges."""
+"""Multiple of the donor's last piece duration that a piece may take, because exchanges may share the connection."""
 
 PIECE_BOUNDS_S = (30.0, 300.0)
-"""Of a piece's deadline, dialing its donor included, which may take 20 s (``net.links.Limits``). Guesses."""
+"""Shortest and longest deadline of a piece, including up to 20 s for dialing its donor (``net.links.Limits``). Guess:
+measure piece durations over slow connections."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """Ask this donor for this piece of its pinned snapshot; it is lost if the piece is not here by then."""
+    """Ask this donor for this piece of its pinned snapshot; the donor is lost if the piece misses the deadline."""
 
     donor: PeerId
     piece: int
@@ -77,7 +81,7 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Another donor was faster."""
+    """Cancel a fetch, because another donor was faster."""
 
     donor: PeerId
     piece: int
@@ -85,7 +89,7 @@ class Cancel:
 
 @dataclass(frozen=True, slots=True)
 class Compare:
-    """Ask this donor for a sketch of its own copy of a piece that is here."""
+    """Ask this donor for a sketch of its own copy of a piece that has arrived."""
 
     donor: PeerId
     piece: int
@@ -96,7 +100,7 @@ Action = Fetch | Cancel | Compare
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where a piece lies: bytes ``start`` to ``stop`` of a fragment in fp32."""
+    """Position of a piece: bytes ``start`` to ``stop`` of a fragment in fp32."""
 
     fragment: int
     start: int
@@ -108,7 +112,7 @@ class Span:
 
 
 def cut(sizes: Sequence[int]) -> list[Span]:
-    """The pieces of a model whose fragments have so many bytes, in order."""
+    """Return the pieces of a model whose fragments have these sizes in bytes, in order."""
     return [
         Span(fragment, start, min(start + PIECE_BYTES, size))
         for fragment, size in enumerate(sizes)
@@ -118,7 +122,7 @@ def cut(sizes: Sequence[int]) -> list[Span]:
 
 @dataclass(slots=True)
 class _PieceState:
-    """One piece's way."""
+    """State of one piece."""
 
     size_bytes: int
     asked: dict[PeerId, Fetch] = field(default_factory=dict)
@@ -126,20 +130,20 @@ class _PieceState:
     comparing: PeerId | None = None
     near: set[PeerId] = field(default_factory=set)
     far: set[PeerId] = field(default_factory=set)
-    """Whose copies are near to, and far from, the one that is here."""
+    """Donors whose copies are near to, and far from, the piece that has arrived."""
     refused: set[PeerId] = field(default_factory=set)
-    """Whose copy was odd: not asked for this piece again."""
+    """Donors whose copy was an outlier; they are not asked for this piece again."""
     confirmed: bool = False
     was_asked: bool = False
 
     def forget(self) -> None:
-        """It is not here any more."""
+        """Discard the piece."""
         self.giver, self.comparing, self.confirmed, self.near, self.far = None, None, False, set(), set()
 
 
 @dataclass(slots=True)
 class _Donor:
-    """What we know of one that gives."""
+    """State of one donor."""
 
     rate: float = FIRST_RATE
     has_given: bool = False
@@ -148,12 +152,12 @@ class _Donor:
 
 
 class DownloadPlan:
-    """All pieces of one model.
+    """Download state of all pieces of one model.
 
     Args:
         sizes: bytes of each piece.
-        donors: who may be asked, in the order of preference; the first few are, and the others take lost ones' places.
-        have: pieces that are here from an earlier attempt, and who gave them. They are compared like all others.
+        donors: donors in order of preference; the first few are asked, and the others replace lost ones.
+        have: pieces kept from an earlier attempt, with their donors. They are compared like all others.
     """
 
     def __init__(
@@ -165,48 +169,48 @@ class DownloadPlan:
         self._donors: dict[PeerId, _Donor] = {}
         self._strikes: dict[PeerId, int] = {}
         self.dropped: set[PeerId] = set()
-        """Donors whose copies were odd too often."""
+        """Donors whose copies were outliers too often."""
         self.was_compared = False
-        """Somebody's copy was near another's."""
+        """Whether some copy was near another's."""
         self.is_disputed = False
-        """Some copies were far from each other."""
+        """Whether some copies were far from each other."""
         self.broke_off: set[PeerId] = set()
-        """Donors that were lost before a piece that they were asked for was here."""
+        """Donors lost before a piece that they were asked for arrived."""
         self.asked_again = 0
-        """Times that a piece was asked for anew: its donor was lost, or its copy odd. A second one beside a donor that
-        is slow does not count."""
+        """Repeated requests for a piece because its donor was lost or its copy an outlier. A second request beside a
+        slow donor does not count."""
         for number, giver in (have or {}).items():
             self._pieces[number].giver = giver
 
     @property
     def is_done(self) -> bool:
-        """All pieces are here, and believed."""
+        """Whether all pieces have arrived and are confirmed."""
         return all(piece.confirmed for piece in self._pieces)
 
     @property
     def is_stuck(self) -> bool:
-        """After ``act``: nobody is left who could give what is missing, or confirm what is here."""
+        """After ``act``: whether no donor is left that could give what is missing or confirm what has arrived."""
         return not self.is_done and not any(piece.asked or piece.comparing for piece in self._pieces)
 
     @property
     def lacks_pieces(self) -> bool:
-        """Some are not here yet."""
+        """Whether some pieces have not arrived yet."""
         return any(piece.giver is None for piece in self._pieces)
 
     @property
     def here(self) -> dict[int, PeerId]:
-        """What to begin with next time: the pieces that are here, and who gave them."""
+        """Pieces that have arrived, with their donors; the start of the next attempt."""
         return {number: piece.giver for number, piece in enumerate(self._pieces) if piece.giver is not None}
 
     def act(self, now: float) -> list[Action]:
-        """What to do now. Deadlines that have passed cost their donors."""
+        """Return what to do now. Donors whose deadline has passed are lost."""
         for fetch in [fetch for piece in self._pieces for fetch in piece.asked.values() if fetch.deadline <= now]:
             self.lost(fetch.donor)
         while self._waiting and len(self._donors) < MOST_DONORS:
             self._donors[self._waiting.pop(0)] = _Donor()
         actions: list[Action] = []
         dropped = -1
-        while dropped < (dropped := len(self.dropped)):  # whom they dropped judges nothing any more: ask others
+        while dropped < (dropped := len(self.dropped)):  # pieces that dropped donors judged need others
             actions += self._comparisons()
         actions = [each for each in actions if each.donor not in self.dropped]
         for donor, state in self._donors.items():
@@ -215,7 +219,7 @@ class DownloadPlan:
         return actions
 
     def fetched(self, donor: PeerId, number: int, now: float) -> list[Action]:
-        """A piece came whole, with the digest that its donor sent ahead. It counts if it is the first to come."""
+        """Record that a piece arrived whole and matches the digest its donor sent ahead. Only the first copy counts."""
         piece, state = self._pieces[number], self._donors.get(donor)
         if state is None or piece.asked.pop(donor, None) is None:
             return []
@@ -231,7 +235,7 @@ class DownloadPlan:
         return [*(Cancel(other, number) for other in slower), *self.act(now)]
 
     def compared(self, donor: PeerId, number: int, distance: float, now: float) -> list[Action]:
-        """How far this donor's copy is from the one that is here (``train.sketch.distance``); NaN for no number."""
+        """Record this donor's distance from the piece that arrived (``train.sketch.distance``; NaN if it has none)."""
         piece = self._pieces[number]
         if piece.comparing != donor or piece.giver is None:
             return []
@@ -241,14 +245,14 @@ class DownloadPlan:
             self.was_compared = True
         else:
             piece.far.add(donor)
-            if not self.is_disputed:  # whoever confirmed what is here may lie together with who gave it
+            if not self.is_disputed:  # earlier confirmations may come from donors that collude
                 self.is_disputed = True
                 for each in self._pieces:
                     each.confirmed = False
         return self.act(now)
 
     def lost(self, donor: PeerId) -> None:
-        """It is gone, too slow, or broke the protocol. What it gave stays, if somebody confirms it."""
+        """Record that a donor is gone, too slow, or broke the protocol. Its pieces stay until they are judged."""
         state = self._donors.pop(donor, None)
         if state is not None and state.fetching is not None and donor not in self.dropped:
             self.broke_off.add(donor)
@@ -259,7 +263,7 @@ class DownloadPlan:
             piece.comparing = None if piece.comparing == donor else piece.comparing
 
     def next_deadline(self, now: float) -> float:
-        """When ``act`` has something to do, if nothing happens until then."""
+        """Return when ``act`` next has something to do if nothing else happens."""
         fetches = [fetch for piece in self._pieces for fetch in piece.asked.values()]
         idle = [donor for donor, state in self._donors.items() if state.fetching is None]
         slow = [
@@ -284,7 +288,7 @@ class DownloadPlan:
         return fetch
 
     def _wanted(self, donor: PeerId, now: float) -> int | None:
-        """The piece that this donor is to give: one that nobody was asked for; else one whose donor is slow."""
+        """Return the piece to ask of this donor: one that nobody was asked for, else one whose donor is slow."""
         slow = None
         for number, piece in enumerate(self._pieces):
             if piece.giver is not None or donor in piece.refused:
@@ -296,14 +300,17 @@ class DownloadPlan:
         return slow
 
     def _slow_at(self, piece: _PieceState, other: PeerId) -> float:
-        """When its donor is slow to this other one: where nothing is known of that, when half of its time is over."""
+        """Return when the piece's donor counts as slow compared with another donor.
+
+        If that one has not given before, this is half of the deadline.
+        """
         (fetch,) = piece.asked.values()
         since, state = self._donors[fetch.donor].since, self._donors[other]
         half = (since + fetch.deadline) / 2
         return min(half, since + SLOW * piece.size_bytes / state.rate + SLOW_S) if state.has_given else half
 
     def _comparisons(self) -> list[Compare]:
-        """One at a time for each piece that is here, until enough have said what they have."""
+        """Ask for one comparison at a time for each piece that has arrived, until enough copies are compared."""
         wanted = []
         for number, piece in enumerate(self._pieces):
             if piece.giver is None or piece.confirmed or piece.comparing is not None:
@@ -316,11 +323,11 @@ class DownloadPlan:
             elif said:
                 self._decide(piece)
             elif not self._had_others:
-                piece.confirmed = True  # a swarm of two: there is nobody else to ask
+                piece.confirmed = True  # a swarm of two: nobody else to ask
         return wanted
 
     def _decide(self, piece: _PieceState) -> None:
-        """Most copies are right, the giver's own among them; one word against one is nobody's."""
+        """Decide by majority, the donor's own copy included. A tie discards the piece without a strike."""
         for_it, against = 1 + len(piece.near), len(piece.far)
         if for_it > against:
             piece.confirmed = True
@@ -335,7 +342,7 @@ class DownloadPlan:
             self._strike(giver)
 
     def _strike(self, donor: PeerId) -> None:
-        """Its copy was odd."""
+        """Count an outlying copy against its donor, and drop the donor after too many."""
         self._strikes[donor] = self._strikes.get(donor, 0) + 1
         if self._strikes[donor] < min(MOST_STRIKES, len(self._pieces)):
             return

@@ -1,4 +1,4 @@
-"""When a peer that was in step is a newcomer again, beside having slept (``Peer``)."""
+"""Reasons for which a settled peer becomes a newcomer again, besides sleeping (``Peer``)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from p2ptrain.swarm.rules import OUT_OF_STEP_S, OUT_OF_STEP_STEPS
 
 
 def dropped_out(standing: CoreState, in_step_at: float, now: float) -> str:
-    """Drop out of step if we must: why; empty when we need not.
+    """Drop out of step if necessary, and return why; return an empty string otherwise.
 
     Args:
-        in_step_at: when we last were in step for certain.
+        in_step_at: when this peer was last in step for certain.
     """
     if standing.strangers and not standing.is_lost and standing.is_odd(now):
         _be_lost(standing)
-        return "whomever we meet has other weights"
+        return "our weights differ from those of most peers"
     if standing.settled and now - in_step_at >= OUT_OF_STEP_S and _is_cut_off(standing, in_step_at, now):
         standing.drop_out()
         return f"nothing was exchanged for {now - in_step_at:.0f} s"
@@ -23,8 +23,9 @@ def dropped_out(standing: CoreState, in_step_at: float, now: float) -> str:
 
 
 def _be_lost(standing: CoreState) -> None:
-    """It is our weights that are odd: whom we took for liars may give us theirs. A newcomer that has trained for too
-    long before anybody had a place for it is lost as well, and was never in step.
+    """Record that our weights are outliers, and trust again the peers blamed for theirs: they may be donors.
+
+    A newcomer that trained too long before any donor had a place for it is lost too, and was never settled.
     """
     standing.is_lost = True
     for peer in standing.strangers:
@@ -34,7 +35,7 @@ def _be_lost(standing: CoreState) -> None:
 
 
 def _is_cut_off(standing: CoreState, in_step_at: float, now: float) -> bool:
-    """For so long that we would take everybody for a liar."""
+    """Report whether this peer exchanged nothing for so long that it would judge all others implausible."""
     mine, rules = standing.progress, standing.rules
     return (
         rules.exchanges

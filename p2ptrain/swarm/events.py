@@ -1,7 +1,7 @@
-"""The two closed lists of the protocol core: what can happen to a peer, and what it can ask its shell to do.
+"""Events that can happen to a peer, and effects that it can ask its shell to perform: two closed lists.
 
 ``Peer.handle(event, now) -> list[Effect]``. The shells (``p2ptrain.net``, ``p2ptrain.sim``) perform the effects in
-order and feed back events; they decide nothing.
+order and feed events back; they decide nothing.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from p2ptrain.swarm.messages import Message, Offer, Presence, Terms, WeightsRepl
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The shell is up; look for the swarm."""
+    """The shell is ready; look for the swarm."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeersSeen:
-    """A directory lookup ended, or a message passed peers on."""
+    """A directory lookup ended, or a message passed presence records on."""
 
     records: tuple[tuple[Presence, float], ...]
-    """Records whose signatures hold, each with the time (our clock) until which it counts."""
+    """Records with valid signatures, each with the time (own clock) until which it counts."""
     from_lookup: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LookupFailed:
-    """Nobody could be asked for the directory."""
+    """No node of the directory answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class OuterStepDone:
-    """The trainer ended an outer step: every free fragment has a new snapshot. Exchanges fall due, or did before."""
+    """The trainer ended an outer step: every free fragment has a new snapshot. Exchanges are due now or were before."""
 
     step: int
     progress: float
     tokens: int
-    """That this peer itself trained on in it."""
+    """Tokens that this peer itself trained on in this outer step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangeDue:
-    """The trainer is where in its inner phase an exchange is to begin; fast weights have a new snapshot."""
+    """The trainer reached a point of its inner phase where an exchange is due; fast weights have a new snapshot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class PhaseDone:
 
 @dataclass(frozen=True, slots=True)
 class TrainingEnded:
-    """The trainer reached the run's end and only applies displacements from now on."""
+    """The trainer reached the run's end; from now on it only applies displacements."""
 
     step: int
     progress: float
@@ -67,7 +67,7 @@ class TrainingEnded:
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A control message arrived on a link (for an inbound link, its first message opens it)."""
+    """A control message arrived on a link; the first message of an inbound link opens it."""
 
     link: LinkId
     message: Message
@@ -76,7 +76,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class SwapDone:
-    """Both payloads are through, the digests hold, and the difference is finite."""
+    """Both payloads have been transferred, the digests match, and the difference is finite."""
 
     link: LinkId
     sent_bytes: int
@@ -84,11 +84,12 @@ class SwapDone:
     distance: float
     """||theirs - mine|| / ||mine|| over the exchanged fragments: the disagreement as this pair measures it."""
     norm: float = 0.0
-    """||mine||; 0 where there are no weights to measure."""
+    """||mine||; 0 if there are no weights to measure."""
     fingerprint: bytes = b""
-    """Of the bytes that came; empty where there are none."""
+    """Fingerprint of the received bytes; empty if there are none."""
     sketched: float = 0.0
-    """``distance`` as both told before the swap; 0 where nobody told. Of what wrapped ``distance`` says nothing."""
+    """``distance`` as both sides announced it before the swap; 0 if they did not. If payloads wrapped, ``distance``
+    says nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Applied:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """A donor's weights are here, whole and finite."""
+    """A donor's weights have arrived, whole and finite."""
 
     link: LinkId
     received_bytes: int
@@ -118,8 +119,8 @@ class Adopted:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """The trainer would not take the donor's weights: they are worth nothing, or its own end came first. Its own are as
-    they were."""
+    """The trainer rejected the donor's weights, because they are useless or it reached its own end. Its weights are
+    unchanged."""
 
     link: LinkId
     why: str
@@ -127,7 +128,7 @@ class Unfit:
 
 @dataclass(frozen=True, slots=True)
 class Donated:
-    """The newcomer has taken all our weights."""
+    """The newcomer has received all weights."""
 
     link: LinkId
     sent_bytes: int
@@ -140,16 +141,16 @@ class LinkFailed:
     link: LinkId
     why: str
     their_fault: bool = False
-    """They broke the protocol (garbage, a wrong digest, NaN), as opposed to the network failing."""
+    """Whether the other side broke the protocol (garbage, a wrong digest, NaN), as opposed to a network failure."""
     unbegun: bool = False
-    """They ended it in good order, before a byte of their payload had come."""
+    """Whether the other side ended it in good order before any byte of its payload had arrived."""
     misfit: bool = False
-    """Their payload came and did not fit the step widths agreed on, which we have learnt from."""
+    """Whether their payload did not fit the agreed step widths, which this side has learnt from."""
 
 
 @dataclass(frozen=True, slots=True)
 class Woke:
-    """The time asked for by the last ``WakeAt`` has come."""
+    """The time requested by the last ``WakeAt`` has come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +160,7 @@ class LeaveRequested:
 
 @dataclass(frozen=True, slots=True)
 class Giving:
-    """The owner has weights to give to newcomers from now on, or none: they are told that we are busy."""
+    """The owner begins or stops giving weights to newcomers; while it does not, they hear that this peer is busy."""
 
     gives: bool
 
@@ -207,7 +208,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Swap:
-    """Encode these fragments of what is shown to partners, send them, receive theirs, compute the difference."""
+    """Encode the published copy of these fragments, send it, receive theirs, and compute the difference."""
 
     link: LinkId
     fragments: tuple[int, ...]
@@ -217,24 +218,24 @@ class Swap:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Hand the displacement to the trainer; it applies it between two inner steps."""
+    """Hand the displacement to the trainer, which applies it between two inner steps."""
 
     link: LinkId
     progress_displacement: float
-    """What to add to progress with it, in tokens per peer."""
+    """Change of progress that comes with it, in tokens per peer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed:
-    """Every displacement that a waiting trainer waited for has been handed to it, or will not come: go on."""
+    """Let a waiting trainer go on: every displacement that it waited for has been handed to it or will not come."""
 
     step: int
-    """The outer step that it waits at; at any other it does not wait any more."""
+    """The outer step that the trainer waits at; at any other it does not wait any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """Receive all fragments, fp32, from the donor."""
+    """Receive all fragments from the donor, in fp32."""
 
     link: LinkId
     reply: WeightsReply
@@ -242,28 +243,28 @@ class Pull:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Hand the pulled weights to the trainer to replace its own."""
+    """Hand the pulled weights to the trainer, which replaces its own."""
 
     link: LinkId
 
 
 @dataclass(frozen=True, slots=True)
 class Donate:
-    """Send all fragments of the slow weights, fp32."""
+    """Send all fragments of the slow weights, in fp32."""
 
     link: LinkId
 
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """The conversation is over, or not wanted any more: close the link and forget whatever it held."""
+    """Close the link and discard its data: the conversation is over or no longer wanted."""
 
     link: LinkId
 
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Publish our presence. The shell adds addresses, nickname, times and the signature."""
+    """Publish this peer's presence. The shell adds addresses, nickname, times and the signature."""
 
     state: str
     step: int
@@ -285,25 +286,25 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True)
 class BeginTraining:
-    """The trainer may start (or, after an Adopt, already holds a donor's weights)."""
+    """Start training. After an Adopt, the trainer already holds a donor's weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Nothing is left to do: save and exit."""
+    """Save and exit: nothing is left to do."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Something worth a line: ``exchanged``, ``skipped``, ``failed``, ``joined``, … The shell logs and counts it."""
+    """Note for the event log: ``exchanged``, ``skipped``, ``failed``, ``joined``, … The shell logs and counts it."""
 
     kind: str
     peer: PeerId | None = None
     why: str = ""
     seconds: float = 0.0
-    """Of an exchange, since both had agreed; 0 where they had not."""
+    """Duration of an exchange since both sides agreed; 0 if they did not."""
     sent_bytes: int = 0
     received_bytes: int = 0
     distance: float = 0.0

@@ -20,7 +20,7 @@ from p2ptrain.swarm.trust import per_fragment
 
 
 class ExchangeState(Enum):
-    """The progress of one exchange."""
+    """State of one exchange."""
 
     OFFERED = "offered"
     SWAPPING = "swapping"
@@ -29,11 +29,11 @@ class ExchangeState(Enum):
 
 
 class ExchangeEvent(Enum):
-    """What moves an exchange on. The values are the words of docs/PROTOCOL.md."""
+    """Events that change an exchange's state. The values appear in docs/PROTOCOL.md."""
 
     OFFER = "Offer sent, or received and acceptable"
     ACCEPT = "Accept received, or sent"
-    PAYLOADS = "both payloads are through"
+    PAYLOADS = "both payloads are transferred"
     ACKNOWLEDGE = "Acknowledge received"
     END = "end"
 
@@ -93,9 +93,10 @@ TRANSITIONS: TransitionTable[ExchangeState, ExchangeEvent] = TransitionTable(
 
 
 DRAGGED = 0.75
-"""Of a payload's patience. That is four times what the slower side's exchanges take, as far as it is believed, which
-is to 16 times what ours take (``deadlines``): so whose line is slow as ever takes a quarter, and who takes 12 times as
-long as others does not drag. A guess."""
+"""Share of a payload's patience above which an exchange counts as dragged. The patience is four times what the slower
+side's exchanges take, believed up to 16 times what ours take (``deadlines``). So a connection at its usual speed needs
+a quarter, and one 12 times slower than others does not drag. Guess: compare durations of honest and adversarial slow
+partners."""
 
 _UNDER_WAY = (ExchangeState.SWAPPING, ExchangeState.CONFIRMING)
 
@@ -111,16 +112,16 @@ class Exchange:
     started_at: float
     deadline: float
     round: int = 0
-    """The outer step that planned it; 0: nobody did."""
+    """The outer step that planned it; 0 for an unplanned exchange."""
     hurried: bool = False
-    """Our offer must be answered sooner than others': that it was not says nothing of lines."""
+    """Whether our offer has a shorter deadline than others, so that a missing answer says nothing about connections."""
     theirs: Terms | None = None
     swap_started_at: float = 0.0
-    """Once both sides agreed."""
+    """When both sides agreed."""
     patience_s: float = 0.0
-    """How long it may take, as both sides' terms say: until its deadline, if nothing holds us up."""
+    """Maximum duration by both sides' terms: until the deadline, if nothing holds this peer up."""
     is_timed: bool = True
-    """What it takes says something of its partner, and of the line."""
+    """Whether the duration says something about the partner and the connection."""
     sent_bytes: int = 0
     received_bytes: int = 0
     distance: float = 0.0
@@ -136,11 +137,11 @@ class Exchange:
 
     @property
     def difference(self) -> float:
-        """||theirs - mine||, a fragment."""
+        """||theirs - mine|| per fragment."""
         return per_fragment(self.distance * self.norm, len(self.fragments))
 
     def swap(self, fragments: tuple[int, ...], theirs: Terms, now: float, deadline: float) -> None:
-        """Both sides agreed on these fragments."""
+        """Record that both sides agreed on these fragments."""
         self._advance(ExchangeEvent.ACCEPT)
         self.fragments = fragments
         self.theirs = theirs
@@ -149,29 +150,31 @@ class Exchange:
         self.patience_s = deadline - now
 
     def skip(self, seconds: float) -> None:
-        """So long at least nothing ran here: it does not count as the exchange's time. Since when we slept nobody
-        knows, and what spanned a sleep measures nothing."""
+        """Exclude a time in which this peer did not run.
+
+        The start of a sleep is unknown, so an exchange that spans one is not timed.
+        """
         self.started_at += seconds
         if self.swap_started_at:
             self.swap_started_at += seconds
         self.is_timed = self.is_timed and seconds < ASLEEP_S
 
     def swapped_s(self, now: float) -> float:
-        """Since when both have agreed, in seconds; 0 before."""
+        """Return the seconds since both sides agreed; 0 before."""
         return now - self.swap_started_at if self.state is not ExchangeState.OFFERED else 0.0
 
     def dragged(self, now: float) -> bool:
-        """Whether it took nearly all of the time that both had agreed on, as far as that can be told."""
+        """Report whether it took nearly all of the agreed time, if it is timed."""
         return self.is_timed and self.swapped_s(now) > DRAGGED * self.patience_s
 
     def confirm(self, done: SwapDone) -> None:
-        """Both payloads are through on our side."""
+        """Record that both payloads have been transferred on this side."""
         self._advance(ExchangeEvent.PAYLOADS)
         self.sent_bytes, self.received_bytes = done.sent_bytes, done.received_bytes
         self.distance, self.norm, self.fingerprint = done.distance, done.norm, done.fingerprint
 
     def told(self, seconds: float) -> Note:
-        """What is said of it once it is committed. ``seconds``: since both had agreed."""
+        """Return the note about a committed exchange. ``seconds``: since both sides agreed."""
         return Note(
             kind="exchanged",
             peer=self.link.peer,
@@ -187,20 +190,20 @@ class Exchange:
         self.deadline = inf
 
     def end(self) -> None:
-        """Check that the exchange may end in its state. The book forgets it."""
+        """Check that the exchange may end in its state. The book then forgets it."""
         TRANSITIONS.after(self.state, ExchangeEvent.END)
 
 
 class ExchangeBook:
-    """All exchanges under way, by link; answers which fragments are free."""
+    """All exchanges under way, by link, and the free fragments."""
 
     def __init__(self, fragments: Iterable[int]) -> None:
         self._exchanges: dict[LinkId, Exchange] = {}
-        self._last_exchanged = dict.fromkeys(sorted(fragments), -1)  # a counter, not a time; who waited longest first
+        self._last_exchanged = dict.fromkeys(sorted(fragments), -1)  # commit counter by fragment, longest waiting first
         self._commits = 0
 
     def __iter__(self) -> Iterator[Exchange]:
-        """What happens meanwhile may end them and begin others."""
+        """Iterate over a copy, so that exchanges may begin and end meanwhile."""
         return iter(list(self._exchanges.values()))
 
     def __len__(self) -> int:
@@ -213,7 +216,7 @@ class ExchangeBook:
         self._exchanges[exchange.link] = exchange
 
     def commit(self, exchange: Exchange) -> None:
-        """Both sides have everything: its fragments have waited least from now on."""
+        """Commit an exchange. Its fragments now have waited least."""
         exchange.commit()
         self._commits += 1
         for fragment in sorted(exchange.fragments):
@@ -228,14 +231,14 @@ class ExchangeBook:
         return exchange
 
     def under_way(self) -> int:
-        """Exchanges that both have agreed on, until they are committed or failed."""
+        """Return the number of exchanges that both sides agreed on and that have neither committed nor failed."""
         return sum(exchange.state in _UNDER_WAY for exchange in self._exchanges.values())
 
     def in_state(self, state: ExchangeState) -> list[Exchange]:
         return [exchange for exchange in self._exchanges.values() if exchange.state is state]
 
     def engaged(self) -> set[int]:
-        """Fragments between snapshot and application; must not be snapshot again."""
+        """Return the fragments between snapshot and application; they must not be snapshot again."""
         return {
             fragment
             for exchange in self._exchanges.values()
@@ -244,29 +247,29 @@ class ExchangeBook:
         }
 
     def free_fragments(self) -> list[int]:
-        """Fragments that may enter an exchange that nobody planned, those that waited longest first."""
+        """Return the fragments that may enter an unplanned exchange, longest waiting first."""
         engaged = self.engaged()
         return [fragment for fragment in self._last_exchanged if fragment not in engaged]
 
     def limit(self, fragments: Iterable[int]) -> None:
-        """From now on these, and no others, may enter exchanges that nobody planned."""
+        """Allow only these fragments in unplanned exchanges from now on."""
         waited = sorted((self._last_exchanged.get(fragment, -1), fragment) for fragment in fragments)
         self._last_exchanged = {fragment: commit for commit, fragment in waited}
 
     def offers(self, round_: int) -> list[Exchange]:
-        """Our unanswered offers that this outer step planned; of 0, those that nobody planned."""
+        """Return our unanswered offers that this outer step planned; for 0, the unplanned ones."""
         offered = ExchangeState.OFFERED
         return [each for each in self._exchanges.values() if each.state is offered and each.round == round_]
 
     def is_engaged_with(self, peer: PeerId) -> bool:
-        """An exchange that nobody planned is under way with it, and not yet committed."""
+        """Report whether an unplanned exchange with this peer is under way and not yet committed."""
         return any(
             exchange.link.peer == peer and not exchange.round and exchange.state in _UNDER_WAY
             for exchange in self._exchanges.values()
         )
 
     def next_deadline(self) -> float:
-        """Of the first that is given up; infinite when none can be."""
+        """Return the earliest deadline; infinite if there is none."""
         return min([exchange.deadline for exchange in self._exchanges.values()], default=inf)
 
     def partners(self) -> set[PeerId]:

@@ -18,14 +18,14 @@ from p2ptrain.swarm.rules import MAX_EXCHANGES, UNREAD_S
 from p2ptrain.swarm.slow_partners import SlowPartnerPenalty
 
 ROUTINE = (DeclineReason.NOT_YET, DeclineReason.CROSSING)
-"""How a planned partner that comes later, or whose offer goes first, declines: it will offer itself."""
+"""Decline reasons of a planned partner that comes later or whose offer goes first: it will send its own offer."""
 CHOICE = 4
-"""So many times as many fragments are offered as are exchanged, where so many are free: the partner has others engaged
-than we. Offers of just enough were declined twice for each exchange (simulated: 16 fragments, 4 an exchange)."""
+"""Offered fragments per exchanged fragment, if enough are free, because the partner has other fragments engaged. Offers
+of exactly enough were declined twice per exchange (simulated: 16 fragments, 4 an exchange)."""
 
 
 class ExchangeManager:
-    """All exchanges of one peer, ours and others'."""
+    """All exchanges of one peer, inbound and outbound."""
 
     def __init__(self, standing: CoreState) -> None:
         self._standing = standing
@@ -33,7 +33,7 @@ class ExchangeManager:
         self.rounds = Rounds(standing)
         self._judge = Judge(standing)
         self._overtime = SlowPartnerPenalty(standing)
-        self._due = 0  # exchanges we still owe this outer step
+        self._due = 0  # exchanges still due in this outer step
         self._committed_since_step = True
         self.last_commit_at = 0.0
         self.distances: list[tuple[PeerId, float]] = []  # of the last commits, newest last
@@ -41,8 +41,9 @@ class ExchangeManager:
     # --- what the peer calls ------------------------------------------------------------------------------------
 
     def step_done(self, now: float) -> None:
-        """New snapshots are there. The exchanges of this outer step are due, and those of the last one lapse; unless
-        they fall due one by one in the phase (``one_due``).
+        """Begin the exchanges of this outer step, and drop those still due from the last one.
+
+        The snapshots are new. If exchanges are due within the phase, ``one_due`` begins them instead.
         """
         if not self._committed_since_step:
             self._standing.counters.solo_steps += 1
@@ -53,24 +54,25 @@ class ExchangeManager:
         self.seek(now)
 
     def one_due(self, now: float) -> None:
-        """The trainer came to where an exchange is to begin."""
+        """Begin an exchange that is due within the inner phase."""
         self._due = min(self._due + 1, self._standing.rules.exchanges_per_step)
         self.seek(now)
 
     def phase_done(self, step: int, now: float) -> None:
-        """The trainer waits for the exchanges that this outer step planned."""
+        """Begin the exchanges that this outer step planned; the trainer waits for them."""
         self._open_round(step, self._standing.rules.between, True, now)
 
     def training_ended(self, now: float) -> None:
-        """Whatever the recipe mixed, the final gossip averages the slow weights, with whoever is there. What was
-        measured before says nothing of it.
+        """Prepare the final gossip, which averages the slow weights with any partner, whatever the recipe mixed.
+
+        Distances measured before say nothing about it.
         """
         self.book.limit(range(self._standing.rules.fragments))
         self.last_commit_at = now
         self.distances = []
 
     def make_due(self, now: float) -> None:
-        """One exchange is due without an outer step: the final gossip."""
+        """Make one exchange due without an outer step, for the final gossip."""
         if self._due == 0 and not len(self.book):
             self._due = 1
             self.seek(now)
@@ -90,7 +92,7 @@ class ExchangeManager:
             self._offer(partner, tuple(sorted(free)), own_terms(standing, partner.peer), 0, now)
 
     def call_planned(self, now: float) -> None:
-        """Offer to the partners that this outer step planned, all at once."""
+        """Offer to all partners that this outer step planned."""
         for planned, peer in self.rounds.due(now):
             known = self._standing.members.get(peer)
             is_called = known is not None and known.distrusted_until <= now and not self._standing.is_lost
@@ -104,7 +106,7 @@ class ExchangeManager:
     # --- messages and completions ---------------------------------------------------------------------------------
 
     def offered(self, link: LinkId, offer: Offer, now: float) -> None:
-        """Somebody wants to exchange: accept, or say why not."""
+        """Answer an offer: accept it, or decline with a reason."""
         standing = self._standing
         offers = self.book.offers(offer.round)
         crossing = next((each for each in offers if each.link.peer == link.peer), None)
@@ -156,7 +158,8 @@ class ExchangeManager:
         self._swap(exchange, fragments, offer.terms, now)
 
     def accepted(self, link: LinkId, accept: Accept, now: float) -> None:
-        """Our offer was accepted: swap. Its fragments are still free: accepting another's offer withdraws our own."""
+        """Begin the swap after an Accept. Its fragments are still free, because accepting an offer withdraws our
+        own."""
         standing = self._standing
         exchange = self.book.get(link)
         if exchange is None:  # dropped meanwhile
@@ -178,7 +181,7 @@ class ExchangeManager:
         self._swap(exchange, accept.fragments, accept.terms, now)
 
     def declined(self, link: LinkId, decline: Decline, now: float) -> None:
-        """Our offer was declined: leave that peer alone for a moment and try another."""
+        """Handle a decline: pause before asking that peer again, and try another."""
         standing = self._standing
         exchange = self.book.remove(link)
         standing.emit(Close(link))
@@ -198,7 +201,7 @@ class ExchangeManager:
         self.seek(now)
 
     def swapped(self, done: SwapDone, now: float) -> None:
-        """Both payloads are through on our side: say so."""
+        """Acknowledge the partner's payload, unless its weights must not be mixed."""
         standing = self._standing
         exchange = self.book.get(done.link)
         if exchange is None or exchange.state is not ExchangeState.SWAPPING:
@@ -212,7 +215,7 @@ class ExchangeManager:
         standing.emit(Send(done.link, Acknowledge()))
 
     def acknowledged(self, link: LinkId, now: float) -> bool:
-        """Both sides have everything: commit. Whether there was something to commit."""
+        """Commit, because both sides have everything. Return whether there was something to commit."""
         standing = self._standing
         exchange = self.book.get(link)
         if exchange is None:
@@ -235,7 +238,8 @@ class ExchangeManager:
         self.book.commit(exchange)
         moved = progress_displacement(exchange.mine, exchange.theirs, len(exchange.fragments), standing.rules)
         moved = min(moved, left(standing.progress, standing.rules) if standing.believes(link.peer) else 0.0)
-        if standing.state is PeerState.FINISHING:  # agreed on before: nothing would raise us again
+        # Agreed on before this peer's end: nothing would raise its progress again.
+        if standing.state is PeerState.FINISHING:
             moved = max(moved, 0.0)
         standing.emit(Commit(link, standing.budget.take(moved, link.peer)))
         standing.emit(Close(link))
@@ -245,12 +249,12 @@ class ExchangeManager:
         return True
 
     def applied(self, link: LinkId, now: float) -> None:
-        """The displacement is in the weights: its fragments are free again."""
+        """Free the fragments whose displacement is applied."""
         if self.book.remove(link) is not None:
             self.seek(now)
 
     def failed(self, event: LinkFailed, now: float) -> None:
-        """A link ended early, or we end it: discard, remember, try another."""
+        """Discard the exchange of a failed link, record the failure, and try another partner."""
         standing = self._standing
         exchange = self.book.get(event.link)
         if exchange is None or exchange.state is ExchangeState.COMMITTED:
@@ -269,7 +273,7 @@ class ExchangeManager:
             fault, meeting = Fault.WITHDRAWN if withdrawn else broken, Meeting.FAILED
             if exchange.is_timed:
                 self._overtime.exchanged(exchange, now)
-            if event.link.outbound and not exchange.round:  # still owed: to somebody else, while this outer step lasts
+            if event.link.outbound and not exchange.round:  # still due, with another partner, in this outer step
                 self._due = min(self._due + 1, standing.rules.exchanges_per_step)
         if exchange.state is ExchangeState.CONFIRMING:
             standing.counters.half_commits += 1
@@ -278,8 +282,7 @@ class ExchangeManager:
         self.seek(now)
 
     def hold_on(self, now: float, seconds: float) -> None:
-        """We were held up for so long: what partners sent before their deadlines passed may lie unread, and nobody
-        held us meanwhile but we."""
+        """Extend deadlines after this peer was held up: messages sent in time may still be unread."""
         self.rounds.hold_on(seconds)
         for exchange in self.book:
             exchange.skip(seconds)
@@ -298,7 +301,7 @@ class ExchangeManager:
         self.call_planned(now)
 
     def drop_unsettled(self) -> None:
-        """We are leaving or about to catch up: close what no partner can have committed yet."""
+        """Close exchanges that no partner can have committed, because this peer leaves or is about to catch up."""
         for exchange in self.book:
             if exchange.state in (ExchangeState.OFFERED, ExchangeState.SWAPPING):
                 self.book.remove(exchange.link)
@@ -307,7 +310,10 @@ class ExchangeManager:
             self.rounds.close(awaited)
 
     def abandon(self) -> None:
-        """Our weights are about to be replaced: a difference to the old ones must not be added to the new ones."""
+        """Close all uncommitted exchanges, because this peer's weights are about to be replaced.
+
+        A difference to the old weights must not be added to the new ones.
+        """
         self.drop_unsettled()
         for exchange in self.book.in_state(ExchangeState.CONFIRMING):
             self.book.remove(exchange.link)
@@ -316,7 +322,7 @@ class ExchangeManager:
             self._standing.emit(Close(exchange.link))
 
     def next_deadline(self) -> float:
-        """When ``expire`` has something to do."""
+        """Return when ``expire`` next has something to do."""
         return min(self.book.next_deadline(), self.rounds.next_deadline())
 
     @property
@@ -334,7 +340,7 @@ class ExchangeManager:
         self, partner: PeerInfo, fragments: tuple[int, ...], mine: Terms, round_: int, now: float, hurried: bool = False
     ) -> None:
         link, deadlines = self._standing.new_link(partner.peer), self._standing.deadlines
-        if not round_:  # a round's calls are planned with it
+        if not round_:  # offers of a round are not rate-limited
             self._standing.members.called(partner.peer, now)
         deadline = now + (HURRIED_S if hurried else deadlines.reply_s())
         exchange = Exchange(link, ExchangeState.OFFERED, fragments, mine, now, deadline, round=round_, hurried=hurried)

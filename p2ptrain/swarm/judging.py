@@ -1,7 +1,7 @@
-"""Judging partners by their weights: what is not mixed, what is learnt from what was, and who is left alone for it.
+"""Judging partners by their weights: what is not mixed, what is learnt from what was, and the resulting pauses.
 
-The bounds and their reasons are in ``p2ptrain.swarm.trust``; here they meet one peer's exchanges. Recipes whose
-distances say nothing of a partner (``SwarmRules.judges_distances``) judge nobody.
+The bounds and their reasons are in ``p2ptrain.swarm.trust``; this module applies them to one peer's exchanges. Recipes
+whose distances say nothing about a partner judge nobody (``SwarmRules.judges_distances``).
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from p2ptrain.swarm.trust import TIMES_STRANGE, Replays, are_strange, per_fragme
 
 
 class Judge:
-    """What one peer makes of its partners' weights."""
+    """Judgements of one peer about its partners' weights."""
 
     def __init__(self, standing: CoreState) -> None:
         self._standing = standing
         self._replays = Replays()
 
     def lie(self, exchange: Exchange, done: SwapDone) -> LinkFailed | None:
-        """Why these weights must not be mixed; None when they may."""
+        """Say why these weights must not be mixed; return None if they may."""
         link, rules = done.link, self._standing.rules
         if not rules.judges_distances:
             return None
@@ -33,14 +33,16 @@ class Judge:
             is_lie = can_tell and self._standing.members.estranged(link.peer) >= TIMES_STRANGE
             return LinkFailed(link, why, their_fault=is_lie)
         if done.distance > rules.final_disagreement and self._replays.is_one(link.peer, done.fingerprint):
-            return LinkFailed(link, "it sends the same weights again and again", their_fault=True)
+            return LinkFailed(link, "it sends the same weights repeatedly", their_fault=True)
         return None
 
     def _can_tell_who_is_strange(self, exchange: Exchange) -> bool:
-        """Which of us is it? Only who is in step with the swarm can tell; and of two who began, neither: without a
-        warm-up the first steps are longer than the weights, and whoever began a second earlier is a stranger. Nor where
-        one has trained for so much longer that a newcomer would take its weights, and not mix: where outer steps take
-        milliseconds, two can both be in step and that far apart."""
+        """Report whether this peer can tell which of the two sides has unrelated weights.
+
+        Only a settled peer can. Two beginners cannot: without a warm-up the first steps are longer than the weights, so
+        a peer that began a second earlier looks unrelated. Nor can peers so far apart in progress that a newcomer would
+        pull instead of mixing: if outer steps take milliseconds, two settled peers may be that far apart.
+        """
         standing, theirs = self._standing, exchange.theirs
         if theirs is None or not standing.settled:
             return False
@@ -48,7 +50,7 @@ class Judge:
         return began and abs(theirs.progress - exchange.mine.progress) <= standing.rules.catch_up_tokens
 
     def mixed(self, exchange: Exchange, now: float) -> None:
-        """Remember how far apart we were; who was further off than our radius was clipped, and is left alone."""
+        """Record the distance of a committed exchange. A partner beyond our radius was clipped and gets a pause."""
         standing, peer = self._standing, exchange.link.peer
         if not standing.rules.judges_distances:
             return
@@ -57,4 +59,4 @@ class Judge:
         if exchange.difference > exchange.mine.clip_radius:
             standing.counters.clipped += 1
             standing.members.blame(peer, now, Fault.FAR)
-            standing.note("clipped", peer, f"its weights were {100 * exchange.distance:.0f} % off ours")
+            standing.note("clipped", peer, f"its weights differed from ours by {100 * exchange.distance:.0f} %")

@@ -12,43 +12,43 @@ from p2ptrain.swarm.rules import BEGINNER_STEPS, MAX_EXCHANGES, SwarmRules
 
 
 def choose_partner(candidates: list[PeerInfo], random: Random) -> PeerInfo | None:
-    """A uniformly random one; the randomness is what makes gossip mix."""
+    """Return a uniformly random candidate; the randomness is what makes gossip mix."""
     return random.choice(candidates) if candidates else None
 
 
 def implausible_progress(theirs: float, mine: float, settled: bool, rules: SwarmRules) -> str:
-    """Why a reported progress cannot be true or must not meet ours; empty when it can.
+    """Say why a reported progress is implausible or must not be mixed with ours; return an empty string if it may.
 
     Args:
         theirs, mine: tokens per peer.
-        settled: we are in step with the swarm. Nobody honest is then far ahead of us, whatever it says of itself; a
-            peer that is not in step yet may be far behind whoever it asks.
+        settled: whether this peer is in step with the swarm. No honest peer is then far ahead of it, whatever it
+            claims; a peer that is not settled may be far behind the peers it asks.
     """
     if not isfinite(theirs) or theirs < 0:
         return f"progress {theirs}"
     if theirs > rules.progress_ceiling:
-        return f"progress {theirs:.0f} lies beyond the run's end at {rules.tokens_per_peer:.0f}"
+        return f"progress {theirs:.0f} is beyond the run's end at {rules.tokens_per_peer:.0f}"
     if settled and theirs - mine > rules.implausible_distance:
         return f"progress {theirs:.0f} is too far ahead of ours, {mine:.0f}"
     return ""
 
 
 def implausible_step(theirs: int, others: int, rules: SwarmRules) -> str:
-    """Why a donor's count of outer steps cannot be taken over with its weights; empty when it can.
+    """Say why a donor's count of outer steps must not be adopted; return an empty string if it may.
 
-    Where outer steps are planned, who is behind or ahead meets nobody: a newcomer that took over a false count would
-    train alone, in step by its own word, and for good.
+    If outer steps are planned, a peer that is behind or ahead meets nobody: a newcomer that adopted a false count would
+    train alone and consider itself settled, permanently.
 
     Args:
-        others: the count of those who are as far as it.
+        others: count of the peers that are as far as the donor.
     """
-    if rules.plans:  # all make the same ones, together; what was announced is older than the reply
+    if rules.plans:  # All make the same steps together; what was announced is older than the reply.
         least = others - rules.catch_up_outer_steps
         most = others + rules.implausible_distance / rules.tokens_per_outer_step
     else:
         least, most = 0.0, STEPS_SLACK * (others + BEGINNER_STEPS)
     can_be = least <= theirs <= min(most, MOST_STEPS)
-    return "" if can_be else f"{theirs} outer steps, where others have made {others}"
+    return "" if can_be else f"it claims {theirs} outer steps, but equally far peers have made {others}"
 
 
 def refusal(
@@ -61,7 +61,7 @@ def refusal(
     implausible: str,
     rules: SwarmRules,
 ) -> DeclineReason | None:
-    """Why no offer of this sender can be accepted now, whatever it is for. The first check that speaks decides."""
+    """Return why no offer of this sender can be accepted now, planned or not. The first check that applies decides."""
     if offer.run != rules.run:
         return DeclineReason.OTHER_RUN
     if offer.protocol != rules.protocol:
@@ -93,16 +93,17 @@ def answer(
     under_way: int,
     rules: SwarmRules,
 ) -> tuple[int, ...] | DeclineReason:
-    """Answer an offer that nobody planned: the fragments to exchange, or why not. The first check that speaks decides.
+    """Answer an unplanned offer: the fragments to exchange, or a reason to decline. The first check that applies
+    decides.
 
     Args:
         crossing: we have an unanswered offer to the sender; the smaller peer id's offer wins.
-        offering: we have a fresh offer under way to somebody else. To accept now would break our word to one of the
-            two, and where offers run in a circle, all words at once, for ever. An answer comes within a round trip;
-            an offer that stays unanswered for longer does not make us busy.
-        engaged: an exchange with the sender is under way. A second one at once would only let it hold more of ours.
-        free: our free fragments, those that waited longest first.
-        under_way: exchanges we are engaged in.
+        offering: we have a recent unanswered offer to another peer. Accepting now would break one of two agreements
+            and, if offers run in a circle, all of them, forever. An answer takes one round trip; an offer unanswered
+            for longer does not make this peer busy.
+        engaged: an exchange with the sender is under way. A second one would only let it hold more of our fragments.
+        free: our free fragments, longest waiting first.
+        under_way: exchanges that this peer is engaged in.
     """
     if crossing and me < sender:
         return DeclineReason.CROSSING
@@ -116,31 +117,32 @@ def answer(
 
 
 def must_catch_up(settled: bool, progress: float, others: float, rules: SwarmRules) -> bool:
-    """A peer that never was in step and is further behind than the bound pulls weights. A merely slow one does not."""
+    """Report whether a peer must pull: it was never settled and is further behind than the bound. A merely slow peer is
+    not."""
     return not settled and others - progress > catch_up_bound(progress, rules)
 
 
 def catch_up_bound(progress: float, rules: SwarmRules) -> float:
-    """How far behind (tokens) a peer may be that never was in step, and exchange all the same.
+    """Return how far behind (tokens) a peer that was never settled may be and still exchange.
 
-    Who only begins takes the weights of anybody who no longer does: after a few outer steps at the full rate they may
-    have nothing in common with its initial ones, and it would be refused by all, and refuse them.
+    A beginner pulls from any peer past its first outer steps: after a few of them at the full rate, weights may be
+    unrelated to the initial ones, so both sides would refuse each other.
     """
     begins = progress <= rules.beginner_tokens
     return min(rules.catch_up_tokens, rules.beginner_tokens) if begins else rules.catch_up_tokens
 
 
 STEPS_SLACK = 100
-"""A donor may have made so many times as many outer steps as others of its progress. A guess: progress is averaged, and
-the fastest of a swarm makes most of it."""
+"""Multiple of the outer steps of peers with equal progress that a donor may have made. Progress is averaged, and the
+fastest peer of a swarm makes most of it. Guess: measure the spread of step counts in real swarms."""
 MOST_STEPS = 2**40
-"""Nobody makes more. Far below the largest number that a message holds, which nobody must come to."""
+"""Maximum count of outer steps, far below the largest number that a message holds."""
 
 
 def work_weight(rate: float) -> float:
-    """The mixing weight of a peer that trains on so many tokens per second; next to nothing before it has trained."""
+    """Return the mixing weight for this many tokens per second; almost zero before a peer has trained."""
     return min(max(rate, LEAST_WEIGHT), LARGEST_WEIGHT)
 
 
 LEAST_WEIGHT, LARGEST_WEIGHT = 1e-3, 1e6
-"""Bounds of a work weight, tokens per second. Guesses far outside of what computers do."""
+"""Bounds of a work weight in tokens per second, far outside of what computers reach. Guess: measure throughputs."""

@@ -1,8 +1,8 @@
-"""Who is here: live peers, what they last said of themselves, and how they behaved.
+"""Membership: live peers, what they last announced, and how they behaved.
 
-A peer is live while its presence record, or its last message to us, is fresh. A peer that failed us is left alone for a
-while that doubles with every failure in a row; a peer that broke the protocol for much longer. One success clears it.
-Whom we merely could not reach may call us all the while: it was away, and it is back.
+A peer is live while its presence record, or its last message, is fresh. A failure causes a pause that doubles with
+every failure in a row; a protocol violation causes a much longer one. One success ends both. A peer that could not be
+reached may still call this one: it was away and is back.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _EXCHANGE = (PeerState.TRAINING, PeerState.FINISHING)
 
 
 class Membership:
-    """Live peers and their record with us. Bounded; iterates by peer id, so that a seed decides everything.
+    """Live peers and their info. Bounded; iterates by peer id, so that a seed decides everything.
 
-    Most of what happens to a peer asks who is here. So the live ones are kept in order, a heap of alarms says who may
-    have gone, and nothing but a rare question looks at everybody.
+    Most events ask for the live peers. So these are kept in order, a heap of alarms tells which may have gone, and only
+    rare queries look at all peers.
     """
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
         self._known: dict[PeerId, PeerInfo] = {}
-        self._live: list[PeerInfo] = []  # who is here and is not leaving, by peer id
+        self._live: list[PeerInfo] = []  # live and not leaving, by peer id
         self._order: list[PeerId] = []  # their ids, in the same order
-        self._unrecorded: set[PeerId] = set()  # of these, those whose record we do not have
-        self._alarms: list[tuple[float, PeerId]] = []  # one a peer; not after its time, which only grows
-        self._lapsed: dict[PeerId, PeerInfo] = {}  # no longer live, and not yet forgotten
-        self._paused: dict[PeerId, PeerInfo] = {}  # whom we may have to leave alone
-        self._joining: set[PeerId] = set()  # who is here and cannot exchange yet
+        self._unrecorded: set[PeerId] = set()  # of these, those without a presence record
+        self._alarms: list[tuple[float, PeerId]] = []  # one per peer; not after its time, which only grows
+        self._lapsed: dict[PeerId, PeerInfo] = {}  # no longer live, not yet forgotten
+        self._paused: dict[PeerId, PeerInfo] = {}  # peers that may have a pause
+        self._joining: set[PeerId] = set()  # live peers that cannot exchange yet
         self._furthest = 0.0  # no live peer has more progress
         self._offences = Offences()
 
@@ -49,14 +49,15 @@ class Membership:
 
     @property
     def peers(self) -> KeysView[PeerId]:
-        """Everybody we know anything of."""
+        """Ids of all known peers."""
         return self._known.keys()
 
     def get(self, peer: PeerId) -> PeerInfo | None:
         return self._known.get(peer)
 
     def see(self, presence: Presence, live_until: float) -> bool:
-        """Take in a record whose signature holds. True for a peer's first: one that only spoke to us has none yet."""
+        """Add a record with a valid signature. Return True for a peer's first one; a peer that only sent messages has
+        none."""
         if presence.peer == self._me:
             return False
         known = self._known.get(presence.peer)
@@ -74,29 +75,31 @@ class Membership:
     def hear(
         self, peer: PeerId, state: PeerState, step: int, progress: float, now: float, settled: bool | None = None
     ) -> None:
-        """Take in what a peer said of itself in a message. ``settled``: None where it did not say."""
+        """Add what a peer said about itself in a message. ``settled``: None if it did not say."""
         known = self._known.get(peer) or self._begin(peer)
         if settled is not None:
             known.settled = settled
         self._update(known, state, step, progress, now + HEARD_LIFETIME_S)
 
     def pause(self, peer: PeerId, until: float) -> None:
-        """Leave a peer alone for a moment, with no blame: it was busy."""
+        """Pause offers to a peer without blame: it was busy."""
         if known := self._known.get(peer):
             known.not_before = max(known.not_before, until)
             self._paused[peer] = known
 
     def called(self, peer: PeerId, now: float) -> None:
-        """We offer an exchange to this peer. Whoever is called more often than ``MOST_CALLS`` allow turns us down
-        unheard, and that looks as if nobody were there: so we do not."""
+        """Record an offer to this peer, and pause when ``MOST_CALLS`` are reached.
+
+        A peer that is called more often declines without reading the offer, which looks as if it were gone.
+        """
         known = self._known.get(peer)
         if known is not None and (until := known.call(now)):
             self.pause(peer, until)
 
     def blame(self, peer: PeerId, now: float, fault: Fault, held_s: float = 0.0) -> None:
-        """A conversation with this peer failed, in which it had our fragments engaged for so long."""
+        """Record a failed conversation, in which the peer had our fragments engaged for ``held_s`` seconds."""
         known = self._known.get(peer)
-        if fault in (Fault.OFFENCE, Fault.FAR):  # remembered of strangers, too
+        if fault in (Fault.OFFENCE, Fault.FAR):  # remembered for unknown peers, too
             until = self._offences.add(peer, now, FAR_S if fault is Fault.FAR else QUARANTINE_S)
             if known is None:
                 return
@@ -109,7 +112,8 @@ class Membership:
         self.pause(peer, until)
 
     def estranged(self, peer: PeerId) -> int:
-        """Its weights had nothing in common with ours: how many times, halved by each exchange that committed."""
+        """Count one exchange in which its weights were unrelated to ours; return the count, which each commit
+        halves."""
         known = self._known.get(peer)
         if known is None:
             return 1
@@ -117,19 +121,19 @@ class Membership:
         return known.strange
 
     def praise(self, peer: PeerId) -> None:
-        """An exchange with this peer committed."""
+        """Record that an exchange with this peer committed."""
         if known := self._known.get(peer):
             known.praise()
-            if known.alarm > known.live_until:  # it was only remembered for the pause
+            if known.alarm > known.live_until:  # it was only kept for the pause
                 self._set_alarm(known, known.live_until)
 
     def is_distrusted(self, peer: PeerId, now: float) -> bool:
-        """It may not engage our fragments or weights."""
+        """Report whether this peer may not engage our fragments or weights."""
         known = self._known.get(peer)
         return (known.distrusted_until if known is not None else self._offences.until(peer)) > now
 
     def expire(self, now: float) -> list[PeerId]:
-        """Forget peers that are no longer live and owe us nothing; name those of them who had not said goodbye."""
+        """Forget peers that are no longer live and have no pause; return those of them that had not said goodbye."""
         if self._alarms and self._alarms[0][0] <= now:
             self._look(now)
         if not self._lapsed:
@@ -146,13 +150,13 @@ class Membership:
         return sorted(gone)
 
     def live(self, now: float) -> list[PeerInfo]:
-        """Peers that are here, by peer id; leaving ones are not. Not to be changed, nor kept."""
+        """Return the live peers that are not leaving, by peer id. The list must be neither changed nor kept."""
         if self._alarms and self._alarms[0][0] <= now:
             self._look(now)
         return self._live
 
     def partners(self, now: float, excluding: Iterable[PeerId] = ()) -> list[PeerInfo]:
-        """Live peers that can exchange and need not be left alone."""
+        """Return the live peers that can exchange and have no pause."""
         excluded = set(excluding)
         return [
             known
@@ -161,7 +165,7 @@ class Membership:
         ]
 
     def draw(self, random: Random, now: float, excluding: Iterable[PeerId] = ()) -> PeerInfo | None:
-        """``random.choice(partners(now, excluding))``, or None, without looking at those who are partners."""
+        """Return ``random.choice(partners(now, excluding))``, or None, without iterating over the partners."""
         live = self.live(now)
         out = {peer for peer in excluding if self._is_listed(peer)}
         out.update(self._joining)
@@ -172,13 +176,13 @@ class Membership:
         return live[_skipping(self._places(out), place)]
 
     def none_beyond(self, progress: float, now: float) -> bool:
-        """Whether no live peer claims more progress than this."""
-        if self._furthest > progress:  # perhaps of one that is gone
+        """Report whether no live peer claims more progress than this."""
+        if self._furthest > progress:  # may belong to a peer that is gone
             self._furthest = max((known.progress for known in self.live(now)), default=0.0)
         return self._furthest <= progress
 
     def next_change(self, now: float) -> float | None:
-        """When the next live peer need no longer be left alone."""
+        """Return when the next pause of a live peer ends."""
         self._look(now)
         if not self._paused:
             return None
@@ -186,7 +190,7 @@ class Membership:
         return min((known.not_before for known in self._paused.values() if known.listed), default=None)
 
     def sample(self, random: Random, count: int, now: float, excluding: PeerId) -> tuple[Presence, ...]:
-        """A few live peers' records to pass on."""
+        """Draw some live peers' records to pass on."""
         live = self.live(now)
         without = self._unrecorded | {excluding} if self._is_listed(excluding) else self._unrecorded
         others = len(live) - len(without)
@@ -195,7 +199,7 @@ class Membership:
         return tuple(presence for presence in drawn if presence is not None)
 
     def records(self, now: float) -> list[Presence]:
-        """All live peers' records, for the cache on disk."""
+        """Return all live peers' records, for the cache on disk."""
         return [known.presence for known in self.live(now) if known.presence]
 
     # --- the order of the live ones -----------------------------------------------------------------------------------
@@ -245,7 +249,7 @@ class Membership:
         return known is not None and known.listed
 
     def _places(self, peers: Iterable[PeerId]) -> list[int]:
-        """Where these listed peers stand, ascending."""
+        """Return the positions of these listed peers, ascending."""
         return sorted(bisect_left(self._order, peer) for peer in peers)
 
     def _set_alarm(self, known: PeerInfo, time: float) -> None:
@@ -253,7 +257,7 @@ class Membership:
         heapq.heappush(self._alarms, (time, known.peer))
 
     def _look(self, now: float) -> None:
-        """Take those whose time is over off the list."""
+        """Unlist peers whose time is over."""
         alarms = self._alarms
         while alarms and alarms[0][0] <= now:
             time, peer = heapq.heappop(alarms)
@@ -278,7 +282,7 @@ class Membership:
             self._unlist(known)
 
     def _forget_stalest(self) -> None:
-        """Make room: whose alarm comes first when all alarms are set anew goes."""
+        """Make room: forget the peer whose alarm comes first once all alarms are up to date."""
         alarms = self._alarms
         while alarms:
             time, peer = heapq.heappop(alarms)
@@ -293,7 +297,7 @@ class Membership:
 
 
 def _skipping(places: list[int], index: int) -> int:
-    """The index-th place that is not among these, which are ascending."""
+    """Return the index-th position that is not among these ascending ones."""
     for place in places:
         if place > index:
             break
@@ -302,7 +306,7 @@ def _skipping(places: list[int], index: int) -> int:
 
 
 def draw(random: Random, items: Sequence[Item], count: int) -> list[Item]:
-    """``random.sample(items, count)``; what that does to be general takes longer than all the rest."""
+    """Draw like ``random.sample(items, count)``, without its generality, which takes longer than everything else."""
     pool, drawn = list(items), []
     for left in range(len(pool), len(pool) - count, -1):
         bits, place = left.bit_length(), left

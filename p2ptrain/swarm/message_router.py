@@ -1,7 +1,7 @@
-"""Conversations: which part of the core a message or a failed link belongs to, and what may not be said where.
+"""Message routing: which part of the core handles a message or a failed link, and which messages are violations.
 
-A link carries one conversation, an exchange or a pull, and its first message says which. A message that belongs to the
-other one, or comes from the wrong side or too late, is an offence: the link is closed and its peer is blamed.
+A link carries one conversation, an exchange or a pull; its first message decides which. A message that belongs to the
+other kind, comes from the wrong side or comes too late is an offence: the link is closed and its peer is penalized.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OFFERED = ExchangeState.OFFERED
 
 
 class MessageRouter:
-    """All links of one peer, by what is said on them."""
+    """All links of one peer, by conversation."""
 
     def __init__(
         self, standing: CoreState, exchanging: ExchangeManager, catch_up: CatchUp, final_gossip: FinalGossip
@@ -42,14 +42,14 @@ class MessageRouter:
         self._final_gossip = final_gossip
 
     def received(self, link: LinkId, message: Message, now: float) -> None:
-        """A message came: hand it to the part of the core that waits for it. The first case that fits decides."""
+        """Pass a message to the part of the core that waits for it. The first matching case decides."""
         match message:
             case Offer() | WeightsRequest() if self._exchanging.book.get(link) or self._catch_up.holds(link):
                 self._violation(link, "a second opening message on one link", now)
             case Offer() | WeightsRequest() if link.outbound:
                 self._violation(link, "an opening message in reply to ours", now)
             case Accept() | Acknowledge() if self._catch_up.holds(link):
-                self._violation(link, "an answer to an offer where weights were asked for", now)
+                self._violation(link, "an answer to an offer in reply to a request for weights", now)
             case WeightsReply() if self._exchanging.book.get(link):
                 self._violation(link, "weights in reply to an offer", now)
             case Decline() if (exchange := self._exchanging.book.get(link)) and exchange.state is not OFFERED:
@@ -81,7 +81,7 @@ class MessageRouter:
                 assert_never(message)
 
     def failed(self, event: LinkFailed, now: float) -> None:
-        """A link ended early."""
+        """Handle a link that ended early."""
         standing = self._standing
         if self._catch_up.failed(event, now):
             return
@@ -91,7 +91,7 @@ class MessageRouter:
             standing.blame(event, Fault.OFFENCE, now)  # garbage in place of an opening message
 
     def _hear(self, peer: PeerId, said: Terms | Decline, now: float) -> None:
-        """Believe what a peer says of itself only as far as it can be true."""
+        """Record what a peer says about itself, if its progress is possible."""
         ceiling = self._standing.rules.progress_ceiling
         settled = said.settled if isinstance(said, Terms) else None
         if 0 <= said.progress <= ceiling:  # False for NaN

@@ -1,6 +1,6 @@
-"""What peers say to each other. Plain data; ``p2ptrain.wire`` turns it into bytes and checks every cap and type.
+"""Messages between peers, as plain data; ``p2ptrain.wire`` encodes them and checks every limit and type.
 
-A conversation is one stream. Its first frame says what it is for::
+A conversation is one stream. Its first frame decides its kind::
 
     exchange   Offer -> Accept | Decline ; then each way: payload, Acknowledge
     catch-up   WeightsRequest -> WeightsReply | Decline ; then donor to newcomer: payload
@@ -18,20 +18,20 @@ from p2ptrain.base.ids import PeerId, RunId
 
 
 class PeerState(StrEnum):
-    """What a peer tells the others about itself."""
+    """State that a peer announces."""
 
     JOINING = "joining"
-    """It looks for peers or pulls weights; it cannot exchange yet."""
+    """Looks for peers or pulls weights; cannot exchange yet."""
     TRAINING = "training"
-    """It trains and exchanges."""
+    """Trains and exchanges."""
     FINISHING = "finishing"
-    """It reached the run's end and only exchanges, until the swarm agrees."""
+    """Reached the run's end; only exchanges until the swarm agrees."""
     LEAVING = "leaving"
-    """It is going away; do not offer."""
+    """Is about to stop; accepts no offers."""
 
 
 class DeclineReason(StrEnum):
-    """Why an offer or a request was turned down. The text is what the other side's owner reads."""
+    """Reason to decline an offer or a request. The other side's owner reads the text."""
 
     BUSY = "busy"
     CROSSING = "our offers crossed"
@@ -50,7 +50,7 @@ class DeclineReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Presence:
-    """A peer's signed, short-lived note that it is alive: its entry in the directory, also passed on in offers."""
+    """A peer's signed, short-lived presence record: its entry in the directory, also passed on in offers."""
 
     peer: PeerId
     run: RunId
@@ -62,20 +62,20 @@ class Presence:
     progress: float
     """Tokens per peer."""
     settled: bool
-    """As in ``Terms``. Who was never in step says nothing of where the swarm is."""
+    """As in ``Terms``. A peer that was never settled says nothing about where the swarm is."""
     nickname: str
-    """Chosen by its owner, shown to people, trusted by nobody. At most 32 characters; may be empty."""
+    """Display name chosen by the owner; never trusted. At most 32 characters; may be empty."""
     issued_at: float
     """Seconds since the epoch by the issuer's clock."""
     lifetime_s: float
-    """How long after ``issued_at`` the note counts."""
+    """Seconds after ``issued_at`` for which the record is valid."""
     signature: bytes = b""
-    """Ed25519 over all the other fields, by the key that ``peer`` is the hash of."""
+    """Ed25519 over all other fields, by the key that ``peer`` is the hash of."""
 
 
 LARGEST_RATIO = 16.0
-"""Of two mixing weights: whatever a partner says of its speed, it moves us by no more than 16/17 of the difference. As
-``matching.RATE_SLACK``: what computers of one swarm may differ by."""
+"""Maximum ratio of two mixing weights: whatever throughput a partner claims, it moves us by at most 16/17 of the
+difference. Equal to ``progress.RATE_SLACK``. Guess: measure the throughput ratios of one swarm."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,52 +89,54 @@ class Terms:
     weight: float
     """Mixing weight w; the displacement's share is w_theirs / (w_mine + w_theirs)."""
     clip_radius: float
-    """Largest L2 norm of a fragment's difference that may move this side's weights; the smaller of both counts. May be
+    """Maximum L2 norm of a fragment's difference that may move this side's weights; the smaller of both counts. May be
     inf."""
     settled: bool
-    """False until the peer has once been in step with the swarm."""
+    """Whether the peer has been in step with the swarm."""
     state: PeerState
     partners: int = 1
-    """With how many the same snapshot is mixed at once; the larger of both sides' numbers counts."""
+    """Partners that mix the same snapshot concurrently; the larger of both sides' numbers counts."""
     seconds_per_byte: float = 0.0
-    """How long this side is prepared to wait for a payload; the larger of both sides' numbers counts. So whose line is
-    fast waits for whose is slow."""
+    """Patience per payload byte in seconds; the larger of both sides' numbers counts.
+
+    So a peer with a fast connection waits for one with a slow connection.
+    """
     fall: float = inf
-    """Most (tokens) that the exchange may lower this side's progress by; both sides' moves are cut in proportion. May
-    be inf."""
+    """Maximum (tokens) by which the exchange may lower this side's progress; both sides' changes are cut in proportion.
+    May be inf."""
 
     def weight_of(self, theirs: Terms) -> float:
-        """A partner's mixing weight as it counts beside ours: both sides come to the same ratio."""
+        """Return a partner's mixing weight as it counts beside ours. Both sides compute the same ratio."""
         return min(max(theirs.weight, self.weight / LARGEST_RATIO), self.weight * LARGEST_RATIO)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Let us exchange these fragments."""
+    """Offer to exchange these fragments."""
 
     run: RunId
     protocol: int
     fragments: tuple[int, ...]
     terms: Terms
     round: int = 0
-    """The outer step that planned this exchange on both sides; 0 for one that nobody planned."""
+    """Outer step that planned this exchange on both sides; 0 for an unplanned one."""
     known: tuple[Presence, ...] = ()
     """A few live peers, so that membership spreads without the directory too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Accept:
-    """Yes, these of them. Both sides send at once from here on."""
+    """Acceptance of some offered fragments. Both sides send at once after it."""
 
     fragments: tuple[int, ...]
-    """A non-empty, ordered subset of what was offered."""
+    """A non-empty, ordered subset of the offered fragments."""
     terms: Terms
     known: tuple[Presence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Decline:
-    """No, and why."""
+    """Refusal, with its reason."""
 
     reason: DeclineReason
     state: PeerState
@@ -145,12 +147,13 @@ class Decline:
 
 @dataclass(frozen=True, slots=True)
 class Acknowledge:
-    """Your payload arrived whole and its difference to mine is finite. Both sides' acknowledgements make the commit."""
+    """Confirmation that the payload arrived whole and its difference is finite. Both sides' confirmations make the
+    commit."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightsRequest:
-    """I am behind: send me your slow weights."""
+    """Request for all slow weights, by a peer that is behind."""
 
     run: RunId
     protocol: int
@@ -161,7 +164,7 @@ class WeightsRequest:
 
 @dataclass(frozen=True, slots=True)
 class WeightsReply:
-    """Here they come: every fragment, fp32."""
+    """Announcement of all fragments in fp32, which follow."""
 
     step: int
     progress: float

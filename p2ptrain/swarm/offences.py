@@ -1,7 +1,7 @@
-"""How often peers broke the rules, and how long each is left alone for it. Pure; bounded; outlives a peer's absence.
+"""Protocol violations by peer, and the resulting pauses. Pure; bounded; kept while a peer is absent.
 
-A count decays by half in ``HALF_LIFE_S``, so that a faulty memory chip that was replaced is forgiven in the end. It is
-kept apart from what is known of live peers: a liar that goes away for a minute and comes back is still known.
+Counts halve every ``HALF_LIFE_S``, so that a replaced faulty memory chip is forgiven in the end. They are kept apart
+from the live peers' info, so that an adversarial peer cannot reset its count by leaving for a minute.
 """
 
 from __future__ import annotations
@@ -12,43 +12,43 @@ from math import exp2
 from p2ptrain.base.ids import PeerId
 
 HALF_LIFE_S = 4 * 3600.0
-"""With pauses that double to an hour, somebody who offends at every chance settles at one chance in about 50 minutes.
-A guess."""
+"""Half-life of an offence count. With pauses that double to an hour, a peer that offends at every chance settles at one
+offence in about 50 minutes. Guess: measure how long faulty hardware stays in use."""
 
 MOST_REMEMBERED = 512
-"""Of whom an offence is kept, those who offended last. As many as membership knows (``rules.MAX_KNOWN``)."""
+"""Peers whose offences are kept, latest first. As many as membership keeps (``rules.MAX_KNOWN``)."""
 
 MOST_DOUBLINGS = 16
-"""Beyond these every longest pause is reached, and powers of two stay small."""
+"""Maximum number of doublings; every longest pause is reached by then, and powers of two stay small."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffenceCount:
-    """One peer's offences."""
+    """Offences of one peer."""
 
     count: float
-    """Decayed, as of ``at``."""
+    """Decayed count, as of ``at``."""
     at: float
     until: float
-    """It is left alone until then."""
+    """End of the pause."""
 
 
 class Offences:
-    """Everybody's tally."""
+    """Offence counts by peer."""
 
     def __init__(self) -> None:
-        self._tallies: dict[PeerId, OffenceCount] = {}  # who offended last comes last
+        self._tallies: dict[PeerId, OffenceCount] = {}  # the latest offender comes last
 
     def count(self, peer: PeerId, now: float) -> float:
-        """A peer's offences, decayed."""
+        """Return a peer's decayed offence count."""
         tally = self._tallies.get(peer)
         return tally.count * exp2(-max(now - tally.at, 0.0) / HALF_LIFE_S) if tally is not None else 0.0
 
     def add(self, peer: PeerId, now: float, pause_s: tuple[float, float]) -> float:
-        """It offended again: until when to leave it alone.
+        """Count one more offence; return the end of the pause.
 
         Args:
-            pause_s: after the first offence, and the longest; in between it doubles with each.
+            pause_s: first and longest pause; it doubles with each offence.
         """
         before = self.until(peer)
         count = self.count(peer, now) + 1.0
@@ -61,6 +61,6 @@ class Offences:
         return until
 
     def until(self, peer: PeerId) -> float:
-        """When the last pause ends, or ended."""
+        """Return the end of the last pause, 0 if there was none."""
         tally = self._tallies.get(peer)
         return tally.until if tally is not None else 0.0

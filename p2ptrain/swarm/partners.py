@@ -1,4 +1,4 @@
-"""Whom to call, what to tell them of us, and how long to leave them alone when they will not."""
+"""Choice of partners, this peer's terms for them, and pauses after a decline."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from p2ptrain.swarm.topology import neighbours
 
 MOMENTARY = (DeclineReason.BUSY, DeclineReason.CROSSING)
 BUSY_PAUSE_S = (0.05, 5.0)
-"""Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. The pause
-itself is random: peers that collide must not collide in step."""
+"""Bounds of the mean pause before a busy partner is asked again; between them, half a typical exchange. Pauses are
+random, so that peers that collide do not collide again."""
 DECLINED_PAUSE_S = 2.0
-"""Mean pause after any other decline: what it names passes in seconds at the earliest, and who catches up calls by
-itself. A guess."""
+"""Mean pause after any other decline. Its reasons last for seconds at least, and a peer that has caught up calls by
+itself. Guess: measure how long these reasons last."""
 
 
 def choose(standing: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | None:
-    """A random partner that we may meet; the randomness is what makes gossip mix.
+    """Return a random partner that this peer may meet; the randomness is what makes gossip mix.
 
     Args:
-        engaged: with whom we are in conversation already.
+        engaged: peers that this peer is already in conversation with.
     """
     anybody = standing.rules.topology == "random" or standing.state is PeerState.FINISHING
     if anybody and standing.members.none_beyond(_farthest_in_reach(standing), now):
@@ -40,11 +40,11 @@ def choose(standing: CoreState, engaged: set[PeerId], now: float) -> PeerInfo | 
 
 
 def own_terms(standing: CoreState, peer: PeerId, partners: int = 1) -> Terms:
-    """Our numbers for an exchange.
+    """Return this peer's numbers for an exchange.
 
     Args:
-        peer: with whom.
-        partners: with how many the same snapshot is mixed at once.
+        peer: the partner.
+        partners: partners that mix the same snapshot concurrently.
     """
     return Terms(
         step=standing.step,
@@ -55,12 +55,13 @@ def own_terms(standing: CoreState, peer: PeerId, partners: int = 1) -> Terms:
         state=standing.state,
         partners=partners,
         seconds_per_byte=standing.deadlines.seconds_per_byte(),
-        fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),  # it does not fall any more
+        # Progress does not fall any more.
+        fall=inf if standing.state is PeerState.FINISHING else standing.budget.fall(peer),
     )
 
 
 def own_offer(standing: CoreState, exchange: Exchange, now: float) -> Offer:
-    """The message that offers this exchange."""
+    """Return the message that offers this exchange."""
     return Offer(
         run=standing.rules.run,
         protocol=standing.rules.protocol,
@@ -72,7 +73,8 @@ def own_offer(standing: CoreState, exchange: Exchange, now: float) -> Offer:
 
 
 def implausible(standing: CoreState, peer: PeerId, theirs: Terms) -> str:
-    """Why what they say of themselves cannot be true or must not meet ours; empty when it can. It is remembered."""
+    """Say why a partner's terms are implausible or must not meet ours; empty if they may. Record implausible
+    progress."""
     why = implausible_progress(theirs.progress, standing.progress, standing.settled, standing.rules)
     if why:
         standing.boasted(peer, theirs.progress)
@@ -80,8 +82,10 @@ def implausible(standing: CoreState, peer: PeerId, theirs: Terms) -> str:
 
 
 def pause_after(standing: CoreState, reason: DeclineReason, declined: Exchange) -> float:
-    """Seconds to leave a partner alone after it declined. Whose weights we must have, as far ahead as it says it is and
-    can be, is asked for them at once: what it said is true for no longer than it trains on."""
+    """Return the seconds to pause before a partner that declined is asked again.
+
+    There is no pause if this peer must pull from it: its announced progress is only current until it trains on.
+    """
     known = standing.members.get(declined.link.peer)
     must_pull = known is not None and must_catch_up(standing.settled, standing.worth, known.progress, standing.rules)
     if must_pull and reason is DeclineReason.CATCH_UP_FIRST:
@@ -96,7 +100,7 @@ def pause_after(standing: CoreState, reason: DeclineReason, declined: Exchange) 
 
 
 def _is_out_of_reach(standing: CoreState, known: PeerInfo) -> bool:
-    """So far ahead that we must not exchange but pull, or not believe it."""
+    """Report whether a peer is so far ahead that this peer must pull instead of exchanging, or must not believe it."""
     mine, theirs = standing.progress, known.progress
     return must_catch_up(standing.settled, mine, theirs, standing.rules) or bool(
         implausible_progress(theirs, mine, standing.settled, standing.rules)
@@ -104,7 +108,7 @@ def _is_out_of_reach(standing: CoreState, known: PeerInfo) -> bool:
 
 
 def _farthest_in_reach(standing: CoreState) -> float:
-    """Nobody up to this progress is out of reach."""
+    """Return a progress up to which no peer is out of reach."""
     rules = standing.rules
     ahead = rules.implausible_distance if standing.settled else catch_up_bound(standing.progress, rules)
     return min(standing.progress + ahead, rules.progress_ceiling)

@@ -59,7 +59,7 @@ NEVER = float("inf")
 
 
 class PeerEvent(Enum):
-    """What changes a peer's state. The values are the words of docs/PROTOCOL.md."""
+    """Events that change a peer's state. The values appear in docs/PROTOCOL.md."""
 
     START = "the peer starts"
     TRAIN = "the trainer may run"
@@ -98,10 +98,10 @@ class Peer:
     """One peer's protocol state. Holds no tensor, opens no socket, reads no clock.
 
     Args:
-        me: our own peer id.
+        me: this peer's own id.
         rules: the run's numbers.
         random: the only source of randomness; a seed decides everything.
-        step, progress: where a resumed peer stands.
+        step, progress: position of a resumed peer.
     """
 
     def __init__(self, me: PeerId, rules: SwarmRules, random: Random, step: int = 0, progress: float = 0.0) -> None:
@@ -117,7 +117,7 @@ class Peer:
         self._training = False  # BeginTraining was emitted
         self._search_until = NEVER
         self._caught_up_at = 0.0
-        self._asks_who_is_here = False  # we slept, and whom we knew is old news
+        self._asks_who_is_here = False  # slept: the known peers may be outdated
         self._leave_by = NEVER
         self._leaving_why = ""
         self._stopped = False
@@ -141,25 +141,25 @@ class Peer:
 
     @property
     def exchanges_under_way(self) -> int:
-        """On which both have agreed, and which are not over."""
+        """Number of exchanges that both sides agreed on and that are not over."""
         return self._exchanging.book.under_way()
 
     def live_peers(self, now: float) -> list[PeerId]:
-        """Who is here besides us."""
+        """Return the ids of the other live peers."""
         return [known.peer for known in self._standing.members.live(now)]
 
     def donors(self, now: float) -> dict[PeerId, tuple[str, ...]]:
-        """Who else could give us weights, in random order, and their addresses."""
+        """Return the peers that could give this one weights, in random order, with their addresses."""
         return self._catch_up.donors(now)
 
     def live_records(self, now: float) -> list[Presence]:
-        """Their records, for the cache on disk."""
+        """Return the live peers' presence records, for the cache on disk."""
         return self._standing.members.records(now)
 
     # --- the door ---------------------------------------------------------------------------------------------------
 
     def handle(self, event: Event, now: float) -> list[Effect]:
-        """Take in one event; return what the shell must do, in order.
+        """Handle one event and return what the shell must do, in order.
 
         Args:
             event: what happened.
@@ -173,7 +173,7 @@ class Peer:
         if late_s >= ASLEEP_S:
             self._slept(late_s, now)
         if late_s >= HELD_UP_S:
-            self._wake_at = now  # it counts once
+            self._wake_at = now  # count a delay once
         self._dispatch(event, now)
         if not isinstance(event, PeersSeen) or event.from_lookup:  # else the message that passed them on comes next
             self._run_timers(now)
@@ -189,7 +189,7 @@ class Peer:
                 self._peers_seen(event, now)
             case LookupFailed():
                 self._asks_who_is_here = False
-                self._standing.note("lonely", why="nobody could be asked for peers")
+                self._standing.note("lonely", why="no node of the directory answered")
             case OuterStepDone():
                 self._outer_step_done(event, now)
             case ExchangeDue():
@@ -242,7 +242,7 @@ class Peer:
             self._begin(now)
 
     def _keep_in_step(self, now: float) -> None:
-        """Pull while somebody is so far ahead that we must; while no donor gives, go on as before."""
+        """Pull while a peer is so far ahead that this one must; go on as before while no donor gives."""
         standing, catch_up = self._standing, self._catch_up
         if self._final_gossip.has_begun:
             return
@@ -259,9 +259,9 @@ class Peer:
             self._enter(PeerEvent.TRAIN, now)
 
     def _slept(self, seconds: float, now: float) -> None:
-        """Nothing ran here, and the swarm went on: we are a newcomer again, who pulls if the others are far ahead.
+        """Drop out of step after a sleep: pull like a newcomer if the others are far ahead.
 
-        Who they are is asked anew: the first to call whoever wakes may be the one that lies.
+        A new lookup asks who they are, because the first peer to call after a wake-up may be adversarial.
         """
         standing = self._standing
         self._stopwatch.skip(seconds)
@@ -273,7 +273,7 @@ class Peer:
 
     @property
     def _in_step_at(self) -> float:
-        """When we last were in step for certain."""
+        """When this peer was last in step for certain."""
         return max(self._exchanging.last_commit_at, self._caught_up_at)
 
     def _adopted(self, event: Adopted, now: float) -> None:
@@ -284,7 +284,7 @@ class Peer:
         self._exchanging.rounds.begin_anew()
         self._standing.boasts.clear()
         self._caught_up_at = now
-        if self._standing.state is PeerState.JOINING:  # not when the owner, or the run's end, came first
+        if self._standing.state is PeerState.JOINING:  # not if the owner's stop or the run's end came first
             self._begin(now)
 
     def _begin(self, now: float) -> None:
@@ -310,7 +310,7 @@ class Peer:
         if self._final_gossip.has_begun or self._standing.state is PeerState.LEAVING:
             return
         self._standing.step, self._standing.progress = event.step, event.progress
-        self._standing.settled = True  # whatever is ahead of us now is no further than the end
+        self._standing.settled = True  # nothing ahead is further than the end
         self._catch_up.drop()
         self._exchanging.training_ended(now)
         self._enter(PeerEvent.TRAINING_ENDS, now)
@@ -328,7 +328,7 @@ class Peer:
         self._stop_if_resolved(now)
 
     def _stop_if_resolved(self, now: float) -> None:
-        """Stop once no partner can hold a commit that we do not; or when it takes too long."""
+        """Stop once no partner can hold a commit that this peer does not, or at the deadline."""
         resolved = not len(self._exchanging.book) and self._catch_up.pull is None
         if (resolved or now >= self._leave_by) and not self._stopped:
             self._stopped = True
@@ -347,7 +347,7 @@ class Peer:
         self._discovery.keep_up(now)
         if now >= self._search_until and not self._training and self._catch_up.pull is None:
             why = self._catch_up.why_none(now)
-            self._standing.note("alone", why=f"{why}; training starts and the search goes on")
+            self._standing.note("alone", why=f"{why}; training starts and the search continues")
             self._begin(now)
         self._keep_in_step(now)
         if self._final_gossip.has_begun:
@@ -359,7 +359,7 @@ class Peer:
         self._exchanging.seek(now)
 
     def _sleep(self, now: float) -> None:
-        """Ask to be woken when the next timer is due."""
+        """Request a wake-up when the next timer is due."""
         if self._stopped:
             return
         exchanging, state = self._exchanging, self._standing.state

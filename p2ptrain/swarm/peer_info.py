@@ -1,4 +1,4 @@
-"""What we know of one peer, and what its faults cost it."""
+"""What is known of one other peer, and the pauses that its failures cause."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.rules import CALLS_PER_S, MOST_CALLS
 
-FAILURE_PAUSE_S = (2.0, 120.0)  # first and longest pause after network failures in a row. Guess
-QUARANTINE_S = (30.0, 3600.0)  # the same after broken protocol. Guess
-FAR_S = (30.0, 600.0)  # the same after weights that had to be clipped: two halves of a swarm that meet again. Guess
+# First and longest pause after failures in a row. Guess: measure how long network failures last.
+FAILURE_PAUSE_S = (2.0, 120.0)
+QUARANTINE_S = (30.0, 3600.0)  # the same after protocol violations. Guess: measure how long faulty hardware offends
+# The same after clipped weights, as when two halves of a swarm reunite. Guess: measure such reunions.
+FAR_S = (30.0, 600.0)
 FORGIVEN = 1
-"""Offers in a row that a peer may take back with our Accept on its way. Who waits too long for an answer goes on with
-another, which no more tells of it than our being slow does; who offers only to take back would hold our fragments each
-time. A guess."""
+"""Offers in a row that a peer may withdraw after our Accept was sent. A peer that waited too long exchanges with
+another, which may be our own slowness; one that offers only to withdraw would hold our fragments each time. Guess:
+count withdrawals of honest peers."""
 REST = 4.0
-"""Whoever held us in vain, or for too long (``overtime``), is left alone for so many times as long: a fifth of our time
-at the most. A guess."""
+"""Pause of a peer that held us in vain or for too long (``slow_partners``), as a multiple of that time; so it takes at
+most a fifth of our time. Guess: compare swarms with other values."""
 MISFITS_FORGIVEN = 3
-"""Payloads of a peer that may not fit the step widths agreed on before it is left alone for that: each one teaches half
-an octave (``codec.steps.PACE``). The half of them is forgotten with every exchange that fits. Our measurement: of three
-tiny peers in lockstep none needed more than one, in 14 runs (docs/SECURITY.md)."""
+"""Payloads of a peer that may misfit the agreed step widths before it is paused for that: each one teaches half an
+octave (``codec.steps.PACE``). Each exchange that fits forgets half of them. Measured: of three tiny peers in lockstep
+none needed more than one, in 14 runs (docs/SECURITY.md)."""
 
 NEVER = float("inf")
 
 
 class Fault(Enum):
-    """How a conversation with a peer failed."""
+    """Kinds of failed conversations."""
 
-    UNANSWERED = "our call came to nothing"
-    BROKEN = "it had our fragments or weights engaged, and let us wait for nothing"
+    UNANSWERED = "our call failed or was not answered"
+    BROKEN = "it broke off after our fragments or weights were engaged"
     OFFENCE = "it broke the protocol"
-    FAR = "its weights lay further off than our radius"
-    WITHDRAWN = "it ended what it had offered, before a byte of its payload"
-    MISFIT = "its payload did not fit the step widths agreed on"
+    FAR = "its weights were beyond our radius"
+    WITHDRAWN = "it withdrew its offer before any byte of its payload"
+    MISFIT = "its payload did not fit the agreed step widths"
 
 
 @dataclass(slots=True, eq=False)
 class PeerInfo:
-    """What we know of one peer. ``Membership`` alone writes to it."""
+    """What is known of one peer. Written by ``Membership`` only."""
 
     peer: PeerId
     live_until: float
@@ -48,38 +50,38 @@ class PeerInfo:
     step: int = 0
     progress: float = 0.0
     settled: bool = False
-    """It says that it is in step with the swarm."""
+    """Whether it claims to be in step with the swarm."""
     presence: Presence | None = None
     unanswered: int = 0
-    """Calls of ours in a row that came to nothing, ..."""
+    """Our calls in a row that failed or stayed unanswered."""
     broken: int = 0
-    """... and exchanges and pulls in a row that it broke off. Offences are kept apart (``offences``)."""
+    """Exchanges and pulls in a row that it broke off. Offences are kept apart (``offences``)."""
     withdrawn: int = 0
-    """Offers in a row that it took back."""
+    """Offers in a row that it withdrew."""
     misfits: int = 0
-    """Exchanges whose payloads did not fit; each committed one took back half of them."""
+    """Exchanges whose payloads did not fit, halved by each commit."""
     strange: int = 0
-    """Exchanges in which its weights had nothing in common with ours; each committed one took back half of them."""
+    """Exchanges in which its weights were unrelated to ours, halved by each commit."""
     calls: float = 0.0
-    """Of ours lately, as of ``called_at``: what an allowance of ``CALLS_PER_S`` has not yet made up for."""
+    """Our recent calls, as of ``called_at``, drained at ``CALLS_PER_S``."""
     called_at: float = 0.0
     paced_until: float = 0.0
-    """We have made it offers enough until then, whatever comes of them."""
+    """End of the pause because we sent it enough offers, whatever becomes of them."""
     not_before: float = 0.0
-    """Do not call it until then ..."""
+    """End of the time in which we do not call it."""
     distrusted_until: float = 0.0
-    """... nor let it engage anything of ours until then."""
+    """End of the time in which it may not engage anything of ours."""
     listed: bool = False
-    """It is live, and not leaving."""
+    """Whether it is live and not leaving."""
     alarm: float = NEVER
-    """When its liveness is looked at next."""
+    """Time of the next liveness check."""
 
     def may_be_asked(self, now: float) -> bool:
-        """For its weights: pacing holds back offers only."""
+        """Report whether it may be asked for its weights: pacing holds back offers only."""
         return self.not_before <= max(now, self.paced_until)
 
     def call(self, now: float) -> float:
-        """We make it an offer. Until when it has had enough of them; 0: it has not."""
+        """Record an offer to it. Return the end of the pause if it has had enough offers, else 0."""
         self.calls = min(max(self.calls - (now - self.called_at) * CALLS_PER_S, 0.0) + 1.0, MOST_CALLS)
         self.called_at = now
         if self.calls > MOST_CALLS - 1.0:
@@ -88,13 +90,13 @@ class PeerInfo:
         return 0.0
 
     def blame(self, fault: Fault, now: float, held_s: float = 0.0) -> float:
-        """The network failed between us, or it left us in the lurch. Until when to leave it alone; 0: forgiven.
+        """Record a network failure or a broken-off conversation. Return the end of the pause, or 0 if it is forgiven.
 
         Args:
-            held_s: for how long it had our fragments engaged.
+            held_s: time for which it had our fragments engaged.
         """
         first, longest = FAILURE_PAUSE_S
-        if fault is Fault.WITHDRAWN:  # not longer each time: of a slow peer the fast take back again and again
+        if fault is Fault.WITHDRAWN:  # not doubled: fast peers withdraw from a slow one often
             self.withdrawn += 1
             return now + max(first, REST * held_s) if self.withdrawn > FORGIVEN else 0.0
         if fault is Fault.MISFIT:
@@ -109,7 +111,7 @@ class PeerInfo:
         return until
 
     def praise(self) -> None:
-        """An exchange with it committed."""
+        """Record that an exchange with it committed."""
         self.unanswered = self.broken = self.withdrawn = 0
         self.misfits //= 2
         self.strange //= 2

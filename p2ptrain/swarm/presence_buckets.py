@@ -1,26 +1,25 @@
-"""Where presence is kept and looked for: buckets that split as the swarm grows. Pure.
+"""Presence buckets: DHT keys for presence records, which split as the swarm grows. Pure.
 
-A key of the DHT holds one bucket. Level k has 2^k of them, and a hash of its id gives every peer one home on each
-level; on level 0, the root, everybody has the same. A peer works at the level d where a bucket holds about ``TARGET``
-peers. In a swarm of n, with x = n / 2^d between ``MERGE`` and ``SPLIT``:
+Each DHT key holds one bucket. Level k has 2^k buckets, and a hash of its id gives every peer one home per level; level
+0, the root, is everybody's home. A peer works at the level d where a bucket holds about ``TARGET`` peers. In a swarm of
+n peers, with x = n / 2^d between ``MERGE`` and ``SPLIT``:
 
 ===============  ==============================  =====================================
-level            who announces there             records in a bucket
+level            announced peers                 records in a bucket
 ===============  ==============================  =====================================
 0 to d - 2       a random share, others soon     ``SAMPLE``, or all if they are fewer
-d - 1, d, d + 1  everybody                       2x, x, x/2
-deeper           nobody                          none
+d - 1, d, d + 1  all                             2x, x, x/2
+deeper           none                            none
 ===============  ==============================  =====================================
 
-So a peer announces itself under few keys (one in a swarm of less than ``MERGE``, three or four in a large one), and no
-key holds more than about ``SAMPLE`` records. A lookup asks one bucket of level d, a random one each time: everybody is
-found equally often, and no key is asked more than others. Peers whose levels differ by one find each other as if they
-did not.
+So a peer announces itself under few keys (one in a swarm of fewer than ``MERGE`` peers, three or four in a large one),
+and no key holds more than about ``SAMPLE`` records. Each lookup asks a random bucket of level d, so all peers are found
+equally often and all keys are asked equally often. Peers whose levels differ by one still find each other.
 
-What a bucket holds tells how large the swarm is, so each answer corrects the level: too full, deeper; too empty,
-shallower. Two or more levels too full (a newcomer at the root, a swarm that grew), and the same lookup goes on deeper
-at once. As good as empty (a swarm that vanished, a peer that slept), and it goes on at the root: there, everybody meets
-who finds nobody elsewhere.
+A bucket's size tells the swarm's size, so each answer corrects the level: deeper if it is too full, shallower if it is
+too empty. If it is two or more levels too full (a newcomer at the root, a swarm that grew), the same lookup goes on
+deeper at once. If it is almost empty (a swarm that vanished, a peer that slept), the lookup goes on at the root, where
+peers that find nobody elsewhere meet.
 """
 
 from __future__ import annotations
@@ -35,27 +34,29 @@ from p2ptrain.base.ids import PeerId, RunId
 from p2ptrain.swarm.rules import ANNOUNCE_PERIOD_S, PRESENCE_LIFETIME_S
 
 TARGET = 64
-"""Records in a bucket, about. A guess: more than a peer can exchange with before it looks again; 20 kB an answer. The
-numbers below follow from it."""
+"""Approximate records in a bucket; more than a peer can exchange with before its next lookup, and 20 kB per answer. The
+constants below follow from it. Guess: measure lookup traffic and mixing with other sizes."""
 SPLIT = 96
 MERGE = 40
-"""A peer goes deeper when its bucket holds so many, shallower when it holds fewer: further apart than a factor of two,
-so that every size of a swarm has a level to rest on, and evenly around ``TARGET``."""
+"""Bucket sizes at which a peer goes deeper, and below which it goes shallower. They differ by more than a factor of
+two, so that every swarm size has a stable level, and lie evenly around ``TARGET``."""
 SAMPLE = 224
-"""Records in a bucket of the levels that only newcomers ask. At least 2 ``SPLIT``, or level d - 1 would lack some; and
-3.5 ``TARGET``, so that in spite of chance it looks two levels too full (2^1.5 = 2.8 is where it begins to)."""
+"""Records in a bucket of the levels that only newcomers ask. At least 2 ``SPLIT``, otherwise level d - 1 would lack
+some; and 3.5 ``TARGET``, so that despite chance the bucket looks two levels too full (from 2^1.5 = 2.8)."""
 LOST = 10
-"""A bucket other than the root that holds fewer says nothing. With ``MERGE`` expected it happens once in 10^9."""
+"""Bucket size below which a bucket other than the root says nothing. With ``MERGE`` expected this happens once in
+10^9."""
 MAX_LEVEL = 16
-"""Four million peers; beyond, buckets grow."""
+"""Deepest level, for four million peers; beyond, buckets grow."""
 MAX_GETS = 4
-"""Buckets that one lookup asks: a newcomer to 10,000 peers asks levels 0, 2, 4 and 6. The next lookup goes on there."""
+"""Maximum number of buckets per lookup: a newcomer to 10,000 peers asks levels 0, 2, 4 and 6. The next lookup continues
+there."""
 RENEWALS = PRESENCE_LIFETIME_S / ANNOUNCE_PERIOD_S
-"""Announcements while a record lasts: it is there when one of so many draws put it there."""
+"""Announcements during a record's lifetime: a record exists if one of them put it there."""
 
 
 class PresenceBucket(NamedTuple):
-    """The peers whose hash ends in the ``level`` bits of ``number``."""
+    """Peers whose hash ends in the ``level`` bits of ``number``."""
 
     level: int
     number: int
@@ -63,40 +64,42 @@ class PresenceBucket(NamedTuple):
 
 
 def home(run: RunId, peer: PeerId, level: int) -> PresenceBucket:
-    """The one bucket of a level in which a peer's record may lie."""
+    """Return the only bucket of a level in which a peer's record may lie."""
     return PresenceBucket(level, _bits(run, peer) % 2**level)
 
 
 @lru_cache(maxsize=65_536)
 def _bits(run: RunId, peer: PeerId) -> int:
-    """32 bits that stand for a peer."""
+    """Return 32 bits that stand for a peer."""
     return int.from_bytes(sha256(f"p2ptrain bucket {run} {peer}".encode()).digest()[:4])
 
 
 def fitting_level(level: int, records: int) -> int:
-    """The level on which to work, given what a bucket of ``level`` holds: the same while that is within the bounds."""
+    """Return the level to work at, given the size of a bucket of ``level``: unchanged within the bounds."""
     if not MERGE <= records < SPLIT:
         level += round(log2(max(records, 1) / TARGET))
     return min(max(level, 0), MAX_LEVEL)
 
 
 class PresenceBuckets:
-    """One peer's view: on which level it works, and which bucket it asks next. Small, and lost without harm.
+    """One peer's working level and choice of buckets. Small, and harmless to lose.
 
     Args:
-        random: draws which bucket to ask, and under which shallow ones to announce.
+        random: draws the bucket to ask, and the shallow buckets to announce in.
     """
 
     def __init__(self, random: Random) -> None:
         self.level = 0
         self.size: int | None = None
-        """Peers in the swarm, by the last lookup: off by the chance of one bucket, 12 %, once the level fits; too low
-        while it does not. None before the first."""
+        """Peers in the swarm by the last lookup; None before the first. Once the level fits, the error is the 12 %
+        chance of one bucket; before, the number is too low."""
         self._random = random
 
     def homes(self, run: RunId, peer: PeerId) -> list[PresenceBucket]:
-        """The buckets under which to announce a peer now. Who knows no size yet should look up first: it would crowd
-        the root."""
+        """Return the buckets to announce a peer in now.
+
+        A peer that knows no size yet should look up first, or it would crowd the root.
+        """
         deepest = min(self.level + 1, MAX_LEVEL)
         return [home(run, peer, level) for level in range(deepest + 1) if self._random.random() < self._chance(level)]
 
@@ -105,22 +108,24 @@ class PresenceBuckets:
         return Search(self)
 
     def pick(self, level: int) -> PresenceBucket:
-        """A bucket of this level to ask. Independent of the last one: taken in turns, the one behind a full one, which
-        sends who asks it deeper, would be asked less."""
+        """Return a bucket of this level to ask, independent of the last one.
+
+        If buckets took turns, the one after a full bucket, which sends askers deeper, would be asked less often.
+        """
         return PresenceBucket(level, self._random.getrandbits(level))
 
     def _chance(self, level: int) -> float:
-        """Of announcing on a level, at each announcement."""
+        """Return the probability of announcing on a level at each announcement."""
         expected = (self.size or 0) / 2**level
         if level > self.level:
-            return float(expected >= MERGE / 2)  # or nobody would stay there to look
+            return float(expected >= MERGE / 2)  # otherwise nobody would stay there to look up
         if level >= self.level - 1 or expected <= SAMPLE:
             return 1.0
         return 1.0 - pow(1.0 - SAMPLE / expected, 1.0 / RENEWALS)
 
 
 class Search:
-    """One lookup: ask the bucket ``next``, tell how much it ``answered``, until ``next`` is None."""
+    """One lookup: ask the bucket ``next`` and report how much it ``answered``, until ``next`` is None."""
 
     def __init__(self, buckets: PresenceBuckets) -> None:
         self.next: PresenceBucket | None = buckets.pick(buckets.level)
@@ -130,23 +135,23 @@ class Search:
 
     @property
     def saw_all(self) -> bool:
-        """Whether the root was asked, and holds everybody: no bucket of a deeper level does."""
+        """Whether the root was asked and holds all peers; no bucket of a deeper level does."""
         return 0 in self._asked and self._buckets.level == 0
 
     def answered(self, records: int) -> None:
-        """The bucket asked last holds so many live records."""
+        """Record the number of live records in the bucket asked last."""
         assert self.next is not None
         level = self.next.level
         self._asked.add(level)
         is_lost = level > 0 and records < LOST
         size = records * 2**level
-        if not is_lost and size > self._size:  # each answer is a lower bound, the largest is the best
+        if not is_lost and size > self._size:  # each answer is a lower bound, so the largest is the best
             self._size = self._buckets.size = size
             self._buckets.level = fitting_level(level, records)
         self.next = self._following(level, is_lost)
 
     def _following(self, asked: int, is_lost: bool) -> PresenceBucket | None:
-        """The bucket to ask after one of level ``asked``; never the same level twice."""
+        """Return the bucket to ask after one of level ``asked``; never the same level twice."""
         level = 0 if is_lost else self._buckets.level
         is_enough = not is_lost and level < asked + 2
         if is_enough or level in self._asked or len(self._asked) == MAX_GETS:

@@ -1,4 +1,4 @@
-"""Promises of partners that a trainer waits for, and what is remembered of those that were broken."""
+"""Commitments of partners that a trainer waits for, and the record of broken ones."""
 
 from __future__ import annotations
 
@@ -6,39 +6,41 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm.rules import MAX_KNOWN
 
 MOST_UNHEARD = 64
-"""Rounds in which a promise counts for nothing, at most: then a trainer waits for one that lies in one round of 65. A
-guess."""
+"""Maximum number of rounds in which a commitment is ignored: a trainer then waits in vain in one round of 65. Guess:
+measure the delays that unreliable partners cause."""
 
 MOST_OURS = 3
-"""Broken promises of one peer that count of rounds in which nobody answered: after an hour without a line we wait for
-everybody again seven rounds later, and partners who all lie hold us up in one round of eight. A guess."""
+"""Broken commitments of one peer that count from rounds in which nobody answered. After an hour without a connection we
+wait for everybody again within seven rounds, and partners that all break commitments delay one round of eight. Guess:
+measure how long connections fail."""
 
 FORGIVEN = 16
-"""Exchanges with one that broke a promise after which one of those is forgotten. If it were one alone, whoever comes in
-every other round would be waited for in all the others. A guess."""
+"""Exchanges after which one broken commitment of the partner is forgotten. With a value of one, a peer that comes in
+every other round would be waited for in all the others. Guess: measure how often honest partners are late."""
 
 
 class RoundCommitments:
-    """Whose word that it will come our trainer still waits for; whoever announces itself gives it, too.
+    """Commitments that the trainer still waits for; a peer that announces itself makes one, too.
 
-    Who did not come, or did not answer, is not waited for in the next round, then in three, seven, and so on. Whoever
-    comes all the same is met. Bounded by number, and not by who is here: else going away for a minute would be all
-    that it takes to be believed again.
+    After a broken commitment, the peer is not waited for in the next round, then in three, seven, and so on. If it
+    comes anyway, it is met. Bounded by number and not by presence; otherwise a peer could restore its credit by leaving
+    for a minute.
     """
 
     def __init__(self) -> None:
         self._broken: dict[PeerId, int] = {}
-        """How many that are not forgiven; who broke one last comes last, ..."""
+        """Unforgiven broken commitments by peer; the latest to break one comes last."""
         self._unheard: dict[PeerId, int] = {}
-        """... in how many rounds to come the next ones count for nothing, ..."""
+        """Coming rounds in which the peer's commitments are ignored."""
         self._kept: dict[PeerId, int] = {}
-        """... and how many were kept since the last one was forgiven."""
+        """Commitments kept since the last broken one was forgiven."""
 
     def broke(self, peer: PeerId, perhaps_ours: bool = False) -> None:
-        """It did not come, or did not answer.
+        """Record a broken commitment: the peer did not come, or did not answer.
 
         Args:
-            perhaps_ours: nobody else of several did either. That may be our own line, and counts up to ``MOST_OURS``.
+            perhaps_ours: no other of several partners did either. Our own connection may be the cause, so this counts
+                only up to ``MOST_OURS``.
         """
         before = self._broken.pop(peer, 0)
         self._broken[peer] = times = max(before, min(before + 1, MOST_OURS)) if perhaps_ours else before + 1
@@ -47,17 +49,17 @@ class RoundCommitments:
             self._forget(next(iter(self._broken)))
 
     def count(self, peer: PeerId) -> bool:
-        """It promises to come: whether our trainer waits for it. No is said once a round."""
+        """Handle a commitment: return whether our trainer waits for the peer. Each False uses up one round."""
         if left := self._unheard.get(peer, 0):
             self._unheard[peer] = left - 1
         return not left
 
     def are_void(self, peer: PeerId) -> bool:
-        """Whether ``count`` will say no."""
+        """Report whether ``count`` will return False."""
         return self._unheard.get(peer, 0) > 0
 
     def kept(self, peer: PeerId) -> None:
-        """It came, and we exchanged."""
+        """Record a kept commitment: the peer came, and we exchanged."""
         if peer not in self._broken:
             return
         self._kept[peer] = self._kept.get(peer, 0) + 1

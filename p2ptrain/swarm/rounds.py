@@ -1,10 +1,11 @@
 """Rounds: the exchanges that both sides planned for one outer step.
 
-A round opens when a peer comes to its outer step. The peer offers to each planned partner; a partner that is not there
-yet declines, and offers itself when it comes: so the later of two finds the earlier one waiting, and nobody polls. A
-round that the trainer waits for is over when every partner's exchange has committed or failed, or patience ends.
+A round opens when a peer reaches its outer step. The peer offers to each planned partner; a partner that has not
+reached the step declines, and sends its own offer when it does. So the later peer finds the earlier one waiting, and
+nobody polls. A round that the trainer waits for is over when every partner's exchange has committed or failed, or at
+its deadline.
 
-``TRANSITIONS`` holds the table of what becomes of each planned partner; docs/PROTOCOL.md shows it.
+``TRANSITIONS`` holds the table of each planned partner's states; docs/PROTOCOL.md shows it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from p2ptrain.swarm.transitions import Transition, TransitionTable
 
 
 class Meeting(Enum):
-    """How far we are with one planned partner."""
+    """State of one planned partner."""
 
     DUE = auto()
     CALLED = auto()
@@ -39,17 +40,17 @@ class Meeting(Enum):
 
 
 class MeetingEvent(Enum):
-    """What changes how far we are with a planned partner. The values are the words of docs/PROTOCOL.md."""
+    """Events that change a planned partner's state. The values appear in docs/PROTOCOL.md."""
 
     CALL = "our Offer is sent"
-    ABSENT = "the partner is not known any more or distrusted, or our weights are the odd ones"
-    SLOW = "the partner held our trainer for too long lately"
+    ABSENT = "the partner is no longer known, or distrusted, or our weights are outliers"
+    SLOW = "the partner recently delayed our trainer for too long"
     OFFER = "its Offer, which we accept"
     CROSSING = "its Offer crosses ours, which wins"
     ACCEPT = "its Accept"
     LATER = "Decline `not yet` or `crossed`"
     OVERTAKEN = "Decline `not yet`, which its Offer overtook"
-    DOUBTED = "Decline `not yet` or `crossed`, where it cannot be true or its commitments do not count"
+    DOUBTED = "Decline `not yet` or `crossed` that cannot be true, or from a partner whose commitments are ignored"
     REFUSAL = "another Decline, no answer, or a failure"
     RECALL = "the pause before the next Offer is over"
     PATIENCE = "patience ends"
@@ -63,7 +64,7 @@ TRANSITIONS: TransitionTable[Meeting, MeetingEvent] = TransitionTable(
         (Meeting.DUE,),
         MeetingEvent.CALL,
         Meeting.CALLED,
-        "the partner is known and trusted, and our weights are not the odd ones",
+        "the partner is known and trusted, and our weights are not outliers",
     ),
     Transition((Meeting.DUE,), MeetingEvent.ABSENT, Meeting.MISSED, "no Offer is sent"),
     Transition((Meeting.DUE,), MeetingEvent.SLOW, Meeting.MISSED, "only in a round that the trainer waits for"),
@@ -127,7 +128,7 @@ _REPORTED_BEFORE = {
     Meeting.MISSED: MeetingEvent.ABSENT,
     Meeting.MEETING: MeetingEvent.OFFER,
 }
-"""What ``Round.turn`` is told before an exchange is under way."""
+"""Event for each state that ``Round.turn`` reports before an exchange is under way."""
 
 _REPORTED_AFTER = {
     Meeting.MEETING: MeetingEvent.ACCEPT,
@@ -135,15 +136,15 @@ _REPORTED_AFTER = {
     Meeting.MISSED: MeetingEvent.REFUSAL,
     Meeting.FAILED: MeetingEvent.FAILURE,
 }
-"""What ``Rounds.turn`` is told of an exchange that was offered."""
+"""Event for each state that ``Rounds.turn`` reports of an offered exchange."""
 
 HURRIED_S = 1.0
-"""To answer for who did not lately, or promised in vain: a round trip across the world, and a busy machine (as
-``deadlines.PROMPT_BOUNDS_S``). If less, an honest partner would answer in vain, and both would blame each other. A
-guess."""
+"""Time to answer for a partner that lately did not, or broke a commitment: an intercontinental round trip and a busy
+machine (as ``deadlines.PROMPT_BOUNDS_S``). If it were shorter, an honest partner's answer would be late, and both would
+blame each other. Guess: measure answer times on busy machines."""
 
 OVER = (Meeting.MET, Meeting.MISSED, Meeting.FAILED)
-"""Nobody waits for these."""
+"""States that nobody waits for."""
 
 
 @dataclass(slots=True)
@@ -153,31 +154,31 @@ class Round:
     step: int
     fragments: tuple[int, ...]
     awaited: bool
-    """The trainer waits for it."""
+    """Whether the trainer waits for it."""
     until: float
     recall_at: float
-    """When the trainer's partners that have not come are asked again, all at once; and the pause before that."""
+    """When the awaited partners are asked again, all at once. The field below is the pause before that."""
     recall_pause_s: float = ROUND_RECALL_S
     meetings: dict[PeerId, Meeting] = field(default_factory=dict)
     called_again: set[PeerId] = field(default_factory=set)
-    """Whose offer overtook its answer, and who has had a second one of ours."""
+    """Partners whose offer overtook its answer and that got a second offer."""
     unheard: set[PeerId] = field(default_factory=set)
-    """Whose promises count for nothing in it."""
+    """Partners whose commitments are ignored in this round."""
     tried: set[PeerId] = field(default_factory=set)
-    """Whom we called, or who came, ..."""
+    """Partners that we called, or that came."""
     silent: set[PeerId] = field(default_factory=set)
-    """... of these, whom the trainer waited for in vain, ..."""
+    """Tried partners that the trainer waited for in vain."""
     dragged: set[PeerId] = field(default_factory=set)
-    """... and whose exchange took so long that it may have been meant to."""
+    """Partners whose exchange took suspiciously long."""
     resting: set[PeerId] = field(default_factory=set)
-    """Whom the trainer does not meet in it: who dragged on lately."""
+    """Partners that the trainer skips in this round, because they dragged lately."""
 
     def turn(self, peer: PeerId, to: Meeting) -> None:
         """Record that we called a partner, found it absent, or accepted its offer."""
         self.move(peer, _REPORTED_BEFORE[to])
 
     def move(self, peer: PeerId, event: MeetingEvent) -> None:
-        """Change how far we are with a planned partner, by ``TRANSITIONS``."""
+        """Change a planned partner's state, by ``TRANSITIONS``."""
         to = self.meetings[peer] = TRANSITIONS.to(self.meetings[peer], event)
         if to in (Meeting.CALLED, Meeting.MEETING):
             self.tried.add(peer)
@@ -195,14 +196,15 @@ class Rounds:
         self._overtime = SlowPartnerPenalty(standing, of_trainers=True)
         self._open: list[Round] = []
         self._promises = RoundCommitments()
-        """To come, ..."""
+        """Commitments to come."""
         self._in_time = RoundCommitments()
-        """... and, once both have agreed, not to drag on."""
+        """Commitments not to drag once both sides have agreed."""
         self._last_opened = {True: 0, False: 0}
-        """The outer step of the last round that the trainer waited for, and of the last one beside training."""
+        """Outer step of the last round that the trainer waited for (True) and of the last one beside training
+        (False)."""
 
     def open(self, step: int, fragments: tuple[int, ...], awaited: bool, now: float) -> None:
-        """We have come to this outer step. The round of an earlier one lapses."""
+        """Open the round of the outer step that this peer has reached. The round of an earlier one lapses."""
         standing = self._standing
         self.close(awaited)
         fresh = Round(step, self._due_at(step, fragments), awaited, now + self._patience_s(), now + ROUND_RECALL_S)
@@ -222,27 +224,27 @@ class Rounds:
                 self._standing.emit(Proceed(lapsed.step))
 
     def due(self, now: float) -> list[tuple[Round, PeerId]]:
-        """Whom to call now. Whoever kept the trainer for too long, when it met it, is missed: it goes on without."""
+        """Return the partners to call now. Partners that delayed the trainer for too long lately are skipped."""
         due = [(each, peer) for each in self._open for peer, at in each.meetings.items() if at is Meeting.DUE]
         for each, peer in due:
             if each.awaited and self._rests(peer, each, now):
-                self._miss(each, peer, MeetingEvent.SLOW, "it kept us waiting for too long lately")
+                self._miss(each, peer, MeetingEvent.SLOW, "it recently kept us waiting for too long")
         return [(each, peer) for each, peer in due if each.meetings[peer] is Meeting.DUE]
 
     def _rests(self, peer: PeerId, found: Round | None, now: float) -> bool:
         """Report whether a planned partner is left out for having been slow.
 
-        A partner much slower than others returns after four times what was too long (``SlowPartnerPenalty``). One that
-        takes nearly all of the agreed time, or breaks off then, returns ever more rarely.
+        A partner much slower than others returns after four times the excess (``SlowPartnerPenalty``). One that takes
+        nearly all of the agreed time, or breaks off then, returns ever more rarely.
         """
         drags = peer in found.resting if found is not None else self._in_time.are_void(peer)
         return drags or self._overtime.waits(peer, now)
 
     def answer(self, offer: Offer, sender: PeerId, crossing: bool, now: float) -> Round | DeclineReason:
-        """Answer an offer for a planned exchange, once it passed all checks that are the same for every offer.
+        """Answer an offer for a planned exchange, after the checks that all offers share.
 
-        "Not yet" is a promise, and the sender's trainer waits for it: whom we have not found, or shall not plan, hears
-        "not planned" instead, and whom we shall not call "busy".
+        "Not yet" is a commitment that the sender's trainer waits for. So a sender that we do not know or plan is told
+        "not planned" instead, and one that we shall not call "busy".
         """
         found = self.of(offer.round, offer.fragments)
         if found is None and not self._shall_offer(offer, sender, now):
@@ -261,7 +263,8 @@ class Rounds:
         return found
 
     def _shall_offer(self, offer: Offer, sender: PeerId, now: float) -> bool:
-        """We shall come to this outer step, and plan the sender. A round can be over before its outer step is."""
+        """Report whether this peer will reach the outer step and plan the sender. A round can be over before its outer
+        step is."""
         standing = self._standing
         kinds = ((True, standing.rules.between), (False, standing.rules.beside))
         awaited = next((kind for kind, streams in kinds if set(offer.fragments) <= set(streams)), None)
@@ -271,24 +274,25 @@ class Rounds:
         return offer.round > passed and sender in self._planned(offer.round, now)
 
     def begin_anew(self) -> None:
-        """Our weights are another's, and so is our outer step, which may be an earlier one."""
+        """Forget past rounds: the adopted weights may belong to an earlier outer step."""
         self._last_opened = {True: 0, False: 0}
 
     def of(self, step: int, fragments: tuple[int, ...]) -> Round | None:
-        """The open round of this outer step that these fragments belong to."""
+        """Return the open round of this outer step that these fragments belong to."""
         return next((r for r in self._open if r.step == step and set(fragments) <= set(r.fragments)), None)
 
     def turn(self, step: int, fragments: tuple[int, ...], peer: PeerId, to: Meeting) -> None:
-        """Record that a planned exchange that was offered has come this far."""
+        """Record the state of a planned exchange that was offered."""
         found = self.of(step, fragments)
         if found is not None and peer in found.meetings:
             found.move(peer, _REPORTED_AFTER[to])
 
     def put_off(self, exchange: Exchange, reason: DeclineReason, now: float) -> None:
-        """A partner declined for now: wait for its own offer, or offer once more.
+        """Handle a partner's decline for now: wait for its own offer, or offer once more.
 
-        Streams have no order among each other: where its offer overtook its "not yet", it has come meanwhile, was
-        turned down by us, and waits for ours. Once a round, or a partner could have offers of us without end.
+        Streams are not ordered among each other. If its offer overtook its "not yet", the partner has come meanwhile,
+        was declined by us, and waits for ours. We offer again only once per round, so that a partner cannot cause
+        endless offers.
         """
         found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
         if found is None or peer not in found.meetings:
@@ -302,41 +306,46 @@ class Rounds:
         elif found.awaited and not self._may_cross(reason, peer):
             self._miss(found, peer, MeetingEvent.DOUBTED, reason.value)
         elif found.awaited and not self.is_waited_for(found, peer):
-            why = "it says that it will come, and did not when it last said so"
+            why = "it announced that it will come, but did not come the last time"
             self._miss(found, peer, MeetingEvent.DOUBTED, why)
         else:
             found.move(peer, MeetingEvent.LATER)
             found.recall_at = max(found.recall_at, now + found.recall_pause_s)
 
     def _may_cross(self, reason: DeclineReason, peer: PeerId) -> bool:
-        """Of two offers that cross, that of the smaller id goes first: the other one never says that they did."""
+        """Report whether "crossed" can be true: the smaller id's offer goes first, so its sender never says it."""
         return reason is not DeclineReason.CROSSING or peer < self._standing.me
 
     def is_waited_for(self, planned: Round, peer: PeerId) -> bool:
-        """Whether the trainer waits for the answer of one that we call; who gave none lately has ``HURRIED_S`` to give
-        it, as it has where it waits for us."""
+        """Report whether the trainer waits for the answer of a partner that we call.
+
+        A partner that gave none lately has ``HURRIED_S`` to answer, as it has if it waits for us.
+        """
         if planned.awaited and peer not in planned.unheard and not self._promises.count(peer):
             planned.unheard.add(peer)
         return peer not in planned.unheard
 
     def unanswered(self, exchange: Exchange, now: float) -> None:
-        """Our offer was not answered, or could not be delivered. Who had but a moment to answer broke no promise, and
-        what fails at once held nobody up: it is our own line, as likely as not. Of a sleep nobody knows."""
+        """Record that our offer was not answered or could not be delivered.
+
+        It breaks no commitment if the partner had only a moment to answer, if the failure came at once (then it held
+        nobody up, and is likely our own connection), or if this peer slept.
+        """
         found, peer = self.of(exchange.round, exchange.fragments), exchange.link.peer
         is_late = exchange.deadline <= now or now - exchange.started_at > UNNOTICED_S
         if found is not None and is_late and exchange.is_timed and peer not in found.unheard:
             found.silent.add(peer)
 
     def _end(self, over: Round) -> None:
-        """Nobody waits for it any more. Who was silent or dragged on broke a promise; where several were tried and all
-        did, it was perhaps we."""
+        """Close a round. Partners that were silent or dragged broke a commitment; if several were tried and all did,
+        the cause may be on our side."""
         self._open.remove(over)
         for promises, broken in ((self._promises, over.silent), (self._in_time, over.dragged)):
             for peer in sorted(broken):
                 promises.broke(peer, perhaps_ours=len(over.tried) > 1 and broken >= over.tried)
 
     def ended(self, exchange: Exchange, to: Meeting, now: float) -> None:
-        """An exchange came to an end. If it was planned, it was perhaps the last that the trainer waits for."""
+        """Record the end of an exchange. If it was planned, it may be the last that the trainer waits for."""
         if not exchange.round:
             return
         peer, found = exchange.link.peer, self.of(exchange.round, exchange.fragments)
@@ -353,13 +362,13 @@ class Rounds:
         self.proceed_if_over()
 
     def hold_on(self, seconds: float) -> None:
-        """We were held up for so long: nobody kept us waiting meanwhile but we."""
+        """Extend deadlines after this peer was held up, because no partner caused the delay."""
         for each in self._open:
             each.until += seconds
             each.recall_at += seconds
 
     def expire(self, now: float) -> None:
-        """Ask again whom we wait for, or wait no more. Who was called has a deadline of its own."""
+        """Ask awaited partners again, or stop waiting for them. Called partners have their own deadline."""
         for each in [each for each in self._open if each.awaited]:
             late = [peer for peer, at in each.meetings.items() if at is Meeting.AWAITED]
             if each.until <= now:
@@ -373,34 +382,37 @@ class Rounds:
 
     def _give_up(self, lapsing: Round, peer: PeerId) -> None:
         self._promises.broke(peer)
-        self._miss(lapsing, peer, MeetingEvent.PATIENCE, "it did not come to this outer step in time")
+        self._miss(lapsing, peer, MeetingEvent.PATIENCE, "it did not reach this outer step in time")
 
     def _miss(self, found: Round, peer: PeerId, event: MeetingEvent, why: str) -> None:
         found.move(peer, event)
         self._standing.note("skipped", peer, why)
 
     def proceed_if_over(self) -> None:
-        """Let the trainer go on when nothing is left to wait for."""
+        """Let the trainer go on if nothing is left to wait for."""
         for each in [each for each in self._open if each.awaited and each.is_over]:
             self._end(each)
             self._standing.emit(Proceed(each.step))
 
     def next_deadline(self) -> float:
-        """When ``expire`` has something to do."""
+        """Return when ``expire`` next has something to do."""
         if not self._open:
             return float("inf")
         waiting = [each for each in self._open if each.awaited and Meeting.AWAITED in each.meetings.values()]
         return min((min(each.until, each.recall_at) for each in waiting), default=float("inf"))
 
     def _planned(self, step: int, now: float) -> tuple[PeerId, ...]:
-        """Our partners at this outer step, of all whom we know by now; who was joining at last may train by now."""
+        """Return our partners at this outer step among all known peers.
+
+        Joining peers are included, because they may have begun to train since their last report.
+        """
         standing, rules = self._standing, self._standing.rules
         here = [known for known in standing.members.live(now) if known.state is not PeerState.FINISHING]
         roster = [standing.me, *(known.peer for known in here)]
         return planned_partners(rules.topology, rules.partners, standing.me, roster, rules.run, step)
 
     def _due_at(self, step: int, fragments: tuple[int, ...]) -> tuple[int, ...]:
-        """The fragments whose turn it is: ``fragments_per_exchange`` of every stream, in turn."""
+        """Return the fragments whose turn it is: ``fragments_per_exchange`` of every stream, in turn."""
         rules = self._standing.rules
         window = rules.fragments_per_exchange
         if window >= rules.fragments:

@@ -1,15 +1,14 @@
-"""Who kept something of ours for longer than it takes, and now waits while others are served.
+"""Penalty for partners that hold fragments or the only place for a newcomer longer than necessary.
 
-A partner that is slow may be honest, so it is no offence. But what it holds, nobody else gets: fragments while they
-pass one byte at a time, the one place for a newcomer. Whoever has held us for too long waits ``REST`` times as long,
-whoever calls; so no partner has more than a fifth of our time beyond its due, and others come between. The slowest of a
-swarm, ten times slower than the others, still spends most of its time with somebody: each of its partners rests from it
-alone.
+A slow partner may be honest, so this is no offence. But nobody else gets what it holds. A partner that held us for too
+long waits ``REST`` times as long, whichever side calls; so it takes at most a fifth of our time beyond its due, and
+others come between. The slowest peer of a swarm, ten times slower than the others, still spends most of its time in
+exchanges, because each of its partners pauses independently.
 
-Where a trainer waits for partners, its recipe says that it waits for the slowest of them. There a partner may hold it
-beyond its due for as long as it trains in an outer step, and only what is more counts: so one whose line is ten times
-slower than others' is met in every round of a recipe with long inner phases, and none has more than half of a trainer's
-time and a fifth of the rest.
+A recipe whose trainer waits for partners waits for the slowest of them. There a partner may hold the trainer beyond its
+due for as long as it trains in an outer step, and only the excess counts. So a partner with a connection ten times
+slower than others is met in every round of a recipe with long inner phases, and none takes more than half of a
+trainer's time and a fifth of the rest.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from p2ptrain.swarm.rules import MAX_KNOWN
 
 
 class SlowPartnerPenalty:
-    """By peer, strangers too; bounded: the one that was noted first is forgotten first.
+    """Pauses by peer, including unknown peers; bounded, the oldest entry is forgotten first.
 
     Args:
-        of_trainers: it is the trainer that is held.
+        of_trainers: whether the trainer is what is held.
     """
 
     def __init__(self, standing: CoreState, of_trainers: bool = False) -> None:
@@ -34,16 +33,16 @@ class SlowPartnerPenalty:
         self._until: dict[PeerId, float] = {}
 
     def exchanged(self, exchange: Exchange, now: float) -> None:
-        """Its payloads passed, or did not, and its fragments are free again."""
+        """Record that an exchange's fragments are free again, whether or not its payloads were transferred."""
         size = sum(self._standing.rules.fragment_bytes[fragment] for fragment in exchange.fragments)
         self._held(exchange.link.peer, size, now - exchange.swap_started_at, now)
 
     def gave(self, peer: PeerId, seconds: float, now: float) -> None:
-        """A newcomer took our weights, or broke off, and its place is free again."""
+        """Record that a newcomer took our weights or broke off."""
         self._held(peer, self._standing.rules.weights_bytes, seconds, now)
 
     def waits(self, peer: PeerId, now: float) -> bool:
-        """Others come first."""
+        """Report whether other peers come first."""
         return self._until.get(peer, now) > now
 
     def _held(self, peer: PeerId, size: int, seconds: float, now: float) -> None:

@@ -1,4 +1,4 @@
-"""How long our own outer steps take."""
+"""Duration of this peer's own outer steps."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Stopwatch:
-    """From one outer step to the next. Before training begins it stands still, and measures nothing."""
+    """Time from one outer step to the next. Before training begins it measures nothing."""
 
     _since: float | None = None
     _trained_s: float | None = None
-    """In this outer step, where the trainer waits for partners after that."""
+    """Training time in this outer step, if the trainer then waits for partners."""
 
     def begin(self, now: float) -> None:
-        """Training begins."""
+        """Begin measuring: training starts."""
         self._since = now
 
     def skip(self, seconds: float) -> None:
-        """Nobody trained for so long."""
+        """Exclude a time in which nothing was trained."""
         if self._since is not None:
             self._since += seconds
 
     def wait(self, now: float) -> None:
-        """From here to the end of this outer step the trainer waits."""
+        """Mark the end of training in this outer step: from now on the trainer waits."""
         if self._since is not None:
             self._trained_s = max(now - self._since, 0.0)
 
     def lap(self, now: float) -> tuple[float, float] | None:
-        """An outer step is over: the seconds that it took, and how many of them went into training.
+        """Return the seconds of the outer step that ended, and its seconds of training.
 
-        None where there is no such time.
+        None if there is no such time.
         """
         since, trained_s = self._since, self._trained_s
         self._since, self._trained_s = now, None

@@ -1,14 +1,14 @@
-"""Who mixes with whom at an outer step, where a recipe plans it: a pure function that both sides of a pair agree on.
+"""Planned pairs of an outer step: a pure function on which both sides of a pair agree.
 
 ::
 
     random        k random pairings: each peer has at most k partners, drawn anew for every outer step
     ring          the two neighbours on a ring
     exponential   the peers 1, 2, 4, ... places away on the ring, both ways
-    complete      everybody else
+    complete      all other peers
 
-Peers stand on the ring in the order of their ids. Peers that know different rosters may plan differently: an offer
-that only one side planned is declined, which for that outer step is an average less, and nothing else.
+Peers stand on the ring in the order of their ids. Peers that know different rosters may plan differently: an offer that
+only one side planned is declined, which costs one average in that outer step and nothing else.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ def planned_partners(
     seed: str,
     step: int,
 ) -> tuple[PeerId, ...]:
-    """My partners at this outer step, ascending; empty when I am alone or left over.
+    """Return my partners at this outer step, ascending; empty if I am alone or left over.
 
     Args:
-        partners: k; ``random`` alone reads it.
-        roster: everybody who takes part, me among them, in any order.
-        seed: of the pairings, the same for the whole run.
+        partners: k; only ``random`` uses it.
+        roster: all participants, including me, in any order.
+        seed: seed of the pairings, equal for the whole run.
     """
     ring = sorted(set(roster))
     place = ring.index(me)
@@ -51,13 +51,13 @@ def planned_partners(
 
 
 def neighbours(topology: Topology, me: PeerId, roster: Sequence[PeerId]) -> frozenset[PeerId]:
-    """Whom I may ever mix with; ``random`` allows everybody."""
+    """Return the peers that I may mix with at all; ``random`` allows all."""
     everybody: Topology = "complete"
     return frozenset(planned_partners(everybody if topology == "random" else topology, 1, me, roster, "", 0))
 
 
 def _partner(ring: list[PeerId], me: PeerId, seed: str) -> list[PeerId]:
-    """The one I am paired with in a random pairing of all; none for the one left over of an odd number."""
+    """Return my partner in a random pairing of all; empty for the peer left over from an odd number."""
     order = list(ring)
     Random(seed).shuffle(order)
     place = order.index(me)

@@ -1,6 +1,6 @@
 """Transition tables: the data that the core's state machines follow, and that docs/PROTOCOL.md shows.
 
-A state machine changes its state by ``TransitionTable.after`` alone, so a transition that has no row cannot happen. The
+A state machine changes its state only by ``TransitionTable.after``, so a transition without a row cannot happen. The
 design is h11's (``h11/_state.py``).
 """
 
@@ -19,12 +19,12 @@ class Transition(Generic[StateT, EventT]):
     """One row of a transition table."""
 
     before: tuple[StateT | None, ...]
-    """Any of these states. None: nothing is there yet."""
+    """States that the row applies to. None: nothing is there yet."""
     event: EventT
     after: StateT | None
-    """None: nothing is left."""
+    """Next state. None: nothing is left."""
     remark: str
-    """Condition, reason or consequence, for people."""
+    """Condition, reason or consequence, for readers."""
 
 
 class TransitionTable(Generic[StateT, EventT]):
@@ -54,7 +54,7 @@ class TransitionTable(Generic[StateT, EventT]):
             raise RuntimeError(f"{self.name}: {event.name} is impossible in state {_name(before)}") from None
 
     def to(self, before: StateT | None, event: EventT) -> StateT:
-        """Return the state that follows, where one does.
+        """Return the state that follows, which must exist.
 
         Raises:
             RuntimeError: no row allows this transition, or nothing is left after it.

@@ -1,18 +1,19 @@
-"""How far a partner's weights may lie from ours: learnt from exchanges, never asked of a user.
+"""Bounds on the distance of a partner's weights, learnt from exchanges and never asked of a user.
 
-A liar's weights are finite and of the right shape; what gives them away is that they lie further off than everybody
-else's, or stand still. Three bounds, of which honest peers meet none:
+An adversarial peer's weights are finite and have the right shape; they are recognized because they lie further off than
+all others, or do not change. Honest peers reach none of three bounds:
 
-=================  ====================================================================================
-``are_strange``    the difference is longer than our weights: nothing in common. Not mixed; an offence
-                   the ``TIMES_STRANGE``th time, of which a committed exchange takes back half
-``Replays``        these very bytes were mixed twice already, and still they are far off. The same
-``DistanceStats.radius``   ``FACTOR`` times what is usual among our partners: the difference is clipped to it
-=================  ====================================================================================
+========================  ====================================================================================
+``are_strange``           The difference is longer than our weights: they are unrelated. Not mixed; an offence
+                          the ``TIMES_STRANGE``th time (a committed exchange halves the count).
+``Replays``               The same bytes were mixed twice already, and they are still far off. Not mixed; an
+                          offence.
+``DistanceStats.radius``  ``FACTOR`` times the usual distance of our partners: the difference is clipped to it.
+========================  ====================================================================================
 
-The radius travels in the terms and both sides clip to the smaller, so that a clipped exchange, too, leaves the pair's
-mean where it is. Clipping is ClippedGossip's (arXiv 2202.01545), which sets the radius by an oracle or by the nearest
-neighbours; ours is a median over partners, since a liar fills its own place in it and no other: fewer than half of the
+The terms contain the radius and both sides clip to the smaller one, so that clipping also leaves the pair's mean
+unchanged. Clipping comes from ClippedGossip (arXiv 2202.01545), which sets the radius by an oracle or by the nearest
+neighbours. Ours is a median over partners, in which an adversarial peer counts only once: fewer than half of the
 partners cannot move it past what the honest ones measure.
 """
 
@@ -26,74 +27,76 @@ from math import inf, sqrt
 from p2ptrain.base.ids import PeerId
 
 FACTOR = 12.0
-"""Radius over usual difference. Our measurement: docs/SECURITY.md."""
+"""Radius as a multiple of the usual difference. Measured: docs/SECURITY.md."""
 
 LEAST_RADIUS = 0.3
-"""No radius is below this share of our weights' norm: who sleeps, is slow or came late is further off than usual and
-must not be held back. Our measurement: docs/SECURITY.md."""
+"""Minimum radius, as a share of our weights' norm. A peer that sleeps, is slow or came late is further off than usual
+and must not be held back. Measured: docs/SECURITY.md."""
 
 STRANGE = 1.2
-"""A difference so many times as long as our own weights is refused. Negated weights are at 2, random ones of equal norm
-at 1.4, and weights of another run at that or more; peers of one run began alike."""
+"""Difference, as a multiple of our weights' length, that is refused. Negated weights reach 2, random ones of equal norm
+1.4, and those of another run at least 1.4; peers of one run began alike."""
 
 TIMES_STRANGE = 3
-"""Until then we leave it alone as one that broke off (2 s, 4 s). Who trained alone for a few outer steps of a young run
-may be a stranger, too: at the full rate, right after it had exchanged, in one of some twenty runs of a tiny model. It
-mixes with others meanwhile, or learns that its weights are the odd ones; shut out for half a minute at once it was off
-for good. A liar costs two more exchanges, of which nothing is mixed; one that is honest every other time costs as much
-as one that breaks off every other time. A guess."""
+"""Unrelated payloads that count as an offence; before that, the pauses are those after a broken-off exchange (2 s, 4
+s). A peer that trained alone for a few outer steps of a young run may look unrelated too: at the full rate, right after
+an exchange, in about one of twenty runs of a tiny model. It mixes with others meanwhile, or learns that its own weights
+are outliers; a pause of 30 s at once would cut it off permanently. An adversarial peer costs two more exchanges, none
+of which is mixed; one that alternates costs as much as one that breaks off every other exchange. Guess: count unrelated
+payloads in young runs."""
 
 LEAST_PARTNERS = 3
-"""With fewer, one liar is half of a median."""
+"""Minimum number of partners; with fewer, one adversarial peer is half of a median."""
 
 LEAST_EXCHANGES = 8
-"""A young history is of the run's beginning, when everybody is still where everybody began and differences grow. A
-guess."""
+"""Minimum number of exchanges. The first ones are from the run's beginning, when peers are still close and differences
+grow. Guess: measure how distances grow at the start of runs."""
 
 PER_PARTNER = 4
-"""Exchanges remembered of each partner. A guess: few, since differences shrink with the learning rate."""
+"""Exchanges remembered per partner; few, because differences shrink with the learning rate. Guess: compare the clipping
+of honest peers with other numbers."""
 
 MOST_REPLAYS = 2
-"""The same bytes may be mixed so often. An exchange moves both sides, so an honest partner's next bytes differ; unless
-it did not commit what we did (a half-commit), which does not happen twice with one partner."""
+"""Times that the same bytes may be mixed. An exchange moves both sides, so an honest partner's next bytes differ,
+unless it did not commit what we did (a half-commit), which does not happen twice with one partner."""
 
 PER_REPLAYER = 8
-"""Payloads remembered of each partner: whoever replays more of them sends ones that are as many exchanges old."""
+"""Payloads remembered per partner; replaying more of them means that they are that many exchanges old."""
 
 MOST_PARTNERS = 32
-"""Partners remembered, those met last: as many as a peer keeps in mind (``rules.ENOUGH_PEERS``)."""
+"""Partners remembered, the most recent ones; as many as a peer keeps (``rules.ENOUGH_PEERS``)."""
 
 
 def are_strange(distance: float) -> bool:
-    """Whether weights at this distance, relative to ours, have nothing in common with ours."""
+    """Report whether weights at this distance, relative to ours, are unrelated to ours."""
     return not distance <= STRANGE  # True for NaN
 
 
 def per_fragment(norm: float, fragments: int) -> float:
-    """The L2 norm of one fragment, of an exchange of so many that are about equally long."""
+    """Return the L2 norm of one fragment, for an exchange of fragments of about equal length."""
     return norm / sqrt(max(fragments, 1))
 
 
 @dataclass(slots=True)
 class DistanceStats:
-    """How far apart we and our partners were in our last exchanges. Bounded; fragments' L2 norms."""
+    """Distances to our partners in recent exchanges, as L2 norms of fragments. Bounded."""
 
     _differences: dict[PeerId, deque[float]] = field(default_factory=dict)
-    """Of each partner; who was met last comes last."""
+    """Recent differences by partner; the latest one met comes last."""
     _weights: float = 0.0
-    """A fragment of our own, as last measured."""
+    """Norm of one of our own fragments, as last measured."""
     _radius: float | None = None
-    """Until something is measured again."""
+    """Cached until the next measurement."""
 
     def measured(self, peer: PeerId, difference: float, weights: float) -> None:
-        """An exchange with this partner was committed.
+        """Record the distance of a committed exchange.
+
+        Numbers that are not finite are ignored, and so is a difference of zero: two peers at the same place have not
+        trained since they were, and the radius is for peers that have.
 
         Args:
-            difference: ||theirs - mine||, a fragment.
-            weights: ||mine||, a fragment.
-
-        Nothing is learnt where the numbers are none, nor from a difference of nothing: two that are at the same place
-        have not trained since they were, and the radius is of those that have.
+            difference: ||theirs - mine|| per fragment.
+            weights: ||mine|| per fragment.
         """
         if not (0 < weights < inf and 0 < difference < inf):
             return
@@ -106,32 +109,32 @@ class DistanceStats:
         self._radius = None
 
     def radius(self) -> float:
-        """The longest difference of a fragment that may move us; infinite before enough was measured."""
+        """Return the largest difference of a fragment that may move us; infinite before enough was measured."""
         if self._radius is None:
             self._radius = self._learn()
         return self._radius
 
     def forget(self) -> None:
-        """Our weights were replaced: what was usual is no measure."""
+        """Forget all distances: our weights were replaced."""
         self._differences.clear()
         self._weights, self._radius = 0.0, None
 
     def _learn(self) -> float:
         if len(self._differences) < LEAST_PARTNERS or sum(map(len, self._differences.values())) < LEAST_EXCHANGES:
-            return inf  # whoever is stranger than strange is kept out all the same
+            return inf  # unrelated weights are refused regardless
         usual = _median([_median(each) for each in self._differences.values()])
         return max(FACTOR * usual, LEAST_RADIUS * self._weights)
 
 
 @dataclass(slots=True)
 class Replays:
-    """How often each partner's last payloads were mixed. Bounded."""
+    """Number of times that each partner's last payloads were mixed. Bounded."""
 
     _times: dict[PeerId, dict[bytes, int]] = field(default_factory=dict)
-    """By fingerprint; whoever and whatever was mixed last comes last."""
+    """Mix counts by partner and fingerprint; the latest of both come last."""
 
     def mixed(self, peer: PeerId, fingerprint: bytes) -> None:
-        """An exchange that brought these bytes was committed. No bytes have no fingerprint."""
+        """Record a committed exchange of these bytes; an empty fingerprint is ignored."""
         if not fingerprint:
             return
         times = self._times.pop(peer, {})
@@ -143,10 +146,10 @@ class Replays:
             del self._times[next(iter(self._times))]
 
     def is_one(self, peer: PeerId, fingerprint: bytes) -> bool:
-        """Whether these bytes were mixed too often."""
+        """Report whether these bytes were mixed too often."""
         return self._times.get(peer, {}).get(fingerprint, 0) >= MOST_REPLAYS
 
 
 def _median(values: Sequence[float]) -> float:
-    """The lower one of two: few partners are no majority."""
+    """Return the median, the lower of two middle values: few partners are no majority."""
     return sorted(values)[(len(values) - 1) // 2]

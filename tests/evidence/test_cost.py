@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.recipes import RECIPES
-from p2ptrain.sim.cost import (
+from bench.cost import (
     METHODS,
     MODULAR4_BITS,
     SPARSELOCO_BITS,
@@ -23,6 +22,7 @@ from p2ptrain.sim.cost import (
     inner_step_seconds,
     utilization,
 )
+from p2ptrain.recipes import RECIPES
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulate import simulate
 

@@ -29,8 +29,8 @@ def noticed(kind: str, why: str) -> int:
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("broke protocol", "it sends the same weights again and again"),
-        ("clipped", "its weights were 40 % off ours"),
+        ("broke protocol", "it sends the same weights repeatedly"),
+        ("clipped", "its weights differed from ours by 40 %"),
         ("failed", "no answer for 3.1 s"),
         ("failed", "liar sends slower than 5 kB/s"),
         ("failed", "liar sent nothing for too long"),

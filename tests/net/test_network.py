@@ -457,7 +457,7 @@ def test_a_p2pd_that_lives_and_answers_nothing_is_ended(tmp_path: Path, monkeypa
             os.kill(daemon.pid, signal.SIGSTOP)
             async with asyncio.timeout(60):
                 assert await daemon.died() == -signal.SIGKILL
-            assert "gave no answer" in daemon.ending
+            assert "did not answer" in daemon.ending
         finally:
             await daemon.close()
 

@@ -116,7 +116,7 @@ def test_guard_refuses_what_is_not_finite_from_the_first_step_on(norm: float) ->
 def test_guard_compares_with_own_history() -> None:
     history = [1.0] * NORM_HISTORY_MINIMUM
     assert pseudo_gradient_fault(NORM_FACTOR_LIMIT, history) is None
-    assert "11 times its usual" in (pseudo_gradient_fault(11.0, history) or "")
+    assert "11 times the usual" in (pseudo_gradient_fault(11.0, history) or "")
     assert pseudo_gradient_fault(11.0, history[1:]) is None, "too little history to judge by"
     assert pseudo_gradient_fault(1.0, [0.0] * NORM_HISTORY) is None, "a run may begin at rest"
 

@@ -91,7 +91,7 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
             await until(lambda: log.kinds().count("p2pd is back") == 2)
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
             assert whys[0] == "exit code -9"
-            assert "gave no answer" in whys[-1]
+            assert "did not answer" in whys[-1]
             await until(lambda: connection.node.has_company)
         finally:
             await connection.close()

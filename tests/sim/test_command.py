@@ -101,14 +101,14 @@ def test_the_bar_shows_such_a_name_too(
         (["--set", "outer.partners=4"], "outer.partners: 4, and recipe swarm has one partner at a time; set it to 1"),
         (["--set", "learner.learning_rate=3"], "learner.learning_rate: 3.0 diverges"),
         (["--set", "peers.away.count=1"], "there is no away; there are home, [0] to [0]"),
-        (["--set", "outer"], "'outer' is no change"),
-        (["--plot", "x.doc"], "x.doc has no name of a picture"),
+        (["--set", "outer"], "'outer' is not of the form KEY=VALUE"),
+        (["--plot", "x.doc"], "Unsupported image format: x.doc"),
         (["--device", "gpu"], "there is no device 'gpu'"),
-        (["--set", "run.seed=1", "--set", ".=3"], "--set '.=3' cannot be taken: a key without a name"),
-        (["--set", "peers[²].count=1"], r"--set 'peers[\xb2].count=1' cannot be taken"),
+        (["--set", "run.seed=1", "--set", ".=3"], "--set '.=3' cannot be read: a key has no name"),
+        (["--set", "peers[²].count=1"], r"--set 'peers[\xb2].count=1' cannot be read"),
         (["--set", "run.seed=" + 5000 * "9"], "--set 'run.seed=9999"),
         (["--set", "run.seed=" + 3000 * "["], "--set 'run.seed=[[[["),
-        (["--report", ""], "--report is given no name of a file."),
+        (["--report", ""], "--report has no file name."),
     ],
 )
 def test_bad_input_is_one_clear_line(
@@ -127,7 +127,7 @@ def test_reports_of_other_versions_and_other_files_are_refused(path: Path, capsy
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
     assert "is a report of version 0, and this p2ptrain reads version" in capsys.readouterr().err
     assert run(path, "--against", path) == cli.EXIT_USER_ERROR
-    assert "is no report" in capsys.readouterr().err
+    assert "is not a report" in capsys.readouterr().err
     assert run(path.with_name("missing.toml")) == cli.EXIT_USER_ERROR
     assert "cannot be read" in capsys.readouterr().err
 
@@ -140,7 +140,7 @@ def test_a_version_that_is_no_number_is_shown_as_it_is(
     old.write_text(f'{{"version": {version}}}', encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
     assert capsys.readouterr().err.startswith(
-        f"error: {old} is a report of version {version}, which is no whole number, and this p2ptrain reads version 1.\n"
+        f"error: {old} is a report of version {version}, which is not an integer, and this p2ptrain reads version 1.\n"
     )
 
 
@@ -150,7 +150,7 @@ def test_a_report_without_a_version_is_none(path: Path, text: str, capsys: pytes
     old.write_text(text, encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
     told = capsys.readouterr().err
-    assert told.startswith(f"error: {old} is no report: it has no version, and this p2ptrain reads version 1.\n")
+    assert told.startswith(f"error: {old} is not a report: it has no version, and this p2ptrain reads version 1.\n")
 
 
 def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -159,16 +159,16 @@ def test_a_report_that_comes_through_a_pipe_is_read_once(path: Path, capsys: pyt
     os.close(writer)
     assert run(path, "--against", f"/dev/fd/{reader}") == cli.EXIT_USER_ERROR
     os.close(reader)
-    assert "is no report: it has no version, " in capsys.readouterr().err
+    assert "is not a report: it has no version, " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("option", "line"),
     [
         ("", "folder.png cannot be read: Is a directory."),
-        ("--against", "folder.png is no report: [Errno 21] Is a directory"),
-        ("--report", "folder.png is no regular file."),
-        ("--plot", "folder.png is no regular file."),
+        ("--against", "folder.png is not a report: [Errno 21] Is a directory"),
+        ("--report", "folder.png is not a regular file."),
+        ("--plot", "folder.png is not a regular file."),
     ],
 )
 def test_folders_are_one_clear_line(path: Path, option: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +203,7 @@ def test_drawing_without_matplotlib_is_told_before_anything_runs(
 def test_what_python_cannot_read_is_one_clear_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(SCENARIO.replace("outer_steps = 6", f"outer_steps = {5000 * '6'}"), encoding="utf-8")
     assert run(path, "--set", "run.seed=1") == cli.EXIT_USER_ERROR
-    assert f"error: {path} cannot be taken: " in capsys.readouterr().err
+    assert f"error: {path} cannot be read: " in capsys.readouterr().err
     path.write_text(SCENARIO, encoding="utf-8-sig")
     assert run(path) == cli.EXIT_USER_ERROR
     assert f"error: {path} begins with a byte order mark." in capsys.readouterr().err
@@ -213,7 +213,7 @@ def test_a_strangers_report_does_no_harm(path: Path, capsys: pytest.CaptureFixtu
     old = path.with_name("old.json")
     old.write_text(100_000 * "[" + 100_000 * "]", encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
-    assert "is no report: lists in lists, too deep." in capsys.readouterr().err
+    assert "is not a report: its lists are nested too deeply." in capsys.readouterr().err
     old.write_text(json.dumps({"version": "\x1b[2J\n" + 100_000 * "x"}), encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
     told = capsys.readouterr().err
@@ -224,4 +224,4 @@ def test_a_strangers_report_does_no_harm(path: Path, capsys: pytest.CaptureFixtu
     assert run(path, "--report", old) == 0
     old.write_text(json.dumps({**json.loads(old.read_text(encoding="utf-8")), "curve": []}), encoding="utf-8")
     assert run(path, "--against", old) == cli.EXIT_USER_ERROR
-    assert "is no whole report: its curve is empty." in capsys.readouterr().err
+    assert "is not a complete report: its curve is empty." in capsys.readouterr().err

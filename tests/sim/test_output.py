@@ -112,7 +112,7 @@ def test_what_went_wrong_first_is_told(
     monkeypatch.setattr("tempfile.tempdir", str(path.parent))
     assert run(path, "--report", report) == cli.EXIT_USER_ERROR
     (saved,) = path.parent.glob("p2ptrain-report-*.json")
-    assert f"The report is in {saved}." in capsys.readouterr().err
+    assert f"The report was saved as {saved} instead." in capsys.readouterr().err
 
 
 def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path) -> None:

@@ -33,10 +33,10 @@ def test_nothing_in_it_is_infinite_or_no_number(make, learner):
 
 def test_what_is_no_report_is_refused(make, tmp_path: Path):
     path = tmp_path / "r.json"
-    with pytest.raises(ScenarioError, match="is no report"):
+    with pytest.raises(ScenarioError, match="is not a report"):
         reports.load(path)
     path.write_text("{")
-    with pytest.raises(ScenarioError, match="is no report"):
+    with pytest.raises(ScenarioError, match="is not a report"):
         reports.load(path)
     whole = simulate(make("run.seconds=5")).model_dump()
     path.write_text(json.dumps({**whole, "version": reports.REPORT_VERSION + 1}))
@@ -44,7 +44,7 @@ def test_what_is_no_report_is_refused(make, tmp_path: Path):
         reports.load(path)
     del whole["overall"]["solo_share"]
     path.write_text(json.dumps(whole))
-    with pytest.raises(ScenarioError, match=r"is no whole report: overall\.solo_share: missing"):
+    with pytest.raises(ScenarioError, match=r"is not a complete report: overall\.solo_share: missing"):
         reports.load(path)
     with pytest.raises(ScenarioError, match="cannot be written"):
         reports.save(simulate(make("run.seconds=5")), tmp_path / "absent" / "r.json")
@@ -93,8 +93,8 @@ def test_a_strangers_settings_are_one_short_line_each(make):
 def test_what_nothing_can_be_compared_with_is_refused(make):
     report = simulate(make("run.seconds=5"))
     check(report, "r.json")
-    with pytest.raises(ScenarioError, match=r"^r\.json is no whole report: its curve is empty\."):
+    with pytest.raises(ScenarioError, match=r"^r\.json is not a complete report: its curve is empty\."):
         check(report.model_copy(update={"curve": []}), "r.json")
     endless = report.overall.model_copy(update={"exchanges": 10**400})
-    with pytest.raises(ScenarioError, match=r"^r\.json is no whole report: a figure is beyond all bounds\."):
+    with pytest.raises(ScenarioError, match=r"^r\.json is not a complete report: a figure is too large\."):
         check(report.model_copy(update={"overall": endless}), "r.json")

@@ -43,7 +43,7 @@ def test_there_are_examples() -> None:
         ("peers.home.step_s=inf", "peers.home.step_s: input should be a finite number, found inf"),
         ("peers.home.count=1.5", "peers.home.count: input should be a valid integer, found 1.5"),
         ("peers.home.loss=1", "peers.home.loss: input should be at least 0 and less than 1, found 1"),
-        ('peers.home.name=""', "peers[0].name: found ''; wanted: What the report calls the group, 1 to 24 letters"),
+        ('peers.home.name=""', "peers[0].name: found ''; wanted: Name of the group in the report, 1 to 24 letters"),
         ("peers.home.up_mbit_s=0", "peers.home.up_mbit_s: input should be at least 1e-06 and at most 1e+09, found 0"),
         (
             "peers.home.arrives_at_s=-1",
@@ -68,15 +68,15 @@ def test_there_are_examples() -> None:
         ("outer.fragments_per_exchange=3", "outer.fragments_per_exchange: 3 exceeds outer.fragments, 2"),
         ("outer.fragments=4096", "outer.fragments: 4096 is too many for this model; at most 977"),
         ("outer.partners=2", "outer.partners: 2, and recipe swarm has one partner at a time; set it to 1"),
-        ("peers.home.count=1", "peers: one alone, who has nobody to meet; give a count of 2 or another group"),
+        ("peers.home.count=1", "peers: a single peer has no partners; give a count of 2 or another group"),
         ("run.tokens_per_peer=80", "run.outer_steps: give either outer_steps or tokens_per_peer"),
         ("peers.home.leaves_at_s=0.5", None),
-        ("peers.home.returns_after_s=1", "peers.home.returns_after_s: nobody leaves; give leaves_at_s or stays_s"),
-        ("peers.home.lie=silent", "peers: all of them lie; at least one group must be honest"),
+        ("peers.home.returns_after_s=1", "peers.home.returns_after_s: no peer leaves; give leaves_at_s or stays_s"),
+        ("peers.home.lie=silent", "peers: every group has a lie; at least one group must be honest"),
         ("peers.home.count=200000", "peers.home.count: input should be at least 1 and at most 100000, found 200000"),
         (
             "peers.home.freezes=[{at_s = 5, for_s = 9}, {at_s = 10, for_s = 1}]",
-            "peers.home.freezes: they overlap",
+            "peers.home.freezes: two of them overlap",
         ),
     ],
 )
@@ -87,10 +87,10 @@ def test_what_is_wrong_is_told_in_a_line(basic: dict[str, Any], change: str, lin
     assert any(line in problem for problem in problems(basic, change)), problems(basic, change)
 
 
-@pytest.mark.parametrize(("count", "there"), [(6, "are only 5 others"), (2, "is only 1 other")])
+@pytest.mark.parametrize(("count", "there"), [(6, "are only 5 other peers"), (2, "is only 1 other peer")])
 def test_nobody_meets_more_at_once_than_there_are(basic: dict[str, Any], count: int, there: str) -> None:
     planned = ("outer.recipe=gasloc", "outer.exchanges_per_step=0", "outer.partners=6", f"peers.home.count={count}")
-    assert problems(basic, *planned) == [f"outer.partners: 6, and there {there} to meet at once"]
+    assert problems(basic, *planned) == [f"outer.partners: 6 is too many; there {there}"]
 
 
 def test_a_wrong_field_among_groups_is_named_by_its_group_or_counted_from_zero(basic: dict[str, Any]) -> None:
@@ -132,12 +132,12 @@ def test_changes_reach_every_field(basic: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ("outer.momentum", "'outer.momentum' is no change."),
-        ("=3", "'=3' is no change."),
+        ("outer.momentum", "'outer.momentum' is not of the form KEY=VALUE."),
+        ("=3", "'=3' is not of the form KEY=VALUE."),
         ("peers.away.count=3", "peers.away.count: there is no away; there are home, [0] to [0]."),
         ("peers[1].count=3", "peers[1].count: there is no [1]; there are home, [0] to [0]."),
-        ("run.seed.x=3", "run.seed.x: x is no part of anything."),
-        ("run.seed.x.y=3", "run.seed.x.y: x is no part of anything."),
+        ("run.seed.x=3", "run.seed.x: x cannot be set: the path leads into a value."),
+        ("run.seed.x.y=3", "run.seed.x.y: x cannot be set: the path leads into a value."),
     ],
 )
 def test_changes_that_lead_nowhere(basic: dict[str, Any], change: str, problem: str) -> None:
@@ -151,7 +151,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         load(tmp_path / "absent.toml")
     file = tmp_path / "broken.toml"
     file.write_text("[run\n")
-    with pytest.raises(ScenarioError, match="no valid TOML"):
+    with pytest.raises(ScenarioError, match="not valid TOML"):
         load(file)
     file.write_bytes(b"\xff\xfe")
     with pytest.raises(ScenarioError, match="cannot be read: it is not UTF-8 text"):

@@ -81,7 +81,7 @@ def test_of_many_events_some_are_told() -> None:
 def test_an_average_over_everybody_has_no_gossip_to_watch() -> None:
     changes = ["outer.recipe=ddp", "outer.exchanges_per_step=0", "outer.inner_steps=1", "outer.fragments=1"]
     scenario = scenario_file.load(ROUGH, [*CHANGES, *changes, "peers=[{count = 4, step_s = 1.0}]"])
-    with pytest.raises(ScenarioError, match="no gossip to watch"):
+    with pytest.raises(ScenarioError, match="no exchanges to watch"):
         shown(scenario, lambda: True)
 
 

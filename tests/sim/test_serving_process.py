@@ -24,11 +24,11 @@ def test_its_page_is_there_until_ctrl_c(tmp_path: Path) -> None:
         try:
             assert process.stdout is not None
             said = ""
-            while "the simulation has ended" not in said:
+            while "Press Ctrl+C to close the page." not in said:
                 line = process.stdout.readline()
                 assert line, said
                 said += line
-            found = re.search(r"watch it at (http://127\.0\.0\.1:\d+/)", said)
+            found = re.search(r"Watch the simulation at (http://127\.0\.0\.1:\d+/)", said)
             assert found, said
             with urllib.request.urlopen(f"{found[1]}status", timeout=10) as answer:
                 shown = json.load(answer)

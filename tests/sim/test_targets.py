@@ -44,24 +44,26 @@ def refused(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 def test_the_scenario_is_not_replaced(path: Path, refused: Any) -> None:
-    refused("is the scenario, and --report would replace it.", path, "--report", path)
-    refused("is the scenario, and --report would replace it.", path, "--report", path.parent / "." / path.name)
+    refused("is the scenario; --report would replace it.", path, "--report", path)
+    refused("is the scenario; --report would replace it.", path, "--report", path.parent / "." / path.name)
     link = path.with_name("link.json")
     link.symlink_to(path)
-    refused("is the scenario, and --report would replace it.", path, "--report", link)
+    refused("is the scenario; --report would replace it.", path, "--report", link)
     picture = path.with_name("p.svg")
     picture.hardlink_to(path)
-    refused("is the scenario, and --plot would replace it.", path, "--plot", picture)
+    refused("is the scenario; --plot would replace it.", path, "--plot", picture)
 
 
 def test_report_and_plot_do_not_replace_each_other(path: Path, refused: Any) -> None:
     picture, link = path.with_name("p.svg"), path.with_name("link.json")
-    refused("p.svg is the report, and --plot would replace it.", path, "--report", picture, "--plot", picture)
+    refused("p.svg is the report; --plot would replace it.", path, "--report", picture, "--plot", picture)
     link.symlink_to(picture)
-    refused("p.svg is the report, and --plot would replace it.", path, "--report", link, "--plot", picture)
+    refused("p.svg is the report; --plot would replace it.", path, "--report", link, "--plot", picture)
     link.unlink()
     assert run(path, "--report", picture) == 0
-    refused("is what --against reads, and --plot would replace it.", path, "--against", picture, "--plot", picture)
+    refused(
+        "is the report that --against reads; --plot would replace it.", path, "--against", picture, "--plot", picture
+    )
 
 
 def test_an_earlier_report_is_compared_with_and_then_replaced(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,8 +91,8 @@ def test_what_is_no_report_is_not_replaced(path: Path, refused: Any, data: bytes
     file, link = path.with_name("README.md"), path.with_name("link")
     file.write_bytes(data)
     link.symlink_to(file)
-    refused("README.md is there and is no report of p2ptrain simulate; --report would replace", path, "--report", file)
-    refused("README.md is there and is no report of p2ptrain simulate; --report would replace", path, "--report", link)
+    refused("README.md exists and is not a report of p2ptrain simulate; --report would replace", path, "--report", file)
+    refused("README.md exists and is not a report of p2ptrain simulate; --report would replace", path, "--report", link)
     assert file.read_bytes() == data
 
 
@@ -102,11 +104,13 @@ def test_what_is_no_such_picture_is_not_replaced(path: Path, refused: Any, form:
     others = {each: path.with_name(f"p.{each}") for each in ("png", "svg", "pdf") if each != form}
     for each, other in others.items():
         other.write_bytes(drawn.read_bytes())
-        refused(f"p.{each} is there and is no {each} picture; --plot would replace it.", path, "--plot", other)
+        refused(
+            f"p.{each} exists and is not a picture in {each} format; --plot would replace it.", path, "--plot", other
+        )
     notes = path.with_name(f"notes.{form.upper()}")
     notes.write_bytes(b"my notes")
-    refused(f"notes.{form.upper()} is there and is no {form} picture; --plot", path, "--plot", notes)
-    refused("notes.txt has no name of a picture.", path, "--plot", path.with_name("notes.txt"))
+    refused(f"notes.{form.upper()} exists and is not a picture in {form} format; --plot", path, "--plot", notes)
+    refused("notes.txt.", path, "--plot", path.with_name("notes.txt"))
     assert notes.read_bytes() == b"my notes"
 
 
@@ -128,17 +132,17 @@ def test_a_report_in_another_order_is_replaced_where_it_was_read_whole(path: Pat
     report = path.with_name("r.json")
     assert run(path, "--report", report) == 0
     report.write_text(json.dumps(json.loads(report.read_bytes()), sort_keys=True), encoding="utf-8")
-    refused("r.json is there and is no report of p2ptrain simulate", path, "--report", report)
+    refused("r.json exists and is not a report of p2ptrain simulate", path, "--report", report)
     assert run(path, "--report", report, "--against", report) == 0
     assert report.read_bytes().startswith(b'{\n "version"')
 
 
 def test_devices_and_pipes_are_refused(path: Path, refused: Any) -> None:
-    refused("/dev/null is no regular file.", path, "--report", "/dev/null")
+    refused("/dev/null is not a regular file.", path, "--report", "/dev/null")
     os.mkfifo(path.with_name("pipe.svg"))
-    refused("pipe.svg is no regular file.", path, "--plot", path.with_name("pipe.svg"))
+    refused("pipe.svg is not a regular file.", path, "--plot", path.with_name("pipe.svg"))
     path.with_name("loop").symlink_to("loop")
-    refused("loop is no regular file.", path, "--report", path.with_name("loop"))
+    refused("loop is not a regular file.", path, "--report", path.with_name("loop"))
 
 
 def test_symlinks_are_followed(path: Path) -> None:
@@ -153,7 +157,7 @@ def test_symlinks_are_followed(path: Path) -> None:
 
 
 def test_what_cannot_be_written_is_told_first(path: Path, refused: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    refused("absent is no directory.", path, "--report", path.parent / "absent" / "r.json")
+    refused("absent is not a directory.", path, "--report", path.parent / "absent" / "r.json")
     for length in (250, 253, 255, 256, 5000):
         refused("cannot be written: File name too long.", path, "--report", path.with_name(length * "r"))
     if Path("/proc").is_dir():
@@ -186,11 +190,14 @@ def test_a_disk_that_fills_meanwhile_costs_no_report(
     printed = capsys.readouterr()
     (saved,) = refuge.iterdir()
     assert "exchanges made" in printed.out
-    assert f"{report} cannot be written: [Errno 28] No space left on device. The report is in {saved}." in printed.err
+    assert (
+        f"{report} cannot be written: [Errno 28] No space left on device. The report was saved as {saved} instead."
+        in printed.err
+    )
     assert json.loads(saved.read_bytes())["title"] == "swarm"
     saved.unlink()
     full.add(refuge)
     assert run(path, "--report", report) == cli.EXIT_USER_ERROR
     printed = capsys.readouterr()
     assert "exchanges made" in printed.out
-    assert "The simulation is done, and its report is lost." in printed.err
+    assert "The simulation is complete, but its report is lost." in printed.err

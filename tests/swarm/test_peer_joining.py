@@ -778,7 +778,7 @@ def test_one_that_boasts_takes_no_newcomer_into_its_weights_while_a_swarm_is_you
         if newcomer.begun:
             table.step("cedar")
         table.run(1.0)
-    why = "others contradict whoever claims to be far ahead; training starts and the search goes on"
+    why = "others contradict the peers that claim to be far ahead; training starts and the search continues"
     assert any(line.endswith(f"cedar alone {why}") for line in table.trace)
     assert newcomer.core.counters.pulls == 0
     assert not any("catching up" in line for line in table.trace)
@@ -918,7 +918,7 @@ def test_whose_weights_have_nothing_in_common_with_anybodys_takes_others():
     for _ in range(150):  # who is taken for a liar is left alone for a while
         table.step(tokens=1.0)
         table.run(1.0)
-    assert any("cedar out of step whomever we meet has other weights" in line for line in table.trace)
+    assert any("cedar out of step our weights differ from those of most peers" in line for line in table.trace)
     assert cedar.core.counters.pulls == pulled + 1
     assert cedar.core.settled
     assert cedar.core.counters.exchanges_ok > exchanged
@@ -1094,9 +1094,9 @@ def test_a_donor_whose_weights_are_older_than_it_announced_gives_none():
 @pytest.mark.parametrize(
     ("reply", "why"),
     [
-        (WeightsReply(30, 640.0), "its weights are further than anybody announced"),
-        (WeightsReply(2**53, 300.0), "outer steps, where others have made"),
-        (WeightsReply(STEPS_SLACK * (30 + BEGINNER_STEPS) + 1, 300.0), "outer steps, where others have made"),
+        (WeightsReply(30, 640.0), "its weights are further ahead than any peer announced"),
+        (WeightsReply(2**53, 300.0), "outer steps, but equally far peers have made"),
+        (WeightsReply(STEPS_SLACK * (30 + BEGINNER_STEPS) + 1, 300.0), "outer steps, but equally far peers have made"),
     ],
 )
 def test_a_donor_says_of_its_weights_what_can_be_true(reply: WeightsReply, why: str):

@@ -102,7 +102,7 @@ def test_who_does_not_come_is_asked_ever_less_often_and_given_up_at_last() -> No
     offers = sum(line.endswith("amber -> birch: Offer") for line in table.trace)
     assert 3 <= offers <= 6
     assert table["amber"].waited_s == pytest.approx([ROUND_PATIENCE_S], abs=1.0)
-    assert "it did not come to this outer step in time" in "\n".join(table.trace)
+    assert "it did not reach this outer step in time" in "\n".join(table.trace)
 
 
 def test_an_answer_slower_than_the_pause_is_no_reason_to_ask_at_once() -> None:

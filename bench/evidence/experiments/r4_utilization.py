@@ -41,7 +41,7 @@ R4 = Experiment(
     id="R4",
     question="Compute utilization, 10 Mbit/s to 10 Gbit/s",
     notes=(
-        "Computed with the formulas of `p2ptrain/sim/cost.py`: 8 peers, H = 30, each method at its authors' bits. An "
+        "Computed with the formulas of `bench/cost.py`: 8 peers, H = 30, each method at its authors' bits. An "
         "inner step is 16,384 tokens on one A100 at 40 % for 135M, and 65,536 on one for 1.5B and on sixteen for 70B.",
         "DiLoCo's two published percentages follow from one fitted number, the tokens of an inner step. That checks "
         "consistency only.",

@@ -1,9 +1,9 @@
 """A hardened client side of p2pd's persistent connection, which carries the DHT's unary calls.
 
 One connection to p2pd carries outbound and inbound calls; each message has the id of its call. The caller chooses that
-id, the callee learns it, and p2pd forwards messages unchecked. In hivemind 1.1.12 a remote peer can therefore end one
-of our calls, end the task that reads the connection, print 4 MiB to the owner's terminal, and leak an entry with each
-call.
+id, the called peer learns it, and p2pd forwards messages unchecked. In hivemind 1.1.12 a remote peer can therefore end
+one of our calls, end the task that reads the connection, print 4 MiB to the owner's terminal, and leak an entry with
+each call.
 
 ``Control`` reads the connection by stricter rules:
 

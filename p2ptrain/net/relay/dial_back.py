@@ -18,9 +18,9 @@ from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import address
-from p2ptrain.net.allowance import SlidingWindowLimit, origin
 from p2ptrain.net.links import Limits, StreamLink
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay.probe import probe
 from p2ptrain.net.rpc import hear, say
 from p2ptrain.net.throttle import Throttles

@@ -39,13 +39,12 @@ from dataclasses import dataclass
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import reporting
-from p2ptrain.net.allowance import origin
 from p2ptrain.net.node import Node
 from p2ptrain.net.p2pd import control
 from p2ptrain.net.p2pd.control import FarEnd
 from p2ptrain.net.p2pd.daemon import Daemon
 from p2ptrain.net.p2pd.streams import Stream
-from p2ptrain.net.rate_limiter import RateLimiter
+from p2ptrain.net.rate_limiter import RateLimiter, origin
 from p2ptrain.net.relay import circuit_v2
 from p2ptrain.net.relay.circuit_v2 import HOP_PROTOCOL, STOP_PROTOCOL, CircuitStatus
 from p2ptrain.net.throttle import Throttles
@@ -55,7 +54,7 @@ logger = logging.getLogger(__name__)
 ASK_DEADLINE_S = 10.0
 """Timeout of a request to a relay, connecting included, and of a target's response.
 
-Guess: measure them; 20 ms locally.
+Guess: measure round trips; 20 ms locally.
 """
 LAST_WORD_S = 2.0
 """Time for a final response to arrive, some round trips. Guess: measure how many responses are lost."""

@@ -1,4 +1,4 @@
-"""The pieces of a written-out Llama: products, norms, cross entropy, and the constants of a shape.
+"""Parts of a written-out Llama: products, norms, cross entropy, and the constants of a shape.
 
 Legend: as in ``sim.lm.stacked``. A single peer's tensors have no dimension N.
 """
@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-"""Whether oneDNN's product can be called. Torch uses this operator for compiled models; it has no public name."""
+"""Whether oneDNN's product is available. Torch uses this operator for compiled models; it has no public name."""
 
 
 class Normalized(NamedTuple):
-    """What the backward pass of a norm needs."""
+    """Tensors that the backward pass of a norm needs."""
 
-    plain: Tensor  # [N, M, C] before the multiplication with the norm's weight
-    scale: Tensor  # [N, M, 1] what normalized it
+    plain: Tensor  # [N, M, C] before the multiplication by the norm's weight
+    scale: Tensor  # [N, M, 1] inverse root mean square
 
 
 class Fixed(NamedTuple):
@@ -27,22 +27,22 @@ class Fixed(NamedTuple):
 
     rows: Tensor  # [J] order of the rows of q, k, v: those that rotate together are neighbours
     back: Tensor  # [J] the inverse order
-    turn: Tensor  # [T, 1, D/2] complex, of absolute value 1
-    turn_back: Tensor  # [T, 1, D/2] its conjugate
-    mask: Tensor  # [G*T, T] minus infinity where a query must not look
+    turn: Tensor  # [T, 1, D/2] complex rotations, of absolute value 1
+    turn_back: Tensor  # [T, 1, D/2] conjugate of ``turn``
+    mask: Tensor  # [G*T, T] minus infinity where a query must not attend
 
 
 @lru_cache(maxsize=16)
 def fixed(
     heads: int, key_heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Fixed:
-    """The constants, made once."""
+    """Return the constants, cached."""
     neighbours = torch.arange(head_size, device=device).view(2, -1).T.flatten()  # 0, D/2, 1, D/2 + 1, ...
     plain = torch.arange(head_size, device=device)
     orders = [*[neighbours] * (heads + key_heads), *[plain] * key_heads]
     rows = torch.cat([number * head_size + order for number, order in enumerate(orders)])
     exponents = torch.arange(0, head_size, 2, device=device).float() / head_size
-    angle = torch.arange(tokens, device=device)[:, None].float() / rope_theta**exponents  # fp32, as transformers'
+    angle = torch.arange(tokens, device=device)[:, None].float() / rope_theta**exponents  # fp32, as in transformers
     turn = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
     mask = torch.full((tokens, tokens), float("-inf"), device=device, dtype=dtype).triu_(1)
     return Fixed(rows, rows.argsort(), turn, turn.conj().resolve_conj(), mask.repeat(heads // key_heads, 1))
@@ -52,9 +52,9 @@ def cross_entropy(
     logits: Tensor,  # [N, M, V]
     targets: Tensor,  # [N, M, 1]
 ) -> tuple[Tensor, Tensor]:
-    """[N] summed losses and their gradient by the logits [N, M, V].
+    """Return the [N] summed losses and their gradient by the logits, [N, M, V].
 
-    The logarithm of a sum of exponentials is the largest logit less the logarithm of its chance.
+    The logarithm of a sum of exponentials is the largest logit minus the logarithm of its probability.
     """
     chances = torch.softmax(logits, dim=-1)
     losses = logits.amax(dim=-1).sub_(chances.amax(dim=-1).log_()).sub_(logits.gather(-1, targets)[..., 0])
@@ -66,7 +66,7 @@ def normalized(
     weight: Tensor,  # [N, 1, C]
     epsilon: float,
 ) -> tuple[Tensor, Normalized]:
-    """The root-mean-square norm of every token, [N, M, C], and what its backward pass needs."""
+    """Return the root-mean-square norm of every token, [N, M, C], and what its backward pass needs."""
     scale = torch.linalg.vecdot(x, x).div_(x.shape[-1]).add_(epsilon).rsqrt_()[..., None]
     plain = x * scale
     return plain * weight, Normalized(plain, scale)
@@ -79,7 +79,7 @@ def norm_backward(
     by_weight: Tensor,  # [N, 1, C] added to
     by_input: Tensor,  # [N, M, C] added to
 ) -> None:
-    """The gradients by the norm's weight and input, added to those that there are."""
+    """Add the gradients by the norm's weight and input."""
     product = gradient * kept.plain
     by_weight.add_(product.sum(dim=-2, keepdim=True))
     along = torch.matmul(product, weight.mT).div_(product.shape[-1])  # [N, M, 1]
@@ -90,10 +90,10 @@ def linear(
     a: Tensor,  # [N, I, K]
     matrix: Tensor,  # [N, J, K]
 ) -> Tensor:
-    """[N, I, J] ``a matrix^T``.
+    """Return ``a matrix^T``, [N, I, J].
 
-    oneDNN's product, because on processors of AMD it is twice as fast as MKL's, which torch takes otherwise (our
-    measurement, 512 x 64 x 192 on an EPYC with AVX-512: 194 against 94 GFLOP/s).
+    oneDNN's product is used because it is twice as fast on AMD processors as MKL's, torch's default (measured: 512 x 64
+    x 192 on an EPYC with AVX-512, 194 against 94 GFLOP/s).
     """
     if a.dim() == 3:
         return torch.bmm(a, matrix.mT)
@@ -106,7 +106,7 @@ def outer(
     gradient: Tensor,  # [N, M, J] by the output of a linear map
     x: Tensor,  # [N, M, K] its input
 ) -> Tensor:
-    """[N, J, K] the gradient by its matrix."""
-    if gradient.shape[-1] > x.shape[-1]:  # oneDNN's door copies the left factor: let it be the smaller one
+    """Return the gradient by the matrix, [N, J, K]."""
+    if gradient.shape[-1] > x.shape[-1]:  # oneDNN's operator copies the left factor, which should be the smaller one
         return linear(x.mT, gradient.mT).mT
     return linear(gradient.mT, x.mT)

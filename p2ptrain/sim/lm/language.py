@@ -1,4 +1,4 @@
-"""The learners of a simulation that trains real small language models: one pool for all seats."""
+"""The learners of a simulation that trains real small language models: one pool for all slots."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from p2ptrain.train.rules import codecs_of, learner_rules, matrices_of, swarm_ru
 
 
 def make_pool(scenario: Scenario, device: str, together: bool = False) -> LanguageModelPool:
-    """The models of a scenario's peers.
+    """Make the models of a scenario's peers.
 
     Args:
-        together: one model that all peers train with one large batch each step, instead of one for each.
+        together: make one model that all peers train with one large batch each step, instead of one for each.
     """
     learner = scenario.learner
     assert isinstance(learner, LanguageModelLearner)
@@ -51,7 +51,7 @@ def make_pool(scenario: Scenario, device: str, together: bool = False) -> Langua
 
 
 def description(learner: LanguageModelLearner) -> Llama:
-    """Its model as a manifest describes it."""
+    """Return the learner's model as a manifest describes it."""
     config = GroupedConfig(
         vocab_size=256,
         hidden_size=learner.hidden_size,
@@ -70,7 +70,7 @@ def description(learner: LanguageModelLearner) -> Llama:
 
 
 def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> TrainingSection:
-    """Its inner optimization, for so many peers' batches in one."""
+    """Return the inner optimization of a learner, with the batches of ``fold`` peers in one."""
     return TrainingSection(
         sequence_length=learner.sequence_length,
         sequences_per_step=learner.sequences_per_step * fold,
@@ -89,9 +89,9 @@ def training(learner: LanguageModelLearner, tokens_per_peer: int, fold: int) -> 
 
 
 class LanguageLearnerPool:
-    """Learners of one pool; ``cohort.LearnerPool``."""
+    """Learners that share one pool of weights; a ``learner_pool.LearnerPool``."""
 
-    left_out = ("the time that encoding, decoding and applying displacements take",)
+    left_out = ("the time of encoding, decoding and applying displacements",)
 
     def __init__(self, scenario: Scenario, device: str) -> None:
         self.pool = make_pool(scenario, device)
@@ -103,7 +103,7 @@ class LanguageLearnerPool:
         self._seats: dict[SimulatedLearner, int] = {}
 
     def learner(self, seat: int, inner_steps: int, notebook: Notebook) -> Learner:
-        """The seat's row of the pool, at the initial weights; who comes in another's place reads on in its text."""
+        """Return the slot's row of the pool, at the initial weights; a replacement continues in the slot's text."""
         task = self.pool.tasks[seat]
         task.theta.copy_(self._initial)
         task.reset(warmup_steps=0)
@@ -122,7 +122,7 @@ class LanguageLearnerPool:
         return swarm_rules(run, scenario.outer, scenario.swarm, learner.payloads, tokens, per_step)
 
     def prepare(self, trainers: list[SimulatedTrainer]) -> None:
-        """On an accelerator, all steps that end now in one batch; on the CPU one by one is faster."""
+        """Batch all steps that end now on an accelerator; on the CPU, one by one is faster."""
         if self.pool.device.type != "cpu":
             ready = [trainer.learner for trainer in trainers if not trainer.learner.is_waiting]
             self.pool.prepare([(self._seats[learner], learner.progress) for learner in ready])
@@ -140,7 +140,7 @@ def judged(
     slow: Tensor,  # [N, P]
     final: bool,
 ) -> Evaluation:
-    """Held-out losses of each and of their mean: of a part of the split for curves, of all of it at the end."""
+    """Compute held-out losses of each peer and of their mean; ``final`` uses the whole split, not only a part."""
     learner = scenario.learner
     assert isinstance(learner, LanguageModelLearner)
     mean = slow.mean(0)
@@ -154,4 +154,4 @@ def judged(
 
 class _Silent:
     def note(self, kind: str, **fields: object) -> None:
-        """Nobody listens."""
+        """Ignore the note."""

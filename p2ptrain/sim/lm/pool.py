@@ -1,9 +1,9 @@
 """Learner ``lm``: a real small language model for every simulated peer, all of them in one pool.
 
-The pool holds the peers' weights as rows of one tensor and computes like ``train.inner.LanguageModelTask``: the same
-sequences, schedule, clipping, optimizer and state, on the written-out model of ``sim.lm.stacked``. What one peer
-computes does not depend on who is computed with it: on the CPU peers are taken one by one, which is faster there, so
-results are bitwise the same however steps are grouped; on CUDA they share batched kernels and agree to rounding.
+The pool holds the peers' weights as rows of one tensor and computes like ``train.inner.LanguageModelTask``: with the
+same sequences, schedule, clipping, optimizer and state, on the written-out model of ``sim.lm.stacked``. A peer's result
+does not depend on the grouping of steps: on the CPU peers are computed one by one, which is faster there, and results
+are bitwise equal; on CUDA peers share batched kernels, and results agree up to rounding.
 
 Legend: N peers of the pool, n some of them, M weight vectors, P parameters (padded), B sequences, T tokens a sequence.
 """
@@ -29,14 +29,15 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import Decoder, TrainingSection
 
 CPU_PASS_TOKENS = 2048
-"""Tokens computed at once on the CPU; more sequences are accumulated. Our measurement, T = 64, 123 thousand weights:
+"""Tokens computed at once on the CPU; further sequences are accumulated. Measured at T = 64 with 123 thousand weights:
 10.9, 9.4, 9.2 and 8.5 us a token at 256, 512, 1024 and 2048."""
 
 CUDA_PASS_TOKENS = 1 << 18
-"""Tokens of all peers together computed at once on CUDA: about 4 GB with the same model. A guess."""
+"""Tokens of all peers computed at once on CUDA: about 4 GB with 123 thousand weights. Guess: the time per token by
+pass size on CUDA would settle it."""
 
 KEPT_BYTES = 31 << 20
-"""See ``_keep_freed_memory``."""
+"""Size of the block freed by ``_keep_freed_memory``."""
 
 
 class LanguageModelPool:
@@ -46,11 +47,11 @@ class LanguageModelPool:
         description: the model, a Llama.
         training: the manifest's section. A simulated data-parallel "peer" of N computers is one with N times the
             sequences a step, N times the warm-up and N times ``tokens_per_peer``.
-        tokens_per_peer: where the schedule ends.
-        text: what is read, cut into the manifest's sequence length.
+        tokens_per_peer: tokens at which the schedule ends.
+        text: the text, cut into the manifest's sequence length.
         shares: one a peer.
-        seed: of the initial weights, which all peers share.
-        device: where all of it lives.
+        seed: seed of the initial weights, which all peers share.
+        device: device of all tensors.
     """
 
     def __init__(
@@ -65,14 +66,14 @@ class LanguageModelPool:
     ) -> None:
         if text.corpus.sequence_length != training.sequence_length:
             raise ValueError(
-                f"the text is cut into {text.corpus.sequence_length}, not {training.sequence_length} tokens"
+                f"the text has sequences of {text.corpus.sequence_length} tokens, not {training.sequence_length}"
             )
         _keep_freed_memory()
         module = build_module(description, seed)
         self.layout = FlatLayout.of(module)
         self.model = StackedLlama.of(description, self.layout)
         self.hidden = hidden_matrices(module) if training.optimizer == "muon" else frozenset[str]()
-        """Parameters that Muon moves."""
+        """Parameters that Muon updates."""
         self.training = training
         self.tokens_per_peer = tokens_per_peer
         self.text = text
@@ -86,10 +87,11 @@ class LanguageModelPool:
         """One ``ports.InnerTask`` a peer."""
 
     def prepare(self, steps: Sequence[tuple[int, float]]) -> None:
-        """Make the next inner step of some peers, each given with its progress, in as few kernels as pay.
+        """Make the next inner step of some peers, each given with its progress, in as few kernels as is efficient.
 
-        Their weights move here; the ``inner_step`` that must follow with the same progress only hands out the result.
-        So displacements are applied before, not in between (there they would count as applied after the step).
+        Weights change here; the ``inner_step`` that must follow with equal progress only returns the result.
+        Displacements are therefore applied before this call, not between the two (they would count as applied after the
+        step).
         """
         for start in range(0, len(steps), self._rows_at_once):
             self._step(steps[start : start + self._rows_at_once])
@@ -98,9 +100,9 @@ class LanguageModelPool:
         self,
         thetas: Tensor,  # [M, P] any weights of the model
         part: Part,
-        sequences: int | None = None,  # evenly spaced; None: all
+        sequences: int | None = None,  # evenly spaced; None for all
     ) -> Tensor:
-        """[M] fp64 on the CPU: mean cross entropy in nats a token over held-out text."""
+        """Return the [M] fp64 mean cross entropy over held-out text, in nats per token, on the CPU."""
         starts = self.text.starts(part)
         count = len(starts) if sequences is None else max(1, min(sequences, len(starts)))
         chosen = torch.tensor([starts[place * len(starts) // count] for place in range(count)], device=self.device)
@@ -121,9 +123,9 @@ class LanguageModelPool:
     def _gradients(
         self,
         tasks: Sequence[PooledTask],
-        starts: Tensor,  # [n, B] first tokens of the sequences of each
+        starts: Tensor,  # [n, B] first tokens of each task's sequences
     ) -> Tensor:
-        """[n] summed losses; the mean gradients are in the tasks' rows of ``gradient``."""
+        """Return the [n] summed losses; leave the mean gradients in the tasks' rows of ``gradient``."""
         pieces = starts.split(self._sequences_at_once(len(tasks)), dim=1)
         weight = 1 / self.training.tokens_per_step
         if len(tasks) == 1:
@@ -142,7 +144,7 @@ class LanguageModelPool:
         self,
         starts: Tensor,  # [n, B]
     ) -> Tensor:
-        """[n, B, T+1] int64."""
+        """Return the sequences and their targets, [n, B, T+1] int64."""
         return self._tokens[starts[..., None] + self._span].long()
 
     @property
@@ -152,7 +154,7 @@ class LanguageModelPool:
         return max(1, CUDA_PASS_TOKENS // self.training.tokens_per_step)
 
     def _sequences_at_once(self, rows: int) -> int:
-        """Of each row."""
+        """Sequences of each row in one pass."""
         most = CPU_PASS_TOKENS if self.device.type == "cpu" else CUDA_PASS_TOKENS
         return max(1, most // (rows * self.training.sequence_length))
 
@@ -163,9 +165,9 @@ class PooledTask:
     def __init__(self, pool: LanguageModelPool, row: int, share: TextShare) -> None:
         self.row = row
         self.step = 0
-        """Inner steps ever made: this peer's place in its text. Never reset."""
+        """Inner steps ever made, this peer's position in its text. Never reset."""
         self.theta = pool.theta[row]
-        """[P] fp32, in place."""
+        """[P] fp32 weights, updated in place."""
         self.gradient = pool.gradient[row]
         self.model, self.slope = pool.model.parameters(self.theta), pool.model.parameters(self.gradient)
         self._pool = pool
@@ -174,12 +176,12 @@ class PooledTask:
         self._optimizer = RowOptimizer(
             pool.layout, pool.training, pool.hidden, self.theta, self.gradient, *self._moments
         )
-        self._rewarm_steps = 0  # length of the present re-warming
+        self._rewarm_steps = 0  # length of the current re-warming
         self._rewarmed = 0  # steps of it that are done
         self._prepared: tuple[float, InnerStepResult] | None = None
 
     def inner_step(self, progress: float) -> InnerStepResult:
-        """One inner step, or the result of the one that the pool has prepared with this progress."""
+        """Make one inner step, or return the result of the one that the pool has prepared at this progress."""
         if self._prepared is None:
             self._pool.prepare([(self.row, progress)])
         assert self._prepared is not None
@@ -190,14 +192,14 @@ class PooledTask:
         return result
 
     def reset(self, warmup_steps: int) -> None:
-        """Forget the moments and let the rate rise linearly over the next ``warmup_steps`` steps."""
+        """Reset the moments and let the learning rate rise linearly over the next ``warmup_steps`` steps."""
         for moment in self._moments:
             moment.zero_()
         self._optimizer.steps = 0
         self._rewarm_steps, self._rewarmed = warmup_steps, 0
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What ``LanguageModelTask.state_dict`` holds, under the same names. Views of live memory."""
+        """Return the state under the names of ``LanguageModelTask.state_dict``, as views of live memory."""
         self._refuse_prepared()
         counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
         return {
@@ -207,30 +209,30 @@ class PooledTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Inverse of ``state_dict``; raises KeyError or ValueError where it does not fit, and then changes nothing."""
+        """Restore a ``state_dict``. Raises KeyError or ValueError, without any change, if it does not fit."""
         self._refuse_prepared()
         first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
         if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
             raise ValueError(
                 f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
-                f" where {list(self.theta.shape)} and [4] belong"
+                f" expected {list(self.theta.shape)} and [4]"
             )
         self._moments[0].copy_(first)
         self._moments[1].copy_(second)
         self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = counters.tolist()
 
-    # --- the pool's side ----------------------------------------------------------------------------------------------
+    # --- used by the pool ---------------------------------------------------------------------------------------------
 
     def next_starts(self) -> list[int]:
-        """The first tokens of the sequences that the next step reads."""
+        """Return the first tokens of the sequences of the next step."""
         self._refuse_prepared()
         pool = self._pool
         return self._share.starts(pool.text.corpus.split, self.step, pool.training.sequences_per_step)
 
     def finish(self, loss: float, progress: float) -> None:
-        """Clip the gradient and take the optimizer's step, unless it is not finite; keep what ``inner_step`` hands out.
+        """Clip the gradient, step the optimizer unless the gradient is not finite, and keep the result.
 
-        Clipping is that of ``torch.nn.utils.clip_grad_norm_``.
+        Clipping is that of ``torch.nn.utils.clip_grad_norm_``. ``inner_step`` returns the result.
         """
         training = self._pool.training
         norm = float(torch.linalg.vector_norm(self.gradient))
@@ -247,14 +249,14 @@ class PooledTask:
 
     def _refuse_prepared(self) -> None:
         if self._prepared is not None:
-            raise RuntimeError(f"peer {self.row} was prepared, and its inner step not taken")
+            raise RuntimeError(f"peer {self.row} has a prepared inner step that was not taken")
 
 
 def _keep_freed_memory() -> None:
-    """Let the C library keep what it frees, where it is glibc: once for the process, and harmless anywhere else.
+    """Make glibc keep freed memory, once per process; harmless with other C libraries.
 
-    It returns large blocks to the system at once and fetches them back page by page, until a freed block teaches it
-    better: it then keeps blocks of up to that size, and twice as much at the end of its heap. 32 MB is the most it
-    learns. (Our measurement: steps of 1024 and 2048 tokens take 9.2 and 8.5 us a token instead of 10.9 and 12.8.)
+    glibc returns large blocks to the system at once and maps them again page by page until a large block has been
+    freed: from then on it keeps blocks of up to that size, and twice as much at the end of its heap. It learns at most
+    32 MB. (Measured: steps of 1024 and 2048 tokens take 9.2 and 8.5 us a token instead of 10.9 and 12.8.)
     """
     torch.empty(KEPT_BYTES, dtype=torch.uint8)

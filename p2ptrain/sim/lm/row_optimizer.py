@@ -1,8 +1,8 @@
 """AdamW and Muon on one peer's rows of the pool, in a few kernels over the flat vector.
 
-The rules are those of ``train.optimizer``. There, torch's optimizers walk over parameters; here AdamW runs over the few
-stretches of the flat vector that decay or do not, and Muon orthogonalizes all matrices of one shape at once (our
-measurement, 14 matrices of 64 x 64 and 64 x 192: 4.4 ms a step by torch.optim.Muon, 1.3 ms here).
+The rules are those of ``train.optimizer``. There, torch's optimizers iterate over parameters; here AdamW runs over the
+few stretches of the flat vector with and without weight decay, and Muon orthogonalizes all matrices of one shape at
+once (measured with 14 matrices of 64 x 64 and 64 x 192: 4.4 ms a step by torch.optim.Muon, 1.3 ms here).
 
 Legend: P parameters (padded), R and S rows and columns of a matrix, R <= S.
 """
@@ -23,33 +23,33 @@ if TYPE_CHECKING:
     from p2ptrain.manifest import TrainingSection
 
 NEWTON_SCHULZ = (3.4445, -4.7750, 2.0315)
-"""Coefficients of the quintic step, Jordan's (kellerjordan.github.io/posts/muon), as in torch.optim.Muon."""
+"""Coefficients of the quintic step, from Jordan (kellerjordan.github.io/posts/muon), as in torch.optim.Muon."""
 
 NEWTON_SCHULZ_STEPS = 5
-"""Jordan's, as in torch.optim.Muon."""
+"""Number of steps, from Jordan, as in torch.optim.Muon."""
 
 SMALLEST_NORM = 1e-7
-"""Jordan's, as in torch.optim.Muon."""
+"""Lower bound of the norm, from Jordan, as in torch.optim.Muon."""
 
 
 class _Stretch(NamedTuple):
-    """What AdamW moves with one weight decay: views, one a stretch of the flat vector."""
+    """Views that AdamW updates with one weight decay, one per stretch of the flat vector."""
 
     theta: list[Tensor]
     gradient: list[Tensor]
     first: list[Tensor]
     second: list[Tensor]
-    steps: list[Tensor]  # one counter each, which torch raises
+    steps: list[Tensor]  # one counter each, which torch increments
     decay: float
 
 
 class RowOptimizer:
-    """One peer's inner optimizer. Its state is in the vectors given; it holds views of them and AdamW's counter.
+    """One peer's inner optimizer. The state is in the given vectors, of which it holds views, and AdamW's counter.
 
     Args:
-        layout: of the flat vectors.
+        layout: layout of the flat vectors.
         training: the manifest's section.
-        hidden: the parameters that Muon moves; none with AdamW.
+        hidden: the parameters that Muon updates; none with AdamW.
         theta, gradient, first, second: [P] each.
     """
 
@@ -85,7 +85,7 @@ class RowOptimizer:
 
     @property
     def steps(self) -> int:
-        """AdamW's counter."""
+        """Steps that AdamW has made."""
         return int(self._counters[0])
 
     @steps.setter
@@ -93,7 +93,7 @@ class RowOptimizer:
         self._counters.fill_(steps)
 
     def step(self, rate: float) -> None:
-        """Move theta by the gradient, which is clipped and finite."""
+        """Update theta by the gradient, which is clipped and finite."""
         training = self._training
         for some in self._adamw:
             adamw(
@@ -128,7 +128,7 @@ class RowOptimizer:
 def orthogonalized(
     matrices: Tensor,  # [n, R, S] fp32, R <= S
 ) -> Tensor:
-    """[n, R, S] bf16: each matrix with its singular values moved to between about .5 and 1.5."""
+    """Return each matrix with its singular values moved to between about .5 and 1.5, [n, R, S] bf16."""
     a, b, c = NEWTON_SCHULZ
     x = matrices.bfloat16()
     x = x / torch.linalg.matrix_norm(x, keepdim=True).clamp(min=SMALLEST_NORM)
@@ -140,7 +140,7 @@ def orthogonalized(
 
 
 def _runs(layout: FlatLayout, hidden: frozenset[str]) -> dict[str, list[slice]]:
-    """The flat vector cut into the longest stretches of one kind: hidden (Muon's), decays, plain."""
+    """Cut the flat vector into the longest stretches of one kind: hidden (Muon's), decays, plain."""
     runs: dict[str, list[slice]] = {"hidden": [], "decays": [], "plain": []}
     ends = (*layout.offsets[1:], layout.total)
     for name, shape, start, end in zip(layout.names, layout.shapes, layout.offsets, ends, strict=True):
@@ -155,9 +155,9 @@ def _runs(layout: FlatLayout, hidden: frozenset[str]) -> dict[str, list[slice]]:
 def _matrices(
     layout: FlatLayout,
     hidden: frozenset[str],
-    flat: Tensor,  # [P], or empty where nothing is hidden
+    flat: Tensor,  # [P], or empty if nothing is hidden
 ) -> Sequence[list[Tensor]]:
-    """Views of the hidden matrices, lying ([R, S] with R <= S), gathered by shape."""
+    """Return views of the hidden matrices, transposed to [R, S] with R <= S and grouped by shape."""
     shapes: dict[tuple[int, ...], list[Tensor]] = {}
     for name, shape, offset in zip(layout.names, layout.shapes, layout.offsets, strict=True):
         if name in hidden:

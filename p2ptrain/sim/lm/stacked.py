@@ -1,15 +1,15 @@
-"""A Llama for several peers at once: their weights are the rows of one tensor, forward and backward are written out.
+"""A Llama for several peers at once: weights are the rows of one tensor, forward and backward are written out.
 
-The mathematics is that of ``transformers.LlamaForCausalLM`` (arXiv 2302.13971) on the same flat layout; a test holds
-losses and gradients to the real module's. Written out, because a small model spends half of its time in autograd and in
-operations that need not be there (our measurement, 123 thousand weights, 512 tokens, one core: the module takes 18 us a
-token, torch.func.vmap over it 19 to 28, this 9.4):
+The mathematics is that of ``transformers.LlamaForCausalLM`` (arXiv 2302.13971) on an equal flat layout; a test compares
+losses and gradients with the real module's. A small model spends half of its time in autograd and in needless
+operations (measured with 123 thousand weights and 512 tokens on one core: the module takes 18 us a token,
+torch.func.vmap over it 19 to 28, this code 9.4). Therefore:
 
 - q, k and v, and gate and up, are one matrix each, and query heads that share a key head are rows of one product;
-- rotary positions are one complex multiplication, once a head's rows i and i + D/2 lie side by side;
-- for one peer on the CPU, products go to oneDNN (``kernels.linear``).
+- rotary positions are one complex multiplication, because a head's rows i and i + D/2 lie side by side;
+- for one peer on the CPU, oneDNN computes the products (``kernels.linear``).
 
-A single peer's tensors have no dimension N: so its products have two, which is what oneDNN takes.
+A single peer's tensors have no dimension N, so that its products have the two dimensions that oneDNN accepts.
 
 Legend: N peers, P parameters (padded), B sequences, T tokens a sequence, M = B*T, C hidden size, F feed-forward size,
 H query heads, K key heads, G = H/K, D head size, J = (H+2K)*D, V vocabulary.
@@ -40,12 +40,12 @@ from p2ptrain.sim.lm.kernels import (
 )
 
 ALIGNMENT = 16
-"""The hidden size is a multiple of it: then q, k and v, and gate and up, lie without a gap in the flat layout, and each
+"""Required divisor of the hidden size: q, k and v, and gate and up, then lie without a gap in the flat layout, and each
 group is one matrix."""
 
 
 class Block(NamedTuple):
-    """One block's parameters, as views of a flat weight or gradient tensor."""
+    """Parameters of one block, as views of a flat weight or gradient tensor."""
 
     query_key_value: Tensor  # [N, J, C]
     attended: Tensor  # [N, C, H*D]
@@ -61,15 +61,15 @@ class Parameters(NamedTuple):
     embedding: Tensor  # [N, V, C]
     blocks: list[Block]
     norm: Tensor  # [N, 1, C]
-    head: Tensor  # [N, V, C], the embedding itself where they are tied
+    head: Tensor  # [N, V, C]; the embedding itself if they are tied
 
 
 class _BlockCache(NamedTuple):
-    """What a block's backward pass needs."""
+    """Tensors that a block's backward pass needs."""
 
     norm1: Normalized
     x1: Tensor  # [N, M, C] input of the attention
-    matrix: Tensor  # [N, J, C] that of q, k and v, in the order of ``Fixed.rows``
+    matrix: Tensor  # [N, J, C] of q, k and v, in the order of ``Fixed.rows``
     query: Tensor  # [N*B*K, G*T, D] rotated
     key: Tensor  # [N*B*K, T, D] rotated
     value: Tensor  # [N*B*K, T, D]
@@ -99,14 +99,14 @@ class StackedLlama:
 
     @classmethod
     def of(cls, description: Decoder, layout: FlatLayout) -> StackedLlama:
-        """Raises ManifestError for what is not a Llama with silu."""
+        """Make the shape of a model. Raises ManifestError if it is not a Llama with silu."""
         fits = description.config.hidden_act == "silu" and description.config.hidden_size % ALIGNMENT == 0
         if not (isinstance(description, Llama) and fits):
             wrong = description.config
             raise ManifestError(
-                f"learner lm does not compute {description.architecture} with hidden_act {wrong.hidden_act} and"
+                f"learner lm does not support {description.architecture} with hidden_act {wrong.hidden_act} and"
                 f" hidden_size {wrong.hidden_size}",
-                f"Take LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
+                f"Use LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
             )
         config = description.config
         return cls(
@@ -126,11 +126,11 @@ class StackedLlama:
         self,
         flat: Tensor,  # [N, P] or [P]
     ) -> Parameters:
-        """Weights, or gradients, as matrices: views, to be made once and used for every step."""
+        """Return weights, or gradients, as matrices: views, to be made once and used for every step."""
         places = dict(zip(self.layout.names, zip(self.layout.offsets, self.layout.shapes, strict=True), strict=True))
 
         def view(name: str, height: int = 0) -> Tensor:
-            """One parameter, or the ``height`` rows from its beginning."""
+            """Return one parameter, or the ``height`` rows from its beginning."""
             offset, shape = places[name]
             shape = (height or (shape[0] if len(shape) == 2 else 1), shape[-1])
             return flat[..., offset : offset + prod(shape)].unflatten(-1, shape)
@@ -158,7 +158,7 @@ class StackedLlama:
         model: Parameters,
         batch: Tensor,  # [N, B, T+1] int64 on the device of the model
     ) -> Tensor:
-        """[N] cross entropy in nats, summed over the B*T predicted tokens of each peer."""
+        """Return the [N] cross entropies in nats, summed over the B*T predicted tokens of each peer."""
         x, _, _ = self._forward(model, batch, [])
         logits = linear(x, model.head)
         targets = batch[..., 1:].flatten(-2)
@@ -174,15 +174,15 @@ class StackedLlama:
         model: Parameters,
         slope: Parameters,  # to which the gradients are added
         batch: Tensor,  # [N, B, T+1] int64 on the device of the model
-        weight: float = 1.0,  # of this batch in the gradient: 1/tokens where the mean loss is wanted
+        weight: float = 1.0,  # weight of this batch in the gradient: 1/tokens for the mean loss
     ) -> Tensor:
-        """[N] the losses as ``losses`` gives them; adds their gradients, times ``weight``, to ``slope``."""
+        """Return the [N] losses of ``losses``; add their gradients, times ``weight``, to ``slope``."""
         kept: list[_BlockCache] = []
         x, norm, place = self._forward(model, batch, kept)
         loss, logits = cross_entropy(linear(x, model.head), batch[..., 1:].flatten(-2)[..., None])
         logits.mul_(weight)
         slope.head.add_(outer(logits, x))
-        flow = torch.zeros_like(x)  # [N, M, C] gradient by the residual stream, from here on
+        flow = torch.zeros_like(x)  # [N, M, C] gradient by the residual stream, updated from here on
         norm_backward(linear(logits, model.head.mT), norm, model.norm, slope.norm, flow)
         fixed = self._fixed(x, batch.shape[-1] - 1)
         for number in reversed(range(self.layers)):
@@ -195,7 +195,7 @@ class StackedLlama:
     # --- forward ------------------------------------------------------------------------------------------------------
 
     def _forward(self, model: Parameters, batch: Tensor, kept: list[_BlockCache]) -> tuple[Tensor, Normalized, Tensor]:
-        """The output [N, M, C] after its norm, what the norm keeps, and each token's row of all embeddings [N*M].
+        """Return the output [N, M, C] after its norm, the norm's cache, and each token's row of all embeddings [N*M].
 
         Appends to ``kept`` what every block's backward pass needs.
         """
@@ -237,9 +237,9 @@ class StackedLlama:
     def _block_backward(
         self,
         block: Block,
-        slope: Block,  # gradients of the parameters: added to
+        slope: Block,  # gradients of the parameters, added to
         kept: _BlockCache,
-        flow: Tensor,  # [N, M, C] gradient by the block's output; becomes that by its input, in place
+        flow: Tensor,  # [N, M, C] gradient by the block's output; becomes the one by its input, in place
         fixed: Fixed,
     ) -> None:
         slope.down.add_(outer(flow, kept.inner))
@@ -269,13 +269,13 @@ class StackedLlama:
         slope.query_key_value.add_(outer(qkv, kept.x1).index_select(-2, fixed.back))
         norm_backward(linear(qkv, kept.matrix.mT), kept.norm1, block.norm1, slope.norm1, flow)
 
-    # --- pieces -------------------------------------------------------------------------------------------------------
+    # --- helpers ------------------------------------------------------------------------------------------------------
 
     def _split(
         self,
         qkv: Tensor,  # [N*B, T, H+2K, D]
     ) -> tuple[Tensor, ...]:
-        """Its queries, keys and values: views."""
+        """Return views of queries, keys and values."""
         return qkv.split((self.heads, self.key_heads, self.key_heads), dim=2)
 
     def _turn(
@@ -283,18 +283,18 @@ class StackedLlama:
         qkv: Tensor,  # [N*B, T, H+2K, D], changed in place
         turn: Tensor,  # [T, 1, D/2] complex
     ) -> None:
-        """Turn queries and keys by their places."""
+        """Rotate queries and keys by their positions."""
         pairs = torch.view_as_complex(qkv.view(*qkv.shape[:-1], -1, 2))
         pairs[:, :, : self.heads + self.key_heads].mul_(turn)
 
     def _gather(self, part: Tensor) -> Tensor:
-        """[N*B, T, K*G, D] -> [N*B*K, G*T, D], contiguous, as products want it. (For keys and values G is 1.)"""
+        """Reorder [N*B, T, K*G, D] to [N*B*K, G*T, D], contiguous for products; G is 1 for keys and values."""
         sequences, tokens, heads, _ = part.shape
         part = part.view(sequences, tokens, self.key_heads, -1, self.head_size).permute(0, 2, 3, 1, 4)
         return part.reshape(sequences * self.key_heads, heads // self.key_heads * tokens, self.head_size)
 
     def _scatter(self, gathered: Tensor, tokens: int) -> Tensor:
-        """Inverse of ``_gather``; not contiguous."""
+        """Invert ``_gather``; the result is not contiguous."""
         part = gathered.view(-1, self.key_heads, gathered.shape[1] // tokens, tokens, self.head_size)
         return part.permute(0, 3, 1, 2, 4).flatten(2, 3) if part.shape[2] > 1 else part[:, :, 0].transpose(1, 2)
 

@@ -1,10 +1,10 @@
-"""What simulated language models read, and what they are measured on.
+"""Training and held-out text of simulated language models.
 
-The shipped text is cut as every run's is (``data.split``), and its held-out blocks are dealt to "validation" and "test"
-in turn. The cut depends on the text alone, on no seed: what tuning looked at in one run is no test in another.
+The shipped text is cut as in every run (``data.split``), and its held-out blocks alternate between "validation" and
+"test". The cut depends on the text alone, not on a seed, so that text seen in tuning is never test text in another run.
 
 Training data are "iid" (every peer walks through the whole training text in its own order) or "shards" (peer n of N
-holds the n-th part of it alone: other plays, with other speakers and another style).
+holds only the n-th part: other plays, with other speakers and another style).
 """
 
 from __future__ import annotations
@@ -26,23 +26,24 @@ from p2ptrain.manifest.sources import BuiltinCorpus
 from p2ptrain.train.inner import CorpusReader
 
 Part = Literal["validation", "test"]
-"""Validation is for tuning and for curves; test for final numbers, and no tuning ever looks at it."""
+"""Part of the held-out text: validation for tuning and curves, test only for final numbers."""
 
 DataKind = Literal["iid", "shards"]
 
 HELD_OUT_FRACTION = 0.1
-"""Of the text, half for validation and half for test: 270 kB each of the shipped Shakespeare. A guess."""
+"""Fraction of the text, half for validation and half for test: 270 kB each of the shipped Shakespeare. Guess: the
+spread of held-out losses by text size would settle it."""
 
 
 @dataclass(frozen=True)
 class Text:
-    """A text of bytes and where its sequences lie; the same for every peer, seed and run."""
+    """A text of bytes and the positions of its sequences, equal for every peer, seed and run."""
 
     corpus: Corpus
 
     @classmethod
     def builtin(cls, sequence_length: int, held_out_fraction: float = HELD_OUT_FRACTION) -> Text:
-        """The shipped Shakespeare. Raises CorpusError where sequences are so long that there are no two blocks."""
+        """Return the shipped Shakespeare. Raises CorpusError if sequences are too long for two held-out blocks."""
         tokenizer = ByteTokenizer()
         pieces = read_pieces(BuiltinCorpus(kind="builtin", name="shakespeare"), None)
         tokens = np.concatenate(list(tokenize(pieces, tokenizer, None)))
@@ -50,17 +51,17 @@ class Text:
         if split.regions < 2:
             raise CorpusError(
                 f"sequences of {sequence_length} tokens leave no text for a validation and a test part",
-                "Take shorter sequences.",
+                "Use shorter sequences.",
             )
         return cls(Corpus(tokens, split, tokenizer))
 
     @cached_property
     def tokens(self) -> Tensor:
-        """[tokens] uint8 on the CPU."""
+        """Tokens of the text, uint8 on the CPU."""
         return torch.from_numpy(np.array(self.corpus.tokens, dtype=np.uint8))
 
     def starts(self, part: Part) -> list[int]:
-        """The first token of every sequence of a held-out part: even blocks are validation, odd ones test."""
+        """Return the first token of every sequence of a held-out part: even blocks are validation, odd ones test."""
         split = self.corpus.split
         wanted = 0 if part == "validation" else 1
         return [
@@ -72,31 +73,31 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class TextShare:
-    """The part of the training text that one peer reads, and in which order."""
+    """The part of the training text that one peer reads, and its order."""
 
     reader: CorpusReader
     first: int
-    """Its first training sequence."""
+    """First training sequence of the share."""
     sequences: int
-    """How many it has."""
+    """Number of sequences."""
 
     def starts(self, split: Split, step: int, per_step: int) -> list[int]:
-        """The first tokens of the sequences of inner step ``step``, in the order that ``data.assign`` gives."""
+        """Return the first tokens of the sequences of inner step ``step``, in the order of ``data.assign``."""
         places = (divmod(position, self.sequences) for position in range(step * per_step, (step + 1) * per_step))
         return [split.train_start(self.first + int(_walk(self, epoch)[place])) for epoch, place in places]
 
 
 @lru_cache(maxsize=64)
 def _walk(share: TextShare, epoch: int) -> np.ndarray:
-    """One epoch's order, [sequences] int32: 10 ms once instead of 8 to 30 us a sequence (our measurement)."""
+    """Return one epoch's order, [sequences] int32: 10 ms once instead of 8 to 30 us a sequence (measured)."""
     return assign.whole_walk(share.reader.seed, share.reader.peer, epoch, share.sequences).astype(np.int32)
 
 
 def shares(text: Text, readers: Sequence[CorpusReader], kind: DataKind) -> tuple[TextShare, ...]:
-    """Who reads what: everyone everything ("iid"), or reader n of N the n-th part alone ("shards").
+    """Assign the text to readers: all of it to each ("iid"), or the n-th part to reader n of N ("shards").
 
     Raises:
-        CorpusError: there are more readers than sequences to share out.
+        CorpusError: there are more readers than sequences.
     """
     total, count = text.corpus.train_sequences, len(readers)
     if kind == "iid":
@@ -104,7 +105,7 @@ def shares(text: Text, readers: Sequence[CorpusReader], kind: DataKind) -> tuple
     if count > total:
         raise CorpusError(
             f"{count} peers cannot share {total} training sequences",
-            "Take fewer peers, shorter sequences, or data iid.",
+            "Use fewer peers, shorter sequences, or data iid.",
         )
     cuts = [number * total // count for number in range(count + 1)]
     return tuple(

@@ -1,4 +1,4 @@
-"""What averages cost on a scenario's lines, in seconds and in bytes, when nobody's messages are simulated one by one.
+"""Cost of averages on a scenario's lines, in seconds and in bytes, without simulating single messages.
 
 ::
 
@@ -7,14 +7,14 @@
     swap with partners  k m / narrowest line                          +  1 latency
 
 Ring all-reduce: Patarasuk and Yuan, 2009; as many bytes go up as down. Gathering: SparseLoCo's peers upload their
-message once to a store that all others read (arXiv 2508.15706); nobody is done before the slowest has uploaded. A
-latency is both sides' ``latency_s``, the largest there are; the store counts as a side like any other.
+message once to a store that all others read (arXiv 2508.15706); no peer is done before the slowest has uploaded. A
+latency is the sum of both sides' ``latency_s``, the largest in the scenario; the store counts as a side.
 
-**Failures.** In an attempt each peer's part fails with probability ``run.failed_exchanges``, independently. An
-all-reduce in which any part failed is done again by everybody from the start, until it succeeds: what comes out is
-exact, and every attempt costs the whole of its time and bytes. Of a gathering, only those whose part failed do theirs
-again. After ``MOST_ATTEMPTS`` an average is taken as made, and the report says how often: a ring of many peers on such
-lines would never end. Fragments that are averaged one by one also fail one by one.
+**Failures.** In an attempt each peer's part fails with probability ``run.failed_exchanges``, independently. All peers
+repeat an all-reduce from the start until no part fails: the result is exact, and every attempt costs its full time and
+bytes. In a gathering, only peers whose part failed repeat it. After ``MOST_ATTEMPTS`` an average is taken as made and
+the report counts it, because a ring of many peers on such lines would never end. Fragments that are averaged one by one
+also fail one by one.
 
 Legend: N peers, m bytes of one peer's message, k partners.
 """
@@ -29,29 +29,29 @@ from p2ptrain.recipes import RECIPES, Mix
 from p2ptrain.sim.scenario import MEGABIT, Scenario
 
 GATHERS = frozenset({"sparseloco"})
-"""Recipes whose messages add up to more than one message: every peer gets everybody's."""
+"""Recipes whose messages do not add up to one message: every peer gets all of them."""
 
 MOST_ATTEMPTS = 100
-"""Of one average. A guess: whoever saw a tenth of them fail would change the network, not go on."""
+"""Most attempts of one average. Guess: failure rates of recorded all-reduces over the internet would settle it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """What one average of an outer step costs a peer, with all its attempts."""
+    """Cost of one average of an outer step for a peer, with all attempts."""
 
     seconds: float
-    """Until the last one has it."""
+    """Seconds until the last peer has the average."""
     up_bytes: float
-    """Sent, mean of all peers."""
+    """Bytes sent, mean of all peers."""
     down_bytes: float
-    """Received, likewise."""
+    """Bytes received, mean of all peers."""
 
 
 class Averages:
-    """Prices the averages of one simulation, and draws which attempts fail.
+    """Computes the costs of the averages of one simulation, and draws which attempts fail.
 
     Args:
-        random: asked only where something may fail.
+        random: used only if attempts may fail.
     """
 
     def __init__(self, scenario: Scenario, random: Random) -> None:
@@ -68,7 +68,7 @@ class Averages:
         self._repeated = self._given_up = 0
 
     def passage(self, mix: Mix, message_bytes: float) -> Passage:
-        """One outer step's average of this stream.
+        """Return the cost of one outer step's average of this stream.
 
         Args:
             message_bytes: m, of all fragments together.
@@ -89,7 +89,7 @@ class Averages:
         return Passage(rounds * seconds, parts * passed, parts * passed)
 
     def notes(self) -> dict[str, int]:
-        """How many attempts failed, and how many averages did to the last."""
+        """Return the number of failed attempts, and of averages that failed in every attempt."""
         counts = {
             "averages that failed and were made again": self._repeated,
             f"averages taken as made after {MOST_ATTEMPTS} attempts": self._given_up,
@@ -97,7 +97,7 @@ class Averages:
         return {note: count for note, count in counts.items() if count}
 
     def _attempts(self) -> tuple[int, float]:
-        """Until one average is made: attempts one after the other, and how many a peer takes part in, mean."""
+        """Draw attempts until one average is made; return their number and how many a peer takes part in, mean."""
         parts, missing = 0, self._peers
         for attempt in range(1, MOST_ATTEMPTS + 1):
             parts += missing

@@ -1,8 +1,8 @@
-"""Simulates the recipes that average over everybody at once: lockstep steps, and what they cost on these lines.
+"""Simulation of the recipes that average over all peers at once: lockstep steps, and their cost on a scenario's lines.
 
-There are no messages. An outer step takes as long as the slowest computer's inner phase, and an average over the
-narrowest line (``sim.lockstep.averages``): a ring all-reduce or, where messages do not add up to one, a gathering. An
-average that fails is made again until everybody has the exact one. Averages that are used late hide behind the next
+There are no messages. An outer step takes the time of the slowest computer's inner phase and of the average over the
+narrowest line (``sim.lockstep.averages``): a ring all-reduce or, if messages do not add up to one, a gathering. An
+average that fails is repeated until all peers have the exact one. Averages that are used late overlap with the next
 phase as far as they fit, with all their attempts.
 
 Legend: N peers, F elements of one fragment.
@@ -38,10 +38,10 @@ from p2ptrain.train.rules import codecs_of, matrices_of
 
 
 class Lossy:
-    """What the others see of a stream: through a codec and back, with error feedback where the codec needs it.
+    """View that others have of a stream: through a codec and back, with error feedback if the codec needs it.
 
     Args:
-        matrices: that lie in each fragment; none at all: nothing is known of them.
+        matrices: matrices in each fragment; empty if unknown.
     """
 
     def __init__(self, scenario: Scenario, matrices: Sequence[Matrices] = ()) -> None:
@@ -51,9 +51,9 @@ class Lossy:
         self._decay = scenario.outer.momentum if recipe.feedback else 1.0
         self._matrices = tuple(matrices) or ((),) * scenario.outer.fragments
         self._feedback: dict[tuple[Stream, int, int], Feedback] = {}
-        """By stream, fragment and peer."""
+        """Error feedback by stream, fragment and peer."""
         self.encoded: dict[Stream, int] = {}
-        """Bytes of one peer's messages, all in all."""
+        """Bytes of one peer's messages in total, by stream."""
 
     def __call__(self, stream: Stream, fragment: int, values: Tensor) -> Tensor:
         codec = self._codecs[stream]
@@ -61,7 +61,7 @@ class Lossy:
         self.encoded[stream] = self.encoded.get(stream, 0) + codec.encoded_size(terms)
         if codec.name == "fp32":
             return values
-        assert is_decodable(codec), "the scenario refuses others"
+        assert is_decodable(codec), "the scenario rejects others"
         rows = []
         for place, row in enumerate(values.cpu().float()):
             if needs_feedback(codec):
@@ -74,7 +74,7 @@ class Lossy:
         return torch.stack(rows).to(values)
 
     def use_rank(self, rank: int) -> None:
-        """From the next message on, pseudo-gradients travel with this rank. What is still to be sent stays whole."""
+        """Use this rank for pseudo-gradients from the next message on. Error feedback is kept."""
         self._codecs["pseudo_gradient"] = LowRankCodec(rank)
 
 
@@ -92,7 +92,7 @@ class EnsembleSimulation:
             self._tasks: list[InnerTask] = list(self._pool.tasks)
         else:
             cohort = self._cohort = cohorts.make(scenario)
-            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario refuses others"
+            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario rejects others"
             seats = range(scenario.total_peers)
             self._tasks = [cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task for seat in seats]
         matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
@@ -107,14 +107,14 @@ class EnsembleSimulation:
             self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, matrices[0])
         self._curve: list[CurvePoint] = []
         self._made = 0
-        """Inner steps of each peer."""
+        """Inner steps made by each peer."""
         self._has_diverged = False
-        """Losses, averages or what was to be sent are no numbers any more, and the simulation is over."""
+        """Whether losses, averages or messages are no longer finite, which ends the simulation."""
         self._now = self._sent = self._received = 0.0
         self._wall_s = self._cpu_s = 0.0
 
     def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
-        """Run to the end, or until ``is_stopped``; True at the end."""
+        """Run to the end, or until ``is_stopped``; return True at the end."""
         wall, cpu = time.perf_counter(), time.process_time()
         try:
             while not self._is_over:
@@ -144,7 +144,7 @@ class EnsembleSimulation:
             curve=self._curve,
             notes=self._averages.notes() | (self._rank_pace.notes() if self._rank_pace is not None else {}),
             left_out=[
-                "messages: everybody's average is exact, at the cost of a ring all-reduce over the narrowest line, or"
+                "messages: the average of all peers is exact and costs a ring all-reduce over the narrowest line or"
                 " of gathering all messages through a store",
                 *LEFT_OUT,
             ],
@@ -159,9 +159,9 @@ class EnsembleSimulation:
     # --- arithmetic ---------------------------------------------------------------------------------------------------
 
     def _step(self) -> None:
-        """Everybody's next outer step, and a point of the curve when one is due."""
+        """Make the next outer step of all peers, and a point of the curve if one is due."""
         before, inner_steps = dict(self._send.encoded), self.scenario.outer.inner_steps
-        if self._rank_pace is not None:  # no token more than with a fixed H: the last phase may be cut short
+        if self._rank_pace is not None:  # no more tokens than with a fixed H: the last phase may be cut short
             inner_steps = min(self._rank_pace.inner_steps, self._inner_steps - self._made)
             self._send.use_rank(self._rank_pace.rank)
         try:
@@ -198,7 +198,7 @@ class EnsembleSimulation:
 
     @property
     def _inner_steps(self) -> int:
-        """Of each peer in the whole run: whole phases of the scenario's H."""
+        """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
         return self._outer_steps * self.scenario.outer.inner_steps
 
     @property
@@ -208,7 +208,7 @@ class EnsembleSimulation:
 
     @property
     def _outer_steps(self) -> int:
-        """Of the run, if they have the scenario's H."""
+        """Outer steps of the run, at the scenario's H."""
         return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
 
     def _make_lockstep(self) -> Lockstep:
@@ -236,7 +236,7 @@ class EnsembleSimulation:
         return [task.inner_step(progress).loss for task in self._tasks]
 
     def _reaches(self, step: int, one: int, other: int) -> bool:
-        """Drawn from the pair and the step, so that both sides, and all who ask again, find the same."""
+        """Draw from the pair and the step, so that every call and both sides get one result."""
         run = self.scenario.run
         if not run.failed_exchanges:
             return True
@@ -248,7 +248,7 @@ class EnsembleSimulation:
         judgement = self._judge(lockstep.slow, final)
         losses = judgement.losses or ()
         mean = finite(sum(losses) / len(losses))
-        if self._has_diverged:  # weights of before the last phase may look well still
+        if self._has_diverged:  # weights from before the last phase may still look good
             mean, judgement = None, Evaluation(None, None, None)
         self._curve.append(
             CurvePoint(
@@ -274,11 +274,11 @@ class EnsembleSimulation:
     # --- time and bytes -----------------------------------------------------------------------------------------------
 
     def _pass_time(self, encoded: Mapping[Stream, int], inner_steps: int) -> None:
-        """One outer step: everybody's inner phase, and the averages between or beside them.
+        """Advance time and bytes by one outer step: the inner phase, and the averages after or during it.
 
         Args:
-            encoded: bytes of one peer's messages in it.
-            inner_steps: of it.
+            encoded: bytes of one peer's messages in the step.
+            inner_steps: inner steps of the step.
         """
         seconds = {"blocking": 0.0, "overlapped": 0.0}
         for mix in self._recipe.mixes:

@@ -1,8 +1,9 @@
-"""All peers in step: the recipes that average over everybody at once, and an ideal network for all others.
+"""All peers in lockstep: the recipes that average over all peers at once, and an ideal network for the others.
 
-No messages and no clock: after H inner steps of everybody, each average is a matrix or a mean. It is how recipes with
-a global average are simulated (``sim.cost`` says what their waiting costs), and what the invariants of the recipes are
-checked on. The arithmetic of an outer step is the learner's own (``train.outer_phase``), on all peers' weights stacked.
+There are no messages and no clock: after H inner steps of all peers, each average is a matrix product or a mean.
+Recipes with a global average are simulated in this way (``bench.cost`` computes the cost of their waiting), and tests
+check the invariants of the recipes on it. The arithmetic of an outer step is the learner's own
+(``train.outer_phase``), on all peers' weights stacked.
 
 Legend: N peers, P parameters, F elements of one fragment.
 """
@@ -34,51 +35,51 @@ from p2ptrain.swarm.topology import Topology, planned_partners
 from p2ptrain.train.outer_phase import OuterPhase
 
 Send = Callable[[Stream, int, Tensor], Tensor]
-"""What the others see of a stream: its fragment of this number [N, F], through a codec and back."""
+"""View that others have of a stream's fragment of this number, [N, F], through a codec and back."""
 
 Reach = Callable[[int, int, int], bool]
-"""Whether the exchange between two peers (their places) at this outer step succeeds; the same for both orders."""
+"""Whether the exchange between two peers (by index) at this outer step succeeds; symmetric in the peers."""
 
 
 def exactly(stream: Stream, fragment: int, values: Tensor) -> Tensor:
-    """Nothing is lost on the way."""
+    """Return the values unchanged."""
     return values
 
 
 def always(step: int, one: int, other: int) -> bool:
-    """No exchange fails."""
+    """Report every exchange as successful."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class LockstepRules:
-    """What all peers do."""
+    """Rules of all peers."""
 
     recipe: Recipe
     outer: OuterRule
     inner_steps: int
-    """H, where an outer step is not told another."""
+    """Inner steps per outer step, H, unless given for an outer step."""
     topology: Topology = "random"
     partners: int = 1
     fragments: int = 1
-    """Read by recipes that go fragment by fragment."""
+    """Number of fragments; used only by recipes that average fragment by fragment."""
     late_steps: int = 5
     """Inner steps until a fragment's average arrives: Streaming DiLoCo's tau (arXiv 2501.18512 overlaps 1 to 10)."""
     alpha: float = 0.5
     """Weight of the fast weights where a late average is merged: Streaming DiLoCo's alpha."""
     seed: str = ""
-    """Of the pairings."""
+    """Seed of the pairings."""
 
 
 class Lockstep:
-    """N peers, one outer step at a time.
+    """A group of N peers, one outer step at a time.
 
     Args:
         tasks: the peers' inner optimizations; all begin at the first one's weights.
-        rules: the same for all.
-        advance: makes one inner step of all tasks at this progress; returns their losses. One batch, if it can.
-        send: what the others see of a stream.
-        reach: which exchanges between partners succeed. An average over everybody is made until it succeeds.
+        rules: rules of all peers.
+        advance: makes one inner step of all tasks at this progress, in one batch if possible; returns their losses.
+        send: returns what the others see of a stream.
+        reach: tells which exchanges between partners succeed. An average over all peers is repeated until it succeeds.
     """
 
     def __init__(
@@ -91,15 +92,14 @@ class Lockstep:
         reach: Reach = always,
     ) -> None:
         assert all(mix.stream != "fast" and mix.share == 1 for mix in rules.recipe.mixes), (
-            "a recipe without steps in common"
+            "the recipe has no common steps"
         )
         self.step = 0
         self.progress = 0.0
         self.loss = float("nan")
         """Mean training loss of all peers' last inner phase."""
         self.average = tasks[0].theta[:0].clone()
-        """[P] everybody's mean of the pseudo-gradients as they were sent, by which the first peer took its last outer
-        step; empty while there was none."""
+        """[P] mean of the pseudo-gradients as sent, used in the first peer's last outer step; empty before it."""
         self._tasks = tuple(tasks)
         self._rules = rules
         self._advance = advance
@@ -112,16 +112,16 @@ class Lockstep:
         self._slices = slices(len(first), count)
         slow = first.clone().expand(len(tasks), -1)
         self._states = [OuterState(slow[:, f].clone(), torch.zeros_like(slow[:, f])) for f in self._slices]
-        self._before: list[tuple[Tensor, Tensor] | None] = [None] * count  # mean and own g, a phase ago
+        self._before: list[tuple[Tensor, Tensor] | None] = [None] * count  # mean and own g of the previous phase
         self._set_theta()
 
     @property
     def slow(self) -> Tensor:
-        """[N, P] everybody's slow weights."""
+        """Slow weights of all peers, [N, P]."""
         return torch.cat([state.slow for state in self._states], dim=1)
 
     def outer_step(self, inner_steps: int | None = None) -> None:
-        """Everybody's next inner steps, H of them or as many as are given, and the outer step after them."""
+        """Make the next inner steps of all peers, H or as many as given, and the outer step after them."""
         recipe = self._rules.recipe
         steps = inner_steps or self._rules.inner_steps
         if recipe.delay == "inner_steps":
@@ -130,7 +130,7 @@ class Lockstep:
             overlapped = [mix for mix in recipe.mixes if mix.when == "overlapped" and mix.stream == "slow"]
             pulls = [self._displacement(mix, self._states[0].slow) for mix in overlapped]
             losses = [self._inner_step() for _ in range(steps)]
-            for pull in pulls:  # as late as it may come: the inner phase has not seen it
+            for pull in pulls:  # as late as possible: the inner phase has not seen it
                 self._states[0] = displaced(self._states[0], pull)
                 self._move(pull)
             if recipe.delay == "none":
@@ -141,7 +141,7 @@ class Lockstep:
         self.loss = sum(losses) / len(losses)
         self.step += 1
 
-    # --- three ways to an outer step --------------------------------------------------------------------------------
+    # --- three kinds of outer step ----------------------------------------------------------------------------------
 
     def _mix(self) -> None:
         """Average at once."""
@@ -149,7 +149,7 @@ class Lockstep:
         phase = OuterPhase.begin(recipe, self._rules.outer, self._states, [self._theta()])
         for mix in recipe.mixes:
             if (mix.stream, mix.when, mix.who) == ("pseudo_gradient", "blocking", "all"):
-                phase.gradients[0] = self._mean(self._send(mix.stream, 0, phase.gradients[0]))  # to the bit the same
+                phase.gradients[0] = self._mean(self._send(mix.stream, 0, phase.gradients[0]))  # bitwise equal for all
                 self.average = phase.gradients[0][0].clone()
             elif mix.when == "blocking":
                 phase.take(mix.stream, 0, self._displacement(mix, phase.snapshots(mix.stream)[0]))
@@ -163,7 +163,7 @@ class Lockstep:
                 self._states[0], _ = late_pseudo_gradient(self._states[0], correction, self._rules.outer)
 
     def _use_late_average(self) -> None:
-        """Step by the average of the phase before; at the first phase there is none."""
+        """Step by the average of the previous phase; in the first phase there is none."""
         g = pseudo_gradient(self._states[0], self._theta())
         sent = self._send("pseudo_gradient", 0, g)
         mean_before, own_before = self._before[0] or (torch.zeros_like(g), torch.zeros_like(g))
@@ -177,7 +177,7 @@ class Lockstep:
         self._states[0] = outer_step(self._states[0], use, self._rules.outer)
 
     def _stream(self, steps: int) -> list[float]:
-        """Fragment f's phase ends f / F of the way through everybody's; its average arrives some inner steps later."""
+        """End fragment f's phase f / F of the way through the phase; its average arrives some inner steps later."""
         rules, losses = self._rules, []
         count = len(self._slices)
         for inner in range(steps):
@@ -199,24 +199,24 @@ class Lockstep:
     # --- averages -----------------------------------------------------------------------------------------------------
 
     def _displacement(self, mix: Mix, own: Tensor) -> Tensor:
-        """[N, F] what this average adds to the own values.
+        """Return the [N, F] displacement by which this average changes the own values.
 
-        Everybody's mean stands in their place, and is the same for all whatever was lost in sending. Partners add the
-        difference of what both sent, so that the mean stays where it is.
+        The mean of all peers replaces their values, and is equal for all peers whatever was lost in sending. Partners
+        add the difference of what both sent, which keeps the mean unchanged.
         """
         sent = self._send(mix.stream, 0, own)
         return self._mean(sent) - own if mix.who == "all" else self._neighbours_mean(sent) - sent
 
     def _mean(self, sent: Tensor) -> Tensor:
-        """[N, F] everybody's mean, for each."""
+        """Return the [N, F] mean of all peers, for each of them."""
         return sent.mean(0).expand_as(sent).clone()
 
     def _neighbours_mean(self, sent: Tensor) -> Tensor:
-        """[N, F] ``W sent`` with the Metropolis weights of this outer step's plan."""
+        """Return ``W sent``, [N, F], with the Metropolis weights of this outer step's plan."""
         return (self.weights().to(sent.dtype) @ sent).to(sent.dtype)
 
     def weights(self) -> Tensor:
-        """[N, N] W of this outer step: symmetric, doubly stochastic."""
+        """Return the [N, N] matrix W of this outer step: symmetric, doubly stochastic."""
         rules, peers = self._rules, self._peers
         place = {peer: at for at, peer in enumerate(peers)}
         plans = [
@@ -240,7 +240,7 @@ class Lockstep:
         return float(sum(losses)) / len(losses)
 
     def _theta(self) -> Tensor:
-        """[N, P]"""
+        """Stack the fast weights, [N, P]."""
         return torch.stack([task.theta for task in self._tasks])
 
     def _set_theta(self) -> None:

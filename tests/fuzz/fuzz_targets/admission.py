@@ -23,7 +23,7 @@ from p2ptrain.admission import AccessList, Certificate, Gate, InviteCredential
 from p2ptrain.base.errors import JoinLinkError, NetworkError, RemoteError
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.gate import GatedTransport
-from p2ptrain.net.porter import turn_away
+from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.receipts import Receipt
 
@@ -96,7 +96,7 @@ def answered_badge(data: bytes) -> None:
 def turned_away(data: bytes) -> None:
     """What is asked of a peer that is away."""
     link = BytesLink(data)
-    run(turn_away(link, step=1, progress=2.0))
+    run(decline_while_away(link, step=1, progress=2.0))
     assert len(link.sent) <= 1
 
 

@@ -278,30 +278,28 @@ def test_the_policy_needs_an_average_and_a_rank() -> None:
     for recipe in ("swarm", "gasloc", "local"):
         exchanges = 1 if recipe == "swarm" else 0
         assert (
-            f"pace.policy: rank, and recipe {recipe} has no average of everybody's whole pseudo-gradients between inner"
-            " phases; set it to fixed, or take a recipe that has, as dilocox"
+            f"pace.policy: rank, but recipe {recipe} has no average of all peers' whole pseudo-gradients between inner"
+            " phases; set it to fixed, or use a recipe with such an average, as dilocox"
         ) in said(recipe=recipe, exchanges_per_step=exchanges, gradients="int8")
-    assert "recipe streaming_diloco has no average of everybody's whole" in said(recipe="streaming_diloco")
-    assert "recipe ddp has no average of everybody's whole" in said(recipe="ddp", inner_steps=1)
+    assert "recipe streaming_diloco has no average of all peers' whole" in said(recipe="streaming_diloco")
+    assert "recipe ddp has no average of all peers' whole" in said(recipe="ddp", inner_steps=1)
     assert (
-        "codec.gradients: int4 has no rank, and pace.policy is rank; set it to lowrank, or pace.policy to fixed"
+        "codec.gradients: int4 has no rank, but pace.policy is rank; set it to lowrank, or pace.policy to fixed"
     ) in said(gradients="int4")
 
 
 def test_what_lockstep_does_not_have_is_refused_in_one_line() -> None:
     assert (
-        "recipe diloco averages over everybody, who must come at once, stay and be honest, and peers-1 does"
+        "recipe diloco averages over all peers, which must arrive at once, stay and be honest; peers-1 does"
         in refusal(peers=[LINE | {"leaves_at_s": 5.0}])
     )
     told = refusal(peers=[LINE | {"arrives_at_s": 5.0 * place} for place in range(6)])
-    assert told.count("averages over everybody") == 1
-    assert "and peers-2, peers-3, peers-4 and 2 more do not; for failures there is run.failed_exchanges" in told
-    assert "modular4 has a meaning between two peers only" in refusal(
-        recipe="factored_gossip_global_none", name="modular4"
-    )
+    assert told.count("averages over all peers") == 1
+    assert "honest; peers-2, peers-3, peers-4 and 2 more do not; for failures, use run.failed_exchanges" in told
+    assert "modular4 works between two peers only" in refusal(recipe="factored_gossip_global_none", name="modular4")
     assert (
-        "codec.name: modular4, and recipe diloco averages no weights, so nothing would travel in it; set it to fp32 or"
-        " int8, which are then not read; pseudo-gradients travel in codec.gradients"
+        "codec.name: modular4 has no effect, because recipe diloco averages no weights; set it to fp32 or int8, which"
+        " are ignored; codec.gradients is the codec of pseudo-gradients"
     ) in refusal(name="modular4")
     assert scenario(name="int8").codec.name == "int8"
-    assert "outer.fragments: 2, and recipe diloco averages everything; set 1" in refusal(fragments=2)
+    assert "outer.fragments: 2 must be 1: recipe diloco averages everything at once" in refusal(fragments=2)

@@ -1,6 +1,6 @@
 """Compute utilization by closed formulas, for models too large to simulate: 135M, 1.5B and 70B parameters.
 
-A method is a list of ``Traffic``, what a peer sends in an outer step. Each takes d seconds of the slowest line in it::
+A method is a list of ``CostTraffic``: what a peer sends in an outer step. Each takes d seconds of the slowest line::
 
     ring all-reduce of N peers    d = 2 (N-1)/N  P b / B  +  2 (N-1) latency
     all-gather through a store    d = P b / up  +  (N-1) P b / down  +  2 latency
@@ -14,8 +14,8 @@ A trainer waits for the part of d that its inner steps do not hide (``Hiding``):
 with P parameters, b bits per parameter, B bit/s of the slower direction of a line, N peers, H inner steps of t seconds
 each, and a seconds for applying averages. An asynchronous method drops what does not fit: it delivers H t / d.
 
-In rounds a late peer delays its partner, which delays another one in the next round. One slow line therefore slows all
-peers of a blocking method down to its own pace, in pairs as in a ring (``Straggler`` has the exceptions).
+In rounds a late peer delays its partner, which delays another peer in the next round. One slow line therefore slows all
+peers of a blocking method down to its own speed, in pairs as in a ring (``Straggler`` has the exceptions).
 
 Not modelled: different computing speeds, packet loss, congestion, time to encode, effects of rarer exchanges on loss.
 """
@@ -32,17 +32,18 @@ from p2ptrain.outer.policy import straggler_inner_steps
 Pattern = Literal["all_reduce", "all_gather", "pairs"]
 
 Hiding = Literal["nothing", "phase", "asynchronous"]
-"""Inner steps that run beside the traffic: none, those of one phase (H), or all, since the trainer never waits."""
+"""Inner steps that run during the traffic: none, those of one phase (H), or all (the trainer never waits)."""
 
 Straggler = Literal["delays everybody", "delays its partner", "trains less"]
-"""Effect of one slow line. Without rounds it delays only its partner of the moment. By GASLoC's rule
-(``p2ptrain.outer.policy``) the straggler makes fewer inner steps, so that nobody waits for it."""
+"""Effect of one slow line. Without rounds it delays only its current partner. By GASLoC's rule
+(``p2ptrain.outer.policy``) the straggler makes fewer inner steps, so that no peer waits for it."""
 
 A100_FLOP_PER_S = 312e12
-"""Dense bf16, from NVIDIA's A100 data sheet."""
+"""Peak rate in dense bf16, from NVIDIA's A100 data sheet."""
 
 MODEL_FLOP_UTILIZATION = 0.4
-"""Share of it that training reaches. A guess; reports on A100s give 38 to 50 %."""
+"""Share of the peak rate that training reaches. Guess: a training run on an A100 would settle it; reports give 38 to
+50 %."""
 
 INT8_BITS = 8 + 16 / 1024
 """Codec int8: a bf16 scale per 1,024 elements (p2ptrain/codec/int8.py)."""
@@ -57,7 +58,7 @@ SPARSELOCO_BITS = 64 * (2 + 12) / 4096
 """64 of 4,096 entries, each with 2 bits of value and 12 of index (arXiv 2508.15706)."""
 
 DILOCOX_BITS = 4 * 0.5
-"""int4 factors of rank n/4: 2 r n / n^2 = 1/2 of the elements of an n x n matrix. Inferred, not printed."""
+"""int4 factors of rank n/4: 2 r n / n^2 = 1/2 of the elements of an n x n matrix. Inferred; the paper does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,12 @@ class CostTraffic:
 
     pattern: Pattern
     bits: float
-    """b, per parameter sent, in one direction."""
+    """Bits per parameter sent, b, in one direction."""
     hiding: Hiding = "nothing"
     share: float = 1.0
     """Share of the parameters that is sent."""
     swaps: int = 1
-    """k, for pairs. One exchange that each peer asks for is two swaps: others ask it as often as it asks them."""
+    """Swaps, k, for pairs. An exchange that each peer initiates is two swaps: others initiate as many with it."""
 
     def sent_bits(self, peers: int) -> float:
         """Return the payload that a peer sends in an outer step, in bits per parameter of the model."""
@@ -86,13 +87,13 @@ class Method:
     name: str
     traffic: tuple[CostTraffic, ...]
     every_step: bool = False
-    """Whether it communicates after each inner step: H is 1 whatever the setting says."""
+    """Whether it communicates after each inner step, so that H is 1 whatever the setting says."""
     straggler: Straggler = "delays everybody"
 
 
 @dataclass(frozen=True, slots=True)
 class CostSetting:
-    """Computers and lines; all peers are alike but for at most one slow line."""
+    """Computers and lines; all peers are equal except for at most one slow line."""
 
     parameters: float
     inner_step_s: float
@@ -101,11 +102,11 @@ class CostSetting:
     down_bit_per_s: float
     peers: int = 8
     latency_s: float = 0.0
-    """One way."""
+    """One-way latency."""
     straggler_share: float = 1.0
-    """Bandwidth of one peer as a share of the others'; 1: no straggler."""
+    """Bandwidth of one peer as a share of the others'; 1 for no straggler."""
     apply_s_per_parameter: float = 0.0
-    """Seconds per parameter for which a trainer stands still to apply one average."""
+    """Seconds per parameter for which a trainer stops to apply one average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +114,9 @@ class Utilization:
     """Result for a peer with full bandwidth; both numbers are between 0 and 1."""
 
     others: float
-    """Share of its time in which it computes."""
+    """Share of the time that is spent on computing."""
     delivered: float
-    """Share of its exchanges that fit into its line; 1 for methods that wait."""
+    """Share of the exchanges that fit into the line; 1 for methods that wait."""
 
 
 def inner_step_seconds(
@@ -126,7 +127,7 @@ def inner_step_seconds(
 
 
 def duration_s(traffic: CostTraffic, setting: CostSetting, bandwidth_share: float = 1.0) -> float:
-    """Return d, where the slowest line in it has ``bandwidth_share`` of the full bandwidth."""
+    """Return d, if the slowest line has ``bandwidth_share`` of the full bandwidth."""
     sent = setting.parameters * traffic.sent_bits(setting.peers)
     up, down = setting.up_bit_per_s * bandwidth_share, setting.down_bit_per_s * bandwidth_share
     if traffic.pattern == "all_gather":
@@ -136,7 +137,7 @@ def duration_s(traffic: CostTraffic, setting: CostSetting, bandwidth_share: floa
 
 
 def utilization(method: Method, setting: CostSetting) -> Utilization:
-    """Compute what a method makes of computers and lines."""
+    """Compute the utilization of a method on these computers and lines."""
     steps = 1 if method.every_step else setting.inner_steps
     compute = steps * setting.inner_step_s
     wait, delivered = 0.0, 1.0
@@ -145,7 +146,7 @@ def utilization(method: Method, setting: CostSetting) -> Utilization:
         wait += setting.apply_s_per_parameter * setting.parameters * averages
         full, slow = duration_s(traffic, setting), duration_s(traffic, setting, setting.straggler_share)
         busy = slow
-        if method.straggler == "delays its partner":  # it is one of N - 1 possible partners
+        if method.straggler == "delays its partner":  # the straggler is one of N - 1 possible partners
             busy = full + (slow - full) / (setting.peers - 1)
         elif method.straggler == "trains less":
             swap_steps = full / traffic.swaps / setting.inner_step_s
@@ -175,7 +176,7 @@ def at_bits(method: Method, bits: float, name: str | None = None) -> Method:
 
 
 def _swarm(name: str, *bits: float, exchanges: int = 1, share: float = 1.0) -> Method:
-    """Return our method: ``exchanges`` asked for in an outer step and as many answered, each with all of ``bits``."""
+    """Return our method: ``exchanges`` initiated in an outer step and as many answered, each with all of ``bits``."""
     traffic = (CostTraffic("pairs", each, "asynchronous", share, swaps=2 * exchanges) for each in bits)
     return Method(name, tuple(traffic), straggler="delays its partner")
 

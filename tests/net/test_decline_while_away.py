@@ -11,7 +11,7 @@ from p2ptrain.base.ids import PROTOCOL_VERSION, PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net import virtual_time
 from p2ptrain.net.memory import MemoryNetwork
-from p2ptrain.net.porter import turn_away
+from p2ptrain.net.session import decline_while_away
 from p2ptrain.ports import Link
 from p2ptrain.swarm import DeclineReason, Offer, PeerState, Terms
 from p2ptrain.swarm.messages import Acknowledge, Decline, Message, WeightsRequest
@@ -27,7 +27,7 @@ def calling(*frames: tuple[int, bytes]) -> tuple[list[Message], list[Exception]]
 
     async def porter(link: Link) -> None:
         try:
-            await turn_away(link, 7, 70.0)
+            await decline_while_away(link, 7, 70.0)
         except Exception as error:
             raised.append(error)
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, cast
 
 import pytest
-from test_shelter import BOOTSTRAP, HIDDEN, OTHER, PRIVATE, PUBLIC, RELAY, FakeNode, sight
+from test_reachability import BOOTSTRAP, HIDDEN, OTHER, PRIVATE, PUBLIC, RELAY, FakeNode, sight
 
 from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId

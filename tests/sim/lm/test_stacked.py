@@ -130,5 +130,5 @@ def test_a_hopeless_token_costs_what_it_costs():
 )
 def test_other_models_are_refused(changes):
     description = with_changes(preset("demo", "ab" * 32), changes).model
-    with pytest.raises(ManifestError, match="learner lm does not compute"):
+    with pytest.raises(ManifestError, match="learner lm does not support"):
         StackedLlama.of(description, small().layout)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.base.ids import PeerId, RunId
-from p2ptrain.sim.shelves import SimulatedBuckets
+from p2ptrain.sim.directory import SimulatedBuckets
 from p2ptrain.swarm.presence_buckets import (
     LOST,
     MAX_GETS,

@@ -143,7 +143,7 @@ def test_a_prepared_step_must_be_taken_as_prepared():
     with pytest.raises(RuntimeError, match=r"prepared at progress 64\.0, not 128\.0"):
         simulated.tasks[0].inner_step(128.0)
     for forbidden in (lambda: simulated.prepare([(0, 64.0)]), simulated.tasks[0].state_dict):
-        with pytest.raises(RuntimeError, match="was prepared, and its inner step not taken"):
+        with pytest.raises(RuntimeError, match="has a prepared inner step that was not taken"):
             forbidden()
     assert simulated.tasks[0].inner_step(64.0).tokens == 64
 
@@ -193,7 +193,7 @@ def test_a_state_that_does_not_fit_changes_nothing(missing):
     state = {name: tensor.clone() for name, tensor in task.state_dict().items()}
     with pytest.raises(KeyError):
         task.load_state_dict({name: tensor for name, tensor in state.items() if name != missing})
-    with pytest.raises(ValueError, match="belong"):
+    with pytest.raises(ValueError, match="expected"):
         task.load_state_dict({**state, missing: torch.zeros(3, dtype=state[missing].dtype)})
     assert all(torch.equal(tensor, state[name]) for name, tensor in task.state_dict().items())
 

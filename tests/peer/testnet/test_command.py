@@ -14,7 +14,7 @@ from lab.window import looked_at
 from p2ptrain.base.errors import UserError
 from peer.testnet.command import testnet
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def test_a_page_that_cannot_be_served_replaces_no_earlier_testnet(tmp_path: Path) -> None:

@@ -87,5 +87,5 @@ def test_a_liars_payload_is_well_formed_and_it_keeps_its_own_weights() -> None:
 
 
 def test_who_has_no_weights_cannot_lie_with_them(make) -> None:
-    with pytest.raises(ScenarioError, match=r"lie: flipped is said with weights"):
+    with pytest.raises(ScenarioError, match=r"lie: flipped needs weights"):
         make(groups=[{"name": "liars", "count": 1, "step_s": 1.0, "lie": "flipped"}])

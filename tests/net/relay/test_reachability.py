@@ -15,8 +15,8 @@ from p2ptrain.base.errors import NetworkError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.net import address, virtual_time
-from p2ptrain.net.allowance import SlidingWindowLimit, origin
 from p2ptrain.net.node import Node
+from p2ptrain.net.rate_limiter import SlidingWindowLimit, origin
 from p2ptrain.net.relay import reachability
 from p2ptrain.net.relay.candidates import MOST_ADDRESSES, WITNESSES, Candidate, candidates, witnesses
 from p2ptrain.net.relay.dial_back import DialOutcome, ReachabilityReport

@@ -25,7 +25,7 @@ from peer.owner.settings import (
     template,
 )
 
-JOIN = (Path(__file__).parent.parent.parent / "docs" / "JOIN.md").read_text(encoding="utf-8")
+JOIN = (Path(__file__).parents[3] / "docs" / "JOIN.md").read_text(encoding="utf-8")
 
 
 OPTIONS = {name: " ".join(str(field.description).split()) for name, field in Settings.model_fields.items()}

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.net
 
 RUN = RunId("ab" * 32)
 LOOPBACK = ["/ip4/127.0.0.1/tcp/0"]
-PAGE = (Path(__file__).parents[2] / "docs/ERRORS.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/ERRORS.md").read_text(encoding="utf-8")
 P2PDS = re.findall(r"^\| `([^`]+)`", PAGE.split("### In the network daemon's words")[1].split("\n## ")[0], re.MULTILINE)
 """What go-libp2p says and p2ptrain passes on, as the page quotes it; ``…`` stands for what is filled in."""
 

@@ -184,7 +184,7 @@ REAL = [
     sys.executable,
     "-P",
     "-c",
-    f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[2])!r}); import p2ptrain.cli"
+    f"import os, sys; sys.path.insert(0, {str(Path(__file__).parents[3])!r}); import p2ptrain.cli"
     "; import peer.testnet.command; os.environ['PYTHONPATH'] = os.getcwd(); p2ptrain.cli.main()",
 ]
 """The real command; its children meet the stand-ins."""
