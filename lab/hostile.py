@@ -238,7 +238,7 @@ class Lying:
 
 
 @dataclass(slots=True)
-class LyingLink:
+class LyingLink(Link):
     """A link over which the lie goes out, and to which a silent peer does not listen."""
 
     link: Link

@@ -13,9 +13,10 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.framing import FrameKind
 from p2ptrain.net.relay import dial_back
 from p2ptrain.net.rpc import MOST_NESTED, hear, say
+from p2ptrain.ports import Link
 
 
-class ScriptedLink:
+class ScriptedLink(Link):
     """A link on which these frames arrive; it remembers what is said."""
 
     peer = PeerId("somebody")

@@ -25,7 +25,7 @@ PARAMETERS = 1 << 18
 """1 MiB a payload: 8 s at 1 Mbit/s, 34 s at the lowest cap."""
 
 
-class CappedLink:
+class CappedLink(Link):
     """A link in memory that waits as ``net.links.StreamLink`` does."""
 
     def __init__(self, link: Link, rates: Throttles) -> None:
