@@ -23,6 +23,7 @@ from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from p2ptrain.admission import Gate
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.errors import NetworkError, UserError
 from p2ptrain.base.ids import PeerId, RunId, short
 from p2ptrain.base.logging_setup import reporting
@@ -42,10 +43,8 @@ homes would settle it."""
 START_DEADLINE_S = 30.0
 """Timeout to start the DHT and ask p2pd for its addresses; 20 ms were measured. Guess: starts on slow, busy machines
 would settle it."""
-FIRST_RETRY_S = 1.0
-"""First pause between retries of an isolated node; each further one is twice as long, up to ``LAST_RETRY_S``."""
-LAST_RETRY_S = 30.0
-"""Longest pause between retries of an isolated node. Guess: the time until isolated nodes rejoin would settle both."""
+RETRY_S = (1.0, 30.0)
+"""First and longest backoff of an isolated node. Guess: the time until isolated nodes rejoin would settle it."""
 REFRESH_S = 60.0
 """Pause after which a connected node dials one more known node. Guess: the time until a partitioned swarm rejoins would
 settle it."""
@@ -202,17 +201,16 @@ class Node:
             await self.daemon.close()
 
     async def _keep_company(self) -> None:
-        retry_s = FIRST_RETRY_S
+        retries_s = backoff(*RETRY_S)
         while self.alive:
             if self.has_company:
-                retry_s = FIRST_RETRY_S
+                retries_s = backoff(*RETRY_S)
                 await asyncio.sleep(REFRESH_S)
                 await self._join(self._some_known())
             else:
                 await self._join(self._some_known())
                 if not self.has_company:
-                    await asyncio.sleep(retry_s)
-                    retry_s = min(2 * retry_s, LAST_RETRY_S)
+                    await asyncio.sleep(next(retries_s))
         logger.warning("p2pd ended; nobody can be reached any more")
 
     def _some_known(self) -> dict[PeerId, tuple[str, ...]]:

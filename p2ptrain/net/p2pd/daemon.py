@@ -40,7 +40,7 @@ from p2ptrain.base.ids import PeerId
 from p2ptrain.base.launcher import launched
 from p2ptrain.net import address
 from p2ptrain.net.p2pd import control, unary
-from p2ptrain.net.p2pd.backoff import BackoffReasons
+from p2ptrain.net.p2pd.dial_backoff import BackoffReasons
 from p2ptrain.net.p2pd.dialing import DialPolicy
 from p2ptrain.net.p2pd.socket_folder import SocketFolder
 from p2ptrain.net.p2pd.streams import Stream

@@ -22,10 +22,11 @@ import contextlib
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from random import Random
 from statistics import median_high, median_low
 
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
@@ -172,8 +173,8 @@ class ReachabilityManager:
         self._seen: tuple[str, ...] = ()
         self._held: dict[PeerId, Candidate] = {}
         """Relays at which we hold a reservation."""
-        self._refused: dict[PeerId, tuple[float, float]] = {}
-        """Nodes that refused a reservation: end and length of their backoff."""
+        self._refused: dict[PeerId, tuple[float, Iterator[float]]] = {}
+        """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
         self._is_near = False
         """Whether only nodes of a private network reported."""
@@ -278,7 +279,7 @@ class ReachabilityManager:
         """Ask a few candidates for missing reservations, and nodes of the join link while none is at one of them."""
         asked, of_link = 0, self._of_link
         for candidate in self._candidates():
-            until, _ = self._refused.get(candidate.peer, (now, 0.0))
+            until, _ = self._refused.get(candidate.peer, (now, None))
             lacks = len(self._held) < WANTED or (candidate.peer in of_link and of_link.isdisjoint(self._held))
             if not lacks or asked >= ASKED_AT_ONCE:
                 return
@@ -300,9 +301,9 @@ class ReachabilityManager:
         try:
             await reserve(self._node.daemon, relay.peer, relay.addresses, redial=not relay.is_sheltered)
         except NetworkError as error:
-            first, longest = OF_LINK_S if relay.peer in self._of_link else REFUSED_S
-            _, pause = self._refused.pop(relay.peer, (0.0, first / 2))
-            self._refused[relay.peer] = (time.monotonic() + min(2 * pause, longest), min(2 * pause, longest))
+            fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
+            _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
+            self._refused[relay.peer] = time.monotonic() + next(pauses_s), pauses_s
             while len(self._refused) > MAX_REFUSED:
                 del self._refused[next(iter(self._refused))]
             return str(error)
