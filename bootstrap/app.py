@@ -32,13 +32,13 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from bootstrap import messages
-from bootstrap.admission_server import AdmissionServer, doorman_of
+from bootstrap.admission_server import doorman_of
 from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
 from p2ptrain.admission.author import LINK_FILE
 from p2ptrain.base import files
-from p2ptrain.base.errors import DeviceError, HomeError, JoinLinkError, NetworkError, UserError
+from p2ptrain.base.errors import HomeError, JoinLinkError, NetworkError, UserError
 from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import lossy_output
@@ -51,6 +51,7 @@ from p2ptrain.net.manifest_service import serve_manifest
 from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
+from p2ptrain.net.supervisor import NodeSupervisor
 from p2ptrain.net.throttle import Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
@@ -59,12 +60,8 @@ from p2ptrain.page.server import PageServer
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """A variable that our images set."""
-FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
-"""Before p2pd is started again: doubling between the two. Guesses."""
 OWN_WORD_S = 10.0
 """For p2pd to tell where it listens. A guess: it takes milliseconds."""
-CALM_S = 300.0
-"""A p2pd that ran so long starts with the first pause again. A guess."""
 
 MBIT = 125_000.0
 """Bytes in a megabit."""
@@ -118,119 +115,100 @@ def run(place: BootstrapOptions, say: Say) -> None:
     with _locked(place.home), lossy_output(), logging_installed():
         identity = Identity.load_or_create(place.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(_stay_up(place, signed, identity, say))
+            runner.run(Bootstrap(place, signed, identity, say).run())
 
 
-async def _stay_up(place: BootstrapOptions, signed: SignedManifest, identity: Identity, say: Say) -> None:
-    """A node for as long as nobody asks us to stop, however often p2pd dies."""
-    stop = _stop_event(say)
-    view = SwarmView(signed)
-    cache = PeerCache(place.home / "peers.json")
-    rates = place.rates()
-    doorman = doorman_of(place.run, place.home, signed, identity, say)
-    say("bootstrap", f"run {signed.manifest.run.name}, {short(signed.run_id)}; we are {identity.peer_id}")
-    page = contextlib.ExitStack()
-    if place.page is not None:
-        server = page.enter_context(PageServer(place.page, view.document))
-        view.on_event(server.tell)
-        say("page", server.url)
-    try:  # the owner's mistakes show here, and end us
-        node = await _start(place, as_before(place, identity.peer_id), signed, identity, cache, rates)
-    except (NetworkError, OSError, EOFError) as error:
-        page.close()
-        raise DeviceError(f"The network daemon p2pd does not work: {error}.", "Start again.") from error
-    except BaseException:
-        page.close()
-        raise
-    try:
-        addresses = messages.link_addresses(node.addresses, place.announce, place.local)
-        own = [with_peer(each, identity.peer_id) for each in addresses]
-        if place.beside is not None:
-            messages.check_beside(place.beside, identity.peer_id, own, place.home)
-        link = JoinLink(signed.run_id, tuple(dict.fromkeys([*own, *_beside(place)]))[:MOST_NAMED])
-        _write_link(place.home / LINK_FILE.name, link)
-        lines = messages.join_lines(link, place.local, IN_CONTAINER in os.environ)
+class Bootstrap:
+    """A run's entry point: a node, the services on it, and what its owner sees."""
+
+    def __init__(self, options: BootstrapOptions, signed: SignedManifest, identity: Identity, say: Say) -> None:
+        self._options = options
+        self._signed = signed
+        self._identity = identity
+        self._say = say
+        self._view = SwarmView(signed)
+        self._cache = PeerCache(options.home / "peers.json")
+        self._rates = options.rates()
+        self._admission = doorman_of(options.run, options.home, signed, identity, say)
+        self._listen = as_before(options, identity.peer_id)
+        self._link: JoinLink | None = None
+        self._supervisor = NodeSupervisor(
+            self._start_node, self._equip, self._attend, self._node_died, self._node_returned
+        )
+
+    async def run(self) -> None:
+        """Run until a signal, however often p2pd dies. Raises UserError."""
+        stop = _stop_event(self._say)
+        run = self._signed.manifest.run
+        self._say("bootstrap", f"run {run.name}, {short(self._signed.run_id)}; we are {self._identity.peer_id}")
+        with contextlib.ExitStack() as page:
+            if self._options.page is not None:
+                server = page.enter_context(PageServer(self._options.page, self._view.document))
+                self._view.on_event(server.tell)
+                self._say("page", server.url)
+            try:
+                await self._supervisor.start()
+                await _first_of(stop.wait(), self._supervisor.run())
+            finally:
+                await self._supervisor.close()
+        self._say("bootstrap", "stopped")
+
+    async def _start_node(self) -> Node:
+        return await Node.start(
+            self._identity,
+            self._signed.run_id,
+            listen=self._listen,
+            announce=self._options.announce,
+            bootstraps=_addresses(self._options.beside),
+            known=self._cache.load(self._signed.run_id),
+            local=self._options.local,
+            rates=self._rates,
+        )
+
+    async def _equip(self, node: Node) -> None:
+        """Serve the manifest, dial-backs and admission, and relay."""
+        if self._link is None:
+            self._publish_link(node)
+            self._listen = await same_ports(self._options.listen, node)
+        services, rates = self._supervisor.services, self._rates
+        services.append(await serve_manifest(node, self._signed.to_bytes(), rates))
+        services.append(await serve_reach(node, rates))
+        if self._admission is not None:
+            services.append(await self._admission.serve(node, rates))
+        services.append(await Relay.start(node, RelayLimits() if self._options.relay else NO_RELAY, rates))
+
+    def _publish_link(self, node: Node) -> None:
+        options, me = self._options, self._identity.peer_id
+        own = [with_peer(each, me) for each in messages.link_addresses(node.addresses, options.announce, options.local)]
+        if options.beside is not None:
+            messages.check_beside(options.beside, me, own, options.home)
+        addresses = dict.fromkeys([*own, *_addresses(options.beside)])
+        self._link = JoinLink(self._signed.run_id, tuple(addresses)[:MOST_NAMED])
+        _write_link(options.home / LINK_FILE.name, self._link)
+        lines = messages.join_lines(self._link, options.local, IN_CONTAINER in os.environ)
         for line in lines:
-            say("join", line)
-        view.join(*lines)
-        listen = await same_ports(place.listen, node)
-        pause_s = FIRST_PAUSE_S
-        while not stop.is_set():
-            began = asyncio.get_running_loop().time()
-            await _attend(node, signed, cache, say, stop, place, doorman, view, rates)
-            await node.close()
-            if asyncio.get_running_loop().time() - began > CALM_S:
-                pause_s = FIRST_PAUSE_S
-            while not stop.is_set():
-                say("bootstrap", f"p2pd ended; starting it again in {pause_s:.0f} s")
-                view.failed("the network daemon of the bootstrap ended and is started again")
-                await _first_of(stop.wait(), asyncio.sleep(pause_s))
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)
-                try:
-                    node = await _start(place, listen, signed, identity, cache, rates)
-                except (UserError, NetworkError, OSError, EOFError) as error:  # the latter two: it died again
-                    say("bootstrap", f"it does not start: {' '.join(str(error).split())}")
-                    continue
-                say("bootstrap", "back; the join link is the same")
-                break
-    finally:
-        await node.close()
-        page.close()
-    say("bootstrap", "stopped")
+            self._say("join", line)
+        self._view.join(*lines)
+
+    async def _attend(self, node: Node) -> None:
+        """Watch the swarm until p2pd dies."""
+        tasks = [watch(node, self._signed.manifest.run.tokens_per_peer, self._cache, self._say, self._view)]
+        if self._admission is not None:
+            tasks.append(self._admission.watch(node))
+        if self._options.page is not None:
+            tasks.append(self._view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, self._rates), Random()))
+        await _first_of(node.died(), *tasks)
+
+    def _node_died(self, why: str, pause_s: float) -> None:
+        self._say("bootstrap", f"p2pd ended ({why.rstrip('.')}); starting it again in {pause_s:.0f} s")
+        self._view.failed("the network daemon of the bootstrap ended and is started again")
+
+    def _node_returned(self) -> None:
+        self._say("bootstrap", "back; the join link is the same")
 
 
-async def _start(
-    place: BootstrapOptions,
-    listen: Sequence[str],
-    signed: SignedManifest,
-    identity: Identity,
-    cache: PeerCache,
-    rates: Throttles,
-) -> Node:
-    return await Node.start(
-        identity,
-        signed.run_id,
-        listen=listen,
-        announce=place.announce,
-        bootstraps=_beside(place),
-        known=cache.load(signed.run_id),
-        local=place.local,
-        rates=rates,
-    )
-
-
-def _beside(place: BootstrapOptions) -> tuple[str, ...]:
-    """Addresses of other bootstraps."""
-    return () if place.beside is None else place.beside.addresses
-
-
-async def _attend(
-    node: Node,
-    signed: SignedManifest,
-    cache: PeerCache,
-    say: Say,
-    stop: asyncio.Event,
-    place: BootstrapOptions,
-    doorman: AdmissionServer | None,
-    view: SwarmView,
-    rates: Throttles,
-) -> None:
-    """Serve the manifest, relay, and watch the swarm until we are stopped or p2pd dies."""
-    async with contextlib.AsyncExitStack() as stack:
-        try:
-            stack.push_async_callback((await serve_manifest(node, signed.to_bytes(), rates)).close)
-            stack.push_async_callback((await serve_reach(node, rates)).close)
-            if doorman is not None:
-                stack.push_async_callback((await doorman.serve(node, rates)).close)
-            limits = RelayLimits() if place.relay else NO_RELAY
-            stack.push_async_callback((await Relay.start(node, limits, rates)).close)
-        except NetworkError:  # p2pd is gone already
-            return
-        tasks = [watch(node, signed.manifest.run.tokens_per_peer, cache, say, view)]
-        tasks += [] if doorman is None else [doorman.watch(node)]
-        if place.page is not None:
-            tasks.append(view.ask(P2PTransport(node, FIGURES_PROTOCOL, LIMITS, rates), Random()))
-        await _first_of(stop.wait(), node.died(), *tasks)
+def _addresses(link: JoinLink | None) -> tuple[str, ...]:
+    return () if link is None else link.addresses
 
 
 def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
