@@ -115,10 +115,10 @@ def run(place: BootstrapOptions, say: Say) -> None:
     with _locked(place.home), lossy_output(), logging_installed():
         identity = Identity.load_or_create(place.home / "identity.key")
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(Bootstrap(place, signed, identity, say).run())
+            runner.run(EntryPoint(place, signed, identity, say).run())
 
 
-class Bootstrap:
+class EntryPoint:
     """A run's entry point: a node, the services on it, and what its owner sees."""
 
     def __init__(self, options: BootstrapOptions, signed: SignedManifest, identity: Identity, say: Say) -> None:

@@ -67,7 +67,7 @@ def test_a_copy_of_the_first_one_is_refused_before_it_prints_a_link(
 
     monkeypatch.setattr(app.Node, "start", start)
     first = JoinLink(signed.run_id, (f"/ip4/9.9.9.9/tcp/31337/p2p/{identity.peer_id}",))
-    bootstrap = app.Bootstrap(place(tmp_path, beside=first), signed, identity, lambda tag, text: None)
+    bootstrap = app.EntryPoint(place(tmp_path, beside=first), signed, identity, lambda tag, text: None)
     with pytest.raises(JoinLinkError, match="names this one itself"):
         asyncio.run(bootstrap.run())
     assert closed == [True]
@@ -103,7 +103,7 @@ def test_caps_are_for_all_services_together(
 
     def equipped(where: app.BootstrapOptions) -> None:
         got.clear()
-        bootstrap = app.Bootstrap(where, signed, identity, print)
+        bootstrap = app.EntryPoint(where, signed, identity, print)
         bootstrap._link = JoinLink(signed.run_id, (f"{HERE}/p2p/{identity.peer_id}",))
         bootstrap._admission = cast(Any, Admission())
         asyncio.run(bootstrap._equip(cast(Any, None)))
@@ -128,7 +128,7 @@ def test_the_directory_is_under_its_caps_too(
 
     monkeypatch.setattr(app.Node, "start", start)
     identity = Identity.load_or_create(tmp_path / "identity.key")
-    bootstrap = app.Bootstrap(place(tmp_path), signed, identity, print)
+    bootstrap = app.EntryPoint(place(tmp_path), signed, identity, print)
     asyncio.run(bootstrap._start_node())
     assert [each["rates"] for each in started] == [bootstrap._rates]
 
