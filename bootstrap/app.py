@@ -1,16 +1,15 @@
-"""The bootstrap program: one node, the manifest service, and a watch on who is here.
+"""The bootstrap program: one node with its services, which lists the live peers.
 
-Everything runs on one uvloop in the main thread. The home holds::
+Everything runs on one uvloop in the main thread. The home has::
 
     HOME/identity.key     the peer id in every join link; keep it
-    HOME/join-link.txt    the link that was printed last
-    HOME/peers.json       who was here, to find the swarm again after a restart
-    HOME/guests.json      who came by which invite (bootstrap.admission_server)
-    HOME/lock             held while we live
+    HOME/join-link.txt    the last join link
+    HOME/peers.json       addresses of peers, to find the swarm after a restart
+    HOME/guests.json      register of used invites (bootstrap.admission_server)
+    HOME/lock             held while the program runs
 
-Who closes what: ``run`` holds the lock, ``_attend`` closes the transports, ``_stay_up`` the node. p2pd may die: it is
-started again, on the same ports, so that the link that was passed on stays good. SIGINT, SIGTERM or SIGHUP
-ends us cleanly, a second SIGINT or SIGTERM at once.
+If p2pd dies, it is restarted on the same ports, so that the join link stays valid. The first SIGINT, SIGTERM or SIGHUP
+ends the program cleanly, a second SIGINT or SIGTERM at once.
 """
 
 from __future__ import annotations
@@ -59,41 +58,41 @@ from p2ptrain.page.server import PageServer
 
 LOCAL_LISTEN = "/ip4/127.0.0.1/tcp/0"
 IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
-"""A variable that our images set."""
+"""Environment variable that our container images set."""
 OWN_WORD_S = 10.0
-"""For p2pd to tell where it listens. A guess: it takes milliseconds."""
+"""Timeout to ask p2pd for its addresses. Guess: measure it; milliseconds are usual."""
 
 MBIT = 125_000.0
-"""Bytes in a megabit."""
+"""Bytes per megabit."""
 
 MOST_NAMED = 8
-"""Addresses in the link that we print, others' included: half of what a link may have."""
+"""Most addresses in our link, another bootstrap's included: half of what a link may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class BootstrapOptions:
-    """What this machine's owner chose."""
+    """Options of the command line."""
 
     run: Path
-    """The run's directory, with its signed manifest."""
+    """Directory with the run's signed manifest."""
     home: Path
     listen: tuple[str, ...]
     announce: tuple[str, ...]
-    """Empty: our own addresses."""
+    """Addresses to announce; empty: our own."""
     local: bool
-    """A swarm on this machine alone."""
+    """Whether the swarm runs on this machine only."""
     relay: bool = True
-    """Carry, within limits, what passes between peers whom nobody can dial."""
+    """Whether to relay, within limits, for peers that nobody can dial."""
     beside: JoinLink | None = None
-    """Another bootstrap's: both are entries to one swarm, and our link names both."""
+    """Join link of another bootstrap of the same swarm, which our link then names, too."""
     page: PagePlace | None = None
-    """Where to show the swarm; None: nowhere."""
+    """Address of the web page; None: no page."""
     upload_mbit: float = 0.0
-    """Most that it sends, in Mbit/s, relayed bytes above all; 0: no cap."""
+    """Upload cap in Mbit/s, relayed bytes included; 0: no cap."""
     download_mbit: float = 0.0
 
     def rates(self) -> Throttles:
-        """Both caps, for all services together."""
+        """Return throttles with both caps, for all services together."""
         rates = Throttles()
         rates.up.rate = self.upload_mbit * MBIT or math.inf
         rates.down.rate = self.download_mbit * MBIT or math.inf
@@ -101,15 +100,15 @@ class BootstrapOptions:
 
 
 def run(place: BootstrapOptions, say: Say) -> None:
-    """Serve the run until a signal. Raises UserError for everything its owner can fix."""
+    """Serve the run until a signal. Raises UserError."""
     for each in (place.run, place.home):
         _check_no_peer(each)
     signed = load_run(place.run)
     if place.beside is not None and place.beside.run_id != signed.run_id:
         raise JoinLinkError(
-            f"The link of the other bootstrap is of run {short(place.beside.run_id)}, and {place.run} holds run"
+            f"The link of the other bootstrap is of run {short(place.beside.run_id)}, but {place.run} has run"
             f" {short(signed.run_id)}.",
-            "Give both the same signed run: copy manifest.signed alone (and rulings.signed, if there is one) to the"
+            "Give both the same signed run: copy only manifest.signed (and rulings.signed, if there is one) to the"
             " second machine.",
         )
     with _locked(place.home), lossy_output(), logging_installed():
@@ -212,8 +211,7 @@ def _addresses(link: JoinLink | None) -> tuple[str, ...]:
 
 
 def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
-    """Where to listen. A swarm on one machine takes any free port, and that of last time where it is free: links that
-    were passed on stay good."""
+    """Return the addresses to listen on; a swarm on one machine reuses the last free port, so that links stay valid."""
     if not place.local or place.announce or place.listen != (LOCAL_LISTEN,):
         return place.listen
     try:
@@ -221,15 +219,21 @@ def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
         ports = [re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/(\d+)/p2p/{me}", each) for each in before.addresses]
         port = next(int(each[1]) for each in ports if each is not None)
         with socket.socket() as trial:
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of last time may linger
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may linger
             trial.bind(("127.0.0.1", port))
-    except (OSError, ValueError, OverflowError, StopIteration, UserError):  # there is none, or it is somebody else's
+    except (
+        OSError,
+        ValueError,
+        OverflowError,
+        StopIteration,
+        UserError,
+    ):  # there is no link, or the port is taken
         return place.listen
     return (f"/ip4/127.0.0.1/tcp/{port}",)
 
 
 async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:
-    """``settled``, by p2pd's word. Where it died or hangs: with the one port that is known, to start it again there."""
+    """Return ``settled`` addresses as p2pd reports them, or with the node's port if p2pd has died or hangs."""
     try:
         async with asyncio.timeout(OWN_WORD_S):
             own = await node.daemon.own_addresses()
@@ -239,7 +243,7 @@ async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:
 
 
 def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
-    """The listening addresses with the ports that p2pd chose where they said 0: what it listens on after a restart."""
+    """Return the listening addresses for a restart, with port 0 replaced by the port that p2pd chose."""
 
     def fixed(wanted: str) -> str:
         _, kind, host, transport, port = wanted.split("/")[:5]
@@ -251,9 +255,10 @@ def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
 
 
 def _stop_event(say: Say) -> asyncio.Event:
-    """Set by the first SIGINT, SIGTERM or SIGHUP; a second one ends the process as if we had never asked to hear of it.
+    """Return an event that the first SIGINT, SIGTERM or SIGHUP sets; a second SIGINT or SIGTERM kills the process.
 
-    But for SIGHUP, which kernel and shell both send when a terminal closes; under nohup it is ignored.
+    A second SIGHUP does nothing, because kernel and shell both send one when a terminal closes. Under nohup, SIGHUP is
+    ignored.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -261,7 +266,7 @@ def _stop_event(say: Say) -> asyncio.Event:
     def stopped() -> None:
         if stop.is_set():  # a second SIGHUP
             return
-        say("bootstrap", "leaving; once more to leave at once")
+        say("bootstrap", "stopping; interrupt again to stop at once")
         stop.set()
         for each in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(each)
@@ -275,7 +280,7 @@ def _stop_event(say: Say) -> asyncio.Event:
 
 
 async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one of them is done; end the others. A failure among them is ours too."""
+    """Wait until one of them is done, and cancel the others. Raises what one of them raised."""
     tasks = [asyncio.ensure_future(each) for each in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -288,28 +293,28 @@ async def _first_of(*waits: Coroutine[Any, Any, Any]) -> None:
 
 
 def _check_no_peer(path: Path) -> None:
-    """Raises HomeError where a peer lives, whose home holds a signed manifest too: our files would mix with its own."""
+    """Raise HomeError for a peer's home, which has a signed manifest, too: its files and ours would mix."""
     try:
         is_a_peers = (path / SETTINGS_FILE).exists() and not (path / KEY_FILE).exists()
-    except OSError:  # whoever needs the place says what is wrong with it
+    except OSError:  # reported by the code that needs the directory
         return
     if is_a_peers:
         raise HomeError(
-            f"{path} is a peer's home, and no place for a bootstrap.",
-            "Name the run's directory; on another machine a new one, with a copy of manifest.signed.",
+            f"{path} is a peer's home, which a bootstrap cannot use.",
+            "Name the run's directory; on another machine, a new directory with a copy of manifest.signed.",
         )
 
 
 @contextlib.contextmanager
 def _locked(home: Path) -> Iterator[None]:
-    """The home, made where it is not there, held against other processes."""
+    """Create the home if it is missing, and lock it against other processes. Raises HomeError."""
     lock = FileLock(home / "lock")
     try:
         home.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except Timeout:
         raise HomeError(
-            f"{home} is in use by another process.", "Stop that one, or choose another directory with --home."
+            f"{home} is in use by another process.", "Stop it, or choose another directory with --home."
         ) from None
     except OSError as error:
         raise HomeError(
@@ -322,7 +327,7 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _write_link(path: Path, link: JoinLink) -> None:
-    """Whole or not at all: other programs wait for this file."""
+    """Write the file atomically, because other programs wait for it. Raises HomeError."""
     try:
         files.replace(path, f"{link}\n".encode())
     except OSError as error:

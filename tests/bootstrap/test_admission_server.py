@@ -101,7 +101,7 @@ def test_a_damaged_file_changes_nothing(tmp_path: Path) -> None:
     file = stage.run / author.RULINGS_FILE
     stage.watch(doorman, lambda: file.write_bytes(b"half of"))
     assert doorman.gate.rulings.banned == (GUEST.peer,)
-    assert "still counts" in stage.said[-1]
+    assert "stays in force" in stage.said[-1]
     with pytest.raises(AdmissionError):
         stage.doorman()
 
