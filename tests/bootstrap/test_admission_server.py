@@ -71,7 +71,7 @@ def test_it_says_how_guests_come(tmp_path: Path) -> None:
         (tmp_path / policy).mkdir()
         stage = Stage(tmp_path / policy, policy)
         stage.doorman()
-        assert f"for each guest: {order} {stage.run}" in stage.said[-1]
+        assert f"for each peer: {order} {stage.run}" in stage.said[-1]
 
 
 def test_where_the_key_is_elsewhere_it_says_how_guests_come_from_there(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_where_the_key_is_elsewhere_it_says_how_guests_come_from_there(tmp_path:
         stage = Stage(tmp_path / policy, policy)
         (stage.run / KEY_FILE).unlink()
         stage.doorman()
-        assert f"for each guest: where run.key lies, {order}" in stage.said[-1]
+        assert f"for each peer: where run.key lies, {order}" in stage.said[-1]
 
 
 def test_a_ruling_is_handed_out_within_seconds(tmp_path: Path) -> None:
