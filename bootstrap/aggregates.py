@@ -22,10 +22,8 @@ SUMMED = {
 counts in full. Guess: measure what a peer reaches within minutes."""
 MEDIANS = ("loss", "held_out", "disagreement", "blocked_share")
 MOST_TIMES = 20.0
-"""Most that one peer counts in a sum, in multiples of the upper quartile, so that one report cannot dominate.
-
-Guess: measure the ratio of throughputs; data centre and gaming GPUs should be within it.
-"""
+"""Most that one peer counts in a sum, in multiples of the upper quartile, so that one report cannot dominate. Guess:
+measure the ratio of throughputs; data centre and gaming GPUs should be within it."""
 
 
 def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, float], float]:

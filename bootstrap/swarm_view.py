@@ -46,10 +46,8 @@ POLL_S = 3.0
 MOST_ASKED = 64
 """Most reporting peers asked in one round; responses are bounded (``figures_service``) to 2 MB together."""
 AT_ONCE = 8
-"""Most concurrent requests to reporting peers, and to other peers, so that silent peers delay no reporting ones.
-
-Guess: measure response times; well below a second is usual, and a timeout takes 10 s.
-"""
+"""Most concurrent requests to reporting peers, and to other peers, so that silent peers delay no reporting ones. Guess:
+measure response times; well below a second is usual, and a timeout takes 10 s."""
 KEPT_S = 60.0
 """Pause before another request to a peer that declined or did not answer."""
 SILENT_S = 120.0

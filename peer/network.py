@@ -39,9 +39,7 @@ from peer.paths import Paths
 
 CACHE_PERIOD_S = 10.0
 """Seconds between two writes of the peer cache: a peer that ran this long rejoins without a bootstrap after SIGKILL.
-
-Guess: how soon after joining peers are killed.
-"""
+Guess: how soon after joining peers are killed."""
 
 _report = reporting("the network's background work")
 

@@ -74,8 +74,7 @@ EACH = RateLimit(burst=200.0, per_s=10.0)
 OVERALL = RateLimit(burst=2000.0, per_s=400.0)
 """Rate limit of all peers in keys: a sixth of a core (measured: .2 ms to find 128 records, .4 ms to store one). In a
 swarm of 95, where all ask the same nodes for one key, a node receives 20 per second. Guess: a larger swarm would settle
-it.
-"""
+it."""
 RECORDS_A_TOKEN = 128
 """Requested records that cost as much as one key."""
 RESTING_COST = 20.0

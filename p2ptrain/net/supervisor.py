@@ -16,15 +16,10 @@ from p2ptrain.base.logging_setup import reporting
 from p2ptrain.net.node import Node
 
 STABLE_S = 300.0
-"""Uptime of p2pd in seconds that resets the restart backoff.
-
-Guess: the distribution of p2pd's uptimes before crashes.
-"""
+"""Uptime of p2pd in seconds that resets the restart backoff. Guess: the distribution of p2pd's uptimes before
+crashes."""
 RESTART_S = (1.0, 60.0)
-"""First and longest backoff in seconds before p2pd is restarted.
-
-Guess: how often an immediate restart fails.
-"""
+"""First and longest backoff in seconds before p2pd is restarted. Guess: how often an immediate restart fails."""
 
 _report = reporting("the closing of a service")
 

@@ -61,11 +61,8 @@ MOST_MISSED = 2
 """Consecutive failed health checks after which p2pd is killed; a machine that slept may miss one."""
 
 _ENVIRONMENT = {"LIBP2P_TCP_REUSEPORT": "false"}
-"""Disables reuse of the listening port for dialing.
-
-With reuse, two peers that dial each other at the same instant may get one connection on which both act as initiator,
-and both dials fail. Without it they get two connections.
-"""
+"""Disables reuse of the listening port for dialing. With reuse, two peers that dial each other at the same instant may
+get one connection on which both act as initiator, and both dials fail. Without it they get two connections."""
 
 
 class _HivemindP2P(P2P):

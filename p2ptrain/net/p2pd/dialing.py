@@ -26,10 +26,8 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from p2ptrain.net import address
 
 MOST_AT_ONCE = 4
-"""Addresses of one peer that are dialed at once, of at most eight in a record.
-
-Guess: count the addresses that were needed to reach a peer; two circuits and two local ones should do.
-"""
+"""Addresses of one peer that are dialed at once, of at most eight in a record. Guess: count the addresses that were
+needed to reach a peer; two circuits and two local ones should do."""
 RESOLVE_DEADLINE_S = 4.0
 """Timeout of a host name lookup; a fifth of a dial (``links.Limits``). Guess: measure lookups; 50 ms are usual."""
 

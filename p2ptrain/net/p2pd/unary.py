@@ -30,11 +30,8 @@ from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.logging_setup import one_line
 
 MOST_AT_ONCE = 256
-"""Concurrent inbound calls; further ones are ignored.
-
-A call takes 1 ms, and all together may ask for 400 keys/s (``net.dht_protocol``).
-Guess: measure the concurrent calls at a bootstrap of a full swarm.
-"""
+"""Concurrent inbound calls; further ones are ignored. A call takes 1 ms, and all together may ask for 400 keys/s
+(``net.dht_protocol``). Guess: measure the concurrent calls at a bootstrap of a full swarm."""
 MOST_UNSENT = 256
 """Unsent messages to p2pd beyond which inbound calls are ignored. Guess: measure the queue at a busy bootstrap."""
 _ID_BYTES = 16

@@ -23,10 +23,8 @@ class Candidate:
     peer: PeerId
     addresses: tuple[str, ...]
     is_sheltered: bool = False
-    """Whether the node announces circuits of its own and no other node announces a circuit through it.
-
-    Only the node itself then says that it can be dialed, or that it relays.
-    """
+    """Whether the node announces circuits of its own and no other node announces a circuit through it. Only the node
+    itself then says that it can be dialed, or that it relays."""
 
 
 def candidates(

@@ -39,15 +39,11 @@ from p2ptrain.ports import Notebook
 WANTED = 2
 """Reservations held; the second one is for the failure of the first."""
 ROUND_S = 15.0
-"""Interval between renewals, and the longest time until a failed relay is noticed.
-
-Guess: measure how long relays live against the cost of renewals.
-"""
+"""Interval between renewals, and the longest time until a failed relay is noticed. Guess: measure how long relays live
+against the cost of renewals."""
 HURRY_S = 2.0
-"""Interval while reachability is unknown or a needed relay is missing.
-
-Guess: measure the time until a new peer is reachable.
-"""
+"""Interval while reachability is unknown or a needed relay is missing. Guess: measure the time until a new peer is
+reachable."""
 VERDICT_S = 600.0
 """Lifetime of a reachability check while our own addresses stay. Guess: measure how often routers change."""
 ASKED_AT_ONCE = 4
@@ -55,16 +51,11 @@ ASKED_AT_ONCE = 4
 REFUSED_S = (30.0, 1800.0)
 """First and longest backoff after a refused reservation; it doubles. Guess: measure how long refusals last."""
 OF_LINK_S = (2.0, 60.0)
-"""First and longest backoff for nodes of the join link, one of which may be the only relay.
-
-They are short, so that the node recovers soon after an outage on either side.
-"""
+"""First and longest backoff for nodes of the join link, one of which may be the only relay. They are short, so that the
+node recovers soon after an outage on either side."""
 MOST_CLOCK_OFF_S = 30.0
-"""Clock error beyond which the owner is warned.
-
-Records live for 75 s from their issuer's time (``swarm.rules``) and must still be valid when a lookup finds them after
-half of that; a reported clock may be 10 s old.
-"""
+"""Clock error beyond which the owner is warned. Records live for 75 s from their issuer's time (``swarm.rules``) and
+must still be valid when a lookup finds them after half of that; a reported clock may be 10 s old."""
 MAX_REFUSED = 512
 MAX_OWN = 4
 """Direct addresses in a record with circuits; a record has room for eight addresses."""

@@ -52,19 +52,15 @@ from p2ptrain.net.throttle import Throttles
 logger = logging.getLogger(__name__)
 
 ASK_DEADLINE_S = 10.0
-"""Timeout of a request to a relay, connecting included, and of a target's response.
-
-Guess: measure round trips; 20 ms locally.
-"""
+"""Timeout of a request to a relay, connecting included, and of a target's response. Guess: measure round trips; 20 ms
+locally."""
 LAST_WORD_S = 2.0
 """Time for a final response to arrive, some round trips. Guess: measure how many responses are lost."""
 PLACE_S = 120.0
 """Lifetime of a reservation, eight renewal intervals (``net.relay.reachability``). Guess: measure missed renewals."""
 QUESTIONS = 4
-"""Concurrent streams of a peer or an IP address beyond its circuits: a renewal, and circuits being opened.
-
-Guess: count the streams per peer at a busy relay.
-"""
+"""Concurrent streams of a peer or an IP address beyond its circuits: a renewal, and circuits being opened. Guess: count
+the streams per peer at a busy relay."""
 MAX_TARGET_BYTES = 64
 """Longest peer id in a request; ours have 38 bytes."""
 
