@@ -68,7 +68,6 @@ class AdmissionServer:
             await asyncio.wait([keeping])
 
     def _look(self) -> bool:
-        """Read the author's file if it changed; return whether it is newer than the list that is served."""
         stamp = self._stamp()
         if stamp == self._seen:
             return False
@@ -133,8 +132,3 @@ def _order(run: Path, policy: str) -> str:
     if policy == "invite":
         return f"where {KEY_FILE} lies, p2ptrain invite RUN --link LINK"
     return f"where {KEY_FILE} lies, p2ptrain admit RUN PEER_ID; then copy RUN/{RULINGS_FILE} to {run}"
-
-
-def doorman_of(run: Path, home: Path, signed: SignedManifest, identity: Identity, say: Say) -> AdmissionServer | None:
-    """Return the admission server of a closed run; None if the run is open."""
-    return None if signed.manifest.admission.policy == "open" else AdmissionServer(run, home, signed, identity, say)

@@ -31,7 +31,7 @@ import uvloop
 from filelock import FileLock, Timeout
 
 from bootstrap import messages
-from bootstrap.admission_server import doorman_of
+from bootstrap.admission_server import AdmissionServer
 from bootstrap.messages import Say
 from bootstrap.presence_watch import watch
 from bootstrap.swarm_view import SwarmView
@@ -62,8 +62,7 @@ IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 OWN_WORD_S = 10.0
 """Timeout to ask p2pd for its addresses. Guess: measure it; milliseconds are usual."""
 
-MBIT = 125_000.0
-"""Bytes per megabit."""
+MBIT = 125_000.0  # bytes
 
 MOST_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""
@@ -74,7 +73,6 @@ class BootstrapOptions:
     """Options of the command line."""
 
     run: Path
-    """Directory with the run's signed manifest."""
     home: Path
     listen: tuple[str, ...]
     announce: tuple[str, ...]
@@ -128,11 +126,17 @@ class EntryPoint:
         self._view = SwarmView(signed)
         self._cache = PeerCache(options.home / "peers.json")
         self._rates = options.rates()
-        self._admission = doorman_of(options.run, options.home, signed, identity, say)
+        self._admission: AdmissionServer | None = None
+        if signed.manifest.admission.policy != "open":
+            self._admission = AdmissionServer(options.run, options.home, signed, identity, say)
         self._listen = as_before(options, identity.peer_id)
         self._link: JoinLink | None = None
         self._supervisor = NodeSupervisor(
-            self._start_node, self._equip, self._attend, self._node_died, self._node_returned
+            self._start_node,
+            self._equip,
+            self._attend,
+            self._node_died,
+            on_return=lambda: say("bootstrap", "back; the join link is the same"),
         )
 
     async def run(self) -> None:
@@ -201,9 +205,6 @@ class EntryPoint:
     def _node_died(self, why: str, pause_s: float) -> None:
         self._say("bootstrap", f"p2pd ended ({why.rstrip('.')}); starting it again in {pause_s:.0f} s")
         self._view.failed("the network daemon of the bootstrap ended and is started again")
-
-    def _node_returned(self) -> None:
-        self._say("bootstrap", "back; the join link is the same")
 
 
 def _addresses(link: JoinLink | None) -> tuple[str, ...]:

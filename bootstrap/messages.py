@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from p2ptrain.net import address
 from p2ptrain.swarm.messages import PeerState, Presence
 
 MOST_NAMED = 8
-"""Most peers named in a status line; the others are counted."""
 
 View = Mapping[PeerId, Presence]
 """Live peers, each with its newest record."""
@@ -28,10 +26,9 @@ def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bo
     Raises UserError if no other machine could use any of them.
     """
     if announced:
-        wanted = [each for each in announced if address.reachable_address([each], local)]
+        wanted = [each for each in announced if address.announceable([each], local)]
     else:
-        best = address.reachable_address(addresses, local)
-        wanted = [] if best is None else [best]
+        wanted = address.announceable(addresses, local)[:1]
     if not wanted:
         found = ", ".join(address.host_port(each) for each in announced or addresses) or "none"
         raise UserError(
@@ -72,29 +69,21 @@ def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str
     """
     command = f"p2ptrain peer '{link}'"
     if local:
-        why = "This swarm runs on this machine only (--local)."
-        return [f"{command} --local", why]
-    if any(is_public(each) for each in link.addresses):
+        return [f"{command} --local", "This swarm runs on this machine only (--local)."]
+    if any(map(address.is_public, link.addresses)):
         return [command]
-    port = address.split_peer(link.addresses[0])[0].split("/")[4]
+    port = address.port_of(link.addresses)
     if contained:
         why = (
-            "This address works in containers of the same network, and on Linux on their host. To"
-            f" let others in, publish the port (-p {port}:{port}) and start again with"
-            f" --announce /ip4/THAT_COMPUTERS_IP/tcp/{port}"
+            "This address works in containers of the same network, and on Linux on their host. To let others in,"
+            f" publish the port (-p {port}:{port}) and start again with --announce /ip4/THAT_COMPUTERS_IP/tcp/{port}"
         )
-        return [command, why]
-    why = (
-        "This address works inside your own network only. To let others in from the internet, forward TCP port "
-        f"{port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}"
-    )
+    else:
+        why = (
+            "This address works inside your own network only. To let others in from the internet, forward TCP port"
+            f" {port} of your router to this machine and start again with --announce /ip4/PUBLIC_IP/tcp/{port}"
+        )
     return [command, why]
-
-
-def is_public(multiaddress: str) -> bool:
-    """Return whether the whole internet can dial an address; a host name counts as public."""
-    parts = multiaddress.split("/")
-    return parts[1] not in ("ip4", "ip6") or ipaddress.ip_address(parts[2]).is_global
 
 
 def living(records: Sequence[Presence]) -> View:
@@ -104,12 +93,10 @@ def living(records: Sequence[Presence]) -> View:
 
 def news(before: View, now: View, tokens_per_peer: int) -> list[str]:
     """Return one line for each peer that joined, left or changed its state."""
-    came = [f"{name(now[peer])} came: {doing(now[peer], tokens_per_peer)}" for peer in now if peer not in before]
-    changed = [
-        f"{name(now[peer])} is {doing(now[peer], tokens_per_peer)}"
-        for peer in now
-        if peer in before and before[peer].state is not now[peer].state
-    ]
+    states = {peer: record.state for peer, record in before.items()}
+    said = {peer: doing(record, tokens_per_peer) for peer, record in now.items()}
+    came = [f"{name(now[peer])} came: {said[peer]}" for peer in now if peer not in states]
+    changed = [f"{name(now[peer])} is {said[peer]}" for peer in now if states.get(peer) not in (None, now[peer].state)]
     left = [f"{name(before[peer])} left" for peer in before if peer not in now]
     return came + changed + left
 

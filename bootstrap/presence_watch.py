@@ -41,7 +41,12 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
         lines = messages.news(before, now, tokens_per_peer) if saw_all and sees_all else []
         is_due = loop.time() - told_at > STATUS_EVERY_S
         if lines or is_due:
-            _remember(node, cache, now, say)
+            node.learn(now.values())
+            try:
+                if now:  # otherwise the last peers stay in the cache, since they may come back
+                    cache.save(now.values())
+            except OSError as error:
+                say("bootstrap", f"the list of peers could not be saved: {error.strerror}")
         for line in lines:
             say("peers", line)
         if (lines and len(now) > 1) or (now and is_due):
@@ -49,12 +54,3 @@ async def watch(node: Node, tokens_per_peer: int, cache: PeerCache, say: Say, vi
             say("peers", messages.status_line(now, tokens_per_peer, size))
             told_at = loop.time()
         before, saw_all = now, sees_all
-
-
-def _remember(node: Node, cache: PeerCache, now: messages.View, say: Say) -> None:
-    node.learn(now.values())
-    try:
-        if now:  # otherwise the last peers stay in the cache, since they may come back
-            cache.save(now.values())
-    except OSError as error:
-        say("bootstrap", f"the list of peers could not be saved: {error.strerror}")

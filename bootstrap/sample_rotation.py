@@ -1,7 +1,4 @@
-"""Rotation of the peers' generated texts on a page that shows one: the peer that waited longest is next. Pure.
-
-A text has no advantage from arriving first or changing often.
-"""
+"""Rotation of the peers' generated texts on a page that shows one: the peer that waited longest is next. Pure."""
 
 from __future__ import annotations
 

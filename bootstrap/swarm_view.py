@@ -73,8 +73,6 @@ class Word:
 
 
 class SwarmView:
-    """State of the page; see the module."""
-
     def __init__(self, signed: SignedManifest, wall: Callable[[], float] = time.time) -> None:
         manifest = signed.manifest
         self._view = View("bootstrap", state="serving")
@@ -97,8 +95,7 @@ class SwarmView:
         self._told: dict[PeerId, Word] = {}
         """Reports of live peers."""
         self._texts = SampleRotation()
-        self._curve_at = float("-inf")
-        """Time at which the last curve began."""
+        self._curve_at = float("-inf")  # when the last curve began
         self._serials: dict[PeerId, int] = {}
         """Serial number of each peer's last event; the most recent peer is last."""
         self._not_before: dict[PeerId, float] = {}
@@ -114,7 +111,6 @@ class SwarmView:
             self._view.join, self._view.join_note = command, note
 
     def failed(self, why: str) -> None:
-        """Show a failure of the bootstrap itself."""
         with self._lock:
             row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
             self._view.add_failure(row)
@@ -170,7 +166,6 @@ class SwarmView:
             self._sum_up(now)
 
     def document(self) -> dict[str, Any]:
-        """Return the document for ``/status``."""
         with self._lock:
             return self._view.document(self._wall())
 
@@ -219,7 +214,6 @@ class SwarmView:
     # --- under the lock ---------------------------------------------------------------------------------------------
 
     def _take(self, found: Iterable[Presence], is_all: bool, now: float) -> None:
-        """Merge found records into the known ones: the newest of each peer counts until it expires."""
         before = {} if is_all else self._records | self._left
         newest = {peer: each for peer, each in before.items() if each.issued_at + each.lifetime_s > now}
         for each in found:
@@ -268,7 +262,9 @@ class SwarmView:
         """
         view = self._view
         match told:
-            case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest] if _are_good(serial, at):
+            case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest]:
+                if number(serial, 1) is None or number(at) is None:
+                    return []
                 self._serials.pop(peer, None)
                 self._serials[peer] = serial  # also a lower one, after a restart
                 while len(self._serials) > MOST_SERIALS:
@@ -290,24 +286,19 @@ class SwarmView:
     def _exchange(self, peer: PeerId, at: float, told: Any) -> ExchangeRow | None:
         """Return an exchange; None if it is malformed, or if the partner, with the smaller id, reports it, too."""
         match told:
-            case [str(partner), seconds, size, distance, str(path)]:
-                pass
-            case _:
-                return None
-        if number(seconds, 0.0, 1e6) is None or number(size) is None:
-            return None
-        if partner in self._told and partner < peer:
-            return None
-        return ExchangeRow(
-            n=self._view.next_serial(),
-            at=at,
-            a=peer,
-            b=words(partner, 128),
-            seconds=float(seconds),
-            bytes=int(size),
-            distance=number(distance, 0.0, MOST_SHOWN),
-            path="relayed" if path == "relayed" else "direct",
-        )
+            case [str(partner), seconds, size, distance, str(path)] if not (partner in self._told and partner < peer):
+                if number(seconds, 0.0, 1e6) is not None and number(size) is not None:
+                    return ExchangeRow(
+                        n=self._view.next_serial(),
+                        at=at,
+                        a=peer,
+                        b=words(partner, 128),
+                        seconds=float(seconds),
+                        bytes=int(size),
+                        distance=number(distance, 0.0, MOST_SHOWN),
+                        path="relayed" if path == "relayed" else "direct",
+                    )
+        return None
 
     def _sum_up(self, now: float) -> None:
         """Update the swarm-wide figures; after the last peer has left, the last ones stay."""
@@ -331,7 +322,3 @@ class SwarmView:
             view.disagreement.add(progress, now, figures["disagreement"])
         if "up" in figures and "down" in figures:
             view.traffic.add(now, figures["up"], figures["down"])
-
-
-def _are_good(serial: int, at: object) -> bool:
-    return number(serial, 1) is not None and number(at) is not None

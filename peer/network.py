@@ -1,9 +1,6 @@
-"""The connection: the transport and directory that the driver uses. It survives the death of p2pd.
+"""The connection: the transport and directory that the driver uses, over a node that ``net.supervisor`` keeps alive.
 
-When its node's p2pd dies or hangs, the connection starts another node with the same identity and port. The core only
-sees a few failed links.
-
-Ownership: ``Connection.close`` closes its tasks, services, transports and node.
+When p2pd dies or hangs, the core only sees a few failed links.
 """
 
 from __future__ import annotations
@@ -80,8 +77,7 @@ class Connection:
         self._cache = cache
         self._notebook = notebook
         self._listen = tuple(listen)
-        self.port = port
-        """Port that the node listens on."""
+        self.port = port  # that the node listens on
         self._announce = tuple(announce)
         self._nickname = nickname
         self._local = local
@@ -121,7 +117,6 @@ class Connection:
         return self._reachability.addresses if self._reachability else ()
 
     async def fetch_manifest(self, link: JoinLink) -> SignedManifest:
-        """Request the run's manifest until an address of the link hands it out. Raises ManifestError."""
         return await ask_for_manifest(link, lambda: self.node, self._notebook)
 
     async def serve_manifest(self, signed: SignedManifest) -> None:
@@ -169,7 +164,6 @@ class Connection:
             self._notebook.note("not saved", what="the list of known peers", why=error.strerror)
 
     def sign(self, announce: Announce) -> Presence:
-        """Sign our presence record."""
         self._announced = announce
         return self._identity.sign(
             Presence(
@@ -239,7 +233,6 @@ class Connection:
 
     @property
     def node(self) -> Node:
-        """The current node. Raises NetworkError while there is none."""
         return self._supervisor.node
 
     async def _equip(self, node: Node) -> None:

@@ -15,7 +15,7 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import base58
@@ -120,9 +120,8 @@ def way_to(addresses: Iterable[str]) -> Literal["direct", "relayed", "dials out"
     if not places:
         return "dials out"
     direct = [each for each in places if not relay_of(each)]
-    is_relayed = len(direct) < len(places) and not any(
-        map(is_public, direct)
-    )  # a private address beside a relay's works in the LAN
+    # A private address beside a circuit works in the LAN only.
+    is_relayed = len(direct) < len(places) and not any(map(is_public, direct))
     return "relayed" if is_relayed else "direct"
 
 
@@ -172,16 +171,15 @@ def multiaddress(host: str, port: int) -> str:
 
 
 def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
-    """Return those of a node's own addresses that others can use, best first.
+    """Return those of a node's own addresses that others can use, public ones first.
+
+    Loopback, unspecified and link-local addresses, port 0 and bridges to this machine's containers are left out.
+    Docker's default range counts only if there is nothing else, because then the node itself is in a container.
 
     Args:
         addresses: addresses that the node listens on.
         local: whether the swarm runs on this machine alone; then loopback addresses count and come first.
         bridges: IP addresses of bridges to containers and virtual machines; None: ask the operating system.
-
-    Public addresses come before private ones. Loopback, unspecified and link-local addresses, port 0 and bridges to
-    this machine's containers are left out. Docker's default range counts only if there is nothing else, because then
-    the node itself is in a container.
     """
     bridge_hosts = set(bridge_addresses() if bridges is None else bridges)
     ranked: list[tuple[int, str]] = []
@@ -198,16 +196,8 @@ def is_of_use(address: str) -> bool:
     return _rank(address, False, set(bridge_addresses())) in (1, 2)
 
 
-def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
-    """Return the address to print in a join link; None if no other machine can reach any."""
-    return next(iter(announceable(addresses, local)), None)
-
-
 def way_out() -> list[str]:
-    """Return this machine's source address towards the internet, with a meaningless port; empty without a route.
-
-    Sends nothing.
-    """
+    """Return this machine's source address towards the internet, with a meaningless port, and send nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 53))

@@ -22,8 +22,7 @@ from p2ptrain.wire import presence_bytes, trimmed
 
 _PRIVATE_PREFIX = bytes.fromhex("08011240")  # field 1: type 1 (Ed25519); field 2: 64 bytes
 _KEY_PREFIX = bytes.fromhex("08011220")  # field 1: type 1; field 2: 32 bytes
-_SEED_BYTES = 32
-_KEY_BYTES = 32
+_KEY_BYTES = 32  # private seed and public key alike
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -36,9 +35,8 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Load the identity at ``path``, or create one if there is no file. Never overwrites an existing file.
-
-        Raises HomeError when the file cannot be read, written or decoded.
+        """Load the identity at ``path``, or create one if there is no file. Raises HomeError; never overwrites a
+        file.
         """
         try:
             if not path.exists():
@@ -56,12 +54,11 @@ class Identity:
                 f"{path} is not an identity key ({len(raw)} bytes that do not agree).",
                 "Restore it from a backup, or move it away to get a new identity.",
             )
-        return cls(path, _peer_id(key.public_key()), key)
+        return cls(path, peer_of(key.public_key().public_bytes_raw()), key)
 
     def sign(self, presence: Presence) -> Presence:
-        """Trim our own presence to the limits of a directory record and sign it.
-
-        Raises ValueError for another peer's presence.
+        """Trim our own presence to the limits of a directory record and sign it. Raises ValueError if it is not
+        ours.
         """
         if presence.peer != self.peer_id:
             raise ValueError(f"{self.peer_id} cannot sign for {presence.peer}")
@@ -94,11 +91,7 @@ def peer_id_of(serialized: bytes) -> PeerId | None:
     """Return the peer id of a public key in libp2p's protobuf form; None if it is not an Ed25519 key."""
     if len(serialized) != len(_KEY_PREFIX) + _KEY_BYTES or not serialized.startswith(_KEY_PREFIX):
         return None
-    return _peer_id(Ed25519PublicKey.from_public_bytes(serialized[len(_KEY_PREFIX) :]))
-
-
-def _peer_id(key: Ed25519PublicKey) -> PeerId:
-    return peer_of(key.public_bytes_raw())
+    return peer_of(serialized[len(_KEY_PREFIX) :])
 
 
 def public_key(peer: PeerId) -> Ed25519PublicKey | None:
@@ -112,8 +105,8 @@ def _serialized(key: Ed25519PrivateKey) -> bytes:
 
 
 def _parsed(raw: bytes) -> Ed25519PrivateKey | None:
-    seed = raw[len(_PRIVATE_PREFIX) : len(_PRIVATE_PREFIX) + _SEED_BYTES]
-    if len(seed) != _SEED_BYTES:
+    seed = raw[len(_PRIVATE_PREFIX) : len(_PRIVATE_PREFIX) + _KEY_BYTES]
+    if len(seed) != _KEY_BYTES:
         return None
     key = Ed25519PrivateKey.from_private_bytes(seed)
     return key if raw == _serialized(key) else None

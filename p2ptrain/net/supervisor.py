@@ -1,6 +1,6 @@
 """Supervision of p2pd: a node that is replaced, with all services on it, whenever its p2pd dies or hangs.
 
-The next node has the same identity. Resources: ``close`` closes the services and the node; cancel ``run`` first.
+Resources: ``close`` closes the services and the node; cancel ``run`` first.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from people import GUEST, STRANGER
 
-from bootstrap.admission_server import LOOK_EVERY_S, AdmissionServer, doorman_of
+from bootstrap.admission_server import LOOK_EVERY_S, AdmissionServer
 from p2ptrain.admission import AccessList, Refusal, author
 from p2ptrain.base.errors import AdmissionError, HomeError
 from p2ptrain.manifest import KEY_FILE, JoinLink, SignedManifest, create_run, load_run, sign_run
@@ -59,11 +59,6 @@ class Stage:
             await asyncio.wait([watching])
 
         virtual_time.run(main())
-
-
-def test_an_open_run_has_none(tmp_path: Path) -> None:
-    stage = Stage(tmp_path, "open")
-    assert doorman_of(stage.run, stage.home, stage.signed, stage.identity, lambda tag, text: None) is None
 
 
 def test_it_says_how_guests_come(tmp_path: Path) -> None:
