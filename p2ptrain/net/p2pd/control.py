@@ -1,8 +1,7 @@
 """The part of p2pd's control protocol that p2ptrain speaks itself: protobuf messages, prefixed by a varint length.
 
 Each request uses its own connection to the daemon's Unix socket. The response to STREAM_OPEN, and the header that p2pd
-sends before the bytes of an inbound stream, name the remote peer and its address. That address is direct, or a circuit
-through a relay.
+sends before the bytes of an inbound stream, name the remote peer and its direct or relayed address.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
 """The p2pd process: go-libp2p in a child process, controlled through Unix sockets in a private folder.
 
-``hivemind.p2p.P2P`` starts the process and speaks its control protocol. This module adds:
-
-- A separate session: Ctrl+C in the terminal does not reach p2pd, which still has to send our goodbye.
-- A bound lifetime: p2pd ends with this process, also after SIGKILL (Linux: parent-death signal; elsewhere it ends when
-  its control connection closes).
-- A socket folder for this process, locked while it runs (``net.p2pd.socket_folder``).
-- Own code for dialing and for opening and accepting streams: no connection leaks after a failure, addresses have a form
-  that p2pd accepts, and bulk data is copied less (``net.p2pd.streams``).
-- A hardened version of hivemind's persistent connection, which the DHT uses (``net.p2pd.unary``).
+``hivemind.p2p.P2P`` starts the process and speaks its control protocol. This module adds a separate session, so that
+Ctrl+C does not reach p2pd, which still has to send our goodbye; an end with this process, also after SIGKILL; a socket
+folder per process (``net.p2pd.socket_folder``); own streams (``net.p2pd.streams``), which leak no connection after a
+failure and copy less; and a hardened connection for the DHT (``net.p2pd.unary``).
 
 All code runs on one event loop in one thread. That thread must outlive the daemon, because the parent-death signal
 follows the thread.
@@ -66,8 +61,6 @@ get one connection on which both act as initiator, and both dials fail. Without 
 
 
 class _HivemindP2P(P2P):
-    """hivemind's P2P, started through our launcher."""
-
     @staticmethod
     def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
         return launched(*P2P._make_process_args(*args, **kwargs), **_ENVIRONMENT)
@@ -308,7 +301,6 @@ def _is_taken(place: str) -> bool:
 
 
 def _explained(reason: str, listen: Sequence[str]) -> UserError:
-    """Translate p2pd's last output into an error for the owner."""
     places = ", ".join(map(address.host_port, listen))
     silent = not reason.strip()  # p2pd ended before its output was read
     if "address already in use" in reason or (silent and any(map(_is_taken, listen))):

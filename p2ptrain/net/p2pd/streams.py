@@ -40,13 +40,11 @@ class Stream(asyncio.BufferedProtocol):
         return self._transport is None or self._transport.is_closing()
 
     async def read_exactly(self, length: int) -> bytes:
-        """Read the next ``length`` bytes."""
         buffer = bytearray(length)
         await self.read_into(memoryview(buffer))
         return bytes(buffer)
 
     async def read_into(self, buffer: memoryview) -> None:
-        """Fill the buffer with the next bytes."""
         lacking = buffer[self._take_spare(buffer) :]
         self.lacking = len(lacking)
         if not lacking:
@@ -95,7 +93,6 @@ class Stream(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close both directions now."""
         if self._transport is not None:
             self._transport.abort()
 

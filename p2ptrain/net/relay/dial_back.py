@@ -101,12 +101,9 @@ async def answer(
     wall: Callable[[], float] = time.time,
     gives: bool = True,
 ) -> None:
-    """Answer one request that came from ``place``. Raises NetworkError and RemoteError.
+    """Answer one request that came from the multiaddress ``place``. Raises NetworkError and RemoteError.
 
     Args:
-        link: the link to the asking peer.
-        place: multiaddress that the request came from.
-        allowances: the rate limits of this node.
         dial: dials a host and port, and returns the peer that answers.
         clock: monotonic clock, for the rate limits.
         wall: seconds since 1970, for the report.
@@ -173,7 +170,6 @@ async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s
 
 
 async def _sample(transport: P2PTransport, peer: PeerId, addresses: Sequence[str], question: str, size: int) -> float:
-    """Return the bytes per second of one sample, round trip of the request included."""
     link = await transport.open(peer, addresses)
     try:
         began = asyncio.get_running_loop().time()
@@ -196,7 +192,6 @@ async def _dial(
     dial: Callable[[str, int], Awaitable[PeerId]],
     clock: Callable[[], float],
 ) -> tuple[DialOutcome, str]:
-    """Dial the host that the request came from, at the requested port."""
     if port == 0:
         return DialOutcome.DECLINED, ""
     if not place or address.relay_of(place) is not None:

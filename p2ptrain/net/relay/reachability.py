@@ -1,16 +1,12 @@
 """Reachability management: decides which direct addresses and circuits a presence record announces.
 
 A node asks a few others for a dial-back (``net.relay.dial_back``). If they cannot reach it, it takes reservations at
-relays (``net.relay.relay``) and announces circuits through them. Any node may relay: bootstraps do by default, peers if
-their owners agreed. The circuits that other peers announce show which nodes relay; other nodes refuse at once. One
-reservation is enough; two keep the node reachable when a relay fails. Renewing a reservation checks that its relay
-works.
+relays (``net.relay.relay``) and announces circuits through them. The circuits that other peers announce show which
+nodes relay; other nodes refuse at once. One reservation is enough; two keep the node reachable when a relay fails.
 
 Dial-backs from the same private network say nothing about the internet, since few routers lead a machine back in by its
 public address. A node that only such neighbours can reach also takes reservations if the swarm has public addresses.
-
-A wrong result costs little: a node that considers itself unreachable has an unneeded circuit, and still announces its
-private addresses. Without a majority of successful dial-backs, a node therefore takes reservations.
+Without a majority of successful dial-backs a node takes reservations, too: an unneeded circuit costs little.
 
 Resources: ``run`` ends by cancellation and holds nothing else open. It handles NetworkError and RemoteError.
 """
@@ -73,7 +69,6 @@ def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
 
 
 def speaks_for_the_internet(sights: Iterable[ReachabilityReport]) -> bool:
-    """Return whether the reports that count come from the internet, not from a private network."""
     return any(address.is_public(each.place) for each in _judges(sights))
 
 
@@ -137,12 +132,9 @@ class ReachabilityManager:
     """Keeps track of reachability, and holds reservations at relays when they are needed.
 
     Args:
-        node: the node whose addresses are managed.
-        notebook: event log.
         by_owner: whether the owner set the node's addresses (a forwarded port); they are then announced unchanged.
         relays: whether this node relays; the log entry about reachability says so.
         on_change: called when ``addresses`` have changed.
-        random: source of randomness.
     """
 
     def __init__(
@@ -162,8 +154,7 @@ class ReachabilityManager:
         self._on_change = on_change
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
-        self._held: dict[PeerId, Candidate] = {}
-        """Relays at which we hold a reservation."""
+        self._held: dict[PeerId, Candidate] = {}  # relays at which we hold a reservation
         self._refused: dict[PeerId, tuple[float, Iterator[float]]] = {}
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
@@ -171,7 +162,7 @@ class ReachabilityManager:
         """Whether only nodes of a private network reported."""
         self._own: frozenset[str] = frozenset()
         self._had_company = False
-        """Whether the DHT knew another node at the last update; ``_own`` holds the node's addresses then."""
+        """Whether the DHT knew another node at the last update."""
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None
@@ -179,13 +170,11 @@ class ReachabilityManager:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses to announce, best first, without ``/p2p/``."""
         circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
         return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """The relays at which we hold a reservation."""
         return tuple(self._held)
 
     async def run(self) -> None:
@@ -245,7 +234,6 @@ class ReachabilityManager:
             self._notebook.note("unreachable", where=where, why=why, port=self._port, own=self._own_host)
 
     def _mind_the_clock(self, sights: Sequence[ReachabilityReport]) -> None:
-        """Log when our clock is wrong, and when it is right again."""
         off = clock_off(sights, time.time())
         if off is None or (abs(off) > MOST_CLOCK_OFF_S) == self._clock_is_wrong:
             return
@@ -259,7 +247,6 @@ class ReachabilityManager:
             return None
 
     async def _renew(self) -> None:
-        """Renew all reservations, and drop those that fail."""
         held = list(self._held.values())
         for relay, failure in zip(held, await asyncio.gather(*map(self._reserve, held)), strict=True):
             if failure:
@@ -329,5 +316,4 @@ class ReachabilityManager:
 
     @property
     def _own_host(self) -> str:
-        """This machine's address in its network, the target of a port forwarding."""
         return next(map(address.host_of, self._node.addresses), "")

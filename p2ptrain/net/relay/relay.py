@@ -1,28 +1,19 @@
 """Relaying: reservations for a peer that cannot be dialed, and the relay itself (libp2p circuit relay v2).
 
 A peer with a reservation keeps a connection to its relay, and others dial it through the relay. A circuit is encrypted
-and authenticated end to end like a direct connection. A relay learns only which peers communicate and how much, and can
-only refuse or end a circuit.
+and authenticated end to end. A relay learns only which peers communicate and how much, and can only refuse or end a
+circuit.
 
-p2pd (hivemind 1.1.12) implements both sides, but neither can be used:
+p2pd (hivemind 1.1.12) implements both sides, but makes reservations only at relays named at its start, and serves with
+the limits of whichever of its two relay services started last. It relays, regardless of its options, until our handler
+is registered, and again when it considers itself reachable, for which one peer's report is enough. It is therefore
+started with forced private reachability (``net.p2pd.daemon``). This module sends the messages
+(``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them; p2pd dials circuits and accepts
+connections through them.
 
-- It makes reservations only at relays named at its start.
-- It starts two relay services, one with the given limits and one with libp2p's defaults (128 KiB and 2 minutes per
-  circuit), and the last to start is the one that serves (``-relayService`` and ``EnableRelayV2``). ``-relay=1`` makes
-  every node such a relay.
-- Regardless of ``-relay=0`` and ``-relayService=0`` it relays until our handler is registered. When it considers itself
-  reachable, for which one peer's report is enough (libp2p's AutoNAT), it replaces our handler with its own. p2pd is
-  therefore started with forced private reachability (``net.p2pd.daemon``); this changes neither its announcements nor
-  its DHT server, and makes it request no reservations.
-
-This module sends the messages (``net.relay.circuit_v2``) over its own streams, and copies bytes between two of them.
-p2pd dials circuits and accepts connections through them by itself.
-
-Relayed bytes count against the owner's throttles and budget like the peer's own. When ``Throttles.gives`` becomes
-false, circuits end, new ones are refused, and reservations are not renewed.
-
-Any peer may ask, under any number of identities. Streams and circuits are therefore limited per peer and per IP
-address, and requests are rate-limited per IP address (``net.rate_limiter``).
+Relayed bytes count against the owner's throttles and budget. When ``Throttles.gives`` becomes false, circuits end, new
+ones are refused, and reservations are not renewed. Any peer may ask, under any number of identities: streams and
+circuits are limited per peer and per IP address, and requests are rate-limited per IP address.
 
 Resources: ``Relay.close`` ends its tasks, and each task closes the streams of its circuit.
 """
@@ -98,11 +89,7 @@ NO_RELAY = RelayLimits(places=0, circuits=0)
 async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redial: bool = True) -> None:
     """Make or renew a reservation at a relay. Raises NetworkError, also at the deadline.
 
-    Args:
-        daemon: our p2pd.
-        relay: the relay.
-        addresses: multiaddresses of the relay.
-        redial: whether a relayed connection to the relay, with all its streams, may be closed for a direct one.
+    ``redial``: whether a relayed connection to the relay, with all its streams, may be closed for a direct one.
     """
     behind_a_relay = NetworkError(f"{short(relay)} is itself behind a relay")
     try:
@@ -136,11 +123,8 @@ async def reserve(daemon: Daemon, relay: PeerId, addresses: Sequence[str], redia
 
 @dataclass(frozen=True, slots=True)
 class _Circuit:
-    """A circuit that is open or being opened."""
-
     ends: tuple[PeerId, PeerId]
-    origin: str
-    """Origin (IP address or network) of the initiator, for the limits."""
+    origin: str  # IP address or network of the initiator
 
 
 class Relay:
@@ -151,8 +135,7 @@ class Relay:
         self._limits = limits
         self._rates = rates
         self._server: asyncio.Server | None = None
-        self._places: dict[PeerId, tuple[str, float]] = {}
-        """Reservations: origin and end (monotonic clock) per peer."""
+        self._places: dict[PeerId, tuple[str, float]] = {}  # reservations: origin and end (monotonic clock)
         self._circuits: list[_Circuit] = []
         self._tasks: dict[asyncio.Task[None], tuple[PeerId, str] | None] = {}
         """One task per stream: its initiator and origin; None until they are known."""
@@ -256,7 +239,6 @@ class Relay:
         return CircuitStatus.OK
 
     async def _connect(self, asking: FarEnd, target: PeerId, stream: Stream) -> None:
-        """Open a circuit from the asking peer to the target, and carry bytes until a peer or a limit ends it."""
         asker = asking.peer
         status = self._may_connect(asking, target, time.monotonic())
         if status != CircuitStatus.OK:
@@ -281,7 +263,6 @@ class Relay:
             self._circuits.remove(circuit)
 
     async def _lead(self, asker: PeerId, target: PeerId) -> Stream:
-        """Announce the circuit to the target, and return the stream to it."""
         async with asyncio.timeout(ASK_DEADLINE_S):
             far_end, far = await self._node.daemon.open_stream(target, STOP_PROTOCOL)
             try:
