@@ -83,7 +83,6 @@ class AdmissionServer:
         return True
 
     def _learnt(self) -> None:
-        """Save a newer access list from the DHT."""
         self._tell()
         try:
             files.replace(self._file, self.gate.rulings.encode())

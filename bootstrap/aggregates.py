@@ -27,10 +27,8 @@ measure the ratio of throughputs; data centre and gaming GPUs should be within i
 
 
 def summed(rows: Sequence[PeerRow], tokens_per_peer: int) -> tuple[dict[str, float], float]:
-    """Return the swarm's figures by name, and its median progress in tokens per peer.
-
-    Args:
-        tokens_per_peer: the run's end; 0 if unknown.
+    """Return the swarm's figures by name and its median progress; ``tokens_per_peer`` is the run's end, 0 if
+    unknown.
     """
     figures: dict[str, float] = {}
     for name, (share, least) in SUMMED.items():

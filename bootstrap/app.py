@@ -169,7 +169,6 @@ class EntryPoint:
         )
 
     async def _equip(self, node: Node) -> None:
-        """Serve the manifest, dial-backs and admission, and relay."""
         if self._link is None:
             self._publish_link(node)
             self._listen = await same_ports(self._options.listen, node)
@@ -194,7 +193,6 @@ class EntryPoint:
         self._view.join(*lines)
 
     async def _attend(self, node: Node) -> None:
-        """Watch the swarm until p2pd dies."""
         tasks = [watch(node, self._signed.manifest.run.tokens_per_peer, self._cache, self._say, self._view)]
         if self._admission is not None:
             tasks.append(self._admission.watch(node))
@@ -258,7 +256,7 @@ def settled(listen: Sequence[str], own: Sequence[str]) -> tuple[str, ...]:
 def _stop_event(say: Say) -> asyncio.Event:
     """Return an event that the first SIGINT, SIGTERM or SIGHUP sets; a second SIGINT or SIGTERM kills the process.
 
-    A second SIGHUP does nothing, because kernel and shell both send one when a terminal closes. Under nohup, SIGHUP is
+    Kernel and shell both send SIGHUP when a terminal closes, so a second one does nothing; under nohup it is
     ignored.
     """
     stop = asyncio.Event()
@@ -328,7 +326,6 @@ def _locked(home: Path) -> Iterator[None]:
 
 
 def _write_link(path: Path, link: JoinLink) -> None:
-    """Write the file atomically, because other programs wait for it. Raises HomeError."""
     try:
         files.replace(path, f"{link}\n".encode())
     except OSError as error:

@@ -72,17 +72,9 @@ def bootstrap(
 
     default = app.LOCAL_LISTEN if local else PUBLIC_LISTEN
     shown = None if page is None else PagePlace.parse(page, page_token or "", page_hosts or "")
+    place = home or run / "bootstrap"
     where = app.BootstrapOptions(
-        run,
-        home or run / "bootstrap",
-        listen or (default,),
-        announce,
-        local,
-        relay,
-        other,
-        shown,
-        upload_mbit,
-        download_mbit,
+        run, place, listen or (default,), announce, local, relay, other, shown, upload_mbit, download_mbit
     )
     app.run(where, _say)
 

@@ -21,10 +21,7 @@ Say = Callable[[str, str], None]
 
 
 def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bool) -> tuple[str, ...]:
-    """Return the addresses for the join link: the owner's announced ones, else the own address that others reach best.
-
-    Raises UserError if no other machine could use any of them.
-    """
+    """Return the addresses for the join link: the owner's, else our best one. Raises UserError if others reach none."""
     if announced:
         wanted = [each for each in announced if address.announceable([each], local)]
     else:
@@ -40,13 +37,10 @@ def link_addresses(addresses: Sequence[str], announced: Sequence[str], local: bo
 
 
 def check_beside(link: JoinLink, me: PeerId, own: Sequence[str], home: Path) -> None:
-    """Raise JoinLinkError if another bootstrap's link names us at an address that is not ours, or names only us.
+    """Raise JoinLinkError if another bootstrap's link names us at an address that is not in ``own``, or names only us.
 
     A run's directory that was copied to a second machine contains the first one's identity. Two nodes with the same
     identity never connect, and a dial to one of them may reach the other.
-
-    Args:
-        own: addresses of our own link; a link that names these and others was made by the others with ours.
     """
     named = [each for each in link.addresses if address.split_peer(each)[1] == me]
     elsewhere = [each for each in named if each not in own]
@@ -64,8 +58,7 @@ def check_beside(link: JoinLink, me: PeerId, own: Sequence[str], home: Path) -> 
 def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str]:
     """Return the command for others to join, and a note if the internet cannot reach us.
 
-    Args:
-        contained: whether we run in a container, whose engine may publish the port.
+    ``contained``: whether we run in a container, whose engine may publish the port.
     """
     command = f"p2ptrain peer '{link}'"
     if local:
@@ -87,7 +80,6 @@ def join_lines(link: JoinLink, local: bool, contained: bool = False) -> list[str
 
 
 def living(records: Sequence[Presence]) -> View:
-    """Return the peers that are not leaving, with their records."""
     return {record.peer: record for record in records if record.state is not PeerState.LEAVING}
 
 
@@ -102,11 +94,7 @@ def news(before: View, now: View, tokens_per_peer: int) -> list[str]:
 
 
 def status_line(now: View, tokens_per_peer: int, size: int = 0) -> str:
-    """Return a line with the live peers and their progress.
-
-    Args:
-        size: approximate number of peers of which ``now`` is a sample; 0 if it has all.
-    """
+    """Return a line with the live peers and their progress; ``size`` peers of which they are a sample, 0 if all."""
     if not now:
         return "nobody is here; training starts when the first peer joins"
     named = [f"{name(record)} {doing(record, tokens_per_peer)}" for record in list(now.values())[:MOST_NAMED]]

@@ -65,9 +65,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """The last report of a peer."""
-
+class Report:
     at: float
     row: Mapping[str, Any]
 
@@ -92,8 +90,7 @@ class SwarmView:
         """The newest record of each live peer."""
         self._left: dict[PeerId, Presence] = {}
         """Records of peers that left, until they expire, because older ones may still be found."""
-        self._told: dict[PeerId, Word] = {}
-        """Reports of live peers."""
+        self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
         self._curve_at = float("-inf")  # when the last curve began
         self._serials: dict[PeerId, int] = {}
@@ -139,7 +136,7 @@ class SwarmView:
         with self._lock:
             if peer not in self._records:
                 return  # it has left
-            self._told[peer] = Word(now, row)
+            self._told[peer] = Report(now, row)
             known = self._row(self._records[peer], now)
             self._view.renew(known, now)
             self._draw(known, now)
@@ -197,7 +194,6 @@ class SwarmView:
                 await asyncio.sleep(POLL_S)
 
     async def _answers(self, transport: Transport, peer: PeerId, places: Sequence[str]) -> bool:
-        """Ask one peer and take its report; return whether it reports."""
         try:
             answer = await ask_figures(transport, peer, places, self._serials.get(peer, 0))
         except (NetworkError, RemoteError):
@@ -256,10 +252,7 @@ class SwarmView:
             curve.held_out.add(row.progress, now, row.held_out)
 
     def _news(self, peer: PeerId, told: Any, now: float) -> list[dict[str, Any]]:
-        """Take one event of a peer; return the events for the page's readers. Malformed events are dropped.
-
-        Future times become ``now``, because otherwise a fast clock would keep an event on top.
-        """
+        """Take one event of a peer, dated ``now`` at most; return the events for readers, none if it is malformed."""
         view = self._view
         match told:
             case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest]:

@@ -99,10 +99,7 @@ class Connection:
         self._watcher: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Start the first node.
-
-        Raises UserError if it cannot listen, DeviceError if p2pd does not run on this machine.
-        """
+        """Start the first node. Raises UserError if it cannot listen, DeviceError if p2pd does not run here."""
         await self._supervisor.start()
         self._watcher = asyncio.get_running_loop().create_task(self._supervisor.run())
         self._watcher.add_done_callback(_report)
@@ -236,7 +233,6 @@ class Connection:
         return self._supervisor.node
 
     async def _equip(self, node: Node) -> None:
-        """Start every service on a new node."""
         services = self._supervisor.services
         self.port = node.port or self.port
         self._transport = P2PTransport(node, rates=self._rates)
@@ -258,7 +254,6 @@ class Connection:
             services.append(await serve_manifest(node, self._signed, self._rates))
 
     async def _attend(self, node: Node) -> None:
-        """Manage reachability until p2pd dies."""
         assert self._reachability is not None  # set by _equip
         managing = asyncio.create_task(self._reachability.run())
         managing.add_done_callback(_report)

@@ -76,8 +76,8 @@ it."""
 RECORDS_A_TOKEN = 128  # requested records that cost as much as one key
 RESTING_COST = 20.0
 """Factor on a request's cost while this peer rests: ten requests per peer at once, one every two seconds, and twenty
-per second overall, which is what honest peers need. Complete silence would hide the records stored here, and many peers
-may rest at the same time. Guess: lookups while half of a swarm rests would settle it."""
+per second overall, as honest peers need. Silence would hide the records stored here. Guess: lookups while half of a
+swarm rests would settle it."""
 
 
 def id_of(peer: bytes) -> DHTID:
@@ -152,7 +152,6 @@ class Protocol(DHTProtocol):
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
 
     def _sent(self, request: Message, response: Answer) -> Answer:
-        """Book the bytes of a request and its response; return the response."""
         self.rates.down.book_unwaited(request.ByteSize())
         self.rates.up.book_unwaited(response.ByteSize())
         return response
@@ -278,8 +277,6 @@ class Protocol(DHTProtocol):
 
 
 class _BookedStub:
-    """hivemind's stub of a peer, with requests and responses booked on the throttles."""
-
     def __init__(self, stub: Any, rates: Throttles) -> None:
         self._stub = stub
         self._rates = rates

@@ -176,7 +176,6 @@ class DhtDirectory:
         return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
 
     async def _records(self, bucket: PresenceBucket) -> list[Presence]:
-        """Return a bucket's live, validly signed records. Raises NetworkError."""
         async with network_errors("the lookup"):
             found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}

@@ -35,9 +35,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Load the identity at ``path``, or create one if there is no file. Raises HomeError; never overwrites a
-        file.
-        """
+        """Load the identity at ``path``, or create one if there is no file. Raises HomeError."""
         try:
             if not path.exists():
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -57,9 +55,7 @@ class Identity:
         return cls(path, peer_of(key.public_key().public_bytes_raw()), key)
 
     def sign(self, presence: Presence) -> Presence:
-        """Trim our own presence to the limits of a directory record and sign it. Raises ValueError if it is not
-        ours.
-        """
+        """Trim our own presence to the limits of a directory record and sign it. Raises ValueError if not ours."""
         if presence.peer != self.peer_id:
             raise ValueError(f"{self.peer_id} cannot sign for {presence.peer}")
         presence = trimmed(presence)

@@ -165,7 +165,7 @@ class Node:
 
     @property
     def has_company(self) -> bool:
-        """True if the DHT knows another node."""
+        """Whether the DHT knows another node."""
         return bool(self.dht.protocol.routing_table.uid_to_peer_id)
 
     async def died(self) -> int:

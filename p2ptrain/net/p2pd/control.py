@@ -79,8 +79,8 @@ def place_of(packed: bytes) -> str:
 async def read_message(stream: Stream, most: int = MAX_MESSAGE_BYTES) -> bytes:
     """Read one message with a varint length prefix. Raises OSError and EOFError.
 
-    The prefix is limited to ten bytes. Each of its bytes is read separately, without yielding to other tasks if it is
-    already buffered, so an endless prefix would block the loop.
+    The prefix is limited, because its bytes are read one by one without yielding: an endless one would block the
+    loop.
     """
     length = 0
     for shift in range(0, 7 * MAX_LENGTH_BYTES, 7):

@@ -67,11 +67,7 @@ class _HivemindP2P(P2P):
 
 
 class Daemon:
-    """A running p2pd. ``close`` ends the process and removes its socket folder.
-
-    Args:
-        caution: which announced addresses may be dialed.
-    """
+    """A running p2pd. ``close`` ends the process and removes its socket folder."""
 
     def __init__(self, p2p: P2P, folder: SocketFolder, caution: DialPolicy) -> None:
         self.p2p = p2p
@@ -85,9 +81,9 @@ class Daemon:
 
     @classmethod
     async def start(cls, identity_path: Path, listen: Sequence[str], announce: Sequence[str] = ()) -> Daemon:
-        """Start p2pd. Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
+        """Start p2pd; without listen addresses it only dials, and is dialed through relays.
 
-        Without listen addresses it only dials, and is dialed through relays.
+        Raises DeviceError if this platform cannot run it, UserError if it cannot listen.
         """
         _check_binary()
         unary.install()
@@ -157,10 +153,7 @@ class Daemon:
         return own
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Ensure a connection to the peer; dial those addresses that the dial policy allows if there is none.
-
-        Raises NetworkError; no deadline.
-        """
+        """Connect to the peer by the addresses that the dial policy allows. Raises NetworkError; no deadline."""
         dialable = [address.packed(each) for each in await self.caution.chosen(addresses)]
         request = p2pd_pb2.Request(
             type=p2pd_pb2.Request.CONNECT,
@@ -242,7 +235,6 @@ class Daemon:
         await self.p2p._child.wait()
 
     async def _feel_the_pulse(self) -> None:
-        """Check p2pd periodically, and kill it after ``MOST_MISSED`` consecutive failures."""
         missed = 0
         while missed < MOST_MISSED:
             await asyncio.sleep(PULSE_S)
@@ -257,10 +249,9 @@ class Daemon:
         self._kill()
 
     def _conversation_ended(self, task: asyncio.Task[None]) -> None:
-        """Kill p2pd soon after hivemind's connection task ended, unless p2pd ends by itself.
+        """Kill p2pd soon after hivemind's connection task ended, because it cannot deliver anything any more.
 
-        A p2pd without this connection cannot deliver anything. Reading the exception here keeps asyncio from printing a
-        traceback.
+        Reading the exception here keeps asyncio from printing a traceback.
         """
         if not task.cancelled():  # ``close`` cancels it
             logger.debug("the connection to p2pd ended: %r", task.exception())

@@ -35,11 +35,7 @@ async def resolve(host: str, family: int) -> list[str]:
 
 
 class DialPolicy:
-    """The announced addresses that one node may dial.
-
-    Args:
-        local: whether the swarm runs on this machine only; every address is then dialed.
-    """
+    """The announced addresses that one node may dial: every address with ``local``, in a swarm on one machine."""
 
     def __init__(self, local: bool = False, resolve: Resolve = resolve) -> None:
         self._local = local

@@ -47,8 +47,6 @@ _LAST_S = 1e11
 
 
 class DialOutcome(StrEnum):
-    """The result of a dial-back."""
-
     YES = "yes"
     """The dial reached this peer."""
     NO = "no"
@@ -70,10 +68,7 @@ class ReachabilityReport:
 
 
 class DialBackLimits:
-    """Rate limits for the requests of other nodes; the dials are those of libp2p's AutoNAT.
-
-    Guess: count the requests per minute at a bootstrap of a full swarm.
-    """
+    """Rate limits, as of libp2p's AutoNAT. Guess: count the requests per minute at a bootstrap of a full swarm."""
 
     def __init__(self) -> None:
         self.dials = SlidingWindowLimit(overall=30, each=4, window_s=60.0)
@@ -153,7 +148,7 @@ async def ask_to_look(transport: Transport, peer: PeerId, addresses: Sequence[st
 async def measure(node: Node, peer: PeerId, addresses: Sequence[str], deadline_s: float) -> tuple[float, float]:
     """Measure the bytes per second from a node and to it. Raises NetworkError, also at the deadline, and RemoteError.
 
-    A large sample follows the small one only if the small one shows that it will fit into a quarter of the deadline.
+    A large sample follows the small one if it will probably fit into a quarter of the deadline.
     """
     transport = P2PTransport(node, REACH_PROTOCOL, LIMITS)
     rates = []

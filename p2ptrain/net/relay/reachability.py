@@ -58,10 +58,7 @@ MAX_OWN = 4
 
 
 def verdict(sights: Iterable[ReachabilityReport]) -> bool | None:
-    """Return whether a majority of the dial-backs reached us; None if no node tried.
-
-    Reports with a public address take precedence; reports from a private network count only without them.
-    """
+    """Return whether most dial-backs reached us, those from public addresses if any; None if no node tried."""
     judged = _judges(sights)
     if not judged:
         return None
@@ -195,10 +192,7 @@ class ReachabilityManager:
             await asyncio.sleep((ROUND_S if is_settled else HURRY_S) * self._random.uniform(0.75, 1.25))
 
     async def _look_at_itself(self) -> None:
-        """Update the node's own addresses; new addresses, as of a moved laptop, invalidate the last check.
-
-        New addresses and a restored connection also end the backoff of all relays.
-        """
+        """Update our addresses; new ones invalidate the last check, and like a restored connection end backoffs."""
         with contextlib.suppress(NetworkError):  # p2pd has died, and ``run`` ends; or p2pd hangs, and is killed soon
             await self._node.look_at_itself()
         own, self._own = self._own, frozenset(self._node.addresses)

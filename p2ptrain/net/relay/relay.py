@@ -66,12 +66,9 @@ _REFUSALS: dict[int, str] = {
 class RelayLimits:
     """Limits of a relay. Guess: measure memory and bandwidth of a bootstrap that relays for a full swarm."""
 
-    places: int = 64
-    """Concurrent reservations."""
-    places_per_origin: int = 8
-    """Concurrent reservations behind one IP address."""
-    circuits: int = 64
-    """Concurrent circuits; each takes up to 1.2 MB of memory (our measurement)."""
+    places: int = 64  # concurrent reservations
+    places_per_origin: int = 8  # behind one IP address
+    circuits: int = 64  # concurrent ones; each takes up to 1.2 MB of memory (our measurement)
     circuits_per_peer: int = 16
     """Concurrent circuits per peer, at either end: four exchanges and some idle connections."""
     circuits_per_origin: int = 32
@@ -143,7 +140,6 @@ class Relay:
 
     @classmethod
     async def start(cls, node: Node, limits: RelayLimits, rates: Throttles | None = None) -> Relay:
-        """Register the handler and start to relay. Raises NetworkError."""
         relay = cls(node, limits, rates or Throttles())
         try:
             async with asyncio.timeout(ASK_DEADLINE_S):
@@ -153,7 +149,6 @@ class Relay:
         return relay
 
     async def close(self) -> None:
-        """Give no more reservations, and end all circuits."""
         server, self._server = self._server, None
         if server is not None:
             with contextlib.suppress(TimeoutError, NetworkError):
@@ -214,7 +209,6 @@ class Relay:
         return True
 
     def _give_place(self, asker: FarEnd, now: float) -> CircuitStatus:
-        """Give or renew a reservation, and return the status to send."""
         if not self._rates.gives:
             return CircuitStatus.RESOURCE_LIMIT_EXCEEDED
         self._places = {peer: place for peer, place in self._places.items() if place[1] > now}
