@@ -18,7 +18,6 @@ import asyncio
 import contextlib
 import math
 import os
-import re
 import signal
 import socket
 from collections.abc import Coroutine, Iterator, Sequence
@@ -42,7 +41,7 @@ from p2ptrain.base.ids import PeerId, short
 from p2ptrain.base.logging_setup import logging_installed
 from p2ptrain.base.telemetry import lossy_output
 from p2ptrain.manifest import KEY_FILE, SETTINGS_FILE, JoinLink, SignedManifest, load_run
-from p2ptrain.net.address import with_peer
+from p2ptrain.net.address import multiaddress, port_of, with_peer
 from p2ptrain.net.directory import PeerCache
 from p2ptrain.net.figures_service import FIGURES_PROTOCOL, LIMITS
 from p2ptrain.net.identity import Identity
@@ -215,20 +214,14 @@ def as_before(place: BootstrapOptions, me: PeerId) -> tuple[str, ...]:
         return place.listen
     try:
         before = JoinLink.parse((place.home / LINK_FILE.name).read_text(encoding="utf-8"))
-        ports = [re.fullmatch(rf"/ip4/127\.0\.0\.1/tcp/(\d+)/p2p/{me}", each) for each in before.addresses]
-        port = next(int(each[1]) for each in ports if each is not None)
+        own = [each for each in before.addresses if each.startswith("/ip4/127.0.0.1/") and each.endswith(f"/p2p/{me}")]
+        port = port_of(own)
         with socket.socket() as trial:
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # old connections may linger
             trial.bind(("127.0.0.1", port))
-    except (
-        OSError,
-        ValueError,
-        OverflowError,
-        StopIteration,
-        UserError,
-    ):  # there is no link, or the port is taken
+    except (OSError, ValueError, UserError):  # there is no link, or the port is taken
         return place.listen
-    return (f"/ip4/127.0.0.1/tcp/{port}",)
+    return (multiaddress("127.0.0.1", port),)
 
 
 async def same_ports(listen: Sequence[str], node: Node) -> tuple[str, ...]:

@@ -20,8 +20,7 @@ class SampleRotation:
     """The text of each peer; ``at`` is when it arrived first."""
     _waits: dict[PeerId, float] = field(default_factory=dict)
     """When each peer's wait began: at its last turn, or at its first text."""
-    _new: set[PeerId] = field(default_factory=set)
-    """Peers with a text that was not shown yet."""
+    _new: set[PeerId] = field(default_factory=set)  # peers with a text that was not shown yet
     _turn_at: float = float("-inf")
 
     def told(self, text: SampleText) -> None:

@@ -86,15 +86,13 @@ class SwarmView:
         self._wall = wall
         self._lock = threading.Lock()
         self._most_progress = BEYOND_THE_END * manifest.run.tokens_per_peer
-        self._records: dict[PeerId, Presence] = {}
-        """The newest record of each live peer."""
+        self._records: dict[PeerId, Presence] = {}  # the newest record of each live peer
         self._left: dict[PeerId, Presence] = {}
         """Records of peers that left, until they expire, because older ones may still be found."""
         self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
         self._curve_at = float("-inf")  # when the last curve began
-        self._serials: dict[PeerId, int] = {}
-        """Serial number of each peer's last event; the most recent peer is last."""
+        self._serials: dict[PeerId, int] = {}  # serial number of each peer's last event; the most recent peer is last
         self._not_before: dict[PeerId, float] = {}
         self._tells: list[Tell] = []
 

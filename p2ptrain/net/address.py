@@ -20,15 +20,13 @@ from typing import Literal
 
 import base58
 
-from p2ptrain.base.ids import PeerId
-from p2ptrain.net.identity import peer_id_bytes
+from p2ptrain.base.ids import PeerId, key_of, multihash
 
 _HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}
 _TCP_CODE, _P2P_CODE, _CIRCUIT_CODE = 6, 421, 290  # github.com/multiformats/multiaddr, protocols.csv
 _HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
 _FIXED_BYTES = {"ip4": 4, "ip6": 16}
-_MAX_PART_BYTES = 255
-"""Longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes."""
+_MAX_PART_BYTES = 255  # longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
@@ -272,8 +270,8 @@ def _packed_route(address: str, parts: list[str]) -> bytes:
 
 
 def _packed_peer(protocol: str, peer: str) -> bytes:
-    raw = peer_id_bytes(PeerId(peer))
-    if protocol != "p2p" or raw is None:
+    raw = multihash(peer)
+    if protocol != "p2p" or raw is None or key_of(peer) is None:
         raise ValueError(f"/{protocol}/{peer} is no peer")
     return varint(_P2P_CODE) + varint(len(raw)) + raw
 

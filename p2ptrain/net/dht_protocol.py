@@ -311,8 +311,7 @@ def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
     raise RemoteError("a dictionary of records was due")
 
 
-_DICTIONARY = 0x50
-"""Extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)."""
+_DICTIONARY = 0x50  # extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -153,12 +153,9 @@ class DhtDirectory:
                     records = await self._records(search.next)
                     search.answered(len(records))
                     found |= {record.peer: record for record in records}
-        except TimeoutError:
+        except (TimeoutError, NetworkError) as error:
             if not found:
-                raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
-        except NetworkError:
-            if not found:
-                raise
+                raise NetworkError(str(error) or f"the lookup took more than {DEADLINE_S:.0f} s") from error
         self.sees_all = search.saw_all
         # A random sample and not the latest: records dated ahead would displace all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 from p2ptrain import statements
 from p2ptrain.base import files
 from p2ptrain.base.errors import HomeError
-from p2ptrain.base.ids import PeerId, key_of, multihash, peer_of
+from p2ptrain.base.ids import PeerId, key_of, peer_of
 from p2ptrain.swarm.messages import Presence
 from p2ptrain.wire import presence_bytes, trimmed
 
@@ -76,11 +76,6 @@ def verify(presence: Presence) -> bool:
     except InvalidSignature:
         return False
     return True
-
-
-def peer_id_bytes(peer: PeerId) -> bytes | None:
-    """Return a peer id's multihash; None if it is not an Ed25519 peer id."""
-    return None if key_of(peer) is None else multihash(peer)
 
 
 def peer_id_of(serialized: bytes) -> PeerId | None:

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from p2ptrain.base.ids import PeerId
+from p2ptrain.base.ids import PeerId, multihash
 from p2ptrain.net import address
 
 PEER = PeerId("12D3KooWEjsyWGBHNsPbf2CDHKsRoeEPPfkU1UBYGNuQiHnLb6sG")
-RAW_PEER = address.peer_id_bytes(PEER)
+RAW_PEER = multihash(PEER)
 
 
 @pytest.mark.parametrize(

@@ -82,15 +82,15 @@ def test_a_p2pd_that_answers_nothing_is_replaced_and_its_owners_bootstrap_is_dia
                 for each in connection._supervisor.services
             ]
             assert {each._rates for each in served} == {rates}
-            killed = connection.node.daemon.pid
+            killed = connection.node.daemon.p2p._child.pid
             moves.clear()
             monkeypatch.setattr(daemon, "PULSE_S", 0.2)
             monkeypatch.setattr(daemon, "PULSE_DEADLINE_S", 2.0)
             connection.node.daemon._kill()  # the next one is felt by these numbers
             await until(lambda: "p2pd is back" in log.kinds())
-            assert connection.node.daemon.pid != killed
+            assert connection.node.daemon.p2p._child.pid != killed
             assert connection.node.port in moves
-            os.kill(connection.node.daemon.pid, signal.SIGSTOP)
+            os.kill(connection.node.daemon.p2p._child.pid, signal.SIGSTOP)
             await until(lambda: log.kinds().count("p2pd is back") == 2)
             whys = [fields["why"] for kind, fields in log.notes if kind == "p2pd died"]
             assert whys[0] == "exit code -9"

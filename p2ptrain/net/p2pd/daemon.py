@@ -116,10 +116,6 @@ class Daemon:
         return cls(p2p, folder, DialPolicy(local=all(map(address.is_loopback, listen))))
 
     @property
-    def pid(self) -> int:
-        return int(self.p2p._child.pid)
-
-    @property
     def alive(self) -> bool:
         """Whether the process runs. hivemind's ``is_alive`` stays true after a kill."""
         return self.p2p._child.returncode is None

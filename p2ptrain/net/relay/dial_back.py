@@ -39,11 +39,9 @@ SAMPLE_DEADLINE_S = 60.0
 """Deadline of a sample for another node, 560 kbit/s for the largest. Guess: measure the slowest connections."""
 _CHUNK_BYTES = 64 << 10
 _ABOUT = "reach"
-_MAX_BYTES = 1024
-"""Three times an address, a reason and a clock."""
+_MAX_BYTES = 1024  # three times an address, a reason and a clock
 _MAX_WORDS = 120
-_LAST_S = 1e11
-"""Upper bound of a plausible clock, the year 5138."""
+_LAST_S = 1e11  # upper bound of a plausible clock, the year 5138
 
 
 class DialOutcome(StrEnum):

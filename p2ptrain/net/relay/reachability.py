@@ -155,11 +155,9 @@ class ReachabilityManager:
         self._refused: dict[PeerId, tuple[float, Iterator[float]]] = {}
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
-        self._is_near = False
-        """Whether only nodes of a private network reported."""
+        self._is_near = False  # whether only nodes of a private network reported
         self._own: frozenset[str] = frozenset()
-        self._had_company = False
-        """Whether the DHT knew another node at the last update."""
+        self._had_company = False  # whether the DHT knew another node at the last update
         self._has_told_of_none = False
         self._clock_is_wrong = False
         self.reachable: bool | None = None
@@ -169,10 +167,6 @@ class ReachabilityManager:
     def addresses(self) -> tuple[str, ...]:
         circuits = [address.through(relay, best_place(each.addresses)) for relay, each in self._held.items()]
         return announced(self._node.addresses, self._seen, circuits, self.reachable, self._by_owner)
-
-    @property
-    def relays(self) -> tuple[PeerId, ...]:
-        return tuple(self._held)
 
     async def run(self) -> None:
         """Keep the addresses up to date while p2pd runs."""
