@@ -74,18 +74,12 @@ class BootstrapOptions:
     run: Path
     home: Path
     listen: tuple[str, ...]
-    announce: tuple[str, ...]
-    """Addresses to announce; empty: our own."""
-    local: bool
-    """Whether the swarm runs on this machine only."""
-    relay: bool = True
-    """Whether to relay, within limits, for peers that nobody can dial."""
-    beside: JoinLink | None = None
-    """Join link of another bootstrap of the same swarm, which our link then names, too."""
-    page: PagePlace | None = None
-    """Address of the web page; None: no page."""
-    upload_mbit: float = 0.0
-    """Upload cap in Mbit/s, relayed bytes included; 0: no cap."""
+    announce: tuple[str, ...]  # addresses to announce; empty: our own
+    local: bool  # whether the swarm runs on this machine only
+    relay: bool = True  # whether to relay, within limits, for peers that nobody can dial
+    beside: JoinLink | None = None  # join link of another bootstrap of the same swarm, which our link then names, too
+    page: PagePlace | None = None  # address of the web page; None: no page
+    upload_mbit: float = 0.0  # upload cap in Mbit/s, relayed bytes included; 0: no cap
     download_mbit: float = 0.0
 
     def rates(self) -> Throttles:

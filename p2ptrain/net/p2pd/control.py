@@ -28,8 +28,7 @@ class FarEnd:
     """The remote end of a stream: peer and address."""
 
     peer: PeerId
-    place: str
-    """The multiaddress of the remote end, as our p2pd sees it; empty if it has no known form."""
+    place: str  # the multiaddress of the remote end, as our p2pd sees it; empty if it has no known form
 
     @property
     def relay(self) -> PeerId | None:

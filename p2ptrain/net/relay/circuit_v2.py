@@ -33,8 +33,7 @@ class CircuitStatus(IntEnum):
 @dataclass(frozen=True, slots=True)
 class CircuitRequest:
     kind: int
-    target: bytes = b""
-    """Multihash of the peer to connect to; only for CONNECT."""
+    target: bytes = b""  # multihash of the peer to connect to; only for CONNECT
 
 
 def reserve() -> bytes:

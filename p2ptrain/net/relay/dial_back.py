@@ -45,8 +45,7 @@ _LAST_S = 1e11  # upper bound of a plausible clock, the year 5138
 
 
 class DialOutcome(StrEnum):
-    YES = "yes"
-    """The dial reached this peer."""
+    YES = "yes"  # the dial reached this peer
     NO = "no"
     DECLINED = "declined"
     """The other node did not try: no port was named, a limit was exceeded, or the request came through a relay."""
@@ -56,13 +55,10 @@ class DialOutcome(StrEnum):
 class ReachabilityReport:
     """Another node's view of this peer."""
 
-    place: str
-    """The multiaddress that our connection comes from, a circuit if it uses a relay; empty if unknown."""
+    place: str  # the multiaddress that our connection comes from, a circuit if it uses a relay; empty if unknown
     dialed: DialOutcome
-    why: str
-    """The other node's reason, for people; empty if there is none."""
-    clock: float
-    """The other node's clock, in seconds since 1970."""
+    why: str  # the other node's reason, for people; empty if there is none
+    clock: float  # the other node's clock, in seconds since 1970
 
 
 class DialBackLimits:

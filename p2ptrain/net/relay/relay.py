@@ -69,12 +69,10 @@ class RelayLimits:
     places: int = 64  # concurrent reservations
     places_per_origin: int = 8  # behind one IP address
     circuits: int = 64  # concurrent ones; each takes up to 1.2 MB of memory (our measurement)
-    circuits_per_peer: int = 16
-    """Concurrent circuits per peer, at either end: four exchanges and some idle connections."""
+    circuits_per_peer: int = 16  # concurrent circuits per peer, at either end: four exchanges and some idle connections
     circuits_per_origin: int = 32
     """Concurrent circuits opened from one IP address: a home with several peers, and at most half of all."""
-    seconds: float = 1800.0
-    """Longest duration of a circuit; a peer that still needs it dials again."""
+    seconds: float = 1800.0  # longest duration of a circuit; a peer that still needs it dials again
     size_bytes: int = 4 << 30
     """Most bytes of a circuit, both directions together: the weights of a model of 1e9 parameters."""
 
