@@ -6,7 +6,6 @@ Resources: ``close`` closes the services and the node; cancel ``run`` first.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -73,11 +72,11 @@ class NodeSupervisor:
 
     async def run(self) -> None:
         """Attend the node, and replace it whenever its p2pd dies, until cancelled. Raises what ``attend`` raises."""
-        pauses_s = backoff(*RESTART_S)
+        loop, pauses_s = asyncio.get_running_loop(), backoff(*RESTART_S)
         while True:
-            started_at = time.monotonic()
+            started_at = loop.time()
             await self._attend(self.node)
-            if time.monotonic() - started_at > STABLE_S:
+            if loop.time() - started_at > STABLE_S:
                 pauses_s = backoff(*RESTART_S)
             why = self.node.daemon.ending
             while why:
