@@ -18,6 +18,7 @@ from pathlib import Path
 
 from p2ptrain.admission import Gate, InviteCredential, Refusal, remedy
 from p2ptrain.admission.author import RULINGS_FILE, author_of, load_access_list
+from p2ptrain.base.backoff import backoff
 from p2ptrain.base.clock import steady
 from p2ptrain.base.errors import AdmissionError, HomeError, NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
@@ -31,11 +32,10 @@ from p2ptrain.net.identity import verify
 from p2ptrain.ports import Link, Notebook, Transport
 from p2ptrain.swarm import PRESENCE_LIFETIME_S, Presence
 from peer.home import Home
+from peer.manifest_fetch import PAUSE_S
 from peer.network import Connection
 
 BADGE_FILE = "badge"
-PAUSE_S = (2.0, 30.0)
-"""First and longest pause between two rounds of requests for a certificate; equals ``manifest_fetch.PAUSE_S``."""
 MOST_ASKED = 4
 """Nodes that a peer that is not admitted asks for the access list, bootstraps first; a dead one costs ten seconds.
 
@@ -122,7 +122,7 @@ class AdmissionClient:
         ticket = InviteCredential.parse(link.invite, self._signed.run_id, gate.author) if link and link.invite else None
         self._connection.stand_at(gate)
         await self._connection.serve(ADMISSION_PROTOCOL, LIMITS, AdmissionHandler(gate).answer)
-        pause, longest = PAUSE_S
+        pauses_s = backoff(*PAUSE_S)
         while self._look(gate) is not None:
             answered = await self._ask_rulings(gate)
             why = self._look(gate)
@@ -130,9 +130,9 @@ class AdmissionClient:
                 try:
                     why = await self._come_in(gate, ticket)
                 except NetworkError as error:
-                    self._notebook.note("no badge", why=str(error), seconds=pause)
-                    await asyncio.sleep(pause)
-                    pause = min(2 * pause, longest)
+                    pause_s = next(pauses_s)
+                    self._notebook.note("no badge", why=str(error), seconds=pause_s)
+                    await asyncio.sleep(pause_s)
                     continue
             elif not answered and not gate.rulings.serial:
                 return  # no access list was found, and it may name us: partners decide

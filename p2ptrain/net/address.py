@@ -15,20 +15,18 @@ import re
 import socket
 import struct
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import base58
 
-from p2ptrain.base.ids import PeerId
-from p2ptrain.net.identity import peer_id_bytes
+from p2ptrain.base.ids import PeerId, key_of, multihash
 
 _HOST_CODES = {"ip4": 4, "ip6": 41, "dns": 53, "dns4": 54, "dns6": 55}
 _TCP_CODE, _P2P_CODE, _CIRCUIT_CODE = 6, 421, 290  # github.com/multiformats/multiaddr, protocols.csv
 _HOST_NAMES = {code: name for name, code in _HOST_CODES.items()}
 _FIXED_BYTES = {"ip4": 4, "ip6": 16}
-_MAX_PART_BYTES = 255
-"""Longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes."""
+_MAX_PART_BYTES = 255  # longest host name (RFC 1035) or peer id; an Ed25519 peer id has 38 bytes
 _HOSTNAME = re.compile(r"[0-9A-Za-z]([0-9A-Za-z.-]{0,251}[0-9A-Za-z])?")
 _DOCKER_DEFAULT = ipaddress.ip_network("172.17.0.0/16")
 _BRIDGES = ("docker", "br-", "virbr", "veth", "podman", "cni", "lxcbr", "lxdbr")
@@ -120,9 +118,8 @@ def way_to(addresses: Iterable[str]) -> Literal["direct", "relayed", "dials out"
     if not places:
         return "dials out"
     direct = [each for each in places if not relay_of(each)]
-    is_relayed = len(direct) < len(places) and not any(
-        map(is_public, direct)
-    )  # a private address beside a relay's works in the LAN
+    # A private address beside a circuit works in the LAN only.
+    is_relayed = len(direct) < len(places) and not any(map(is_public, direct))
     return "relayed" if is_relayed else "direct"
 
 
@@ -172,16 +169,15 @@ def multiaddress(host: str, port: int) -> str:
 
 
 def announceable(addresses: Iterable[str], local: bool = False, bridges: Iterable[str] | None = None) -> list[str]:
-    """Return those of a node's own addresses that others can use, best first.
+    """Return those of a node's own addresses that others can use, public ones first.
+
+    Loopback, unspecified and link-local addresses, port 0 and bridges to this machine's containers are left out.
+    Docker's default range counts only if there is nothing else, because then the node itself is in a container.
 
     Args:
         addresses: addresses that the node listens on.
         local: whether the swarm runs on this machine alone; then loopback addresses count and come first.
         bridges: IP addresses of bridges to containers and virtual machines; None: ask the operating system.
-
-    Public addresses come before private ones. Loopback, unspecified and link-local addresses, port 0 and bridges to
-    this machine's containers are left out. Docker's default range counts only if there is nothing else, because then
-    the node itself is in a container.
     """
     bridge_hosts = set(bridge_addresses() if bridges is None else bridges)
     ranked: list[tuple[int, str]] = []
@@ -198,16 +194,8 @@ def is_of_use(address: str) -> bool:
     return _rank(address, False, set(bridge_addresses())) in (1, 2)
 
 
-def reachable_address(addresses: Sequence[str], local: bool = False) -> str | None:
-    """Return the address to print in a join link; None if no other machine can reach any."""
-    return next(iter(announceable(addresses, local)), None)
-
-
 def way_out() -> list[str]:
-    """Return this machine's source address towards the internet, with a meaningless port; empty without a route.
-
-    Sends nothing.
-    """
+    """Return this machine's source address towards the internet, with a meaningless port, and send nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("8.8.8.8", 53))
@@ -282,8 +270,8 @@ def _packed_route(address: str, parts: list[str]) -> bytes:
 
 
 def _packed_peer(protocol: str, peer: str) -> bytes:
-    raw = peer_id_bytes(PeerId(peer))
-    if protocol != "p2p" or raw is None:
+    raw = multihash(peer)
+    if protocol != "p2p" or raw is None or key_of(peer) is None:
         raise ValueError(f"/{protocol}/{peer} is no peer")
     return varint(_P2P_CODE) + varint(len(raw)) + raw
 

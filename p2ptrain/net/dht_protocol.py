@@ -4,15 +4,13 @@ hivemind 1.1.12 trusts both sides. A request may name as many keys as fit in 4 M
 ends its search with an AssertionError; an empty response that never expires is believed forever; and every node chooses
 its own id. ``Protocol`` keeps the messages of ``DHTProtocol`` and rewrites every handler:
 
-- A node's id is the SHA-1 of its libp2p peer id: each peer has one place and keeps it after a restart. Other ids enter
-  no routing table and are skipped in responses.
-- Requests are rate-limited by peer and overall (``rate_limiter``). A request above the limit is answered with "nothing
-  found" or "nothing stored".
+- A node's id is the SHA-1 of its libp2p peer id, so each peer has one place. Other ids enter no routing table.
+- Requests are rate-limited by peer and overall; one above the limit is answered with "nothing found" or "nothing
+  stored".
 - Bytes are booked on the owner's throttles (``net.throttle``) and never wait. Above the DHT's share of a cap, or while
   the peer rests, fewer requests are answered.
-- Records are stored one by one, each checked. Whole dictionaries are rejected; no peer needs to send any, because
-  nothing is cached and nothing is handed over to new nodes: presence is announced again every 20 s, access lists within
-  a minute.
+- Records are stored one by one, each checked. Whole dictionaries are rejected; nothing is cached or handed over to new
+  nodes, since presence is announced every 20 s and access lists within a minute.
 - Only records that the validator accepts are taken from a response, each until its own expiration time.
 """
 
@@ -74,22 +72,16 @@ EACH = RateLimit(burst=200.0, per_s=10.0)
 OVERALL = RateLimit(burst=2000.0, per_s=400.0)
 """Rate limit of all peers in keys: a sixth of a core (measured: .2 ms to find 128 records, .4 ms to store one). In a
 swarm of 95, where all ask the same nodes for one key, a node receives 20 per second. Guess: a larger swarm would settle
-it.
-"""
-RECORDS_A_TOKEN = 128
-"""Requested records that cost as much as one key."""
+it."""
+RECORDS_A_TOKEN = 128  # requested records that cost as much as one key
 RESTING_COST = 20.0
 """Factor on a request's cost while this peer rests: ten requests per peer at once, one every two seconds, and twenty
-per second overall, which is what honest peers need. Complete silence would hide the records stored here, and many peers
-may rest at the same time. Guess: lookups while half of a swarm rests would settle it."""
+per second overall, as honest peers need. Silence would hide the records stored here. Guess: lookups while half of a
+swarm rests would settle it."""
 
 
 def id_of(peer: bytes) -> DHTID:
-    """Return the only id that a peer's node may have.
-
-    Args:
-        peer: the multihash of its peer id.
-    """
+    """Return the only id that a peer's node may have, from the multihash of its peer id."""
     return DHTID.generate(source=peer)
 
 
@@ -160,10 +152,8 @@ class Protocol(DHTProtocol):
         return self._limiter.admits(peer, asyncio.get_running_loop().time(), tokens)
 
     def _sent(self, request: Message, response: Answer) -> Answer:
-        """Book the bytes of a request and its response; return the response."""
-        asked, told = request.ByteSize(), response.ByteSize()
-        self.rates.down.book_unwaited(asked)
-        self.rates.up.book_unwaited(told)
+        self.rates.down.book_unwaited(request.ByteSize())
+        self.rates.up.book_unwaited(response.ByteSize())
         return response
 
     def _keep(self, key: bytes, subkey: bytes, value: bytes, expiration: float, in_cache: bool) -> bool:
@@ -287,8 +277,6 @@ class Protocol(DHTProtocol):
 
 
 class _BookedStub:
-    """hivemind's stub of a peer, with requests and responses booked on the throttles."""
-
     def __init__(self, stub: Any, rates: Throttles) -> None:
         self._stub = stub
         self._rates = rates
@@ -323,8 +311,7 @@ def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
     raise RemoteError("a dictionary of records was due")
 
 
-_DICTIONARY = 0x50
-"""Extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)."""
+_DICTIONARY = 0x50  # extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)
 
 
 def _is_entry(entry: Any) -> bool:

@@ -1,11 +1,9 @@
 """Peer directory: ``ports.Directory`` over the DHT, and the peer cache that survives a restart.
 
-Each presence bucket has one DHT key (``swarm.presence_buckets`` chooses the buckets of announcements and lookups), with
-one subkey per peer id that holds the encoded, signed presence until it expires. Every node, bootstraps included, runs
-``PresenceValidator``, which stores and returns only validly signed presence records of this run under their own peers'
-buckets. Therefore the DHT can neither be filled with other data nor forged; since a node may be modified, lookups
-verify records again. In a closed run (``p2ptrain.admission``) a peer's membership certificate is stored with its
-presence, and only admitted peers are stored or found.
+Each presence bucket (``swarm.presence_buckets``) has one DHT key, with one subkey per peer id that holds the encoded,
+signed presence until it expires. Every node runs ``PresenceValidator``, so the DHT can neither be filled with other
+data nor forged; since a node may be modified, lookups verify records again. In a closed run (``p2ptrain.admission``) a
+peer's certificate is stored with its presence, and only admitted peers are stored or found.
 """
 
 from __future__ import annotations
@@ -55,11 +53,9 @@ CLOCK_SKEW_S = 300.0
 MAX_SEALED_BYTES = wire.MAX_PRESENCE_BYTES + framing.MAX_BADGE_BYTES + 8
 """Longest presence record with its certificate and msgpack's overhead."""
 MAX_CACHED = 64
-"""Most presences in the peer cache."""
 
 
 def presence_key(run: RunId, bucket: PresenceBucket) -> str:
-    """Return the DHT key of one bucket of a run's presence records."""
     return f"p2ptrain.{run}.presence.{bucket.level}.{bucket.number}"
 
 
@@ -116,19 +112,14 @@ class DhtDirectory:
         self._run = run
         self._random = random or Random()
         self._buckets = PresenceBuckets(self._random)
-        self._saw_all = True
-        self._lying: dict[PresenceBucket, float] = {}
-        """Expiration time of our record in each bucket."""
+        self.sees_all = True
+        """Whether the last lookup covered all peers, not a sample."""
+        self._lying: dict[PresenceBucket, float] = {}  # expiration time of our record in each bucket
 
     @property
     def size(self) -> int:
         """Estimated number of peers in the swarm; 0 before the first lookup."""
         return self._buckets.size or 0
-
-    @property
-    def sees_all(self) -> bool:
-        """True if the last lookup covered all peers, not a sample."""
-        return self._saw_all
 
     async def announce(self, presence: Presence) -> None:
         """Store our record. The first call begins with a lookup, because the swarm's size determines the buckets."""
@@ -162,13 +153,10 @@ class DhtDirectory:
                     records = await self._records(search.next)
                     search.answered(len(records))
                     found |= {record.peer: record for record in records}
-        except TimeoutError:
+        except (TimeoutError, NetworkError) as error:
             if not found:
-                raise NetworkError(f"the lookup took more than {DEADLINE_S:.0f} s") from None
-        except NetworkError:
-            if not found:
-                raise
-        self._saw_all = search.saw_all
+                raise NetworkError(str(error) or f"the lookup took more than {DEADLINE_S:.0f} s") from error
+        self.sees_all = search.saw_all
         # A random sample and not the latest: records dated ahead would displace all others.
         return self._random.sample(list(found.values()), min(len(found), MAX_RECORDS))
 
@@ -185,7 +173,6 @@ class DhtDirectory:
         return list({*homes, *self._lying}) if presence.state is PeerState.LEAVING else homes
 
     async def _records(self, bucket: PresenceBucket) -> list[Presence]:
-        """Return a bucket's live, validly signed records. Raises NetworkError."""
         async with network_errors("the lookup"):
             found = await self._dht.get(presence_key(self._run, bucket), latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
@@ -208,10 +195,7 @@ class PeerCache:
         self._path = path
 
     def load(self, run: RunId) -> list[Presence]:
-        """Return the run's well-formed, signed records; expired ones too, for their addresses.
-
-        A missing or damaged file counts as empty.
-        """
+        """Return the run's well-formed, signed records, expired ones too; a damaged file counts as empty."""
         try:
             entries = json.loads(self._path.read_bytes())
         except FileNotFoundError:
@@ -226,7 +210,8 @@ class PeerCache:
         """Replace the cache by the latest of these records, one per peer. Raises OSError."""
         latest = {record.peer: record for record in sorted(records, key=lambda record: record.issued_at)}
         kept = sorted(latest.values(), key=lambda record: record.issued_at, reverse=True)[:MAX_CACHED]
-        text = json.dumps([_to_json(record) for record in kept], indent=1)
+        entries = [dataclasses.asdict(record) | {"signature": record.signature.hex()} for record in kept]
+        text = json.dumps(entries, indent=1)
         files.replace(self._path, text.encode(), lasting=False)  # no fsync: this runs on the event loop
 
 
@@ -272,23 +257,14 @@ def _unwrapped(value: bytes, gate: Gate | None) -> Presence | None:
         return None
 
 
-def _to_json(record: Presence) -> dict[str, object]:
-    return dataclasses.asdict(record) | {"signature": record.signature.hex()}
-
-
 def _from_json(entry: object) -> Presence | None:
     """Read a record as strictly as from the wire; None if it is invalid."""
     if not isinstance(entry, dict):
         return None
     try:
-        record = Presence(
-            **entry
-            | {
-                "addresses": tuple(entry["addresses"]),
-                "state": PeerState(entry["state"]),
-                "signature": bytes.fromhex(entry["signature"]),
-            }
-        )
+        addresses, state = tuple(entry["addresses"]), PeerState(entry["state"])
+        signature = bytes.fromhex(entry["signature"])
+        record = Presence(**entry | {"addresses": addresses, "state": state, "signature": signature})
         return wire.decode_presence(wire.encode_presence(record))
     except (KeyError, TypeError, ValueError, AttributeError, RemoteError):
         return None

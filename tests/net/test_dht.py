@@ -25,7 +25,7 @@ from hivemind.utils.timed_storage import get_dht_time
 
 from p2ptrain import wire
 from p2ptrain.base.errors import NetworkError, RemoteError
-from p2ptrain.base.ids import RunId
+from p2ptrain.base.ids import RunId, peer_of
 from p2ptrain.net import dht, dht_protocol, virtual_time
 from p2ptrain.net.dht_protocol import (
     DHT_PROTOCOL,
@@ -41,7 +41,7 @@ from p2ptrain.net.dht_protocol import (
     id_of,
 )
 from p2ptrain.net.directory import MAX_STORED_PEERS, DhtDirectory, PresenceValidator, presence_key
-from p2ptrain.net.identity import Identity, _peer_id
+from p2ptrain.net.identity import Identity
 from p2ptrain.net.throttle import LOWEST_RATE, UNWAITED_S, UNWAITED_SHARE, Throttles
 from p2ptrain.swarm.messages import PeerState, Presence
 from p2ptrain.swarm.presence_buckets import PresenceBucket
@@ -103,7 +103,7 @@ class FakeP2P:
 def somebody(number: int) -> Identity:
     """Always the same."""
     key = Ed25519PrivateKey.from_private_bytes(number.to_bytes(32))
-    return Identity(Path(), _peer_id(key.public_key()), key)
+    return Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key)
 
 
 def peer_id(number: int) -> PeerID:

@@ -23,12 +23,12 @@ from people import AUTHOR
 from p2ptrain import wire
 from p2ptrain.admission import Gate
 from p2ptrain.base.errors import NetworkError
-from p2ptrain.base.ids import RunId
+from p2ptrain.base.ids import RunId, peer_of
 from p2ptrain.net import access_list_store as rulings_module
 from p2ptrain.net import dht_protocol, directory, virtual_time
 from p2ptrain.net.access_list_store import LIFETIME_S, AccessListStore, access_list_key
 from p2ptrain.net.directory import MAX_CACHED, MAX_RECORDS, DhtDirectory, PeerCache, PresenceValidator, presence_key
-from p2ptrain.net.identity import Identity, _peer_id
+from p2ptrain.net.identity import Identity
 from p2ptrain.net.node import Node
 from p2ptrain.net.rate_limiter import RateLimit
 from p2ptrain.statements import packed
@@ -149,7 +149,7 @@ class PretendedNode:
 def crowd() -> list[Identity]:
     """Always the same, and so are their buckets."""
     keys = [Ed25519PrivateKey.from_private_bytes(number.to_bytes(32)) for number in range(240)]
-    return [Identity(Path(), _peer_id(key.public_key()), key) for key in keys]
+    return [Identity(Path(), peer_of(key.public_key().public_bytes_raw()), key) for key in keys]
 
 
 def directory_over(node: Any, seed: int = 1) -> DhtDirectory:

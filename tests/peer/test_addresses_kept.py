@@ -147,7 +147,7 @@ def test_a_connection_says_that_it_is_reached_otherwise(tmp_path: Path) -> None:
 
     connection, log = connection_of(tmp_path, on_move=on_move)
     for places in ((CIRCUIT,), (NEAR,)):
-        connection._shelter = cast(Any, SimpleNamespace(addresses=places))
+        connection._reachability = cast(Any, SimpleNamespace(addresses=places))
         asyncio.run(connection._moved())
     me = Identity.load_or_create(tmp_path / "identity.key").peer_id
     assert moves == [(address.with_peer(CIRCUIT, me),), (address.with_peer(NEAR, me),)]
