@@ -31,6 +31,7 @@ CONVERTED = (
     "peer/*.py",
     "peer/doctor",
     "peer/owner",
+    "peer/testnet",
     "bench",
 )
 """Folders with everything in them, or the modules of one folder. Add one when its docstrings are in plain terms."""

@@ -33,7 +33,7 @@ from peer.testnet.watch import Watch
 
 EXIT_FAILED = 1
 PLAIN_WIDTH = 120
-"""Columns of a table that goes to a file, which has no width of its own."""
+"""Columns of a table that is written to a file, which has no width of its own."""
 FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -87,14 +87,14 @@ def testnet(
     stage: Literal["local", "namespaces", "docker"],
     changes: tuple[str, ...],
 ) -> int:
-    """Train a whole swarm on this machine, and the same run on one peer alone; then compare.
+    """Train a swarm on this machine and the same run on a single peer, then compare the two.
 
-    One bootstrap and some peers, each its own process, meet over libp2p on the loopback. Exits 1 when a peer did not
-    learn, made no exchange or crashed. Ctrl+C stops everything. With --page on a terminal, the page stays to be looked
-    at when all is over, until Ctrl+C.
+    One bootstrap and several peers, each its own process, connect over libp2p on the loopback interface. The exit
+    status is 1 if a peer did not learn, made no exchange or crashed. Ctrl+C stops everything. With --page on a
+    terminal, the page stays open after the end until Ctrl+C.
 
-    With --scenario, act that out instead, and hold what became of it against its limits (docs/LABORATORY.md); exits 1
-    when one is missed.
+    With --scenario, run that scenario with real peers instead and check the outcome against its limits
+    (docs/LABORATORY.md). The exit status is 1 if a limit is missed.
     """
     _refuse_mixtures(context, scenario is not None)
     if scenario is not None:
@@ -126,7 +126,7 @@ def testnet(
 def _laboratory() -> ModuleType:
     """Import ``lab`` from the clone that this module is part of.
 
-    Raises UserError where there is no clone: the installed package has no laboratory.
+    Raises UserError if there is no clone: the installed package has no laboratory.
     """
     if not (PACKAGES / "lab" / "__init__.py").is_file():
         raise UserError(
@@ -139,7 +139,7 @@ def _laboratory() -> ModuleType:
 
 
 def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
-    """Options that say nothing beside, or without, a scenario. Raises click.UsageError."""
+    """Raise click.UsageError for options that have no effect with a scenario, or none without one."""
     without = ("preset", "manifest", "peers", "seconds", "no_solo", "seed", "data", "tokenizer")
     wrong = [name for name in (without if is_scenario else ("stage", "changes")) if _is_given(context, name)]
     if wrong:
@@ -169,7 +169,7 @@ def _conducted(
     watch: Watch,
     afterwards: Callable[[Ending], Awaitable[None]] | None = None,
 ) -> Ending:
-    """``conduct`` in a loop of its own. SIGTERM stops it as Ctrl+C does: children first, then KeyboardInterrupt."""
+    """Run ``conduct`` in its own event loop. SIGTERM acts as Ctrl+C: the children end, then KeyboardInterrupt."""
 
     async def interruptible() -> Ending:
         task = asyncio.current_task()
@@ -184,7 +184,7 @@ def _conducted(
 
 
 def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> TestnetReport:
-    """As without a page, but the page stays, once everything is told, until Ctrl+C: somebody may look at it."""
+    """Run the testnet, print its report, and keep the page open until Ctrl+C."""
     told: list[TestnetReport] = []
 
     async def stay(ending: Ending) -> None:
@@ -198,11 +198,11 @@ def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> T
         if not told:
             raise
         return told[0]
-    return _told(plan, means, ending, watch)  # something went wrong: there is nothing to stay for
+    return _told(plan, means, ending, watch)  # after a trouble the page does not stay open
 
 
 def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
-    """Put together, written down and printed."""
+    """Make the report, write summary.json and print the report."""
     watch.close()
     report = _report(plan, means, ending, watch.console)
     plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -211,7 +211,7 @@ def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetRepo
 
 
 def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> TestnetReport:
-    """Read what the trainers left, and average it."""
+    """Read the trainers' summaries and average their models."""
     measured, unmeasured = None, ""
     if not ending.troubles:
         with console.status("averaging the peers' models"):
@@ -255,7 +255,7 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
 
 
 def _our_command() -> str:
-    """How the owner's shell finds this p2ptrain: by its name, or in the virtual environment that nobody activated."""
+    """Return how a shell finds this p2ptrain: by name, or by path in a virtual environment that is not active."""
     ours = Path(sys.executable).parent / "p2ptrain"
     found = shutil.which("p2ptrain")
     if found is not None and Path(found).absolute() == ours.absolute():
