@@ -39,34 +39,36 @@ FILE = click.Path(dir_okay=False, path_type=Path)
 
 @click.command(short_help="Run a whole swarm on this machine and compare it with one peer.")
 @click.option("--preset", default="demo", show_default=True, help=f"What to train: {', '.join(PRESETS)}.")
-@click.option("--manifest", type=click.Path(path_type=Path), help="Instead: a manifest.toml or a run's directory.")
-@click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="How many peers.")
-@click.option("--seconds", type=FiniteRange(min=1.0), help="Stop after so much training; else at the run's end.")
+@click.option(
+    "--manifest", type=click.Path(path_type=Path), help="Train this manifest.toml or run directory instead of a preset."
+)
+@click.option("--peers", type=click.IntRange(2, 64), default=3, show_default=True, help="Number of peers.")
+@click.option("--seconds", type=FiniteRange(min=1.0), help="Stop after this much training, not at the run's end.")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
     default=Path("out/demo"),
     show_default=True,
-    help="Where everything goes; an earlier testnet there is replaced.",
+    help="Output directory; an earlier testnet there is replaced.",
 )
-@click.option("--no-solo", is_flag=True, help="No run on one peer to compare with.")
-@click.option("--seed", type=click.IntRange(min=0), help="Instead of the manifest's run.seed.")
-@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Of torch, in each process.")
-@click.option("--data", type=FILE, metavar="FILE", help="The corpus, when the manifest names one by its digest.")
-@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, likewise.")
-@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser, at this port of this computer.")
+@click.option("--no-solo", is_flag=True, help="Skip the solo run.")
+@click.option("--seed", type=click.IntRange(min=0), help="Replaces the manifest's run.seed.")
+@click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Torch threads per process.")
+@click.option("--data", type=FILE, metavar="FILE", help="The corpus, if the manifest names one by its digest.")
+@click.option("--tokenizer", type=FILE, metavar="FILE", help="The tokenizer.json, if the manifest names its digest.")
+@click.option("--page", metavar="[HOST:]PORT", help="Show the swarm in a browser at this port of this computer.")
 @click.option(
     "--scenario",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Instead: act out a scenario, as p2ptrain simulate takes; or all of a folder.",
+    help="Run a scenario file (as for p2ptrain simulate), or every scenario in a folder, with real peers.",
 )
 @click.option(
     "--stage",
     type=click.Choice(["local", "namespaces", "docker"]),
     default="local",
     show_default=True,
-    help="Where a scenario is acted out: on the loopback, on hosts in network namespaces (root), or in containers.",
+    help="Where the scenario runs: loopback interface, network namespaces (needs root) or containers.",
 )
 @click.option("--set", "changes", multiple=True, metavar="KEY=VALUE", help="Change a field of the scenario.")
 @click.pass_context
@@ -118,7 +120,7 @@ def testnet(
                 else:
                     report = _told(plan, means, _conducted(plan, means, seconds, watch), watch)
             except KeyboardInterrupt:
-                watch.say("interrupted; everything is stopped")
+                watch.say("interrupted; all processes have stopped")
                 raise
     return EXIT_FAILED if report.failures else 0
 
@@ -130,7 +132,7 @@ def _laboratory() -> ModuleType:
     """
     if not (PACKAGES / "lab" / "__init__.py").is_file():
         raise UserError(
-            "--scenario needs the laboratory, which is part of the repository and not of the installed package.",
+            "--scenario needs the laboratory, which the installed package does not contain.",
             "Clone the repository, run `make install` in it, and use its .venv/bin/p2ptrain.",
         )
     if str(PACKAGES) not in sys.path:
@@ -145,7 +147,7 @@ def _refuse_mixtures(context: click.Context, is_scenario: bool) -> None:
     if wrong:
         names = ", ".join("--set" if name == "changes" else f"--{name.replace('_', '-')}" for name in wrong)
         if is_scenario:
-            raise click.UsageError(f"{names} and --scenario do not go together: a scenario says all that.")
+            raise click.UsageError(f"{names} cannot be used with --scenario: the scenario file defines the run.")
         raise click.UsageError(f"{names} needs --scenario.")
 
 
@@ -158,7 +160,7 @@ def _opening(plan: Plan) -> str:
     solo = " and a solo run to compare with" if plan.solo else ""
     return (
         f"{len(plan.peers)} peers{solo}; model of {parameter_count(manifest.model):,} parameters, "
-        f"{manifest.run.tokens_per_peer:,} tokens per peer; everything goes to {plan.out}"
+        f"{manifest.run.tokens_per_peer:,} tokens per peer; output directory: {plan.out}"
     )
 
 
@@ -189,7 +191,7 @@ def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> T
 
     async def stay(ending: Ending) -> None:
         told.append(_told(plan, means, ending, watch))
-        watch.say(f"the page stays at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
+        watch.say(f"the page stays open at {page_url(plan.bootstrap / 'output.log')} until Ctrl+C")
         await asyncio.get_running_loop().create_future()
 
     try:
@@ -227,7 +229,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Testn
         solo=reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None,
         ending=ending,
         measured=measured,
-        unmeasured=unmeasured or "the testnet was ended early",
+        unmeasured=unmeasured or "the testnet ended early",
         seed=plan.signed.manifest.run.seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=reports.machine(),
@@ -239,7 +241,7 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
     for line in reports.comparison(report):
         console.print(line, markup=False, soft_wrap=True)
     if report.measured is not None:
-        console.rule("the averaged model writes", style="dim")
+        console.rule("text generated by the averaged model", style="dim")
         console.print(report.measured.sample, markup=False, soft_wrap=True)
         console.rule(style="dim")
     console.print(f"{report.ending.wall_s:.0f} s; figures in {plan.summary}", markup=False, soft_wrap=True)
@@ -247,9 +249,9 @@ def _show(report: TestnetReport, plan: Plan, console: Console) -> None:
         console.print("FAILED:", style="bold red")
         for failure in report.failures:
             console.print(f"- {failure}", markup=False, soft_wrap=True)
-        console.print(f"What each process printed: {plan.out}/*/output.log", markup=False, soft_wrap=True)
+        console.print(f"Output of each process: {plan.out}/*/output.log", markup=False, soft_wrap=True)
         return
-    console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Now try:", markup=False, soft_wrap=True)
+    console.print(f"Checkpoints: {plan.out}/peer-*/checkpoints. Next steps:", markup=False, soft_wrap=True)
     for line in reports.next_steps(shlex.quote(_our_command()), plan.out):
         console.print(f"  {line}", markup=False, soft_wrap=True)
 

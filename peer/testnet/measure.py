@@ -66,4 +66,4 @@ def weights_of(*directories: Path) -> Tensor:
         found = checkpoint.load_latest(directory).checkpoint
         if found is not None:
             return found.tensors["slow"]
-    raise HomeError(f"{directories[-1].parent} holds no whole checkpoint.", "Its output.log says why.")
+    raise HomeError(f"{directories[-1].parent} holds no complete checkpoint.", "Read its output.log for the reason.")

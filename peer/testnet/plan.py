@@ -97,8 +97,8 @@ def chosen_manifest(preset_name: str, source: Path | None) -> Manifest:
     recipe = RECIPES[manifest.outer.recipe]
     if not recipe.exchanges:
         raise ManifestError(
-            f"outer.recipe: {recipe.name} exchanges nothing, so its peers are no swarm.",
-            "Choose a manifest whose recipe exchanges; the testnet makes the solo run by itself.",
+            f"outer.recipe: {recipe.name} makes no exchanges, so a testnet of it would not be a swarm.",
+            "Choose a manifest whose recipe makes exchanges; the testnet adds the solo run by itself.",
         )
     return manifest
 
@@ -128,8 +128,8 @@ def claimed(out: Path, before: Callable[[], None] = lambda: None) -> Iterator[No
     try:
         if out.exists() and not marker.exists() and (not out.is_dir() or any(out.iterdir())):
             raise HomeError(
-                f"{out} exists and holds something else than a testnet.",
-                "Choose another directory with --out; only the results of an earlier testnet are replaced.",
+                f"{out} exists and is not the output of a testnet.",
+                "Choose another directory with --out; only an earlier testnet is replaced.",
             )
         out.mkdir(parents=True, exist_ok=True)
         lock = os.open(marker, os.O_RDWR | os.O_CREAT, 0o644)
@@ -160,7 +160,7 @@ def _lock(handle: int, out: Path) -> None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise HomeError(
-            f"Another testnet runs in {out}.", "Wait for it, stop it, or choose another directory with --out."
+            f"Another testnet is running in {out}.", "Wait for it, stop it, or choose another directory with --out."
         ) from None
 
 
@@ -208,5 +208,6 @@ def _trainer(out: Path, name: str) -> TrainerProcess:
 
 def _unwritable(place: Path, error: OSError) -> HomeError:
     return HomeError(
-        f"{place} cannot be written: {error.strerror}.", "Free some space there, or choose another place with --out."
+        f"Cannot write {place}: {error.strerror}.",
+        "Free space or change its permissions, or choose another directory with --out.",
     )

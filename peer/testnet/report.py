@@ -103,7 +103,7 @@ class TestnetReport:
         for each in self.peers:
             found += [f"{each.name} {fault}" for fault in _faults(each, self.ending)]
             if each.figures is not None and each.figures.exchanges_ok == 0:
-                found.append(f"{each.name} made no exchange: it trained alone, and no swarm took part in it")
+                found.append(f"{each.name} made no exchange: it trained alone")
         if self.solo is not None:
             found += [f"{self.solo.name} {fault}" for fault in _faults(self.solo, self.ending)]
         if self.measured is None:
@@ -146,7 +146,7 @@ def _faults(each: TrainerOutcome, ending: Ending) -> list[str]:
     if not last < LEARNED * first:  # NaN fails too
         found.append(f"did not learn: its held-out loss went from {first:.3f} to {last:.3f}")
     if not each.finished and not ending.cut_short and not ending.troubles:
-        why = each.why or "it does not say why"
+        why = each.why or "its summary gives no reason"
         found.append(f"stopped before the run's end: {why}")
     return found
 
@@ -185,7 +185,7 @@ def _finite(value: Any) -> Any:
 
 def table(report: TestnetReport) -> Table:
     """Return the closing table, one row per trainer."""
-    shown = Table(title="held-out loss in nats a token")
+    shown = Table(title="held-out loss in nats per token")
     shown.add_column("")
     for heading in (
         "loss first",
@@ -227,14 +227,16 @@ def comparison(report: TestnetReport) -> list[str]:
         return []
     lines = [f"The peers' averaged model: held-out loss {measured.averaged_val_loss:.4f}"]
     if solo is not None and solo.figures is not None and report.ratio is not None:
-        alone = "in the same time" if report.ending.cut_short else "on as many tokens as one peer reads"
-        lines[0] += f"; alone, {alone}: {solo.figures.val_loss_last:.4f} (ratio {report.ratio:.3f})"
+        basis = "in the same time" if report.ending.cut_short else "on as many tokens as one peer"
+        lines[0] += f"; solo run {basis}: {solo.figures.val_loss_last:.4f} (ratio {report.ratio:.3f})"
     lines.append(
         f"Disagreement of the peers: {100 * measured.disagreement:.2f} % when training ended, "
         f"{100 * measured.final_disagreement:.2f} % after the final gossip"
     )
     if report.ending.cut_short:
-        lines.append("Cut short by --seconds: the schedule did not end, so the losses compare only roughly.")
+        lines.append(
+            "Cut short by --seconds: the learning rate schedule is incomplete, so the losses compare only roughly."
+        )
     return lines
 
 
@@ -245,7 +247,7 @@ def next_steps(command: str, out: Path) -> list[str]:
         f"{command} generate {home} 'To be, or not'",
         f"{command} export {home} {out / 'exported'}    # for AutoModelForCausalLM.from_pretrained",
         f"{command} init my-run && {command} sign my-run && {command} bootstrap my-run"
-        "    # a run of your own; it prints the command that others join with",
+        "    # a run of your own; prints the command with which others join",
     ]
 
 

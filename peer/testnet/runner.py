@@ -156,7 +156,7 @@ async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple
         if training_since is None and watch.all_begun:
             training_since = now
         if seconds is not None and training_since is not None and now - training_since >= seconds:
-            watch.say(f"{seconds:g} s of training are over; everybody saves and leaves")
+            watch.say(f"{seconds:g} s of training are over; all peers save and leave")
             return [], True
     return [], False
 
@@ -171,7 +171,7 @@ def _troubles(cast: _Cast, silence_s: float) -> list[str]:
     if cast.bootstrap is not None and cast.bootstrap.status is not None:
         troubles.append(f"the bootstrap ended with status {cast.bootstrap.status}; {said(cast.bootstrap)}")
     if silence_s > SILENCE_S:
-        troubles.append(f"no trainer has noted anything for {silence_s:.0f} s")
+        troubles.append(f"no trainer has written to its event log for {silence_s:.0f} s")
     return troubles
 
 

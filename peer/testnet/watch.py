@@ -64,10 +64,10 @@ def noted(view: TrainerProgress, note: Mapping[str, Any], names: Mapping[PeerId,
             said = f"exchanged with {_name(partner, names)}: {took}, {moved}"
             return replace(view, exchanges=view.exchanges + 1, last=said)
         case {"kind": "skipped" | "failed" as kind, "peer": str(partner)}:
-            said = "skipped" if kind == "skipped" else "gave up on"
+            said = "skipped" if kind == "skipped" else "gave up exchange with"
             return replace(view, last=f"{said} {_name(partner, names)}: {note.get('why', '')}")
         case {"kind": "tokenizing", "tokens": int(tokens)}:
-            return replace(view, last=f"making tokens: {tokens:,}")
+            return replace(view, last=f"tokenizing: {tokens:,} tokens")
         case {"kind": "started", "loss": float(loss)}:
             return replace(view, first_loss=loss, last="training")
         case {"kind": "started"}:
