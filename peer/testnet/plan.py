@@ -208,6 +208,6 @@ def _trainer(out: Path, name: str) -> TrainerProcess:
 
 def _unwritable(place: Path, error: OSError) -> HomeError:
     return HomeError(
-        f"Cannot write {place}: {error.strerror}.",
+        f"{place} cannot be written: {error.strerror}.",
         "Free space or change its permissions, or choose another directory with --out.",
     )

@@ -122,5 +122,5 @@ def test_one_testnet_at_a_time(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(HomeError, match="Cannot write"), claimed(tmp_path / "file" / "out"):
+    with pytest.raises(HomeError, match="cannot be written"), claimed(tmp_path / "file" / "out"):
         pass
