@@ -138,7 +138,7 @@ class StreamLink:
         except TimeoutError:
             self._is_stuck = True
             self.give_up()
-            raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
+            raise NetworkError(f"{short(self.peer)} read nothing for too long") from None
         except (OSError, EOFError) as error:
             self.give_up()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error
@@ -160,7 +160,7 @@ class StreamLink:
         async with self._receiving() as deadline:
             kind, length = await self._receive_header(deadline)
             if length > len(buffer):
-                raise RemoteError(f"a frame of {length} bytes where {len(buffer)} were due")
+                raise RemoteError(f"expected a frame of at most {len(buffer)} bytes, got {length}")
             await self._receive_body(kind, buffer[:length], deadline)
             return kind, length
 

@@ -146,7 +146,7 @@ def test_a_wrong_chunk_on_any_lane_is_a_remote_error():
         await receive_payload(far, [len(good)])
 
     for number in range(3):
-        with pytest.raises(RemoteError, match="does not agree"):
+        with pytest.raises(RemoteError, match="does not match"):
             virtual_time.run(main(number))
 
 
