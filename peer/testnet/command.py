@@ -204,7 +204,6 @@ def _watched(plan: Plan, means: Means, seconds: float | None, watch: Watch) -> T
 
 
 def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetReport:
-    """Make the report, write summary.json and print the report."""
     watch.close()
     report = _report(plan, means, ending, watch.console)
     plan.summary.write_text(json.dumps(reports.summary(report), indent=1, allow_nan=False) + "\n", encoding="utf-8")
@@ -213,8 +212,7 @@ def _told(plan: Plan, means: Means, ending: Ending, watch: Watch) -> TestnetRepo
 
 
 def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> TestnetReport:
-    """Read the trainers' summaries and average their models."""
-    measured, unmeasured = None, ""
+    measured, unmeasured = None, "the testnet ended early"
     if not ending.troubles:
         with console.status("averaging the peers' models"):
             from peer.testnet.measure import measure
@@ -229,7 +227,7 @@ def _report(plan: Plan, means: Means, ending: Ending, console: Console) -> Testn
         solo=reports.outcome(plan.solo.name, plan.solo.home.summary) if plan.solo else None,
         ending=ending,
         measured=measured,
-        unmeasured=unmeasured or "the testnet ended early",
+        unmeasured=unmeasured,
         seed=plan.signed.manifest.run.seed,
         date=datetime.now(UTC).isoformat(timespec="seconds"),
         machine=reports.machine(),

@@ -26,7 +26,6 @@ LEARNED = 0.97
 """A peer has learned if its held-out loss fell below this share of the first. In the first 2 % of the demo it falls to
 0.55 of the first, and its error is 0.01 nats (measured). Guess: measure the slowest healthy run."""
 
-
 HEADINGS = ("loss first", "-> last", "tokens", "tokens/s", "exchanges", "failed", "sent", "received", "blocked")
 
 
@@ -90,11 +89,11 @@ class TestnetReport:
     ending: Ending
     measured: Measured | None
     """None if there was nothing to average."""
+    unmeasured: str
+    """Reason, if there was nothing to average."""
     seed: int
     date: str
     machine: str
-    unmeasured: str = ""
-    """Why there was nothing to average."""
 
     @property
     def failures(self) -> list[str]:
@@ -107,8 +106,7 @@ class TestnetReport:
         if self.solo is not None:
             found += [f"{self.solo.name} {fault}" for fault in _faults(self.solo, self.ending)]
         if self.measured is None:
-            why = self.unmeasured or "no peer left any weights"
-            found.append(f"the averaged model could not be measured: {why}")
+            found.append(f"the averaged model could not be measured: {self.unmeasured}")
         elif not math.isfinite(self.measured.averaged_val_loss):
             found.append("the averaged model's loss is not a finite number")
         return found
@@ -131,7 +129,6 @@ def outcome(name: str, summary: Path) -> TrainerOutcome:
 
 
 def _faults(each: TrainerOutcome, ending: Ending) -> list[str]:
-    """Return the faults of one trainer, apart from its exchanges."""
     if any(trouble.startswith(f"{each.name} ended") for trouble in ending.troubles):
         return []  # already among the troubles, with its last output
     status = ending.statuses.get(each.name)
@@ -146,8 +143,7 @@ def _faults(each: TrainerOutcome, ending: Ending) -> list[str]:
     if not last < LEARNED * first:  # NaN fails too
         found.append(f"did not learn: its held-out loss went from {first:.3f} to {last:.3f}")
     if not each.finished and not ending.cut_short and not ending.troubles:
-        why = each.why or "its summary gives no reason"
-        found.append(f"stopped before the run's end: {why}")
+        found.append(f"stopped before the run's end: {each.why or 'its summary gives no reason'}")
     return found
 
 
@@ -187,17 +183,7 @@ def table(report: TestnetReport) -> Table:
     """Return the closing table, one row per trainer."""
     shown = Table(title="held-out loss in nats per token")
     shown.add_column("")
-    for heading in (
-        "loss first",
-        "-> last",
-        "tokens",
-        "tokens/s",
-        "exchanges",
-        "failed",
-        "sent",
-        "received",
-        "blocked",
-    ):
+    for heading in HEADINGS:
         shown.add_column(heading, justify="right", no_wrap=True)
     for each in (*report.peers, *([report.solo] if report.solo else [])):
         shown.add_row(each.name, *_cells(each.figures))

@@ -103,7 +103,6 @@ async def conduct(
 
 
 async def _start(plan: Plan, means: Means, cast: _Cast, watch: Watch) -> list[str]:
-    """Start all processes. Returns troubles."""
     if plan.solo is not None:  # it needs no bootstrap and can start first
         cast.trainers["solo"] = await _trainer(plan.solo, [], means)
     arguments = [str(plan.run), "--local", "--home", str(plan.bootstrap)]
@@ -162,7 +161,6 @@ async def _until_over(cast: _Cast, seconds: float | None, watch: Watch) -> tuple
 
 
 def _troubles(cast: _Cast, silence_s: float) -> list[str]:
-    """Return the reasons to end the testnet now."""
     troubles = [
         f"{child.name} ended with status {child.status}; {said(child)}"
         for child in cast.trainers.values()

@@ -8,7 +8,7 @@ import os
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -126,34 +126,24 @@ def _parsed(line: bytes) -> Any:
         return None
 
 
-@dataclass(slots=True)
 class Watch:
     """The display of all trainers' progress; a context manager that restores the terminal."""
 
-    trainers: Sequence[TrainerProcess]
-    console: Console
-    views: dict[str, TrainerProgress] = field(init=False)
-    heard_at: float = field(init=False)
-    """Monotonic time of the latest note of any trainer."""
-    _tails: dict[str, Tail] = field(init=False)
-    _names: dict[PeerId, str] = field(init=False)
-    _bars: Progress = field(init=False)
-    _told_at: float = field(init=False)
-    _told: dict[str, TrainerProgress] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.views = {trainer.name: TrainerProgress() for trainer in self.trainers}
+    def __init__(self, trainers: Sequence[TrainerProcess], console: Console) -> None:
+        self.console = console
+        self.views = {trainer.name: TrainerProgress() for trainer in trainers}
         self.heard_at = self._told_at = time.monotonic()
-        self._told = {}
-        self._tails = {trainer.name: Tail(trainer.home.events) for trainer in self.trainers}
-        self._names = {trainer.peer_id: trainer.name for trainer in self.trainers}
+        """Monotonic time of the latest note of any trainer."""
+        self._told: dict[str, TrainerProgress] = {}
+        self._tails = {trainer.name: Tail(trainer.home.events) for trainer in trainers}
+        self._names = {trainer.peer_id: trainer.name for trainer in trainers}
         self._bars = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TaskProgressColumn(),
             TextColumn("{task.fields[figures]}"),
             TextColumn("{task.fields[last]}", style="dim"),
-            console=self.console,
+            console=console,
         )
 
     def __enter__(self) -> Self:

@@ -41,7 +41,7 @@ PEERS = tuple(TrainerOutcome(f"peer-{number}", FIGURES, True, "the run's end") f
 SOLO = TrainerOutcome("solo", replace(FIGURES, exchanges_ok=0, val_loss_last=2.5), True, "the run's end")
 ENDING = Ending({"peer-1": 0, "peer-2": 0, "peer-3": 0, "solo": 0}, (), False, 60.0)
 GOOD = TestnetReport(
-    PEERS, SOLO, ENDING, Measured(1.9, 0.015, 0.002, "To be"), 1, "2026-01-01T00:00:00+00:00", "a computer"
+    PEERS, SOLO, ENDING, Measured(1.9, 0.015, 0.002, "To be"), "", 1, "2026-01-01T00:00:00+00:00", "a computer"
 )
 
 PROMISED_KEYS = {
