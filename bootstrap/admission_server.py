@@ -89,7 +89,7 @@ class AdmissionServer:
         try:
             files.replace(self._file, self.gate.rulings.encode())
         except OSError as error:
-            self._say("doorman", f"the newest rulings could not be saved in {self._file}: {error.strerror}")
+            self._say("doorman", f"the newest access list could not be saved in {self._file}: {error.strerror}")
         self._seen = self._stamp()
 
     def _tell(self) -> None:

@@ -152,7 +152,7 @@ def _rule(
     except ValueError:
         raise AdmissionError(
             f"The access list would have {sum(map(len, names)):,} names, but at most {MAX_RULINGS:,} are allowed.",
-            "For any number of peers, create an open run.",
+            "Create an open run for any number of peers.",
         ) from None
     path = run / RULINGS_FILE
     try:
