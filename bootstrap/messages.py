@@ -49,9 +49,9 @@ def check_beside(link: JoinLink, me: PeerId, own: Sequence[str], home: Path) -> 
     where = address.host_port((elsewhere or named)[0])
     raise JoinLinkError(
         f"The link of the other bootstrap names this one itself, {short(me)}, at {where}.",
-        f"Each bootstrap needs its own identity. If this directory is a copy of the other one's, delete {home} and keep"
-        " only manifest.signed (and rulings.signed, if there is one). If it is the first one and its address has"
-        " changed, leave --beside out.",
+        "Give each bootstrap an identity of its own: if this directory is a copy of the other one's, delete"
+        f" {home} and keep only manifest.signed (and rulings.signed, if there is one). If this bootstrap is the first"
+        " one and its address has changed, omit --beside.",
     )
 
 

@@ -136,7 +136,7 @@ class Checkpoints:
                 _put_back(directory)
             shutil.rmtree(temporary, ignore_errors=True)
             raise HomeError(
-                f"the checkpoint could not be saved in {directory}: {plainly(error)}",
+                f"{directory} cannot be written: {plainly(error)}.",
                 "Free space on that disk or make it writable. Earlier checkpoints are unchanged.",
             ) from error
         return target

@@ -106,7 +106,7 @@ class Receipt:
                 and is_blob(signature, SIGNATURE_BYTES)
             ):
                 return cls(*raw)
-        raise RemoteError("expected a receipt")
+        raise RemoteError("expected a receipt, got something else")
 
 
 def _signed(peer: PeerId, signature: bytes, purpose: bytes, said: list[Any]) -> bool:
@@ -353,4 +353,4 @@ def from_json(entry: Mapping[str, Any]) -> Receipt:
         raw = [entry[each.name] for each in fields(Receipt)]
         return Receipt.read([*raw[:-2], *map(bytes.fromhex, raw[-2:])])
     except (KeyError, TypeError, ValueError):
-        raise RemoteError("expected a receipt") from None
+        raise RemoteError("expected a receipt, got something else") from None

@@ -297,13 +297,13 @@ def _pack(fields: object) -> bytes:
 def _packed(fields: object, most: int) -> bytes:
     body = _pack(fields)
     if len(body) > most:
-        raise ValueError(f"{len(body)} bytes where {most} are allowed")
+        raise ValueError(f"expected at most {most} bytes, got {len(body)}")
     return body
 
 
 def _unpacked(body: bytes, most: int) -> object:
     if len(body) > most:
-        raise RemoteError(f"{len(body)} bytes where {most} are allowed")
+        raise RemoteError(f"expected at most {most} bytes, got {len(body)}")
     try:
         raw: object = msgpack.unpackb(
             body,

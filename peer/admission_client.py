@@ -214,7 +214,7 @@ class AdmissionClient:
         try:
             self._home.write(self._home.path / RULINGS_FILE, rulings.encode())
         except HomeError as error:
-            self._notebook.note("not saved", what="the access list", why=error.problem)
+            self._notebook.note("not saved", what="the access list", why=error.problem.removesuffix("."))
         counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
         self._notebook.note("rulings", serial=rulings.serial, **counts)
         before, why = self._why, self._look(self.gate)

@@ -164,7 +164,7 @@ def _run_without_key(run: Path, signed: SignedManifest) -> HomeError:
 
     match signed.manifest.admission.policy:
         case "open":
-            remedy = "The run is open: pass on the link that its bootstrap printed."
+            remedy = "Pass on the link that its bootstrap printed; the run is open."
         case "invite":
             remedy = f"Invite on the machine that has {KEY_FILE}: p2ptrain invite RUN --link LINK_OF_THE_BOOTSTRAP"
         case _:

@@ -75,12 +75,12 @@ def proved(home: Home, path: Path | None = None) -> Total:
     if entries and not receipts:
         raise HomeError(
             f"No line of {path or home.contributions} is a receipt.",
-            "The file is damaged or not a peer's. Restore a copy, or move it away.",
+            "Restore a copy, or move it away; it is damaged or not a peer's.",
         )
     if not receipts:
         raise HomeError(
             f"There is no receipt in {path or home.contributions} yet.",
-            "Partners sign the first receipt within a minute of the first exchange.",
+            "Wait: partners sign the first receipt within a minute of the first exchange.",
         )
     result = total(receipts, signed.run_id, receipts[0].peer)
     for _ in range(len(entries) - len(receipts)):

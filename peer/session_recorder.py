@@ -240,7 +240,9 @@ class SessionRecorder:
         try:
             checkpoint.save(self.home.trained, {"slow": self.learner.state_dict()[0]["slow"]}, self._state())
         except HomeError as error:
-            self.notebook.note("not saved", what="the weights at the end of training", why=error.problem)
+            self.notebook.note(
+                "not saved", what="the weights at the end of training", why=error.problem.removesuffix(".")
+            )
 
     def try_to_save(self) -> None:
         """Save a checkpoint; a full disk is noted and does not stop training."""
@@ -248,7 +250,7 @@ class SessionRecorder:
         try:
             written = self.save()
         except HomeError as error:
-            self.notebook.note("not saved", what="a checkpoint", why=error.problem)
+            self.notebook.note("not saved", what="a checkpoint", why=error.problem.removesuffix("."))
         now = time.monotonic()
         self._next_save = now + max(SAVE_PERIOD_S, SAVE_SHARE * (now - began), written / SAVE_RATE)
 
@@ -298,7 +300,7 @@ class SessionRecorder:
                 write()
                 return
             except HomeError as error:
-                left_s, why = deadline - self.clock(), error.problem
+                left_s, why = deadline - self.clock(), error.problem.removesuffix(".")
                 if left_s <= 0:
                     self.notebook.note("not saved", what=what, why=f"{why}; given up")
                     raise

@@ -31,6 +31,7 @@ CONVERTED = (
     "peer/*.py",
     "peer/doctor",
     "peer/owner",
+    "peer/testnet",
     "bench",
     "bootstrap",
 )

@@ -31,8 +31,8 @@ class UserError(P2pTrainError):
     """A problem that the owner of this machine can fix.
 
     Args:
-        problem: one sentence that says what is wrong, with the value that was found.
-        remedy: one sentence that says what to do.
+        problem: a sentence that says what is wrong, with the value that was found.
+        remedy: an imperative sentence; no full stop after a command that ends it, so that it can be copied.
     """
 
     def __init__(self, problem: str, remedy: str) -> None:

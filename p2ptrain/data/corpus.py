@@ -120,13 +120,13 @@ def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | N
     if data is not None and spec.kind != "file":
         comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
         raise CorpusError(
-            f"--data names {data}, but this run uses another text: it {comes}",
+            f"--data names {data}, but this run uses another text: it {comes}.",
             "Omit --data; a run trains on the corpus that its manifest names.",
         )
     if tokenizer_file is not None and manifest.tokenizer.kind != "file":
         comes = "has one token per byte" if manifest.tokenizer.kind == "bytes" else "is downloaded"
         raise CorpusError(
-            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}",
+            f"--tokenizer names {tokenizer_file}, but this run uses another tokenizer: it {comes}.",
             "Omit --tokenizer; a run uses the tokenizer that its manifest names.",
         )
     if data is not None and spec.kind == "file" and is_built and _size(data) <= HASHED_BYTES:

@@ -54,12 +54,12 @@ def open_stream(
     except OSError as error:
         full = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written: {error.strerror}"
         raise HomeError(
-            f"the disk of the token cache {directory} {full}",
+            f"The disk of the token cache {directory} {full}.",
             "Free space there, or set XDG_CACHE_HOME to a directory on another disk. Nothing was lost; building starts "
             "again.",
         ) from error
     if tokens is None:
-        raise HomeError(f"the token cache {path} vanished while it was opened", "Start again.")
+        raise HomeError(f"The token cache {path} vanished while it was opened.", "Start again.")
     return tokens
 
 
@@ -126,7 +126,7 @@ def _write(path: Path, chunks: Iterator[np.ndarray], dtype: np.dtype) -> None:
                 file.write(ids.astype(dtype, copy=False).tobytes())
                 count += len(ids)
             if count == 0:
-                raise CorpusError("the corpus is empty", "The run needs a corpus with text in it.")
+                raise CorpusError("The corpus is empty.", "Use a corpus that contains text.")
             file.seek(0)
             _write_header(file, count, dtype)
             if file.tell() != start:

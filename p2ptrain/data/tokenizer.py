@@ -102,7 +102,7 @@ def load_tokenizer(
         return JsonTokenizer(_parse(_download(spec.name, spec.revision)))
     if tokenizer_file is None:
         raise CorpusError(
-            f"this run's tokenizer is a file with sha256 {spec.sha256}, but no file was given",
+            f"This run's tokenizer is a file with sha256 {spec.sha256}, but no file was given.",
             "Get that tokenizer.json from the run's author and pass it with --tokenizer FILE.",
         )
     check_digest(tokenizer_file, spec.sha256, "tokenizer")
@@ -117,7 +117,7 @@ def _download(name: str, revision: str) -> Path:
         return Path(hf_hub_download(name, "tokenizer.json", revision=revision))
     except Exception as error:  # also errors of the HTTP library that the hub's client uses
         raise CorpusError(
-            f"the tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub: {error}",
+            f"The tokenizer {name} at revision {revision} could not be downloaded from the Hugging Face hub ({error}).",
             "Check the internet connection (and HF_ENDPOINT, HF_HUB_OFFLINE if set), then start again.",
         ) from error
 
@@ -135,15 +135,15 @@ def _parse(path: Path) -> HubTokenizer:
             raise ValueError("model.vocab is missing")
     except (OSError, ValueError) as error:
         raise CorpusError(
-            f"{path} is not a tokenizer: {error}",
-            "The run needs a tokenizer.json in the format of the tokenizers library.",
+            f"{path} is not a tokenizer ({error}).",
+            "Name a tokenizer.json in the format of the tokenizers library.",
         ) from error
     try:
         return Tokenizer.from_str(text)
     except Exception as error:  # the library raises nothing more specific for a malformed file
         raise CorpusError(
-            f"{path} is not a tokenizer: {error}",
-            "The run needs a tokenizer.json in the format of the tokenizers library.",
+            f"{path} is not a tokenizer ({error}).",
+            "Name a tokenizer.json in the format of the tokenizers library.",
         ) from error
 
 

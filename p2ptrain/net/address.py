@@ -37,7 +37,7 @@ def packed(address: str) -> bytes:
     """Return the binary form that p2pd dials. Raises ValueError for an address in no supported form."""
     parts = address.split("/")
     if parts[0] != "" or len(parts) < 5:
-        raise ValueError(f"{address!r} is no multiaddress such as /ip4/203.0.113.7/tcp/31337")
+        raise ValueError(f"expected a multiaddress such as /ip4/203.0.113.7/tcp/31337, got {address!r}")
     head = _packed_host(parts[1], parts[2]) + _packed_port(parts[3], parts[4])
     return head + _packed_route(address, parts[5:])
 
@@ -47,12 +47,12 @@ def unpacked(raw: bytes) -> str:
     code, rest = split_varint(raw)
     protocol = _HOST_NAMES.get(code)
     if protocol is None:
-        raise ValueError(f"an address begins with protocol {code}")
+        raise ValueError(f"expected an address of a known protocol, got protocol {code}")
     length, rest = (_FIXED_BYTES[protocol], rest) if protocol in _FIXED_BYTES else split_varint(rest)
     host, rest = rest[:length], rest[length:]
     port_code, rest = split_varint(rest)
     if port_code != _TCP_CODE or len(host) != length or len(rest) < 2:
-        raise ValueError("an address is not of TCP, or cut off")
+        raise ValueError("expected a TCP address, got another protocol or an incomplete address")
     name = str(ipaddress.ip_address(host)) if protocol in _FIXED_BYTES else host.decode("ascii")
     text, rest = f"/{protocol}/{name}/tcp/{int.from_bytes(rest[:2], 'big')}", rest[2:]
     while rest:
@@ -62,7 +62,7 @@ def unpacked(raw: bytes) -> str:
             continue
         length, rest = split_varint(rest)
         if code != _P2P_CODE or not 0 < length <= min(len(rest), _MAX_PART_BYTES):
-            raise ValueError("an address goes on in a way we do not know")
+            raise ValueError("expected a peer or a relay after the TCP port, got something else")
         text, rest = f"{text}/p2p/{base58.b58encode(rest[:length]).decode()}", rest[length:]
     packed(text)
     return text
@@ -243,28 +243,28 @@ def _rank(address: str, local: bool, bridges: set[str]) -> int | None:
 def _packed_host(protocol: str, host: str) -> bytes:
     code = _HOST_CODES.get(protocol)
     if code is None:
-        raise ValueError(f"{protocol!r} is none of {', '.join(_HOST_CODES)}")
+        raise ValueError(f"expected one of {', '.join(_HOST_CODES)}, got {protocol!r}")
     if protocol == "ip4":
         return varint(code) + ipaddress.IPv4Address(host).packed
     if protocol == "ip6":
         if "%" in host:  # Python accepts any text as a zone; a zone has a meaning on one machine only
-            raise ValueError(f"{host!r} has a zone")
+            raise ValueError(f"expected an IPv6 address without a zone, got {host!r}")
         return varint(code) + ipaddress.IPv6Address(host).packed
     if not _HOSTNAME.fullmatch(host):
-        raise ValueError(f"{host!r} is no host name")
+        raise ValueError(f"expected a host name, got {host!r}")
     return varint(code) + varint(len(host)) + host.encode()
 
 
 def _packed_port(protocol: str, port: str) -> bytes:
     if protocol != "tcp" or not (port.isascii() and port.isdigit() and int(port) < 2**16):
-        raise ValueError(f"/{protocol}/{port} is no TCP port")
+        raise ValueError(f"expected a TCP port, got /{protocol}/{port}")
     return varint(_TCP_CODE) + int(port).to_bytes(2, "big")
 
 
 def _packed_route(address: str, parts: list[str]) -> bytes:
     """Encode what follows the port: nothing, a peer, or a relay and optionally the peer behind it."""
     if len(parts) not in (0, 2, 3, 5) or parts[2:3] not in ([], ["p2p-circuit"]):
-        raise ValueError(f"{address!r} goes on in a way we do not know")
+        raise ValueError(f"expected at most a peer or a relay after the TCP port, got {address!r}")
     peers = [_packed_peer(*parts[start : start + 2]) for start in (0, 3) if parts[start:]]
     return varint(_CIRCUIT_CODE).join(peers) + (varint(_CIRCUIT_CODE) if len(parts) == 3 else b"")
 
@@ -272,7 +272,7 @@ def _packed_route(address: str, parts: list[str]) -> bytes:
 def _packed_peer(protocol: str, peer: str) -> bytes:
     raw = multihash(peer)
     if protocol != "p2p" or raw is None or key_of(peer) is None:
-        raise ValueError(f"/{protocol}/{peer} is no peer")
+        raise ValueError(f"expected a peer ID, got /{protocol}/{peer}")
     return varint(_P2P_CODE) + varint(len(raw)) + raw
 
 
@@ -283,7 +283,7 @@ def split_varint(raw: bytes) -> tuple[int, bytes]:
         number |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return number, raw[index + 1 :]
-    raise ValueError("a number is cut off")
+    raise ValueError("expected a varint, got an incomplete one")
 
 
 def varint(number: int) -> bytes:

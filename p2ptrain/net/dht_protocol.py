@@ -114,7 +114,7 @@ class Protocol(DHTProtocol):
         columns = request.keys, request.subkeys, request.values, request.expiration_time, request.in_cache
         _check_size(len(request.keys))
         if len(set(map(len, columns))) > 1:
-            raise RemoteError("a record to store was due with all its parts")
+            raise RemoteError("expected complete records to store, got columns of different lengths")
         admitted = self._admits(context.remote_id, len(request.keys))
         if admitted:
             await self._meet(request.peer, context.remote_id)
@@ -125,7 +125,7 @@ class Protocol(DHTProtocol):
         """Return these keys' records and nearest known nodes. Raises RemoteError for a malformed request."""
         _check_size(len(request.keys))
         if any(len(key) != DHTID.HASH_NBYTES for key in request.keys):
-            raise RemoteError(f"keys of {DHTID.HASH_NBYTES} bytes were due")
+            raise RemoteError(f"expected keys of {DHTID.HASH_NBYTES} bytes, got other lengths")
         held = {key: self._held(key) for key in map(DHTID.from_bytes, request.keys)}
         records = sum(len(found.value) for found in held.values() if found is not None)
         if not self._admits(context.remote_id, len(request.keys) + records / RECORDS_A_TOKEN):
@@ -198,7 +198,7 @@ class Protocol(DHTProtocol):
                 request = dht_pb2.PingRequest(peer=self.node_info)
                 response = await self.get_stub(peer).rpc_ping(request, timeout=self.wait_timeout)
         except Exception:  # any failure of the network, p2pd or the peer counts as no answer
-            logger.debug("no answer to a ping of %s", peer, exc_info=True)
+            logger.debug("no answer from %s to a ping", peer, exc_info=True)
             await self.update_routing_table(None, peer, responded=False)
             return None
         return await self._meet(response.peer, peer)
@@ -212,13 +212,13 @@ class Protocol(DHTProtocol):
             async with self.rpc_semaphore:
                 response = await self.get_stub(peer).rpc_find(request, timeout=self.wait_timeout)
             if len(response.results) != len(keys):
-                raise RemoteError(f"{len(response.results)} answers where {len(keys)} were due")
+                raise RemoteError(f"expected {len(keys)} results, got {len(response.results)}")
             found = {
                 key: (await self._checked(key, result), self._nearest(result))
                 for key, result in zip(keys, response.results, strict=True)
             }
         except Exception:  # as for a ping, or bytes that msgpack cannot read
-            logger.debug("no answer of %s, or none that holds", peer, exc_info=True)
+            logger.debug("no valid answer from %s to a lookup", peer, exc_info=True)
             await self.update_routing_table(None, peer, responded=False)
             return None
         await self._meet(response.peer, peer)
@@ -295,7 +295,7 @@ class _BookedStub:
 
 def _check_size(keys: int) -> None:
     if keys > MAX_KEYS:
-        raise RemoteError(f"{keys} keys where {MAX_KEYS} are allowed")
+        raise RemoteError(f"expected at most {MAX_KEYS} keys, got {keys}")
 
 
 def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
@@ -308,7 +308,7 @@ def _entries(packed: bytes) -> list[tuple[str | int, bytes, float]]:
         match msgpack.unpackb(outer.data, max_array_len=MAX_ENTRIES, max_map_len=0, max_ext_len=0):
             case [_, _, [*entries]] if all(map(_is_entry, entries)):
                 return entries
-    raise RemoteError("a dictionary of records was due")
+    raise RemoteError("expected a dictionary of records, got something else")
 
 
 _DICTIONARY = 0x50  # extension code of a dictionary (hivemind's ``MSGPackSerializer.ext_serializable``)

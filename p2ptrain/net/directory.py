@@ -129,7 +129,7 @@ class DhtDirectory:
         until = presence.issued_at + presence.lifetime_s
         homes = self._homes(presence)
         try:
-            async with asyncio.timeout(DEADLINE_S), network_errors("storing our record"):
+            async with asyncio.timeout(DEADLINE_S), network_errors("storing our presence record"):
                 stored = await self._dht.store_many(
                     [presence_key(self._run, bucket) for bucket in homes],
                     [self._sealed(presence)] * len(homes),
@@ -137,9 +137,9 @@ class DhtDirectory:
                     subkeys=[presence.peer] * len(homes),
                 )
         except TimeoutError:
-            raise NetworkError(f"storing our record took more than {DEADLINE_S:.0f} s") from None
+            raise NetworkError(f"storing our presence record took more than {DEADLINE_S:.0f} s") from None
         if not any(stored.values()):
-            raise NetworkError("no node stored our record; if this lasts, check this machine's clock")
+            raise NetworkError("no node stored our presence record; if this persists, check this machine's clock")
         self._lying |= dict.fromkeys(homes, until)
 
     async def lookup(self) -> list[Presence]:
@@ -201,7 +201,7 @@ class PeerCache:
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
-            logger.warning("the peer cache %s is unreadable and starts anew: %s", self._path, error)
+            logger.warning("the peer cache %s cannot be read, so it starts empty: %s", self._path, error)
             return []
         records = [_from_json(entry) for entry in entries[:MAX_CACHED]] if isinstance(entries, list) else []
         return [record for record in records if record is not None and record.run == run and verify(record)]

@@ -251,7 +251,7 @@ class Driver:
         except RemoteError as error:
             why, their_fault = str(error), True
         except (NetworkError, TimeoutError) as error:
-            why = str(error) or "it said nothing"
+            why = str(error) or "it did not answer in time"
             unbegun, misfit = isinstance(error, UnbegunError), isinstance(error, MisfitError)
         except BaseException as error:
             self._fail(error)

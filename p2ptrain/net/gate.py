@@ -70,7 +70,7 @@ class GatedTransport:
             async with asyncio.timeout(BADGE_DEADLINE_S):
                 kind, shown = await link.receive()
                 if kind != FrameKind.BADGE:
-                    raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+                    raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
                 why = self._gate.refusal(link.peer, shown, self._wall())
                 if why is None:
                     await link.send(FrameKind.BADGE, self._gate.badge)
@@ -79,7 +79,9 @@ class GatedTransport:
                     self._notebook.note("turned away", peer=link.peer, why=why.value)
                 await link.send(FrameKind.REFUSAL, why.encode())
         except TimeoutError:
-            raise NetworkError(f"{short(link.peer)} showed no badge for {BADGE_DEADLINE_S:.0f} s") from None
+            raise NetworkError(
+                f"{short(link.peer)} sent no membership certificate within {BADGE_DEADLINE_S:.0f} s"
+            ) from None
         await link.close()
         return False
 
@@ -89,14 +91,14 @@ class GatedTransport:
             try:
                 why = Refusal(body.decode("ascii"))
             except ValueError:
-                raise RemoteError(f"a reason to refuse us was due, not {body!r:.40}") from None
+                raise RemoteError(f"expected a reason for refusal, got {body!r:.40}") from None
             if self._told.take(f">{why.name}", self._wall()):
                 self._notebook.note("not admitted", peer=peer, why=why.value, remedy=remedy(why, self._me))
-            raise NetworkError(f"it does not let us in: {why}")
+            raise NetworkError(f"it did not admit us: {why}")
         if kind != FrameKind.BADGE:
-            raise RemoteError(f"a badge was due, not a frame of kind {kind}")
+            raise RemoteError(f"expected a membership certificate, got a frame of kind {kind}")
         if (refused := self._gate.refusal(peer, body, self._wall())) is not None:
-            raise NetworkError(f"we do not let it in: {refused}")
+            raise NetworkError(f"we did not admit it: {refused}")
 
 
 class GatedLink(Link):

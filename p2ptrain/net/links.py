@@ -138,7 +138,7 @@ class StreamLink(Link):
         except TimeoutError:
             self._is_stuck = True
             self.give_up()
-            raise NetworkError(f"{short(self.peer)} took nothing for too long") from None
+            raise NetworkError(f"{short(self.peer)} read nothing for too long") from None
         except (OSError, EOFError) as error:
             self.give_up()
             raise NetworkError(f"the stream to {short(self.peer)} broke: {error}") from error

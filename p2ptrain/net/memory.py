@@ -60,7 +60,7 @@ class _MemoryDirection:
         """Send a frame, or None to close. Raises NetworkError when too many bytes are in flight."""
         size = len(frame.body) if frame else 0
         if self._size + size > MAX_UNDERWAY_BYTES:
-            raise NetworkError("too many bytes are under way")
+            raise NetworkError("too many bytes are in flight")
         self._size += size
         self._underway.append(frame)
         self.after(self._arrive, size)

@@ -114,7 +114,7 @@ class Node:
                 await node.look_at_itself()
         except (TimeoutError, P2PDaemonError, ControlFailure) as error:
             await daemon.close()
-            raise NetworkError(f"p2pd started and does not answer: {error or 'too late'}") from error
+            raise NetworkError(f"p2pd started but does not answer: {error or 'timed out'}") from error
         except BaseException:
             await daemon.close()
             raise
@@ -145,7 +145,7 @@ class Node:
             async with asyncio.timeout(START_DEADLINE_S):
                 own = await self.daemon.own_addresses()
         except TimeoutError as error:
-            raise NetworkError(f"p2pd does not answer: {error or 'too late'}") from error
+            raise NetworkError(f"p2pd does not answer: {error or 'timed out'}") from error
         self._announced = tuple(address.announceable(own, self._local))
 
     @property
@@ -203,7 +203,7 @@ class Node:
                 await self._join()
                 if not self.has_company:
                     await asyncio.sleep(next(retries_s))
-        logger.warning("p2pd ended; nobody can be reached any more")
+        logger.warning("p2pd exited; no node can be reached")
 
     async def _join(self) -> None:
         """Dial some known nodes concurrently; if any answers, look up our own neighbours in the DHT."""
@@ -212,7 +212,7 @@ class Node:
         answers = await asyncio.gather(*(self._greet(peer, known[peer]) for peer in chosen))
         if any(answers):
             with contextlib.suppress(TimeoutError, NetworkError):
-                async with asyncio.timeout(DIAL_DEADLINE_S), network_errors("looking around"):
+                async with asyncio.timeout(DIAL_DEADLINE_S), network_errors("looking for neighbours"):
                     await self.dht.find_nearest_nodes([self.dht.node_id])
 
     async def _greet(self, peer: PeerId, addresses: tuple[str, ...]) -> bool:
@@ -223,7 +223,7 @@ class Node:
                 return await self.dht.protocol.call_ping(PeerID.from_base58(peer)) is not None
         except (NetworkError, TimeoutError) as error:
             places = ", ".join(map(address.host_port, addresses))
-            logger.info("no answer from %s at %s: %s", short(peer), places, error or "too late")
+            logger.info("no answer from %s at %s: %s", short(peer), places, error or "timed out")
             return False
 
 
@@ -248,10 +248,12 @@ def _check(listen: Sequence[str], announce: Sequence[str], bootstraps: Sequence[
     example = "Write it like /ip4/203.0.113.7/tcp/31337"
     for each in (*listen, *announce):
         if not address.is_dialable(each):
-            raise UserError(f"{each!r} is not an address we can use.", f"{example}.")
+            raise UserError(f"{each!r} is not a usable address.", f"{example}.")
     for each in announce:
         if address.split_peer(each)[1] is not None or address.host_port(each).endswith(":0"):
-            raise UserError(f"{each!r} cannot be announced.", f"Name the port that others reach, no peer. {example}.")
+            raise UserError(
+                f"{each!r} cannot be announced.", f"Name an address with a port and without a peer ID. {example}."
+            )
     for each in bootstraps:
         if not address.is_dialable(each) or address.split_peer(each)[1] is None:
             raise UserError(f"{each!r} is not the address of a bootstrap.", f"{example}/p2p/12D3Koo….")

@@ -135,8 +135,8 @@ class ParallelStreams:
         opened[number] = link
         purpose = ["lane", token, number]
         await say(link, purpose)
-        if await hear(link, "a lane", WORDS_BYTES) != purpose:
-            raise RemoteError("an echo was due of what a lane is for")
+        if await hear(link, "a parallel stream", WORDS_BYTES) != purpose:
+            raise RemoteError("expected an echo of the purpose of a parallel stream, got something else")
 
     def claim(self, peer: PeerId, token: bytes) -> list[_ParallelStream]:
         """Return the inbound streams with this token, all but the first, for one conversation.
@@ -146,7 +146,7 @@ class ParallelStreams:
         waiting = self._waiting.get((peer, token), {})
         streams = {number: stream for number, stream in waiting.items() if not stream.patience.expired()}
         if len(streams) != STREAMS - 1:
-            raise NetworkError(f"{short(peer)} names {STREAMS - 1} lanes, and {len(streams)} are here")
+            raise NetworkError(f"{short(peer)} announced {STREAMS - 1} parallel streams, but {len(streams)} are open")
         del self._waiting[peer, token]  # a second conversation would read the first one's data
         for stream in streams.values():
             stream.claim()
@@ -154,15 +154,15 @@ class ParallelStreams:
 
     async def _take(self, link: StreamLink) -> None:
         """Hold an inbound stream until its conversation ends."""
-        purpose = await hear(link, "a lane", WORDS_BYTES)
+        purpose = await hear(link, "a parallel stream", WORDS_BYTES)
         match purpose:
             case ["lane", token, number] if is_blob(token, TOKEN_BYTES) and is_count(number, STREAMS - 1) and number:
                 pass
             case _:
-                raise RemoteError("what a lane is for was due")
+                raise RemoteError("expected the purpose of a parallel stream, got something else")
         key = (link.peer, token)
         if number in self._waiting.get(key, {}):
-            raise RemoteError(f"lane {number} of a conversation came twice")
+            raise RemoteError(f"parallel stream {number} of a conversation was opened twice")
         try:
             async with asyncio.timeout(UNCLAIMED_S) as patience:
                 stream = _ParallelStream(link, patience)
@@ -173,7 +173,7 @@ class ParallelStreams:
                 finally:
                     self._forget(key, number, stream)
         except TimeoutError:
-            raise NetworkError(f"{short(link.peer)} opened a lane and did not use it") from None
+            raise NetworkError(f"{short(link.peer)} opened a parallel stream and did not use it") from None
 
     def _forget(self, key: tuple[PeerId, bytes], number: int, stream: _ParallelStream) -> None:
         """Remove a stream from the waiting ones, if it is still among them."""
@@ -231,13 +231,13 @@ class ParallelLink(Link):
         return self._opened
 
     async def _follow(self) -> Sequence[Link]:
-        match await hear(self._link, "lanes", WORDS_BYTES):
+        match await hear(self._link, "parallel streams", WORDS_BYTES):
             case ["lanes", b""]:
                 return []
             case ["lanes", token] if is_blob(token, TOKEN_BYTES):
                 self._claimed = self._owner.claim(self.peer, token)
                 return [stream.link for stream in self._claimed]
-        raise RemoteError("how many lanes there are was due")
+        raise RemoteError("expected the number of parallel streams, got something else")
 
 
 async def _close(links: Iterable[Link]) -> None:

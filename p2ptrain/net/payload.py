@@ -192,7 +192,7 @@ class _Arrivals:
         if self._hashed[index] < length or end is None:
             return
         if end != PartEnd(index, length, self._digests[index].digest()):
-            raise RemoteError(f"part {index}: its end does not agree with the {length} bytes before it")
+            raise RemoteError(f"part {index}: the length or digest at its end does not match its {length} bytes")
 
 
 async def _receive_share(stream: Link, layout: _Layout, number: int, arrivals: _Arrivals) -> None:
@@ -204,11 +204,11 @@ async def _receive_share(stream: Link, layout: _Layout, number: int, arrivals: _
             with memoryview(part) as view, view[chunk] as place:
                 kind, length = await stream.receive_into(place)
                 if kind != FrameKind.CHUNK or length != len(place):
-                    due = f"a chunk of {len(place)} bytes was due"
-                    raise RemoteError(f"part {index}: {due}, not kind {kind} with {length} bytes")
+                    due = f"expected a chunk of {len(place)} bytes"
+                    raise RemoteError(f"part {index}: {due}, got kind {kind} with {length} bytes")
             arrivals.take(index, chunk)
         if number == 0:
             kind, body = await stream.receive()
             if kind != FrameKind.PART:
-                raise RemoteError(f"part {index}: its end was due after {len(part)} bytes, not a frame of kind {kind}")
+                raise RemoteError(f"part {index}: expected its end after {len(part)} bytes, got a frame of kind {kind}")
             arrivals.end(index, framing.decode_part_end(body))

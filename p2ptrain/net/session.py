@@ -163,7 +163,7 @@ class Session:
 async def _read(link: Link) -> tuple[Message, int]:
     kind, body = await link.receive()
     if kind != FrameKind.MESSAGE:
-        raise RemoteError(f"a frame of kind {kind} where a message belongs")
+        raise RemoteError(f"expected a message, got a frame of kind {kind}")
     return message_in(body), len(body)
 
 
@@ -172,7 +172,7 @@ def message_in(body: bytes) -> Message:
     try:
         return decode_message(body)
     except RecursionError:
-        raise RemoteError("a message was due, not lists in lists in lists") from None
+        raise RemoteError("expected a message, got lists that are nested too deeply") from None
 
 
 def _unsendable(error: ValueError) -> NetworkError:

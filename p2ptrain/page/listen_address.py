@@ -52,7 +52,7 @@ def check_installed() -> None:
         import prometheus_client
     except ImportError as error:
         raise UserError(
-            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'."
+            f"The page needs {error.name}, which is not installed.", "Install it: pip install 'p2ptrain[page]'"
         ) from None
     del aiohttp, prometheus_client
 
@@ -92,7 +92,7 @@ def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
     if not _is_of_the_address(error):
         return "Choose another port, or 0 for any free one."
     if place.host in _OTHERWISE:
-        return f"This computer has no IPv4. Use {_OTHERWISE[place.host]}:{place.port}."
+        return f"Use {_OTHERWISE[place.host]}:{place.port}; this computer has no IPv4."
     return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
 
 

@@ -74,21 +74,21 @@ def choose_device(wish: str) -> torch.device:
         return torch.device("cpu")
     named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
     if named is None:
-        raise DeviceError(f"there is no device {wish!r}", "Use auto, cpu, cuda or cuda:<number>.")
+        raise DeviceError(f"There is no device {wish!r}.", "Use auto, cpu, cuda or cuda:<number>.")
     if not torch.cuda.is_available():
-        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Fix that, or use --device cpu.")
+        raise DeviceError(f"Device {wish} was requested, but {_why_no_cuda()}.", "Fix that, or use --device cpu.")
     index, count = int(named[1] or 0), torch.cuda.device_count()
     if index >= count:
         raise DeviceError(
-            f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
+            f"Device {wish} was requested, but this machine has {count} CUDA device(s).",
             f"Use one of {', '.join(f'cuda:{i}' for i in range(count))}.",
         )
     chosen = torch.device("cuda", index)
     if (fault := _fault(chosen)) is not None:
         raise DeviceError(
-            f"device {wish} was asked for, but nothing runs on it: {fault}",
-            "Another program may use it exclusively (nvidia-smi lists them), or this torch does not support the card "
-            "(https://pytorch.org/get-started has other builds). Fix that, or use --device cpu.",
+            f"Device {wish} was requested, but nothing runs on it ({fault}).",
+            "End other programs that use it (nvidia-smi lists them), install a torch that supports the card "
+            "(https://pytorch.org/get-started), or use --device cpu.",
         )
     torch.cuda.set_device(chosen)
     return chosen
@@ -191,7 +191,7 @@ def search_micro_batch(
             break
     if fits == 0:
         raise DeviceError(
-            "the model does not fit this device: one sequence takes more memory than is free",
+            "The model does not fit this device: one sequence takes more memory than is free.",
             _CLOSE_OTHERS,
         )
     return fits

@@ -78,7 +78,7 @@ class LanguageModelTask:
         vocabulary = model.module.config.vocab_size
         if corpus.tokenizer.vocabulary_size > vocabulary:
             raise ManifestError(
-                f"the tokenizer has {corpus.tokenizer.vocabulary_size} ids, the model only {vocabulary}",
+                f"The tokenizer has {corpus.tokenizer.vocabulary_size} ids, but the model has only {vocabulary}.",
                 "Start a run with a larger model.config.vocab_size.",
             )
         self.model = model
@@ -180,8 +180,8 @@ class LanguageModelTask:
                 self._drop_gradients()
                 if self.micro_batch == 1:
                     raise DeviceError(
-                        f"the model does not fit {self.theta.device}: one sequence of"
-                        f" {self._training.sequence_length} tokens runs out of memory",
+                        f"The model does not fit {self.theta.device}: one sequence of"
+                        f" {self._training.sequence_length} tokens runs out of memory.",
                         "Close other programs that use the device, or choose another: --device cpu is limited only by"
                         " the computer's memory.",
                     ) from error

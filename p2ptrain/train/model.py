@@ -69,7 +69,7 @@ def build_module(description: Decoder, seed: int) -> PreTrainedModel:
     count = module.num_parameters()
     if count > MAX_PARAMETERS:
         raise ManifestError(
-            f"the run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed",
+            f"The run's model has {count:,} parameters, but at most {MAX_PARAMETERS:,} are allowed.",
             "Start a run with a smaller model.",
         )
     module.train()

@@ -128,7 +128,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
     if not isinstance(answer, dict):
         raise HomeError(
             f"The peer in {home} does not answer.",
-            "It may be frozen or about to end. Try again, or press Ctrl+C in its own terminal.",
+            "Try again, or press Ctrl+C in its own terminal; it may be frozen or about to end.",
         )
     return answer
 

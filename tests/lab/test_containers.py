@@ -416,7 +416,7 @@ def test_an_engine_that_hangs_is_told_in_one_line(asked: Path, monkeypatch: pyte
     assert "restart docker" in caught.value.remedy
 
 
-@pytest.mark.parametrize(("status", "said"), [(1, "were not run"), (0, "is run")])
+@pytest.mark.parametrize(("status", "said"), [(1, "skipped"), (0, "running")])
 def test_the_tests_say_in_one_line_whether_containers_were_run(
     asked: Path, monkeypatch: pytest.MonkeyPatch, status: int, said: str
 ) -> None:

@@ -151,7 +151,7 @@ def test_a_peer_takes_the_link_that_is_nearest_and_goes_on_without_one(machine: 
 def test_rates_that_cannot_be_set_are_refused(machine: Machine) -> None:
     done = machine.run("entry.sh", "peer", LINK="p2ptrain://x", DOWN_MBIT="10")
     assert done.returncode == 2
-    assert "begins as root" in done.stderr
+    assert "starts as root" in done.stderr
     assert machine.said == []
 
 
@@ -191,7 +191,7 @@ def test_torch_comes_from_its_index_and_what_it_needs_from_pypi(
 def test_a_build_without_a_network_says_so(machine: Machine) -> None:
     tool = machine.root / "venv" / "bin" / "python"
     tool.parent.mkdir()
-    for step, what in (("torch", "torch cannot be fetched from "), ("needs.txt", "what p2ptrain needs cannot be ")):
+    for step, what in (("torch", "torch cannot be fetched from "), ("needs.txt", "p2ptrain's dependencies cannot be ")):
         tool.write_text(f'#!/bin/sh\ncase "$*" in *{step}) exit 1 ;; esac\n')
         tool.chmod(0o755)
         done = machine.run("install-needs.sh", "cpu", "")
@@ -212,7 +212,7 @@ def test_what_is_no_number_narrows_no_line(machine: Machine, value: str, place: 
     arguments[place] = value
     done = machine.run("line.sh", *arguments)
     assert done.returncode == 2
-    assert f"'{value}' is none" in done.stderr
+    assert f"got '{value}'." in done.stderr
     assert ("UP_MBIT", "DOWN_MBIT", "DELAY_MS", "LOSS_PERCENT")[place] in done.stderr
     assert not machine.asked.exists()
 
@@ -288,7 +288,7 @@ def test_a_router_without_rules_ends(machine: Machine) -> None:
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", '#!/bin/sh\ncat > "$ASKED"\n')
     machine.tool("sleep", "#!/bin/sh\n")
-    assert "eth1 may go out" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
+    assert "forwarding connections from eth1" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
     rules = " ".join(" ".join(machine.said).split())
     assert 'oifname != { "lo", "eth1" } masquerade' in rules
     assert 'policy drop; ct state established,related accept iifname "eth1" accept }' in rules
@@ -303,7 +303,7 @@ def test_a_router_and_who_is_behind_it_come_back_while_nobody_else_is_there(mach
     machine.tool("getent", "#!/bin/sh\nexit 2\n")
     machine.tool("ip", ADDRESSES)
     machine.tool("nft", "#!/bin/sh\n")
-    assert "nothing new comes in" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
+    assert "dropping new connections from outside" in machine.run("router.sh", ROUTER="10.231.77.2").stdout
     machine.tool("ip")
     machine.tool("sh", "#!/bin/sh\n")  # what it becomes
     path = machine.root / "behind-router.sh"
@@ -319,7 +319,7 @@ def test_a_router_that_is_on_no_network_says_so_after_a_while(machine: Machine) 
     machine.tool("sleep")
     done = machine.run("router.sh", ROUTER="10.9.9.9")
     assert done.returncode == 1
-    assert "no link of ours has the address 10.9.9.9" in done.stderr
+    assert "No network interface has the address 10.9.9.9." in done.stderr
     assert machine.said == ["sleep 0.5"] * 20
 
 

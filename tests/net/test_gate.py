@@ -97,7 +97,7 @@ def test_a_stranger_is_told_why_and_what_to_do(shown: bytes, why: Refusal) -> No
     assert (kind, failed) == ("not admitted", "failed")
     assert fields["why"] == why.value
     assert "author" in fields["remedy"]
-    assert said["why"] == f"it does not let us in: {why.value}"
+    assert said["why"] == f"it did not admit us: {why.value}"
     assert door.notebook.notes[0] == ("turned away", {"peer": STRANGER.peer, "why": why.value})
 
 
@@ -111,7 +111,7 @@ def test_we_do_not_talk_with_one_that_shows_no_badge_either() -> None:
         await impostor.listen()
         link = await door.transport.open(STRANGER.peer)
         await link.send(FrameKind.MESSAGE, b"hello")
-        with pytest.raises(NetworkError, match="we do not let it in"):
+        with pytest.raises(NetworkError, match="we did not admit it"):
             await link.receive()
 
     play(scene)

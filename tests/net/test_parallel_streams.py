@@ -193,7 +193,7 @@ def test_lanes_that_are_not_there_fail_the_payload(two: Two) -> None:
 
     _, outcome = two.converse(boast, swap)
     assert isinstance(outcome, NetworkError)  # they may have been given up
-    assert str(outcome).endswith("names 3 lanes, and 0 are here")
+    assert str(outcome).endswith("announced 3 parallel streams, but 0 are open")
 
 
 @pytest.mark.parametrize("words", [["lanes"], ["lanes", b"short"], ["lanes", 1], ["lane", TOKEN], [], [["lanes"]]])
@@ -294,7 +294,7 @@ def test_lanes_that_are_named_as_they_are_given_up_fail_the_payload_alone(
         assert [type(each) for each in given_up] == [NetworkError] * (STREAMS - 1)
 
     two.runner.run(main())
-    assert outcomes == ["opener names 3 lanes, and 0 are here"]
+    assert outcomes == ["opener announced 3 parallel streams, but 0 are open"]
 
 
 def test_somebody_elses_token_claims_nothing(two: Two) -> None:

@@ -126,7 +126,7 @@ def test_a_wrong_chunk_on_any_stream_is_a_remote_error():
         await receive_payload(far[0], [len(good)], others=far[1:])
 
     for number in range(3):
-        with pytest.raises(RemoteError, match="does not agree"):
+        with pytest.raises(RemoteError, match="does not match"):
             virtual_time.run(main(number))
 
 

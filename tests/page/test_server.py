@@ -482,9 +482,9 @@ def test_an_address_that_is_none_of_this_computers_is_not_cured_by_another_port(
     ("host", "shown", "cure"),
     [
         ("::", r"\[::\]", "Choose an address of this computer: 127.0.0.1, 0.0.0.0."),
-        ("127.0.0.1", "127.0.0.1", "This computer has no IPv4. Use [::1]:8080."),
-        ("localhost", "localhost", "This computer has no IPv4. Use [::1]:8080."),
-        ("0.0.0.0", "0.0.0.0", "This computer has no IPv4. Use [::]:8080."),
+        ("127.0.0.1", "127.0.0.1", "Use [::1]:8080; this computer has no IPv4."),
+        ("localhost", "localhost", "Use [::1]:8080; this computer has no IPv4."),
+        ("0.0.0.0", "0.0.0.0", "Use [::]:8080; this computer has no IPv4."),
     ],
 )
 def test_a_computer_without_one_of_the_families_names_the_other(

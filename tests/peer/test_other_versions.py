@@ -91,10 +91,10 @@ def test_nobody_else_ends_its_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("error", "why"),
     [
-        ("abcdef takes part in another run", "who answers there takes part in another run"),
+        ("abcdef takes part in another run", "the node that answers there takes part in another run"),
         (
             "failed to dial: peer id mismatch: expected abc",
-            "another node than the link names answers there",
+            "the node that answers there is not the one that the link names",
         ),
         ("failed to dial: connection refused", "no address in the link returned the run's manifest"),
     ],

@@ -103,7 +103,7 @@ def test_the_bar_shows_such_a_name_too(
         (["--set", "peers.away.count=1"], "there is no away; there are home, [0] to [0]"),
         (["--set", "outer"], "'outer' is not of the form KEY=VALUE"),
         (["--plot", "x.doc"], "Unsupported image format: x.doc"),
-        (["--device", "gpu"], "there is no device 'gpu'"),
+        (["--device", "gpu"], "There is no device 'gpu'"),
         (["--set", "run.seed=1", "--set", ".=3"], "--set '.=3' cannot be read: a key has no name"),
         (["--set", "peers[²].count=1"], r"--set 'peers[\xb2].count=1' cannot be read"),
         (["--set", "run.seed=" + 5000 * "9"], "--set 'run.seed=9999"),

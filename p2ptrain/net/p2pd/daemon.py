@@ -264,7 +264,7 @@ class Daemon:
 
 
 def _check_binary() -> None:
-    remedy = "p2ptrain runs on Linux and macOS, x86-64 and ARM64; reinstall hivemind with pip on one of these."
+    remedy = "Reinstall hivemind with pip on Linux or macOS, x86-64 or ARM64; p2ptrain runs on no other platforms."
     with as_file(files("hivemind.hivemind_cli") / "p2pd") as path:
         if not path.exists():
             raise DeviceError(f"There is no libp2p daemon for this platform ({sys.platform}): {path}.", remedy)
@@ -297,5 +297,5 @@ def _explained(reason: str, listen: Sequence[str]) -> UserError:
     if "permission denied" in reason and "listen" in reason:
         return UserError(f"Listening on {places} is not permitted.", "Choose a port above 1023 with --listen.")
     return DeviceError(
-        f"The libp2p daemon did not start: {reason}", "If the message does not name the cause, reinstall hivemind."
+        f"The libp2p daemon did not start ({reason}).", "Reinstall hivemind if the message does not name the cause."
     )

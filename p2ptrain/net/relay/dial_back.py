@@ -205,5 +205,5 @@ async def _take(link: Link, size: int) -> None:
     while taken < size:
         kind, body = await link.receive()
         if kind != FrameKind.CHUNK or not body:
-            raise RemoteError(f"expected a sample, not a frame of kind {kind}")
+            raise RemoteError(f"expected a sample, got a frame of kind {kind}")
         taken += len(body)

@@ -104,8 +104,8 @@ class StackedLlama:
         if not (isinstance(description, Llama) and fits):
             wrong = description.config
             raise ManifestError(
-                f"learner lm does not support {description.architecture} with hidden_act {wrong.hidden_act} and"
-                f" hidden_size {wrong.hidden_size}",
+                f"The learner lm does not support {description.architecture} with hidden_act {wrong.hidden_act} and"
+                f" hidden_size {wrong.hidden_size}.",
                 f"Use LlamaForCausalLM, silu, and a hidden_size that is a multiple of {ALIGNMENT}.",
             )
         config = description.config

@@ -50,7 +50,7 @@ class Text:
         split = split_stream(len(tokens), sequence_length, held_out_fraction)
         if split.regions < 2:
             raise CorpusError(
-                f"sequences of {sequence_length} tokens leave no text for a validation and a test part",
+                f"Sequences of {sequence_length} tokens leave no text for a validation and a test part.",
                 "Use shorter sequences.",
             )
         return cls(Corpus(tokens, split, tokenizer))
@@ -104,7 +104,7 @@ def shares(text: Text, readers: Sequence[CorpusReader], kind: DataKind) -> tuple
         return tuple(TextShare(reader, 0, total) for reader in readers)
     if count > total:
         raise CorpusError(
-            f"{count} peers cannot share {total} training sequences",
+            f"{count} peers cannot share {total} training sequences.",
             "Use fewer peers, shorter sequences, or data iid.",
         )
     cuts = [number * total // count for number in range(count + 1)]
