@@ -120,7 +120,7 @@ class SwarmView:
         """Something of our own did not work."""
         with self._lock:
             row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
-            self._view.add_failure(row)
+            self._view.add(row)
         for tell in self._tells:
             tell({"kind": "failure", **plain(row)})
 
@@ -276,15 +276,15 @@ class SwarmView:
             case _:
                 return []
         if kind == "exchange" and (made := self._exchange(peer, min(at, now), rest)) is not None:
-            view.add_exchange(made)
+            view.add(made)
             return [{"kind": "exchange", **plain(made)}]
         match kind, rest:
             case "failure", [str(line)]:
                 failure = FailureRow(view.next_serial(), min(at, now), peer, words(line))
-                view.add_failure(failure)
+                view.add(failure)
                 return [{"kind": "failure", **plain(failure)}]
             case "checkpoint", [int(step)] if number(step) is not None:
-                view.add_checkpoint(CheckpointRow(view.next_serial(), min(at, now), peer, step))
+                view.add(CheckpointRow(view.next_serial(), min(at, now), peer, step))
         return []
 
     def _exchange(self, peer: PeerId, at: float, told: Any) -> ExchangeRow | None:
