@@ -82,7 +82,6 @@ def _half_bits(total: int) -> int:
 
 
 def _feistel(value: int, half_bits: int, key: bytes) -> int:
-    """Apply the network once: a permutation of ``0..4**half_bits-1``."""
     mask = (1 << half_bits) - 1
     left, right = value >> half_bits, value & mask
     for number in range(ROUNDS):

@@ -20,7 +20,7 @@ from p2ptrain.base.errors import CorpusError
 from p2ptrain.data.sources import check_digest, read_pieces
 from p2ptrain.data.split import Split, split_stream
 from p2ptrain.data.stream import open_stream, stream_path, token_type, tokenize
-from p2ptrain.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
+from p2ptrain.data.tokenizer import Tokenizer, load_tokenizer
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -164,11 +164,8 @@ def has_stream(manifest: Manifest, cache: Path) -> bool:
 
 def most_stream_bytes(manifest: Manifest) -> int:
     """Return the maximum size of the run's tokens in the cache; 0 for built-in texts, which take a few megabytes."""
-    is_bytes = manifest.tokenizer.kind == "bytes"
-    ids = (
-        ByteTokenizer.vocabulary_size if is_bytes else manifest.model.config.vocab_size
-    )  # the most a tokenizer may have
-    return token_type(ids).itemsize * (_most_tokens(manifest) or 0)
+    most_ids = 256 if manifest.tokenizer.kind == "bytes" else manifest.model.config.vocab_size
+    return token_type(most_ids).itemsize * (_most_tokens(manifest) or 0)
 
 
 def stream_key(corpus: BaseModel, tokenizer: BaseModel) -> str:
