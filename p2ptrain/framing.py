@@ -39,7 +39,6 @@ presence record carries one."""
 MAX_IDENTIFIER_CHARS = 64
 """Maximum length of a RunId or a peer id on the wire."""
 DIGEST_BYTES = 32
-"""Length of a BLAKE3 digest."""
 
 # --- Frames -----------------------------------------------------------------------------------------------------
 

@@ -61,19 +61,15 @@ class Receipt:
     served: int
     """Weight bytes that the peer sent the partner as its donor."""
     signature: bytes = b""
-    """Signature of the peer."""
     countersignature: bytes = b""
-    """Signature of the partner."""
 
     def numbers(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)[:-2]]
 
     def signed(self, run: RunId, sign: Sign) -> Receipt:
-        """Return a copy with the peer's signature."""
         return replace(self, signature=sign(CLAIM, [run, *self.numbers()]))
 
     def countersigned(self, run: RunId, sign: Sign) -> Receipt:
-        """Return a copy with the partner's signature."""
         return replace(self, countersignature=sign(AGREEMENT, [run, *self.numbers()]))
 
     def is_claimed(self, run: RunId) -> bool:
@@ -186,7 +182,6 @@ class Book:
         self._accounts: BoundedDict[PeerId, _PartnerReceipts] = BoundedDict(MAX_PARTNERS)
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
-        """Count a committed exchange."""
         account = self._account(partner, now)
         account.ours.add(sent, received)
         account.theirs.add(received, sent)
@@ -334,7 +329,6 @@ def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
 
 
 def to_json(receipt: Receipt) -> dict[str, Any]:
-    """Convert a receipt to JSON values."""
     signatures = {"signature": receipt.signature.hex(), "countersignature": receipt.countersignature.hex()}
     return asdict(receipt) | signatures
 

@@ -80,7 +80,6 @@ def _blob(largest: int) -> _Shape:
 
 
 def is_nickname(text: str) -> bool:
-    """Return whether the text is a valid nickname."""
     return len(text) <= MAX_NICKNAME_CHARS and text.isprintable()
 
 

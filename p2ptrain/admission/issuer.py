@@ -50,7 +50,6 @@ class InviteRegister:
         return at, attest(sign, self.run, invite, peer, at)
 
     def encode(self) -> bytes:
-        """Encode the register as JSON."""
         rows = {key.hex(): [self.expiries[key], guests] for key, guests in self.guests.items()}
         return json.dumps({"run": self.run, "invites": rows}, indent=1).encode()
 

@@ -186,11 +186,9 @@ class BlockLayout:
         return CHUNK // self.block_size * self.block_size
 
     def blocks(self, elements: int) -> int:
-        """Return the number of blocks of a fragment."""
         return -(-elements // self.block_size)
 
     def code_bytes(self, elements: int) -> int:
-        """Return the bytes of that many codes."""
         return -(-elements * self.bits // 8)
 
 

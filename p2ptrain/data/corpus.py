@@ -61,7 +61,6 @@ class Corpus:
 
     @property
     def held_out_tokens(self) -> int:
-        """Number of held-out tokens to predict."""
         return self.split.held_out_sequences * self.sequence_length
 
     def batch(self, indices: Sequence[int]) -> Tensor:

@@ -64,7 +64,6 @@ def open_stream(
 
 
 def stream_path(directory: Path, key: str) -> Path:
-    """Return the path of the stream ``key`` in the cache."""
     return directory / f"{key}.npy"
 
 

@@ -55,7 +55,6 @@ class PeerRow:
     state: str = ""
     """State: joining, training, finishing or leaving; ``gone`` after its record expired."""
     step: int = 0
-    """Outer steps."""
     progress: float = 0.0
     """Tokens per peer."""
     age_s: float = 0.0
@@ -107,7 +106,6 @@ class FailureRow:
     n: int
     at: float
     peer: str
-    """Reporting peer."""
     line: str
 
 
@@ -242,7 +240,6 @@ class View:
             del self.curves[peer]
 
     def renew(self, row: PeerRow, at: float) -> None:
-        """Update the row of a present peer."""
         self.peers[row.id] = row
         self._issued[row.id] = at - row.age_s
 
