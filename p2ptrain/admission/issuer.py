@@ -69,6 +69,5 @@ class InviteRegister:
         return register
 
     def _forget(self, now: float) -> None:
-        """Remove expired invites, which admit no further peers."""
         for key in [key for key, expires_at in self.expiries.items() if expires_at < now]:
             del self.expiries[key], self.guests[key]

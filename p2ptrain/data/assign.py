@@ -96,5 +96,4 @@ def _hash(number: int, half: int, key: bytes) -> int:
 
 
 def _key(seed: int, peer: str, epoch: int) -> bytes:
-    """Return the 32-byte key of one peer's walk through one epoch."""
     return hashlib.blake2b(f"p2ptrain data {seed} {epoch} {peer}".encode(), digest_size=32).digest()

@@ -114,7 +114,6 @@ def open_corpus(
 
 
 def _check_named(manifest: Manifest, data: Path | None, tokenizer_file: Path | None, is_built: bool) -> None:
-    """Raise CorpusError if a file that the owner named is not the one that the run uses."""
     spec = manifest.corpus
     if data is not None and spec.kind != "file":
         comes = "ships with p2ptrain" if spec.kind == "builtin" else "is downloaded"
@@ -140,7 +139,6 @@ def _size(data: Path) -> int:
 
 
 def _told(chunks: Iterator[np.ndarray], tell: Tell, most: int | None) -> Iterator[np.ndarray]:
-    """Yield the chunks unchanged and report progress to ``tell``."""
     count = 0
     for ids in chunks:
         count += len(ids)

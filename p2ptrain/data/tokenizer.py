@@ -124,7 +124,6 @@ def _download(name: str, revision: str) -> Path:
 
 
 def _parse(path: Path) -> HubTokenizer:
-    """Parse a tokenizer.json after checking its size and outline."""
     from tokenizers import Tokenizer
 
     try:

@@ -303,6 +303,5 @@ class _CutOff(asyncio.Protocol):
 
 
 def _name_in(host: str) -> str:
-    """Return a request's ``Host`` without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     return name.strip("[]").lower()
