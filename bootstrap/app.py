@@ -50,7 +50,7 @@ from p2ptrain.net.node import Node
 from p2ptrain.net.relay.dial_back import serve_reach
 from p2ptrain.net.relay.relay import NO_RELAY, Relay, RelayLimits
 from p2ptrain.net.supervisor import NodeSupervisor
-from p2ptrain.net.throttle import Throttles
+from p2ptrain.net.throttle import MBIT, Throttles
 from p2ptrain.net.transport import P2PTransport
 from p2ptrain.page.listen_address import ListenAddress as PagePlace
 from p2ptrain.page.server import PageServer
@@ -60,8 +60,6 @@ IN_CONTAINER = "P2PTRAIN_IN_CONTAINER"
 """Environment variable that our container images set."""
 OWN_WORD_S = 10.0
 """Timeout to ask p2pd for its addresses. Guess: measure it; milliseconds are usual."""
-
-MBIT = 125_000.0  # bytes
 
 MOST_NAMED = 8
 """Most addresses in our link, another bootstrap's included: half of what a link may have."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from bootstrap.aggregates import summed
 from bootstrap.sample_rotation import SampleRotation
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.manifest import SignedManifest, parameter_count
@@ -92,7 +93,7 @@ class SwarmView:
         self._told: dict[PeerId, Report] = {}
         self._texts = SampleRotation()
         self._curve_at = float("-inf")  # when the last curve began
-        self._serials: dict[PeerId, int] = {}  # serial number of each peer's last event; the most recent peer is last
+        self._serials: BoundedDict[PeerId, int] = BoundedDict(MOST_SERIALS)  # serial number of each peer's last event
         self._not_before: dict[PeerId, float] = {}
         self._tells: list[Tell] = []
 
@@ -108,7 +109,7 @@ class SwarmView:
     def failed(self, why: str) -> None:
         with self._lock:
             row = FailureRow(self._view.next_serial(), self._wall(), "", words(why))
-            self._view.add_failure(row)
+            self._view.add(row)
         for tell in self._tells:
             tell({"kind": "failure", **plain(row)})
 
@@ -256,22 +257,19 @@ class SwarmView:
             case ["exchange" | "failure" | "checkpoint" as kind, int(serial), at, *rest]:
                 if number(serial, 1) is None or number(at) is None:
                     return []
-                self._serials.pop(peer, None)
                 self._serials[peer] = serial  # also a lower one, after a restart
-                while len(self._serials) > MOST_SERIALS:
-                    del self._serials[next(iter(self._serials))]
             case _:
                 return []
         if kind == "exchange" and (made := self._exchange(peer, min(at, now), rest)) is not None:
-            view.add_exchange(made)
+            view.add(made)
             return [{"kind": "exchange", **plain(made)}]
         match kind, rest:
             case "failure", [str(line)]:
                 failure = FailureRow(view.next_serial(), min(at, now), peer, words(line))
-                view.add_failure(failure)
+                view.add(failure)
                 return [{"kind": "failure", **plain(failure)}]
             case "checkpoint", [int(step)] if number(step) is not None:
-                view.add_checkpoint(CheckpointRow(view.next_serial(), min(at, now), peer, step))
+                view.add(CheckpointRow(view.next_serial(), min(at, now), peer, step))
         return []
 
     def _exchange(self, peer: PeerId, at: float, told: Any) -> ExchangeRow | None:

@@ -162,7 +162,6 @@ def run_command(command: click.Command, arguments: list[str] | None = None, name
 
 
 def main() -> NoReturn:
-    """Entry point of ``p2ptrain``."""
     run_command(cli, name="p2ptrain")
 
 

@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from p2ptrain.base.errors import RemoteError
-from p2ptrain.base.ids import LinkId, PeerId
+from p2ptrain.base.ids import PeerId
 from p2ptrain.swarm import Presence
 
 if TYPE_CHECKING:
@@ -146,5 +146,3 @@ class Notebook(Protocol):
 
 Clock = Callable[[], float]
 """Seconds on a monotonic clock with an arbitrary zero."""
-
-__all__ = ["Clock", "Directory", "InnerTask", "Link", "LinkId", "Notebook", "StepResult", "Transport"]

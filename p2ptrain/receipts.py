@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any, Self
 
+from p2ptrain.base.bounded import BoundedDict
+from p2ptrain.base.clock import CLOCK_SKEW_S
 from p2ptrain.base.errors import RemoteError
 from p2ptrain.base.ids import PeerId, RunId, key_of
 from p2ptrain.statements import SIGNATURE_BYTES, Sign, holds, is_blob, is_count, packed, unpacked
@@ -27,9 +29,6 @@ MAX_RECEIPT_BYTES = 320
 """Maximum size; two peer ids, eight numbers and a signature have at most 256 bytes."""
 MAX_PARTNERS = 512
 """Partners whose exchanges are counted, as many as the protocol core remembers; the least recent is dropped first."""
-CLOCK_SKEW_S = 300
-"""Tolerated difference between a claim's times and the local clock, as for presence records. Guess: clock offsets of
-real peers would settle it."""
 
 MAX_TRIES = 5
 """Unanswered claims to one partner before they are dropped. Guess: how long partners of real runs stay away would
@@ -62,19 +61,15 @@ class Receipt:
     served: int
     """Weight bytes that the peer sent the partner as its donor."""
     signature: bytes = b""
-    """Signature of the peer."""
     countersignature: bytes = b""
-    """Signature of the partner."""
 
     def numbers(self) -> list[Any]:
         return [getattr(self, each.name) for each in fields(self)[:-2]]
 
     def signed(self, run: RunId, sign: Sign) -> Receipt:
-        """Return a copy with the peer's signature."""
         return replace(self, signature=sign(CLAIM, [run, *self.numbers()]))
 
     def countersigned(self, run: RunId, sign: Sign) -> Receipt:
-        """Return a copy with the partner's signature."""
         return replace(self, countersignature=sign(AGREEMENT, [run, *self.numbers()]))
 
     def is_claimed(self, run: RunId) -> bool:
@@ -131,11 +126,10 @@ class PendingReceipt:
     received: int = 0
     served: int = 0
 
-    def add(self, exchanges: int, sent: int, received: int, served: int) -> None:
-        self.exchanges += exchanges
+    def add(self, sent: int, received: int) -> None:
+        self.exchanges += 1
         self.sent += sent
         self.received += received
-        self.served += served
 
     def less(self, receipt: Receipt) -> PendingReceipt:
         return PendingReceipt(
@@ -185,21 +179,20 @@ class Book:
     def __init__(self, run: RunId, me: PeerId) -> None:
         self._run = run
         self._me = me
-        self._accounts: dict[PeerId, _PartnerReceipts] = {}
+        self._accounts: BoundedDict[PeerId, _PartnerReceipts] = BoundedDict(MAX_PARTNERS)
 
     def exchanged(self, partner: PeerId, sent: int, received: int, now: float) -> None:
-        """Count a committed exchange."""
         account = self._account(partner, now)
-        account.ours.add(1, sent, received, 0)
-        account.theirs.add(1, received, sent, 0)
+        account.ours.add(sent, received)
+        account.theirs.add(received, sent)
 
     def served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that this peer gave to the partner."""
-        self._account(partner, now).ours.add(0, 0, 0, size)
+        self._account(partner, now).ours.served += size
 
     def was_served(self, partner: PeerId, size: int, now: float) -> None:
         """Count weights that the partner gave to this peer."""
-        self._account(partner, now).theirs.add(0, 0, 0, size)
+        self._account(partner, now).theirs.served += size
 
     def claim(self, step: int, tokens: int, now: float, sign: Sign) -> Receipt | None:
         """Return the next claim, for the partner asked longest ago; None if there is nothing to claim."""
@@ -256,8 +249,7 @@ class Book:
                 account.give_up(now)
 
     def judge(self, claim: Receipt, speaker: PeerId, now: float) -> Objection | None:
-        """Check a partner's claim; None means countersign it, and then it is subtracted from what the partner may
-        claim.
+        """Check a partner's claim. None: countersign it; the partner may then claim that much less.
 
         A repeated claim whose answer was lost is countersigned again.
         """
@@ -278,10 +270,8 @@ class Book:
         return None
 
     def _account(self, partner: PeerId, now: float) -> _PartnerReceipts:
-        account = self._accounts.pop(partner, None) or _PartnerReceipts(since=int(now))
+        account = self._accounts.get(partner) or _PartnerReceipts(since=int(now))
         self._accounts[partner] = account  # most recently used last
-        while len(self._accounts) > MAX_PARTNERS:
-            del self._accounts[next(iter(self._accounts))]
         return account
 
 
@@ -304,14 +294,23 @@ class Total:
     faulty: dict[str, int] = field(default_factory=dict)
     """Receipts that do not count: how many for each reason."""
 
+    def add(self, receipt: Receipt) -> None:
+        self.receipts += 1
+        self.exchanges += receipt.exchanges
+        self.sent += receipt.sent
+        self.received += receipt.received
+        self.served += receipt.served
+        self.tokens = max(self.tokens, receipt.tokens)
+        self.first = min(self.first or receipt.since, receipt.since)
+        self.last = max(self.last, receipt.until)
+        self.partners[receipt.partner] = self.partners.get(receipt.partner, 0) + receipt.exchanges
+
     def reject(self, why: str) -> None:
         self.faulty[why] = self.faulty.get(why, 0) + 1
 
 
 def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
-    """Check every receipt of one peer and add up the valid ones; receipts of one partner never count the same time
-    twice.
-    """
+    """Check one peer's receipts and add up the valid ones; those of one partner never count the same time twice."""
     result = Total()
     until: dict[PeerId, int] = {}
     for receipt in sorted(receipts, key=lambda each: (each.until, each.since)):
@@ -325,24 +324,11 @@ def total(receipts: Iterable[Receipt], run: RunId, peer: PeerId) -> Total:
             result.reject("its time is already counted")
         else:
             until[receipt.partner] = receipt.until
-            _count(result, receipt)
+            result.add(receipt)
     return result
 
 
-def _count(result: Total, receipt: Receipt) -> None:
-    result.receipts += 1
-    result.exchanges += receipt.exchanges
-    result.sent += receipt.sent
-    result.received += receipt.received
-    result.served += receipt.served
-    result.tokens = max(result.tokens, receipt.tokens)
-    result.first = min(result.first or receipt.since, receipt.since)
-    result.last = max(result.last, receipt.until)
-    result.partners[receipt.partner] = result.partners.get(receipt.partner, 0) + receipt.exchanges
-
-
 def to_json(receipt: Receipt) -> dict[str, Any]:
-    """Convert a receipt to JSON values."""
     signatures = {"signature": receipt.signature.hex(), "countersignature": receipt.countersignature.hex()}
     return asdict(receipt) | signatures
 

@@ -203,13 +203,13 @@ class StatusView:
                 if "progress" in fields and (curve := view.curve(view.me, self._nickname)) is not None:
                     curve.held_out.add(float(fields["progress"]), now, float(fields["loss"]))
             case "saved":
-                view.add_checkpoint(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
+                view.add(CheckpointRow(view.next_serial(), now, view.me, int(self._figure("step"))))
             case "sample":
                 view.sample = SampleText(now, view.me, int(fields["step"]), "", paragraph(str(fields["text"])))
             case _ if kind in FAILURES:
                 said = line(kind, fields) or f"{kind}: {fields.get('why', '')}"
                 row = FailureRow(view.next_serial(), now, view.me, words(said))
-                view.add_failure(row)
+                view.add(row)
                 if kind in TOLD:
                     self._told.append((row.n, now, words(without_places(said))))
                 return {"kind": "failure", **plain(row)}
@@ -227,7 +227,7 @@ class StatusView:
             distance=distance,
             path="relayed" if fields.get("relay") else "direct",
         )
-        view.add_exchange(row)
+        view.add(row)
         self._distances.append(distance)
         view.disagreement.add(self._figure("progress"), now, median(self._distances))
         return {"kind": "exchange", **plain(row)}

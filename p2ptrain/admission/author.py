@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -137,9 +137,9 @@ def _rule(
     run: Path,
     run_id: RunId,
     before: AccessList,
-    admitted: Sequence[PeerId] | set[PeerId],
-    banned: Sequence[PeerId] | set[PeerId],
-    revoked: Sequence[str] | set[str],
+    admitted: Iterable[PeerId],
+    banned: Iterable[PeerId],
+    revoked: Iterable[str],
     now: float,
 ) -> AccessList:
     """Write a new access list, or leave the file unchanged if the names are the same."""

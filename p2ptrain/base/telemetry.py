@@ -182,7 +182,6 @@ def lossy_output() -> Iterator[None]:
 
 
 def _writing_all(stream: TextIO) -> TextIO:
-    """Make the stream escape characters that its encoding lacks."""
     if (reconfigure := getattr(stream, "reconfigure", None)) is not None:  # a StrictStream passes it on
         reconfigure(errors="backslashreplace")
     return stream

@@ -11,14 +11,11 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from p2ptrain.base.codec_names import GradientCodec, WeightCodec
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT, GradientCodec, WeightCodec
 from p2ptrain.manifest.model import MAX_LOGITS, MAX_PARAMETERS, Model, parameter_count
 from p2ptrain.manifest.section import Digest, Section, Title
 from p2ptrain.manifest.sources import BYTE_VOCABULARY, BytesTokenizer, Corpus, Tokenizer
 from p2ptrain.recipes import RECIPES
-
-FRAGMENT_ALIGNMENT = 1024
-"""Elements. Fragments begin at multiples of it, so that no codec block spans two fragments."""
 
 NEEDS_EVERYBODY = frozenset(name for name, recipe in RECIPES.items() if recipe.is_collective)
 """Recipes that average over all peers at once."""
@@ -96,7 +93,6 @@ class TrainingSection(Section):
 
     @property
     def tokens_per_step(self) -> int:
-        """Number of tokens of one inner step."""
         return self.sequence_length * self.sequences_per_step
 
 
@@ -251,7 +247,6 @@ class Manifest(Section):
 
     @property
     def tokens_per_outer_step(self) -> int:
-        """Number of tokens that one peer trains on between two outer steps."""
         return self.training.tokens_per_step * self.outer.inner_steps
 
 

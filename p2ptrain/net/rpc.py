@@ -36,6 +36,3 @@ async def hear(link: Link, about: str, most_bytes: int) -> list[Any]:
 
 def _nests_deeper(words: list[Any], levels: int) -> bool:
     return levels == 0 or any(isinstance(each, list) and _nests_deeper(each, levels - 1) for each in words)
-
-
-__all__ = ["MOST_NESTED", "hear", "say"]

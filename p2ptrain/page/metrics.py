@@ -76,7 +76,8 @@ class MetricFamilies(Collector):
             if grows and document["kind"] == "peer":
                 yield CounterMetricFamily(f"p2ptrain_{metric}", told, value=value)
             else:
-                yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
+                scope = "swarm_" if grows else ""
+                yield GaugeMetricFamily(f"p2ptrain_{scope}{metric}", told, value=value)
         rows = [row for row in document["peers"] if row["state"] != "gone"]
         if document["kind"] == "peer":  # if all peers are scraped, the others report themselves
             rows = [row for row in rows if row["id"] == document["me"]]
@@ -94,10 +95,6 @@ class MetricFamilies(Collector):
                 yield family
 
 
-def _gauge(metric: str, grows: bool) -> str:
-    return f"p2ptrain_swarm_{metric}" if grows else f"p2ptrain_{metric}"
-
-
 def _labels(ids: list[str]) -> list[str]:
     """Return the last six characters of each id, the whole id if two end alike: Prometheus rejects duplicates."""
     ends = Counter(each[-6:] for each in ids)
@@ -109,11 +106,3 @@ def exposition(document: Mapping[str, Any]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricFamilies(document))
     return generate_latest(registry)
-
-
-def names() -> set[str]:
-    """Return every exported metric name as Prometheus stores it: counters end in _total."""
-    totals = {_gauge(metric, grows) for metric, _, grows in TOTALS.values()}
-    totals |= {f"p2ptrain_{metric}_total" for metric, _, grows in TOTALS.values() if grows}
-    counts = {f"{metric}_total" for metric, _ in COUNTS_OF_PEERS.values()}
-    return {"p2ptrain_peers", INFO, *totals, *counts, *(metric for metric, _ in OF_PEERS.values())}

@@ -25,7 +25,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
 from types import TracebackType
@@ -120,7 +120,9 @@ class PageServer:
         self.address, self._cookie = f"http://{shown}:{port}/", f"{COOKIE}-{port}"
         self.url = self.address + (f"?token={quote(self._token, safe='')}" if self._token else "")
         begun = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(listener, begun), name="page", daemon=True)
+        self._thread = threading.Thread(
+            target=lambda: asyncio.run(self._serve(listener, begun)), name="page", daemon=True
+        )
         self._thread.start()
         if not begun.wait(START_S):
             self.__exit__(None, None, None)
@@ -151,9 +153,6 @@ class PageServer:
             queue.put_nowait(line)
 
     # --- the thread -------------------------------------------------------------------------------------------------
-
-    def _run(self, listener: socket.socket, begun: threading.Event) -> None:
-        asyncio.run(self._serve(listener, begun))
 
     async def _serve(self, listener: socket.socket, begun: threading.Event) -> None:
         from aiohttp import web
@@ -252,15 +251,16 @@ class PageServer:
         response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         with contextlib.suppress(ConnectionError):
-            async with self._stream() as queue:
-                await _taken(request, response.write(b": here\n\n"))
-                await self._follow(request, response, queue)
+            await self._follow(request, response)
         return response
 
-    async def _follow(self, request: Any, response: Any, queue: asyncio.Queue[str]) -> None:
+    async def _follow(self, request: Any, response: Any) -> None:
         assert self._stop is not None
+        queue: asyncio.Queue[str] = asyncio.Queue(QUEUE)
+        self._streams.add(queue)
         stopping = asyncio.ensure_future(self._stop.wait())
         try:
+            await _taken(request, response.write(b": here\n\n"))
             while not stopping.done():
                 line = asyncio.ensure_future(queue.get())
                 await asyncio.wait({line, stopping}, timeout=BEAT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -271,14 +271,6 @@ class PageServer:
                     await _taken(request, response.write(b": still here\n\n"))
         finally:
             stopping.cancel()
-
-    @contextlib.asynccontextmanager
-    async def _stream(self) -> AsyncIterator[asyncio.Queue[str]]:
-        queue: asyncio.Queue[str] = asyncio.Queue(QUEUE)
-        self._streams.add(queue)
-        try:
-            yield queue
-        finally:
             self._streams.discard(queue)
 
     def _refresh(self) -> None:
@@ -305,14 +297,11 @@ def _few(server: Any) -> Callable[[], asyncio.BaseProtocol]:
 
 
 class _CutOff(asyncio.Protocol):
-    """Protocol that aborts a connection beyond the limit."""
-
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.abort()
 
 
 def _name_in(host: str) -> str:
-    """Return a request's ``Host`` without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     return name.strip("[]").lower()

@@ -55,7 +55,6 @@ class PeerRow:
     state: str = ""
     """State: joining, training, finishing or leaving; ``gone`` after its record expired."""
     step: int = 0
-    """Outer steps."""
     progress: float = 0.0
     """Tokens per peer."""
     age_s: float = 0.0
@@ -107,7 +106,6 @@ class FailureRow:
     n: int
     at: float
     peer: str
-    """Reporting peer."""
     line: str
 
 
@@ -199,20 +197,15 @@ class View:
     _issued: dict[str, float] = field(default_factory=dict)
     """Time of each peer's last sign of life, by peer id."""
 
-    def add_failure(self, row: FailureRow) -> None:
-        """Add a failure. If the list is full, the peer with the most entries loses its oldest."""
-        _make_room(self.failures, [each.peer for each in self.failures])
-        self.failures.append(row)
-
-    def add_exchange(self, row: ExchangeRow) -> None:
-        """Add an exchange, with the same limit as ``add_failure``."""
-        _make_room(self.exchanges, [each.a for each in self.exchanges])
-        self.exchanges.append(row)
-
-    def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Add a checkpoint, with the same limit as ``add_failure``."""
-        _make_room(self.checkpoints, [each.peer for each in self.checkpoints])
-        self.checkpoints.append(row)
+    def add(self, row: ExchangeRow | FailureRow | CheckpointRow) -> None:
+        """Add a row to its list. If the list is full, the peer with the most entries loses its oldest."""
+        match row:
+            case ExchangeRow():
+                _append(self.exchanges, row, [each.a for each in self.exchanges])
+            case FailureRow():
+                _append(self.failures, row, [each.peer for each in self.failures])
+            case CheckpointRow():
+                _append(self.checkpoints, row, [each.peer for each in self.checkpoints])
 
     @property
     def last_serial(self) -> int:
@@ -247,7 +240,6 @@ class View:
             del self.curves[peer]
 
     def renew(self, row: PeerRow, at: float) -> None:
-        """Update the row of a present peer."""
         self.peers[row.id] = row
         self._issued[row.id] = at - row.age_s
 
@@ -301,11 +293,11 @@ class View:
 _NOBODY = PeerRow("")
 
 
-def _make_room(rows: deque[Any], tellers: Sequence[str]) -> None:
-    """Remove the oldest entry of the peer with the most entries from a full list, so that no peer hides the others."""
-    if len(rows) == rows.maxlen:
+def _append(rows: deque[Any], row: object, tellers: Sequence[str]) -> None:
+    if len(rows) == rows.maxlen:  # no peer hides the others
         [(loudest, _)] = Counter(tellers).most_common(1)
         del rows[tellers.index(loudest)]
+    rows.append(row)
 
 
 def _gone(row: PeerRow) -> PeerRow:

@@ -152,6 +152,3 @@ class LanguageModelLearner(Section):
                 f" {MAX_STEP_TOKENS:,} are allowed"
             )
         return faults
-
-
-__all__ = ["BytesLearner", "LanguageModelLearner", "QuadraticLearner"]

@@ -97,10 +97,10 @@ class SimulationView:
             row: Any
             if kind == "exchanged":
                 row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size)
-                self._view.add_exchange(row)
+                self._view.add(row)
             else:
                 row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {why}"))
-                self._view.add_failure(row)
+                self._view.add(row)
         if self._events_left:
             self._events_left -= 1
             self.tell({"kind": "exchange" if kind == "exchanged" else "failure", **plain(row)})

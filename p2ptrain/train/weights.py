@@ -206,6 +206,3 @@ def _copy(theta: Tensor) -> Tensor:
     """Copy a tensor to the CPU, apart from training's memory."""
     copy = torch.empty_like(theta, device="cpu")
     return copy.copy_(theta.detach())
-
-
-__all__ = ["Weights"]

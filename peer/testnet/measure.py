@@ -18,10 +18,9 @@ from p2ptrain.manifest import SignedManifest
 from p2ptrain.train import Sampling, generate_text, validation_loss
 from peer.home import Home, cache_directory
 from peer.model import mean, model_of
+from peer.session_recorder import HELD_OUT_TOKENS
 from peer.testnet.report import Measured
 
-HELD_OUT_TOKENS = 65_536
-"""Tokens for the averaged model's loss; as many as the peers use for their own (``peer.session_recorder``)."""
 SAMPLE_TOKENS = 400
 """Length of the sample, a few lines of bytes. Guess: ask readers whether they want more."""
 PROMPT = "\n"

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from p2ptrain.base.codec_names import FRAGMENT_ALIGNMENT
 from p2ptrain.base.errors import ManifestError
-from p2ptrain.manifest import FRAGMENT_ALIGNMENT, Manifest, parameter_count, with_changes
+from p2ptrain.manifest import Manifest, parameter_count, with_changes
 from p2ptrain.manifest.faults import validated
 from p2ptrain.manifest.schema import CodecSection
 
@@ -214,8 +215,6 @@ def test_the_fragment_limit_matches_the_parameters(manifest: Manifest) -> None:
 
 def test_literals_agree_with_the_numeric_core() -> None:
     from p2ptrain import codec
-    from p2ptrain.outer import fragments
 
-    assert fragments.FRAGMENT_ALIGNMENT == FRAGMENT_ALIGNMENT
     names = CodecSection.model_fields["name"].annotation.__args__
     assert [codec.get(name, 1024).name for name in names] == list(names)

@@ -22,7 +22,6 @@ from p2ptrain.base.errors import UserError
 from p2ptrain.page import listen_address
 from p2ptrain.page import server as page_server
 from p2ptrain.page.listen_address import ListenAddress, listener_at
-from p2ptrain.page.metrics import names
 from p2ptrain.page.server import ASSETS, BACKLOG, COOKIE, MOST_CONNECTIONS, MOST_STREAMS, PageServer
 from p2ptrain.page.view import ExchangeRow
 
@@ -133,7 +132,11 @@ def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Sho
 def test_a_server_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rather than an address at which nobody answers. Its place is free again."""
     monkeypatch.setattr(page_server, "START_S", 0.01)
-    monkeypatch.setattr(PageServer, "_run", lambda self, listener, begun: listener.close())
+
+    async def closes(self: PageServer, listener: socket.socket, begun: threading.Event) -> None:
+        listener.close()
+
+    monkeypatch.setattr(PageServer, "_serve", closes)
     with pytest.raises(UserError, match="did not start"):
         PageServer(ListenAddress(), dict).__enter__()
 
@@ -163,7 +166,7 @@ def test_metrics_are_what_prometheus_reads(shown: Shown) -> None:
     text = ask(shown.port, "/metrics").body.decode()
     families = {family.name: family for family in text_string_to_metric_families(text)}
     samples = {sample.name for family in families.values() for sample in family.samples}
-    assert samples <= names()
+    assert {"p2ptrain_peers", "p2ptrain_swarm_exchanges", "p2ptrain_peer_exchanges_total"} <= samples
     assert families["p2ptrain_peers"].samples[0].value == 7
     peers = {sample.labels["peer"] for sample in families["p2ptrain_peer_training_loss_nats"].samples}
     assert peers == {row.id[-6:] for row in rows[:-1]}

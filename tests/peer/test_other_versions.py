@@ -13,8 +13,9 @@ from swarm import STRANGER
 from p2ptrain.base.errors import HomeError, ManifestError, NetworkError, UserError
 from p2ptrain.base.ids import PROTOCOL_VERSION, RunId
 from p2ptrain.base.telemetry import MemoryLog
-from p2ptrain.manifest import JoinLink, genuine_run, preset, public_key_of, sign
+from p2ptrain.manifest import JoinLink, genuine_run, preset
 from p2ptrain.manifest.document import canonical_json
+from p2ptrain.manifest.signing import public_key_of, sign
 from p2ptrain.net import virtual_time
 from peer import manifest_fetch, messages
 from peer.doctor import network as doctor

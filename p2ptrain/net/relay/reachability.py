@@ -23,6 +23,7 @@ from random import Random
 from statistics import median_high, median_low
 
 from p2ptrain.base.backoff import backoff
+from p2ptrain.base.bounded import BoundedDict
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId
 from p2ptrain.net import address
@@ -151,8 +152,8 @@ class ReachabilityManager:
         self._on_change = on_change
         self._random = random or Random()
         self._seen: tuple[str, ...] = ()
-        self._held: dict[PeerId, Candidate] = {}  # relays at which we hold a reservation
-        self._refused: dict[PeerId, tuple[float, Iterator[float]]] = {}
+        self._held: BoundedDict[PeerId, Candidate] = BoundedDict(WANTED)  # relays at which we hold a reservation
+        self._refused: BoundedDict[PeerId, tuple[float, Iterator[float]]] = BoundedDict(MAX_REFUSED)
         """Nodes that refused a reservation: end of their current backoff, and the next ones."""
         self._judged_at = -math.inf
         self._is_near = False  # whether only nodes of a private network reported
@@ -253,8 +254,6 @@ class ReachabilityManager:
                 continue
             asked += 1
             if not await self._reserve(candidate):
-                if len(self._held) >= WANTED:  # the reservation expires there
-                    del self._held[next(iter(self._held))]
                 self._held[candidate.peer] = candidate
                 self._has_told_of_none = False
                 self._notebook.note("relayed", peer=candidate.peer)
@@ -270,8 +269,6 @@ class ReachabilityManager:
             fresh = backoff(*(OF_LINK_S if relay.peer in self._of_link else REFUSED_S))
             _, pauses_s = self._refused.pop(relay.peer, (0.0, fresh))
             self._refused[relay.peer] = time.monotonic() + next(pauses_s), pauses_s
-            while len(self._refused) > MAX_REFUSED:
-                del self._refused[next(iter(self._refused))]
             return str(error)
         self._refused.pop(relay.peer, None)
         return ""

@@ -10,7 +10,8 @@ from typing import NoReturn
 import pytest
 
 from p2ptrain.base.errors import HomeError, ManifestError
-from p2ptrain.manifest import create_run, differences, load_run, preset, render_toml, sign_run, with_changes
+from p2ptrain.manifest import create_run, load_run, preset, render_toml, sign_run, with_changes
+from p2ptrain.manifest.document import differences
 from peer.testnet.plan import MARKER, chosen_manifest, claimed, lay_out
 
 DEMO = preset("demo", "ab" * 32)
