@@ -39,7 +39,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
-from peer.contributions import Contributions, HearingNotebook, TrainingPosition
+from peer.contributions import Contributions, TrainingPosition
 from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
@@ -280,12 +280,13 @@ def _run_in_swarm(
         shore = DriverEnvironment(
             transport=entrance.transport(),
             directory=connection,
-            notebook=HearingNotebook(PathNotebook(session.notebook, line.paths), contributions.hear),
+            notebook=PathNotebook(session.notebook, line.paths),
             clock=steady,
             sign=connection.sign,
             live_until=entrance.live_until,
             begin_training=reins.begin,
             work=work,
+            committed=contributions.exchanged,
             gatherer=Downloader(dial, sizes, work, session.notebook, contributions.taken),
         )
         shore = disguise(shore, learner, float(record.tokens_per_peer))

@@ -12,7 +12,6 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from random import Random
-from typing import Any
 
 from p2ptrain.base.errors import NetworkError, RemoteError
 from p2ptrain.base.ids import PeerId, RunId
@@ -45,10 +44,7 @@ class TrainingPosition:
 
 
 class Contributions:
-    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop.
-
-    ``hear`` counts exchanges from the core's notes, so neither core nor driver depends on this class.
-    """
+    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop."""
 
     def __init__(
         self,
@@ -71,14 +67,9 @@ class Contributions:
         self._is_full = False
         self.notary = ReceiptService(run, self._book, sign, wall)
 
-    def hear(self, kind: str, fields: dict[str, Any]) -> None:
-        """Count the exchange if the core's note is about one."""
-        peer = fields.get("peer")
-        if not isinstance(peer, str):
-            return
-        now, partner = self._wall(), PeerId(peer)
-        if kind == "exchanged":
-            self._book.exchanged(partner, fields.get("sent_bytes", 0), fields.get("received_bytes", 0), now)
+    def exchanged(self, partner: PeerId, sent: int, received: int) -> None:
+        """Count a committed exchange and its bytes."""
+        self._book.exchanged(partner, sent, received, self._wall())
 
     def given(self, partner: PeerId, size: int) -> None:
         """Count ``size`` bytes of our weights sent to a newcomer."""
@@ -146,15 +137,3 @@ class Contributions:
             self._is_full = True
         else:
             self._is_full = False
-
-
-class HearingNotebook:
-    """A notebook that also passes each note to a listener."""
-
-    def __init__(self, notebook: Notebook, hear: Callable[[str, dict[str, Any]], None]) -> None:
-        self._notebook = notebook
-        self._hear = hear
-
-    def note(self, kind: str, **fields: Any) -> None:
-        self._hear(kind, fields)
-        self._notebook.note(kind, **fields)
