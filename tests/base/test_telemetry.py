@@ -35,15 +35,6 @@ def test_what_cannot_be_written_is_lost_and_nothing_else() -> None:
     assert whole.getvalue() == "words"
 
 
-def test_bytes_are_minded_as_letters_are() -> None:
-    class Below(io.BytesIO):
-        def write(self, data: object) -> int:
-            raise OSError(28, "No space left on device")
-
-    with pytest.raises(OutputError, match="No space left"):
-        StrictStream(io.TextIOWrapper(Below(), "ascii")).buffer.write("words")
-
-
 def test_only_the_outside_is_endured() -> None:
     with pytest.raises(TypeError):
         LossyStream(io.StringIO()).write(b"bytes")  # type: ignore[arg-type]  # on purpose
