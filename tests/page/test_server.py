@@ -130,14 +130,6 @@ def test_the_status_is_compressed_for_those_elsewhere_who_take_that(guarded: Sho
         assert ask(port, "/status", Accept_Encoding="gzip").document == plain.document
 
 
-def test_a_server_that_does_not_start_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rather than an address at which nobody answers. Its place is free again."""
-    monkeypatch.setattr(page_server, "START_S", 0.01)
-    monkeypatch.setattr(PageServer, "_run", lambda self, listener, begun: listener.close())
-    with pytest.raises(UserError, match="did not start"):
-        PageServer(ListenAddress(), dict).__enter__()
-
-
 def test_however_many_ask_the_document_is_made_now_and_then() -> None:
     """A hundred questions at once are a few snapshots: who watches holds up nobody."""
     made = []
