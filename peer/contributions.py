@@ -52,7 +52,7 @@ class Contributions:
         me: PeerId,
         sign: Sign,
         ledger: Ledger,
-        standing: Callable[[], TrainingPosition],
+        position: Callable[[], TrainingPosition],
         notebook: Notebook,
         wall: Clock = time.time,
         random: Random | None = None,
@@ -60,7 +60,7 @@ class Contributions:
         self._book = Book(run, me)
         self._sign = sign
         self._ledger = ledger
-        self._standing = standing
+        self._position = position
         self._notebook = notebook
         self._wall = wall
         self._random = random or Random()
@@ -109,8 +109,8 @@ class Contributions:
 
     async def claim(self, transport: Transport) -> bool:
         """Ask one partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
-        standing = self._standing()
-        claim = self._book.claim(standing.step, standing.tokens, self._wall(), self._sign)
+        position = self._position()
+        claim = self._book.claim(position.step, position.tokens, self._wall(), self._sign)
         if claim is None:
             return False
         try:

@@ -123,7 +123,7 @@ class SessionRecorder:
     first_loss: float | None = None
     last_loss: float = float("nan")
     why: str = ""
-    pace: Throughput = field(default_factory=Throughput)
+    throughput: Throughput = field(default_factory=Throughput)
     has_stepped: bool = False
     is_held: bool = False
     """Whether the trainer is held."""
@@ -163,7 +163,7 @@ class SessionRecorder:
 
     def inner_step_done(self) -> None:
         now = time.monotonic()
-        self.pace.inner_step_done(self.learner.tokens)
+        self.throughput.inner_step_done(self.learner.tokens)
         if not self.has_stepped:
             self.has_stepped = True
             self.notebook.note("first inner step", seconds=now - self._started_at)
@@ -185,7 +185,7 @@ class SessionRecorder:
             tokens=self.learner.tokens,
             **({"loss": self.learner.loss} if math.isfinite(self.learner.loss) else {}),  # JSON has no NaN
             learning_rate=self.task.learning_rate,
-            tokens_per_s=self.pace.tokens_per_s,
+            tokens_per_s=self.throughput.tokens_per_s,
             peers=self.live_peers(),
             exchanges_ok=self.counters().exchanges_ok,
         )
@@ -199,14 +199,14 @@ class SessionRecorder:
         self.is_held = is_held
         if is_held:
             self._held_at = time.monotonic()
-            self.pace.rest()
+            self.throughput.rest()
             self.notebook.note("held", step=self.learner.step, tokens=self.learner.tokens)
             self._next_save = 0.0
             if not self.learner.is_waiting:
                 self.try_to_save()
         else:
             self._held_s += time.monotonic() - self._held_at
-            self.pace.go_on(self.learner.tokens)
+            self.throughput.go_on(self.learner.tokens)
             self.notebook.note("goes on", step=self.learner.step, tokens=self.learner.tokens)
 
     def leaving(self) -> None:
@@ -311,7 +311,7 @@ class SessionRecorder:
         """Stop the training clock; waiting in the final gossip does not count as blocked."""
         self._ended_at = self._held_at if self.is_held else time.monotonic()
         self._blocked_s = self.learner.blocked_s - self._blocked_at_start_s
-        self.pace.rest()
+        self.throughput.rest()
 
     @property
     def _elapsed_s(self) -> float:
@@ -329,7 +329,7 @@ class SessionRecorder:
             "loss": learner.loss if math.isfinite(learner.loss) else None,  # JSON has no NaN
             "val_loss": self.last_loss if math.isfinite(self.last_loss) else None,
             "tokens": learner.tokens,
-            "tokens_per_s": self.pace.tokens_per_s,
+            "tokens_per_s": self.throughput.tokens_per_s,
             "exchanges_ok": counters.exchanges_ok,
             "exchanges_failed": counters.exchanges_failed,
             "blocked_share": (learner.blocked_s - self._blocked_at_start_s) / max(self._elapsed_s, 1e-9),

@@ -26,64 +26,64 @@ EARLY = "looking for the run's manifest, or building the model"
 
 
 def state_of(
-    record: SessionRecorder | None, attendance: Participation | None, wish: str, leaving: bool
+    record: SessionRecorder | None, participation: Participation | None, mode: str, leaving: bool
 ) -> tuple[str, str]:
     """Return one word for what the peer does, and why, if known.
 
     Args:
-        wish: name of a ``Mode``.
+        mode: name of a ``Mode``.
     """
     if leaving:
         return "finishing", "saving, then leaving"
     if record is None:
-        return ("paused" if wish == "ABSENT" else "starting"), EARLY
-    if wish == "ABSENT":
+        return ("paused" if mode == "PAUSED" else "starting"), EARLY
+    if mode == "PAUSED":
         is_held = record.is_held or record.learner.ended or not record.has_stepped
         return ("paused", "") if is_held else ("pausing", "finishing the current inner step")
-    if wish == "ALONE":
+    if mode == "SOLO":
         return "alone", ""
-    if attendance is None:
+    if participation is None:
         return "training", "this run's recipe has no exchanges"
     if record.learner.ended:
         return "final gossip", "exchanging weights until the swarm agrees"
-    if attendance.state in ("joining", "away"):
+    if participation.state in ("joining", "away"):
         return "joining", "looking for the swarm, or downloading newer weights"
     if record.learner.is_waiting:
         return "training", "waiting for the partners planned for this outer step"
-    return "training", "" if attendance.live_peers else "no other peer is here; still searching"
+    return "training", "" if participation.live_peers else "no other peer is here; still searching"
 
 
 def figures(
     *,
     home: Home,
     record: SessionRecorder | None,
-    attendance: Participation | None,
+    participation: Participation | None,
     admission: str,
-    standing: tuple[str, str],
+    state: tuple[str, str],
     settings: Settings,
     fault: str,
     month: Month,
     rates: tuple[float, float],
-    heard: Sequence[tuple[float, str]],
+    last_lines: Sequence[tuple[float, str]],
 ) -> dict[str, Any]:
     """Return the status as a JSON document.
 
     Args:
         admission: whether the run admits this peer; empty in an open run.
-        standing: one word for what the peer does, and why.
+        state: one word for what the peer does, and why.
         fault: what is wrong with the settings file now; empty if nothing.
         rates: bytes per second recently sent and received.
-        heard: the last lines and their ages in seconds.
+        last_lines: the last lines and their ages in seconds.
     """
     return {
-        "state": standing[0],
-        "why": standing[1],
+        "state": state[0],
+        "why": state[1],
         "pid": os.getpid(),
         "home": str(home.path),
         "training": None if record is None else record.figures(),
         "admission": admission,
-        "peers": 0 if attendance is None else attendance.live_peers,
-        "exchanges_under_way": 0 if attendance is None else attendance.exchanges_under_way,
+        "peers": 0 if participation is None else participation.live_peers,
+        "exchanges_under_way": 0 if participation is None else participation.exchanges_under_way,
         "rates": {"sent_bytes_per_s": round(rates[0]), "received_bytes_per_s": round(rates[1])},
         "month": {
             "sent_bytes": month.sent,
@@ -93,11 +93,11 @@ def figures(
         },
         "settings": settings.model_dump(),
         "settings_fault": fault,
-        "lines": [{"age_s": round(age), "line": text} for age, text in heard],
+        "lines": [{"age_s": round(age), "line": text} for age, text in last_lines],
     }
 
 
-def last_known(home: Home, is_there: bool) -> dict[str, Any]:
+def last_known(home: Home, is_running: bool) -> dict[str, Any]:
     """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary.
 
     Args:
@@ -105,7 +105,7 @@ def last_known(home: Home, is_there: bool) -> dict[str, Any]:
     """
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
     return {
-        "state": SILENT if is_there else NOT_RUNNING,
+        "state": SILENT if is_running else NOT_RUNNING,
         "home": str(home.path),
         "checkpoint": _read(states[-1], "step", "progress", "tokens", "ended") if states else None,
         "saved_s_ago": _age_s(states[-1]) if states else None,
@@ -125,9 +125,9 @@ def screen(status: Mapping[str, Any]) -> str:
     """Format a status for people, one printable line per entry, as lines may contain other peers' text."""
     rows = [("state", _and(status["state"], status.get("why")))]
     if status["state"] in (NOT_RUNNING, SILENT):
-        rows += _rows_of_the_disk(status)
+        rows += _saved_rows(status)
     else:
-        rows += _rows_of_the_living(status)
+        rows += _running_rows(status)
     text = [f"{name:<9} {printable(value)}" for name, value in rows]
     text += [
         f"{'' if i else 'lately':<9} {printable(_ago(e['age_s']))}: {printable(e['line'])}"
@@ -136,7 +136,7 @@ def screen(status: Mapping[str, Any]) -> str:
     return "\n".join(text)
 
 
-def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _running_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     training, settings, month = status["training"], status["settings"], status["month"]
     rows = []
     if training is not None:
@@ -167,7 +167,7 @@ def _rows_of_the_living(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _rows_of_the_disk(status: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _saved_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = []
     if (saved := status["checkpoint"]) is not None:
         ended = ", the run's end" if saved.get("ended") else ""
