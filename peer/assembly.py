@@ -37,26 +37,18 @@ from peer.home import Home, cache_directory
 from peer.session_recorder import SessionRecorder
 
 TRIED_TOKENS, TRIED_PATIENCE_S = 16_384, 5.0
-"""Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours.
-
-The standard error is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the
-demo model. Guess: the share of good and bad donors' weights that the test refuses.
-"""
+"""Held-out text, and seconds to read it, for the test of a donor's weights before they replace ours. The standard error
+is some hundredths of a nat; refused weights are worse than random prediction. It takes 0.3 s for the demo model. Guess:
+the share of good and bad donors' weights that the test refuses."""
 TOKENIZING_PERIOD_S = 10.0
-"""Seconds between two notes on the progress of tokenizing, which takes up to an hour.
-
-Guess: how long an owner watches a silent terminal before stopping the peer.
-"""
+"""Seconds between two notes on the progress of tokenizing, which takes up to an hour. Guess: how long an owner watches
+a silent terminal before stopping the peer."""
 SAMPLE_TOKENS = 120
-"""Length of the sample text on the page: two lines of bytes, a third of a second of the demo model.
-
-Guess: how much text visitors read.
-"""
+"""Length of the sample text on the page: two lines of bytes, a third of a second of the demo model. Guess: how much
+text visitors read."""
 SAMPLE_LOOKS = 4
-"""Looks for each sample text, which the second one writes: sampling takes as long as the held-out loss.
-
-Guess: how fast sample texts change compared with the loss curve.
-"""
+"""Looks for each sample text, which the second one writes: sampling takes as long as the held-out loss. Guess: how fast
+sample texts change compared with the loss curve."""
 
 
 @dataclass(frozen=True, slots=True)

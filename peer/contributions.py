@@ -25,10 +25,8 @@ from peer.ledger import Ledger
 logger = logging.getLogger(__name__)
 
 PERIOD_S = 30.0
-"""Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day.
-
-Guess: the share of contributions that stays unsigned under the churn of a real swarm.
-"""
+"""Mean seconds between two claims, times a random factor of 0.75 to 1.25: 2 MB of receipts a day. Guess: the share of
+contributions that stays unsigned under the churn of a real swarm."""
 GOODBYE_S = 2.0
 """Time limit for the last claims when the peer leaves, as for the core's goodbye."""
 GOODBYES = 8

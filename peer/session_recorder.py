@@ -25,28 +25,20 @@ from peer.throughput import Throughput
 PROGRESS_PERIOD_S = 2.0
 """Seconds between two progress notes."""
 SAVE_PERIOD_S = 120.0
-"""Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs.
-
-More for a large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often
-volunteers' machines lose power.
-"""
+"""Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs. More for a
+large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often volunteers'
+machines lose power."""
 SAVE_SHARE = 50
-"""Minimum ratio of training time to the time for saving: saving costs at most 2 %.
-
-Guess: which slowdown volunteers notice.
-"""
+"""Minimum ratio of training time to the time for saving: saving costs at most 2 %. Guess: which slowdown volunteers
+notice."""
 SAVE_RATE = 100e9 / 86_400
-"""Maximum bytes per second that checkpoints write on average: 100 GB per day.
-
-A solid-state disk of 250 GB is warranted for 150 TB (Samsung, 970 EVO Plus), which lasts four years. llama-15m is saved
-every 4.5 minutes, llama-135m every 39.
-"""
+"""Maximum bytes per second that checkpoints write on average: 100 GB per day. A solid-state disk of 250 GB is warranted
+for 150 TB (Samsung, 970 EVO Plus), which lasts four years. llama-15m is saved every 4.5 minutes, llama-135m every
+39."""
 
 LOOK_PERIOD_S, LOOK_MOST_S = 20.0, 120.0
-"""Minimum and maximum seconds between two looks at the held-out loss while somebody watches.
-
-Guess: how long visitors keep the page open.
-"""
+"""Minimum and maximum seconds between two looks at the held-out loss while somebody watches. Guess: how long visitors
+keep the page open."""
 LOOK_SHARE = 50
 """Minimum ratio of training time to the time for a look: 2 %; a look longer than 2.4 s costs more."""
 LOOK_TOKENS = 16_384
@@ -54,42 +46,28 @@ LOOK_TOKENS = 16_384
 
 HELD_OUT_TOKENS = 65_536
 """Held-out tokens read for one reported loss: a standard error of about 0.01 nats for bytes; 1 s for the demo model.
-
-Guess: the differences in loss that owners compare.
-"""
+Guess: the differences in loss that owners compare."""
 LOSS_PATIENCE_S = 30.0
-"""Approximate maximum seconds for one reported loss; a slower machine reads fewer tokens.
-
-Guess: the time for HELD_OUT_TOKENS on the slowest machines that join.
-"""
+"""Approximate maximum seconds for one reported loss; a slower machine reads fewer tokens. Guess: the time for
+HELD_OUT_TOKENS on the slowest machines that join."""
 BEGINNING_S = 5.0
-"""Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights.
-
-That loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
-million parameters needed on two cores before it asked for weights.
-"""
+"""Approximate maximum seconds for the loss before the first step, which delays a newcomer's request for weights. That
+loss need not be exact. Reading for LOSS_PATIENCE_S took about 30 of the 40 s that a newcomer to four peers of 15
+million parameters needed on two cores before it asked for weights."""
 HASTE_S = 3.0
-"""Approximate maximum seconds for the last loss after the owner stopped the peer: docker kills it after 10 s.
-
-Guess: the time that saving and leaving take on slow machines.
-"""
+"""Approximate maximum seconds for the last loss after the owner stopped the peer: docker kills it after 10 s. Guess:
+the time that saving and leaving take on slow machines."""
 
 RETRY_S = 10.0
-"""Seconds between two tries to save at the end of a session, on a full disk.
-
-Guess: how long owners take to free some space.
-"""
+"""Seconds between two tries to save at the end of a session, on a full disk. Guess: how long owners take to free some
+space."""
 LAST_PATIENCE_S = 300.0
-"""Seconds for which saving is retried, so that an owner can free some space.
-
-Guess: how long owners take to notice and do so.
-"""
+"""Seconds for which saving is retried, so that an owner can free some space. Guess: how long owners take to notice and
+do so."""
 
 STEPS_REMEMBERED = 1000
-"""Inner steps whose durations are kept; the longest stall is reported in units of their median.
-
-Guess: how fast the median drifts in long sessions.
-"""
+"""Inner steps whose durations are kept; the longest stall is reported in units of their median. Guess: how fast the
+median drifts in long sessions."""
 
 
 @dataclass(slots=True)

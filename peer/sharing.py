@@ -26,10 +26,8 @@ from peer.session_recorder import SessionRecorder
 from peer.state import Sources, StatusView
 
 MEET_S = 2.0
-"""Seconds between two updates of the list of live peers: as often as the page asks.
-
-Guess: how fast viewers expect a change.
-"""
+"""Seconds between two updates of the list of live peers: as often as the page asks. Guess: how fast viewers expect a
+change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,10 +30,8 @@ from p2ptrain.train.loop import Signals
 _HANGUP: int | None = getattr(signal, "SIGHUP", None)
 """SIGHUP; None on a platform without it."""
 DOUBLED_S = 0.5
-"""Seconds within which a second SIGTERM counts as the first.
-
-Guess: the delays between duplicate signals that service managers send.
-"""
+"""Seconds within which a second SIGTERM counts as the first. Guess: the delays between duplicate signals that service
+managers send."""
 
 
 class JoiningStopped(KeyboardInterrupt):

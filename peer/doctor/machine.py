@@ -18,15 +18,11 @@ from p2ptrain.manifest import Manifest, parameter_count
 from peer.doctor.findings import Finding, bad, note, ok
 
 CHECKPOINT_BYTES = 60
-"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32.
-
-Guess: the size of a home after a long session, per parameter.
-"""
+"""Maximum disk space in bytes per parameter: two kept checkpoints and a third being written, in fp32. Guess: the size
+of a home after a long session, per parameter."""
 SPARE_DISK_BYTES = 1_000_000_000
-"""Additional disk space, for logs and everything else.
-
-Guess: the size of a home without checkpoints after a long session.
-"""
+"""Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
+session."""
 DRIVER_DEADLINE_S = 10.0
 """Seconds for nvidia-smi to answer."""
 

@@ -34,10 +34,8 @@ from peer.doctor.verdicts import Observation
 from peer.home import Home
 
 COMPANY_S = 5.0
-"""Seconds to find live peers once an address of the link has answered.
-
-Guess: the times of first lookups in a real swarm.
-"""
+"""Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
+swarm."""
 MEASURE_S = 6.0
 """Seconds to measure the rates to and from one node."""
 MOST_PEERS = 3

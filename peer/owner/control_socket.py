@@ -35,15 +35,11 @@ MAX_REQUEST = 4 << 10
 MAX_ANSWER = 64 << 10
 """Maximum bytes of an answer."""
 REQUEST_DEADLINE_S = 2.0
-"""Seconds for a client to send its request, and to read the answer; other clients wait meanwhile.
-
-Guess: the delays of clients on a loaded machine.
-"""
+"""Seconds for a client to send its request, and to read the answer; other clients wait meanwhile. Guess: the delays of
+clients on a loaded machine."""
 ANSWER_DEADLINE_S = 10.0
-"""Seconds for the peer to answer; it may serve other clients first, each for at most ``REQUEST_DEADLINE_S``.
-
-Guess: the answer times of a peer on a loaded machine.
-"""
+"""Seconds for the peer to answer; it may serve other clients first, each for at most ``REQUEST_DEADLINE_S``. Guess: the
+answer times of a peer on a loaded machine."""
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 

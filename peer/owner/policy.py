@@ -13,11 +13,9 @@ from peer.owner.traffic import Month
 from peer.participation import Mode
 
 GIVEN_SHARE = 0.25
-"""Maximum share of the monthly budget that serves others: weights for newcomers, circuits, samples, answers.
-
-The rest is reserved for exchanges, because strangers can ask for any amount under any number of names. Guess: the share
-that real newcomers ask for.
-"""
+"""Maximum share of the monthly budget that serves others: weights for newcomers, circuits, samples, answers. The rest
+is reserved for exchanges, because strangers can ask for any amount under any number of names. Guess: the share that
+real newcomers ask for."""
 
 
 @dataclass(frozen=True, slots=True)
