@@ -85,20 +85,25 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             showing = Sharing(state, owner, options.page, options.share)
             log.listen(showing.state.on_note)
             showing.open(stack, log)  # before the network starts: the page's port may be taken
-            is_alone = signed is not None and not _exchanges(signed)
-            link = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
+            is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
+            network = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
-                assert link is not None  # a home without a manifest needs a link, hence a network
-                signed = _fetch_manifest(link, options, home)
-            admission = None if link is None else _enter(link, options, home, signed, log)
+                assert network is not None
+                assert options.link is not None  # _home checked it
+                signed = network.thread.call(network.connection.fetch_manifest(options.link))
+                home.save_manifest(signed)
+            admission = None
+            if network is not None:  # checked before anything costly
+                admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
+                network.thread.call(admission.enter(options.link))
             session = build(options, device, home, identity, signed, log)
             showing.set_run(signed, home, session.record, options.local)
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
-                if link is None or admission is None:
+                if network is None or admission is None:
                     _run_alone(session, signals, owner)
                 else:
-                    _run_in_swarm(session, signals, owner, link, signed, admission, showing, wrap)
+                    _run_in_swarm(session, signals, owner, network, signed, admission, showing, wrap)
             except Exception:  # save hours of training, whatever failed
                 session.record.rescue()
                 raise
@@ -138,10 +143,6 @@ def _completed(options: PeerOptions, settings: Settings) -> PeerOptions:
         torch.set_num_threads(settings.threads)
     device = settings.device if options.device is None else options.device
     return replace(options, device=device, nickname=options.nickname or settings.nickname)
-
-
-def _exchanges(signed: SignedManifest) -> bool:
-    return RECIPES[signed.manifest.outer.recipe].exchanges
 
 
 def _connect(
@@ -195,22 +196,6 @@ def _connect(
     return NetworkStack(thread, connection, paths, identity, rates)
 
 
-def _fetch_manifest(network: NetworkStack, options: PeerOptions, home: Home) -> SignedManifest:
-    assert options.link is not None
-    signed = network.thread.call(network.connection.fetch_manifest(options.link))
-    home.save_manifest(signed)
-    return signed
-
-
-def _enter(
-    network: NetworkStack, options: PeerOptions, home: Home, signed: SignedManifest, log: EventLog
-) -> AdmissionClient:
-    """Check that the run admits this peer, before anything costly. Raises AdmissionError."""
-    admission = AdmissionClient(network.connection, home, signed, network.identity.peer_id, log)
-    network.thread.call(admission.enter(options.link))
-    return admission
-
-
 # --- training ---------------------------------------------------------------------------------------------------------
 
 
@@ -233,18 +218,6 @@ def _run_alone(session: TrainingSession, signals: Signals, owner: OwnerControl) 
     owner.take(TrainingHandle(record, None, TrainerControl(signals, record.learner.inbox.wake)))
     train(record.learner, signals, post, _hooks(record))
     record.why = "the run's end" if record.learner.ended else "stopped by its owner"
-
-
-def _contributions(session: TrainingSession, signed: SignedManifest, identity: Identity) -> Contributions:
-    learner = session.record.learner
-    return Contributions(
-        signed.run_id,
-        identity.peer_id,
-        identity.state,
-        Ledger(session.record.home.contributions),
-        lambda: TrainingPosition(learner.step, learner.tokens),
-        session.notebook,
-    )
 
 
 def _run_in_swarm(
@@ -271,7 +244,14 @@ def _run_in_swarm(
             return await asyncio.get_running_loop().run_in_executor(pool, function, *arguments)
 
         connection = network.connection
-        contributions = _contributions(session, signed, network.identity)
+        contributions = Contributions(
+            signed.run_id,
+            network.identity.peer_id,
+            network.identity.state,
+            Ledger(record.home.contributions),
+            lambda: TrainingPosition(learner.step, learner.tokens),
+            session.notebook,
+        )
 
         async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
             return await admission.transport(connection.speaking(COPIES_PROTOCOL, COPIES_LIMITS)).open(peer, addresses)

@@ -63,43 +63,19 @@ def check_no_other(path: Path) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
 class Home:
     """Paths of a home, and access to its small files."""
 
-    path: Path
-
-    @property
-    def identity(self) -> Path:
-        return self.path / "identity.key"
-
-    @property
-    def manifest(self) -> Path:
-        return self.path / "manifest.signed"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events.jsonl"
-
-    @property
-    def peers(self) -> Path:
-        return self.path / "peers.json"
-
-    @property
-    def checkpoints(self) -> Path:
-        return self.path / "checkpoints"
-
-    @property
-    def trained(self) -> Path:
-        return self.path / "trained"
-
-    @property
-    def summary(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def contributions(self) -> Path:
-        return self.path / "contributions.jsonl"
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.identity = path / "identity.key"
+        self.manifest = path / "manifest.signed"
+        self.events = path / "events.jsonl"
+        self.peers = path / "peers.json"
+        self.checkpoints = path / "checkpoints"
+        self.trained = path / "trained"
+        self.summary = path / "summary.json"
+        self.contributions = path / "contributions.jsonl"
 
     @contextmanager
     def locked(self) -> Iterator[None]:

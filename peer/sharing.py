@@ -35,9 +35,9 @@ class Sharing:
     """Shows this peer on its page and to bootstraps.
 
     Args:
-        place: listen address of the page; None: no page.
+        listen_address: listen address of the page; None: no page.
         always: share figures whatever the settings say.
-        say: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
+        show: shows a line to the owner only; the log and ``p2ptrain status`` do not get it.
     """
 
     state: StatusView

@@ -271,23 +271,12 @@ class StatusView:
         own = self._own_row()
         view.peers = {own.id: own, **{peer: row for peer, row in view.peers.items() if peer != own.id}}
         view.total_peers = max(view.total_peers, 1)
-        figures = sources.figures()
-        named = {
-            "tokens": figures.get("tokens"),
-            "tokens_per_s": figures.get("tokens_per_s"),
-            "fraction": figures.get("fraction"),
-            "blocked_share": own.blocked_share,
-            "exchanges": figures.get("exchanges_ok"),
-            "failed": figures.get("exchanges_failed"),
-            "loss": own.loss,
-            "held_out": own.held_out,
-            "disagreement": own.disagreement,
-            "up": own.up,
-            "down": own.down,
-            "sent_bytes": own.sent_bytes,
-            "received_bytes": own.received_bytes,
+        found = {"fraction": sources.figures().get("fraction"), **plain(own)}
+        view.figures = {
+            name: float(value)
+            for name, value in found.items()
+            if isinstance(value, int | float) and name not in ("step", "progress", "age_s")
         }
-        view.figures = {name: float(value) for name, value in named.items() if value is not None}
 
 
 def row_of(record: Presence, now: float, relayed: bool) -> PeerRow:

@@ -27,8 +27,6 @@ from typing import Any, Self
 from p2ptrain.ports import Notebook
 from p2ptrain.train.loop import Signals
 
-_HANGUP: int | None = getattr(signal, "SIGHUP", None)
-"""SIGHUP; None on a platform without it."""
 DOUBLED_S = 0.5
 """Seconds within which a second SIGTERM counts as the first. Guess: the delays between duplicate signals that service
 managers send."""
@@ -90,7 +88,7 @@ class Stopping:
         now = time.monotonic()
         if self._asked is not None:
             first, then = self._asked
-            if number == _HANGUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
+            if number == signal.SIGHUP or (number == first == signal.SIGTERM and now - then < DOUBLED_S):
                 return
             raise KeyboardInterrupt
         self._asked = number, now
@@ -110,6 +108,5 @@ class Stopping:
 
 
 def _handled_signals() -> list[int]:
-    """Return the signals that stop the peer."""
-    hangups = [] if _HANGUP is None or signal.getsignal(_HANGUP) is signal.SIG_IGN else [_HANGUP]
-    return [signal.SIGINT, signal.SIGTERM, *hangups]
+    ignores_hangup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if ignores_hangup else [signal.SIGHUP])]

@@ -109,11 +109,3 @@ def exposition(document: Mapping[str, Any]) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricFamilies(document))
     return generate_latest(registry)
-
-
-def names() -> set[str]:
-    """Return every exported metric name as Prometheus stores it: counters end in _total."""
-    totals = {_gauge(metric, grows) for metric, _, grows in TOTALS.values()}
-    totals |= {f"p2ptrain_{metric}_total" for metric, _, grows in TOTALS.values() if grows}
-    counts = {f"{metric}_total" for metric, _ in COUNTS_OF_PEERS.values()}
-    return {"p2ptrain_peers", INFO, *totals, *counts, *(metric for metric, _ in OF_PEERS.values())}

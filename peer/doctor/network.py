@@ -86,14 +86,16 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
         targets.setdefault(peer, []).append(place)
     signed: SignedManifest | None = None
     answers = await asyncio.gather(*(_fetched(node, peer, places, link) for peer, places in targets.items()))
+    answered = {
+        peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if isinstance(answer, SignedManifest)
+    }
     for (peer, places), answer in zip(targets.items(), answers, strict=True):
         where = ", ".join(map(address.host_port, places))
         if isinstance(answer, SignedManifest):
             result.manifest, signed = answer.manifest, answer
             result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
-            result.findings.append(_unanswered(peer, where, answer, others=any(map(_is_signed, answers))))
-    answered = {peer: targets[peer] for peer, answer in zip(targets, answers, strict=True) if _is_signed(answer)}
+            result.findings.append(_unanswered(peer, where, answer, others=bool(answered)))
     if signed is not None:
         result.findings.append(await _admission(node, answered, link, home, signed))
     peers = await _peers(node, set(targets)) if answered else {}
@@ -128,10 +130,6 @@ def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) ->
 def plain(words: str) -> str:
     """Shorten p2pd's account of a failed dial to its final reason."""
     return words.rpartition("] ")[2] if "failed to dial" in words else words
-
-
-def _is_signed(answer: SignedManifest | UserError | str) -> bool:
-    return isinstance(answer, SignedManifest)
 
 
 async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | UserError | str:
@@ -176,16 +174,11 @@ async def _peers(node: Node, met: set[PeerId]) -> NodeAddresses:
 
 async def _seen(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
     """Ask a node what it sees of us, at most twice, as connections break; return the observation, or why not."""
-    answer: Observation | str = ""
-    for _ in range(2):
-        answer = await _seen_once(node, peer, places, port)
-        if isinstance(answer, Observation):
-            break
-    return answer
+    first = await _seen_once(node, peer, places, port)
+    return first if isinstance(first, Observation) else await _seen_once(node, peer, places, port)
 
 
 async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int) -> Observation | str:
-    """Ask a node once what it sees of us; return the observation, or why not."""
     try:
         await look(node, peer, places)  # connects, so that the next answer is fast and compares the clocks
         asked_at = time.time()

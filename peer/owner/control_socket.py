@@ -81,8 +81,8 @@ class ControlServer:
             connection, _ = self.socket.accept()
         except OSError:
             return False
-        with contextlib.suppress(OSError, ValueError), connection:
-            request = _parse(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
+        with contextlib.suppress(OSError, ValueError, RecursionError), connection:
+            request = json.loads(_read_line(connection, MAX_REQUEST, REQUEST_DEADLINE_S))
             if isinstance(request, dict) and not _has_left(connection):
                 line = json.dumps(answer(request), allow_nan=False).encode() + b"\n"
                 connection.settimeout(REQUEST_DEADLINE_S)
@@ -108,7 +108,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
             connection.settimeout(ANSWER_DEADLINE_S)
             connection.connect(str(_where(home.resolve())))
             connection.sendall(json.dumps(request).encode() + b"\n")
-            answer = _parse(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
+            answer = json.loads(_read_line(connection, MAX_ANSWER, ANSWER_DEADLINE_S))
     except (FileNotFoundError, ConnectionRefusedError):
         try:
             check_no_other(home)
@@ -119,7 +119,7 @@ def ask(home: Path, **request: Any) -> dict[str, Any]:
         raise HomeError(
             f"The peer in {home} belongs to another user.", "Run this command as the user who started it."
         ) from None
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
         raise HomeError(
@@ -153,10 +153,7 @@ def _where(home: Path) -> Path:
 
 
 def _read_line(connection: socket.socket, most: int, deadline_s: float) -> bytes:
-    """Read up to a newline.
-
-    Raises OSError after the deadline or if the other side is gone, ValueError if the line is too long.
-    """
+    """Read up to a newline. Raises OSError at the deadline or the end of the stream, ValueError if it is too long."""
     line = bytearray()
     end = time.monotonic() + deadline_s
     while not line.endswith(b"\n"):
@@ -175,14 +172,6 @@ def _has_left(connection: socket.socket) -> bool:
     poller = select.poll()
     poller.register(connection, 0)  # POLLHUP and POLLERR are always reported
     return bool(poller.poll(0))
-
-
-def _parse(line: bytes) -> Any:
-    """Parse a line of JSON. Raises ValueError."""
-    try:
-        return json.loads(line)
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
 
 
 def _remove(home: Path) -> None:

@@ -101,7 +101,7 @@ def last_known(home: Home, is_running: bool) -> dict[str, Any]:
     """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary.
 
     Args:
-        is_there: whether the peer runs.
+        is_running: whether the peer runs.
     """
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
     return {
