@@ -176,10 +176,7 @@ class AdmissionClient:
         """Ask the invite's issuers for a certificate; return why we are not admitted, or None.
 
         An issuer with a newer access list or a better clock may grant what another refuses. USED_UP is final, so that
-        asking several issuers does not multiply an invite's uses.
-
-        Raises:
-            NetworkError: no issuer answered.
+        asking several issuers does not multiply an invite's uses. Raises NetworkError if no issuer answered.
         """
         failures: list[str] = []
         refusal: Refusal | None = None

@@ -63,10 +63,8 @@ class Placement:
 def choose_device(wish: str) -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` after checking that it computes.
 
-    A card becomes the current device of this thread: autocast queries that one, wherever the tensors are.
-
-    Raises:
-        DeviceError: the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
+    A card becomes the current device of this thread: autocast queries that one, wherever the tensors are. Raises
+    DeviceError if the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
     """
     if wish == "auto":
         return _first_card() or torch.device("cpu")
@@ -99,10 +97,7 @@ def place(model: FlatModel, description: Decoder, training: TrainingSection) -> 
 
     In bf16 a card computes faster but launches more kernels. Of two placements that fit, the faster one in a trial is
     used: on an H100, llama-135m is six times as fast in bf16 and llama-15m a third faster in fp32 (measured:
-    docs/RESULTS.md).
-
-    Raises:
-        DeviceError: not even one sequence fits.
+    docs/RESULTS.md). Raises DeviceError if not even one sequence fits.
     """
     device = model.theta.device
     if device.type != "cuda":
@@ -171,10 +166,7 @@ def search_micro_batch(
     """Return the largest power of two (or ``most``) that a trial showed to fit.
 
     Sizes double while the next one, extrapolated from the last, stays within the budget: running out of memory on a
-    card that other programs use would disturb them.
-
-    Raises:
-        DeviceError: one sequence does not fit.
+    card that other programs use would disturb them. Raises DeviceError if one sequence does not fit.
     """
     fits = 0
     size = 1

@@ -57,6 +57,3 @@ class PhaseGuard:
     def load_state_dict(self, numbers: Mapping[str, Any]) -> None:
         """Restore the result of ``state_dict``. Raises KeyError if it does not fit."""
         self._norms, self._added = deque(numbers["norms"], maxlen=NORM_HISTORY), numbers["added"]
-
-
-__all__ = ["PhaseGuard"]

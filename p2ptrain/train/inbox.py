@@ -103,6 +103,3 @@ class Inbox:
                     links.append(stale.link)
         except Empty:
             return links
-
-
-__all__ = ["Adoption", "Delivery", "Displacement", "Inbox", "RoundFinished"]

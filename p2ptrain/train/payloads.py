@@ -170,7 +170,10 @@ class Payloads:
         if not self.wish_sizes(fragments):
             return ()
         parts = (snapshot or self.published).parts
-        return tuple(self._wish(number, parts[number]) for number in fragments)
+        shapes = [self._widths.shape(number, self.codec(number), parts[number]) for number in fragments]
+        return tuple(
+            wish_for(self.codec(number), shape, parts[number]) for number, shape in zip(fragments, shapes, strict=True)
+        )
 
     def encode(
         self,
@@ -270,10 +273,6 @@ class Payloads:
             weights = torch.frombuffer(part, dtype=torch.float32)
             if not float(weights.abs().max()) <= codecs.LARGEST_MAGNITUDE:  # false for NaN
                 raise RemoteError("its weights are not finite")
-
-    def _wish(self, number: int, values: Tensor) -> bytes:
-        codec = self.codec(number)
-        return wish_for(codec, self._widths.shape(number, codec, values), values)
 
     def _length(self, number: int) -> int:
         return self._lengths[number % len(self._lengths)]

@@ -159,7 +159,7 @@ class Weights:
 
     def copy_fast(self) -> tuple[Tensor, ...]:
         """Return a copy of the current fast weights, [F] each on the CPU, which training does not change."""
-        return tuple(_copy(self._task.theta[piece]) for piece in self._slices)
+        return tuple(self._task.theta[piece].detach().to("cpu", copy=True) for piece in self._slices)
 
     def publish_fast(self, step: int, fast: tuple[Tensor, ...]) -> None:
         """Publish, in the middle of a phase, these copies of the fast weights beside the previous slow ones."""
@@ -200,12 +200,3 @@ class Weights:
         if self._left_out:
             self._left_out = [tensors["left_out"][piece].clone() for piece in self._slices]
         self._task.theta.copy_(theta)
-
-
-def _copy(theta: Tensor) -> Tensor:
-    """Copy a tensor to the CPU, apart from training's memory."""
-    copy = torch.empty_like(theta, device="cpu")
-    return copy.copy_(theta.detach())
-
-
-__all__ = ["Weights"]

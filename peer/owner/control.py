@@ -143,18 +143,15 @@ class OwnerControl:
         )
         while not self._ends.is_set():
             try:
-                self._turn(watched)
+                ready, _, _ = select.select(watched, [], [], POLL_S)
+                if self._wake_receiver in ready:
+                    self._wake_receiver.recv(64)
+                self.look()
+                if self._server is not None and self._server.socket in ready and not self._server.serve(self.answer):
+                    self._ends.wait(POLL_S)  # the client still waits and would wake us at once
             except Exception as error:  # an internal error: budget, hours and commands need this thread
                 self._note_error(error)
                 self._ends.wait(POLL_S)  # the select may have failed; do not spin
-
-    def _turn(self, watched: list[Any]) -> None:
-        ready, _, _ = select.select(watched, [], [], POLL_S)
-        if self._wake_receiver in ready:
-            self._wake_receiver.recv(64)
-        self.look()
-        if self._server is not None and self._server.socket in ready and not self._server.serve(self.answer):
-            self._ends.wait(POLL_S)  # the client still waits and would wake us at once
 
     def look(self) -> None:
         """Check for changes and apply them, every ``POLL_S``. An error in one part does not stop the others."""

@@ -123,7 +123,7 @@ def _age_s(path: Path) -> int | None:
 
 def screen(status: Mapping[str, Any]) -> str:
     """Format a status for people, one printable line per entry, as lines may contain other peers' text."""
-    rows = [("state", _and(status["state"], status.get("why")))]
+    rows = [("state", ": ".join(filter(None, (status["state"], status.get("why")))))]
     if status["state"] in (NOT_RUNNING, SILENT):
         rows += _saved_rows(status)
     else:
@@ -174,17 +174,10 @@ def _saved_rows(status: Mapping[str, Any]) -> list[tuple[str, str]]:
         ago = "" if status["saved_s_ago"] is None else f", {_ago(status['saved_s_ago'])}"
         rows.append(("saved", f"outer step {saved.get('step')}{ended}{ago}"))
     if (last := status["summary"]) is not None:
-        loss = _loss(last.get("val_loss_last"))
+        value = last.get("val_loss_last")
+        loss = f"{value:.3f}" if isinstance(value, float) else "unknown"
         rows.append(("last time", f"held-out loss {loss}, {last.get('exchanges_ok')} exchanges; {last.get('why')}"))
     return rows
-
-
-def _and(text: str, more: str | None) -> str:
-    return f"{text}: {more}" if more else text
-
-
-def _loss(value: object) -> str:
-    return f"{value:.3f}" if isinstance(value, float) else "unknown"
 
 
 def _cap(mbit: float) -> str:
