@@ -42,7 +42,6 @@ Guess: how often the first nodes have an outdated access list or are gone."""
 _CURED_BY_ANOTHER = (Refusal.NO_ROOM, Refusal.AHEAD)
 """Refusals by one invite issuer that another issuer may lift."""
 _CURED_BY_INVITE = (Refusal.NO_INVITE, Refusal.NOT_GENUINE, Refusal.LATE, Refusal.REVOKED)
-"""Refusals that a new certificate lifts."""
 
 
 class AdmissionClient:
@@ -205,7 +204,6 @@ class AdmissionClient:
         return self._connection.speaking(ADMISSION_PROTOCOL, LIMITS)
 
     def _access_list_changed(self) -> None:
-        """Save the gate's newer access list and note it."""
         assert self.gate is not None
         rulings = self.gate.rulings
         try:

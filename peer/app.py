@@ -154,7 +154,6 @@ def _connect(
     log: EventLog,
     rates: Throttles,
 ) -> NetworkStack:
-    """Start the network; the stack closes it."""
     if options.link is not None:
         run = options.link.run_id
     else:

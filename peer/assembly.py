@@ -56,7 +56,6 @@ class PeerOptions:
     """Options that this machine's owner chose; none changes the algorithm."""
 
     link: JoinLink | None
-    """Join link; None: continue the run of the home."""
     home: Path | None = None
     device: str | None = None
     """None: use the home's settings, as with an empty nickname."""
@@ -72,15 +71,12 @@ class PeerOptions:
     relay: bool = False
     """Relay the traffic of peers that nobody can dial, within limits."""
     page: ListenAddress | None = None
-    """Listen address of this peer's page; None: no page."""
     share: bool = False
     """Share this peer's figures with bootstraps, whatever the settings say."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingSession:
-    """The session recorder, its notebook, and a factory of protocol cores."""
-
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder

@@ -27,7 +27,6 @@ CPU_BYTES = 12
 CGROUPS = Path("/sys/fs/cgroup")
 """Directory where Linux shows the memory limits of containers and slices."""
 OWN_CGROUP = Path("/proc/self/cgroup")
-"""File that lists the control groups of this process."""
 
 _ALLOCATOR = "DefaultCPUAllocator"
 """Marker in torch's plain RuntimeError when host memory is exhausted."""

@@ -66,7 +66,6 @@ class Contributions:
         self.notary = ReceiptService(run, self._book, sign, wall)
 
     def exchanged(self, partner: PeerId, sent: int, received: int) -> None:
-        """Count a committed exchange and its bytes."""
         self._book.exchanged(partner, sent, received, self._wall())
 
     def given(self, partner: PeerId, size: int) -> None:

@@ -211,7 +211,6 @@ class AddressBook:
 
 
 def default_home(run: RunId, base: Sequence[str] = ("~", ".p2ptrain")) -> Path:
-    """Return the default home of a peer of this run."""
     return Path(*base).expanduser() / run[:12]
 
 

@@ -103,7 +103,6 @@ def _unwritable(target: Path, error: Exception) -> UserError:
 def continue_text(
     home: Home, text: str, new_tokens: int, sampling: Sampling, tokenizer_file: Path | None = None
 ) -> str:
-    """Return the text with the model's continuation. Raises UserError."""
     model, tokenizer, _ = load_model(home, tokenizer_file)
     return generate_text(model.module, tokenizer, text, new_tokens, sampling)
 

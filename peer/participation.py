@@ -35,8 +35,6 @@ from p2ptrain.train.loop import Signals
 
 
 class Mode(Enum):
-    """How a peer participates, as its owner wants."""
-
     SWARM = "take part in the swarm"
     SOLO = "train without the swarm"
     PAUSED = "rest"
@@ -86,7 +84,6 @@ class Participation:
         self._driver: Driver | None = None
         self._core: Peer | None = None
         self._past = Counters()
-        """Counters of earlier cores."""
         self._is_recalled = False
         """Whether a change of mode made the current or last driver leave."""
         self._ended: TrainingEnded | None = None
@@ -183,7 +180,6 @@ class Participation:
             await self._wait_until_applied()
 
     def live_records(self, now: float) -> list[Presence]:
-        """Return the live peers' presence records."""
         return self._core.live_records(now) if self._core is not None else []
 
     async def _stay_away(self) -> str:

@@ -44,7 +44,6 @@ class Screen:
             self._bar.stop()
 
     def show(self, kind: str, fields: dict[str, Any]) -> None:
-        """Show a note; a ``telemetry.Listener``."""
         text = line(kind, fields)
         if text is None:
             return

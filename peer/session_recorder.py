@@ -23,7 +23,6 @@ from peer.home import Home
 from peer.throughput import Throughput
 
 PROGRESS_PERIOD_S = 2.0
-"""Seconds between two progress notes."""
 SAVE_PERIOD_S = 120.0
 """Minimum seconds between two checkpoints, also in an inner phase, and so the work that a power cut costs. More for a
 large model (SAVE_RATE) or a slow disk (SAVE_SHARE). Saving the demo model takes 20 ms. Guess: how often volunteers'
@@ -76,7 +75,6 @@ class SessionRecorder:
 
     home: Home
     checkpoints: Checkpoints
-    """The home's checkpoints."""
     me: PeerId
     run: RunId
     nickname: str
@@ -87,15 +85,11 @@ class SessionRecorder:
     tokens_per_peer: int
     notebook: Notebook
     live_peers: Callable[[], int] = lambda: 0
-    """Returns the number of live peers, without this one."""
     counters: Callable[[], Counters] = Counters
-    """Returns the protocol core's counters."""
     sampler: Callable[[], str] | None = None
     """Returns a sample text of the model; empty: none at this look."""
     is_watched: Callable[[], bool] = lambda: False
-    """Returns whether somebody may watch the held-out loss."""
     clock: Clock = time.monotonic
-    """Clock of the retries of the last save."""
     sleep: Callable[[float], None] = time.sleep
     """Sleeps between these retries; a signal handler may raise out of it."""
     first_loss: float | None = None
@@ -104,7 +98,6 @@ class SessionRecorder:
     throughput: Throughput = field(default_factory=Throughput)
     has_stepped: bool = False
     is_held: bool = False
-    """Whether the trainer is held."""
     _started_at: float = 0.0
     _tokens_at_start: int = 0
     _ended_at: float | None = None
@@ -314,7 +307,6 @@ class SessionRecorder:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return the figures of the session, for summary.json."""
         counters = self.counters()
         return {
             "id": self.me,

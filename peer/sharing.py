@@ -51,7 +51,6 @@ class Sharing:
         return self.always or self.owner.shares
 
     def is_watched(self) -> bool:
-        """Return whether somebody may watch."""
         return self.listen_address is not None or self.is_shared
 
     def open(self, stack: contextlib.ExitStack, notebook: Notebook) -> None:

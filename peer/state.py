@@ -56,7 +56,6 @@ FAILURES = frozenset(
         "alone",
     }
 )
-"""Kinds of notes about failures and problems."""
 SHAREABLE = frozenset(
     {"failed", "broke protocol", "clipped", "discarded", "unconfirmed", "relay lost", "alone", "p2pd died"}
 )
@@ -75,7 +74,6 @@ class Sources:
     """Functions that return current figures; each is safe from any thread."""
 
     figures: Callable[[], Mapping[str, Any]]
-    """``SessionRecorder.figures``."""
     rates: Callable[[], tuple[float, float]]
     """Bytes per second recently sent and received."""
     traffic: Callable[[], tuple[int, int]]
@@ -136,11 +134,9 @@ class StatusView:
             self._join = join
 
     def set_sources(self, sources: Sources) -> None:
-        """Set the sources of figures."""
         self._sources = sources
 
     def on_note(self, kind: str, fields: dict[str, Any]) -> None:
-        """Take in a note; a ``telemetry.Listener``."""
         is_shared = self._shares()
         with self._lock:
             event = self._record(kind, fields, self._wall())
@@ -160,7 +156,6 @@ class StatusView:
                 self._view.traffic.add(now, *self._sources.rates())
 
     def document(self) -> dict[str, Any]:
-        """Return the document that ``/status`` serves."""
         now = self._wall()
         with self._lock:
             self._refresh()
@@ -263,7 +258,6 @@ class StatusView:
         )
 
     def _refresh(self) -> None:
-        """Update the view's state, figures and own row."""
         view, sources = self._view, self._sources
         view.state, view.why = self._state()
         if sources is None:

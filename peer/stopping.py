@@ -49,7 +49,6 @@ class Stopping:
         self._wake: Callable[[], None] | None = None
         self._has_failed = False
         self._asked: tuple[int, float] | None = None
-        """First signal, and its time."""
         self._before: dict[int, Any] = {}
         self._queue: SimpleQueue[tuple[str, bool] | None] = SimpleQueue()
         """Signal names, and whether each stops something; None ends the thread."""

@@ -18,8 +18,6 @@ LOOPBACK_NAMES = (LOOPBACK, "::1", "localhost")
 
 @dataclass(frozen=True, slots=True)
 class ListenAddress:
-    """Address to listen at."""
-
     host: str = LOOPBACK
     port: int = 0
     """Port; 0: any free one."""
@@ -85,7 +83,6 @@ def listener_at(place: ListenAddress) -> socket.socket:
 
 
 _OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
-"""Equivalent IPv6 addresses."""
 
 
 def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:

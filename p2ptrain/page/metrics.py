@@ -62,8 +62,6 @@ INFO = "p2ptrain_peer_info"
 
 
 class MetricFamilies(Collector):
-    """One document as families of metrics."""
-
     def __init__(self, document: Mapping[str, Any]) -> None:
         self._document = document
 
@@ -105,7 +103,6 @@ def _labels(ids: list[str]) -> list[str]:
 
 
 def exposition(document: Mapping[str, Any]) -> bytes:
-    """Return the response to a scrape."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(MetricFamilies(document))
     return generate_latest(registry)

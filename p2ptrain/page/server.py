@@ -63,7 +63,6 @@ _EVERYWHERE = {"0.0.0.0": LOOPBACK, "::": "::1"}
 COOKIE = "p2ptrain-token"
 """Prefix of the cookie's name, before the port: browsers send a cookie to every port of a host."""
 SCRIPTS = ("theme", "units", "live", "charts", "gossip", "people", "news", "page")
-"""Scripts of the page in loading order."""
 ASSETS = {
     "": ("index.html", "text/html"),
     "page.css": ("page.css", "text/css"),
@@ -82,7 +81,6 @@ HEADERS = {
 """Headers of every response. uPlot sets widths by style attributes; text from strangers is only set as text."""
 
 Snapshot = Callable[[], dict[str, Any]]
-"""Function that returns the document; callable from any thread."""
 
 
 @dataclass(slots=True)
@@ -94,7 +92,6 @@ class PageServer:
     url: str = ""
     """Address to open, including the token if one is needed: only for the owner."""
     address: str = ""
-    """Address without the token."""
     _token: str = ""
     _cookie: str = ""
     _loop: asyncio.AbstractEventLoop = field(init=False)
@@ -286,6 +283,5 @@ class _Abort(asyncio.Protocol):
 
 
 def _name_in(host: str) -> str:
-    """Return a request's ``Host`` without its port."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() and not host.endswith("]") else host
     return name.strip("[]").lower()

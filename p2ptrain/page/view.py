@@ -20,7 +20,6 @@ SCHEMA = 1
 MOST_PEERS = 256
 """Maximum rows of the table; with more peers it shows a sample and the total."""
 MOST_GONE = 16
-"""Maximum rows of departed peers."""
 MOST_CURVES = 32
 MOST_POINTS = 256
 """Maximum points of a curve: more than a screen resolves."""
@@ -35,8 +34,6 @@ Kind = Literal["peer", "bootstrap", "simulation"]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Description of the run."""
-
     name: str = ""
     id: str = ""
     parameters: int = 0
@@ -84,8 +81,6 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """Completed exchange."""
-
     n: int
     """Serial number, by which a reader finds new ones."""
     at: float
@@ -107,14 +102,11 @@ class FailureRow:
     n: int
     at: float
     peer: str
-    """Reporting peer."""
     line: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """Saved checkpoint."""
-
     n: int
     at: float
     peer: str
@@ -123,8 +115,6 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """Text that a model has generated."""
-
     at: float
     peer: str
     step: int
@@ -205,12 +195,10 @@ class View:
         self.failures.append(row)
 
     def add_exchange(self, row: ExchangeRow) -> None:
-        """Add an exchange, with the same limit as ``add_failure``."""
         _make_room(self.exchanges, [each.a for each in self.exchanges])
         self.exchanges.append(row)
 
     def add_checkpoint(self, row: CheckpointRow) -> None:
-        """Add a checkpoint, with the same limit as ``add_failure``."""
         _make_room(self.checkpoints, [each.peer for each in self.checkpoints])
         self.checkpoints.append(row)
 
@@ -247,7 +235,6 @@ class View:
             del self.curves[peer]
 
     def renew(self, row: PeerRow, at: float) -> None:
-        """Update the row of a present peer."""
         self.peers[row.id] = row
         self._issued[row.id] = at - row.age_s
 
@@ -265,7 +252,6 @@ class View:
         return self.curves[peer]
 
     def document(self, at: float) -> dict[str, Any]:
-        """Return the whole state in JSON values."""
         return {
             "schema": SCHEMA,
             "at": at,

@@ -56,7 +56,6 @@ class Placement:
 
     @property
     def computes_in(self) -> str:
-        """Type of matrix products, for people."""
         return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
@@ -269,7 +268,6 @@ def _fault(card: torch.device) -> str | None:
 
 
 def _compute(device: torch.device) -> None:
-    """Run one tiny kernel and wait for it."""
     torch.ones(1, device=device).add_(1).item()
 
 

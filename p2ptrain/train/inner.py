@@ -40,8 +40,6 @@ COOL_DOWN_FRACTION = 0.2
 
 @dataclass(frozen=True, slots=True)
 class InnerStepResult:
-    """Result of one inner step."""
-
     loss: float  # nats a token, before the step
     tokens: int
 

@@ -89,5 +89,4 @@ def summed_loss(
 
 
 def autocast_to(device: torch.device, dtype: torch.dtype | None) -> AbstractContextManager[None]:
-    """Return torch.autocast for the type; a null context for None."""
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype)

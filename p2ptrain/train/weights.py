@@ -50,7 +50,6 @@ class Weights:
 
     @property
     def slow(self) -> Tensor:
-        """Slow weights, [P], a copy."""
         return torch.cat([state.slow for state in self._states])
 
     @property

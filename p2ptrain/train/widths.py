@@ -79,7 +79,6 @@ class Fit:
     """||t - d||: part of it that the messages do not explain."""
     blocks: int
     wrapped: float
-    """Share of blocks that wrapped."""
 
 
 class Widths:
@@ -94,7 +93,6 @@ class Widths:
 
     @property
     def are_unknown(self) -> bool:
-        """Whether nothing was measured or predicted yet."""
         return not self._shapes
 
     def foresee(

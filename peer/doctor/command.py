@@ -26,7 +26,6 @@ REPORT = "If that does not help, please report it with this message."
 
 @contextlib.contextmanager
 def _unheard() -> Iterator[None]:
-    """Silence the logs of libraries, which are not findings."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:

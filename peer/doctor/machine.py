@@ -24,11 +24,9 @@ SPARE_DISK_BYTES = 1_000_000_000
 """Additional disk space, for logs and everything else. Guess: the size of a home without checkpoints after a long
 session."""
 DRIVER_DEADLINE_S = 10.0
-"""Seconds for nvidia-smi to answer."""
 
 
 def versions() -> list[Finding]:
-    """Check the versions of p2ptrain, Python, torch and hivemind."""
     fault = platform_fault(sys.version_info[:2], sys.platform)
     found = [f"p2ptrain {p2ptrain.__version__}", f"Python {platform.python_version()}", platform.platform(terse=True)]
     if fault is not None:
@@ -68,7 +66,6 @@ def device(wish: str) -> list[Finding]:
 
 
 def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
-    """Check that the run's model fits this machine's memory."""
     from p2ptrain.train import choose_device
     from peer.capacity import check_memory, installed_memory
 
@@ -83,7 +80,6 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
 
 
 def disk(home: Path, manifest: Manifest | None) -> list[Finding]:
-    """Check the free disk space for the home."""
     place, free = _room(home)
     if free is None:
         return [bad("disk", f"{place} is not writable", "Choose a directory that you can write to, with --home.")]

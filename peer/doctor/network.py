@@ -37,12 +37,10 @@ COMPANY_S = 5.0
 """Seconds to find live peers once an address of the link has answered. Guess: the times of first lookups in a real
 swarm."""
 MEASURE_S = 6.0
-"""Seconds to measure the rates to and from one node."""
 MOST_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
 NodeAddresses = dict[PeerId, list[str]]
-"""Multiaddresses of each node."""
 
 
 @dataclass(slots=True)
@@ -133,7 +131,6 @@ def plain(words: str) -> str:
 
 
 async def _fetched(node: Node, peer: PeerId, places: Sequence[str], link: JoinLink) -> SignedManifest | UserError | str:
-    """Fetch the run's manifest; return it, or why that failed."""
     try:
         signed = SignedManifest.from_bytes(await fetch_manifest(node, peer, places, link.run_id))
         signed.verify(link.run_id)
@@ -196,7 +193,6 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
 
 
 async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
-    """Return whether a node grants us a relay reservation."""
     for peer, places in targets.items():
         with contextlib.suppress(NetworkError):
             await reserve(node.daemon, peer, places)

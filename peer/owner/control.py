@@ -42,17 +42,12 @@ SAVE_PERIOD_S = 10.0
 MEASURED_S = 60.0
 """Seconds over which ``status`` averages send and receive rates."""
 KEPT_LINES = 5
-"""Number of last lines that ``status`` shows."""
 MOST_ERROR_CHARS = 200
-"""Maximum characters of an internal error in a note."""
 MOST_NOTED_ERRORS = 20
-"""Maximum number of different internal errors that are noted."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingHandle:
-    """The parts of a peer that the owner controls once a trainer exists."""
-
     record: SessionRecorder
     participation: Participation | None
     """The peer's participation; None for a recipe without exchanges."""
@@ -193,7 +188,6 @@ class OwnerControl:
         self._notebook.note("settings", what="; ".join(changes) or "no changes")
 
     def _apply(self) -> None:
-        """Apply settings and policy to throttles, participation and trainer."""
         self._rates.up.rate, self._rates.down.rate = self._settings.upload_rate, self._settings.download_rate
         before, self._decision = self._decision, self._decide()
         decision = self._decision
@@ -224,7 +218,6 @@ class OwnerControl:
         return decide(self._settings, paused=self._paused, now=now, month=self._traffic.month(now))
 
     def _restore_pause(self) -> None:
-        """Restore a pause from an earlier process."""
         self._paused, fault = self._pause.load()
         if fault:
             self._notebook.note("pause not kept", why=fault)
@@ -277,7 +270,6 @@ class OwnerControl:
         return {"told": reply, "status": self._status()}
 
     def _finish(self) -> str:
-        """Finish the outer step and leave; return what happens."""
         handle, last = self._handle, self._signals.last
         if self._signals.stop.is_set() or last.is_set():
             return "already finishing"
@@ -296,14 +288,12 @@ class OwnerControl:
         return self._settings.share_figures
 
     def state(self) -> tuple[str, str]:
-        """Return one word for what the peer does, and why."""
         handle, leaving = self._handle, self._signals.stop.is_set() or self._signals.last.is_set()
         record, participation = (None, None) if handle is None else (handle.record, handle.participation)
         state, reason = status.state_of(record, participation, self._decision.mode.name, leaving)
         return state, reason if leaving else self._decision.why or reason
 
     def traffic(self) -> tuple[int, int]:
-        """Return bytes sent and received since the start."""
         return self._rates.up.total_bytes, self._rates.down.total_bytes
 
     def _status(self) -> dict[str, Any]:

@@ -31,9 +31,7 @@ POINTER = "control.path"
 LONGEST_PATH = 100
 """Maximum bytes of a socket's path; macOS accepts 103, Linux 107."""
 MAX_REQUEST = 4 << 10
-"""Maximum bytes of a request."""
 MAX_ANSWER = 64 << 10
-"""Maximum bytes of an answer."""
 REQUEST_DEADLINE_S = 2.0
 """Seconds for a client to send its request, and to read the answer; other clients wait meanwhile. Guess: the delays of
 clients on a loaded machine."""

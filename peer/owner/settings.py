@@ -25,13 +25,9 @@ from p2ptrain.net.throttle import LOWEST_RATE
 from p2ptrain.wire import MAX_NICKNAME_CHARS, is_nickname
 
 MAX_BYTES = 64 << 10
-"""Maximum size of the file."""
 MBIT = 125_000.0
-"""Bytes per megabit."""
 GB = 1e9
-"""Bytes per GB."""
 LOWEST_MBIT = LOWEST_RATE / MBIT
-"""Smallest cap in Mbit/s."""
 HIGHEST = 1_000_000
 """Largest number: more than any line or month; a larger one is a typing error."""
 MAX_THREADS = 1024
@@ -219,7 +215,6 @@ class SettingsFile:
         return status.st_mtime_ns, status.st_size, status.st_ino
 
     def _read(self) -> Settings:
-        """Read and parse the file. Raises OSError, and ValueError as ``parse`` does."""
         with self.path.open("rb") as file:
             raw = file.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:

@@ -192,7 +192,6 @@ def _ago(seconds: float) -> str:
 
 
 def _read(path: Any, *names: str) -> dict[str, Any] | None:
-    """Read some fields of a JSON file; None if it cannot be read."""
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         return {name: document.get(name) for name in names}
