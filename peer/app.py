@@ -39,7 +39,7 @@ from p2ptrain.train.learner import Learner
 from p2ptrain.train.loop import Hooks, Signals, train
 from peer.admission_client import AdmissionClient
 from peer.assembly import PeerOptions, TrainingSession, build
-from peer.contributions import Contributions, TrainingPosition
+from peer.contributions import Contributions
 from peer.home import AddressBook, Addresses, Home, check_no_other, default_home
 from peer.ledger import Ledger
 from peer.network import Connection, describe_addresses
@@ -63,11 +63,7 @@ WrapEnvironment = Callable[[DriverEnvironment, Learner, float], DriverEnvironmen
 
 
 def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, learner, progress: environment) -> None:
-    """Run a peer until the run ends or the owner stops it. Raises UserError.
-
-    Args:
-        wrap: changes the environment; for the lab's adversarial peers.
-    """
+    """Run a peer until the run ends or the owner stops it; ``wrap`` is for the lab's adversaries. Raises UserError."""
     home = _home(options)
     with home.locked(), lossy_output(), logging_installed(), closing(EventLog(home.events)) as log, Screen() as screen:
         file = SettingsFile(home.path)
@@ -248,8 +244,8 @@ def _run_in_swarm(
             network.identity.peer_id,
             network.identity.state,
             Ledger(record.home.contributions),
-            lambda: TrainingPosition(learner.step, learner.tokens),
-            session.notebook,
+            lambda: (learner.step, learner.tokens),
+            record.notebook,
         )
 
         async def dial(peer: PeerId, addresses: Sequence[str]) -> Link:
@@ -259,14 +255,14 @@ def _run_in_swarm(
         environment = DriverEnvironment(
             transport=admission.transport(),
             directory=connection,
-            notebook=PathNotebook(session.notebook, network.paths),
+            notebook=PathNotebook(record.notebook, network.paths),
             clock=steady,
             sign=connection.sign,
             live_until=admission.live_until,
             begin_training=control.begin,
             work=work,
             committed=contributions.exchanged,
-            gatherer=Downloader(dial, sizes, work, session.notebook, contributions.taken),
+            gatherer=Downloader(dial, sizes, work, record.notebook, contributions.taken),
         )
         environment = wrap(environment, learner, float(record.tokens_per_peer))
         copies = WeightServer(

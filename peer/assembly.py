@@ -80,7 +80,6 @@ class TrainingSession:
     new_core: Callable[[], Peer]
     """Factory of protocol cores at the learner's step and progress."""
     record: SessionRecorder
-    notebook: Notebook
 
 
 def build(
@@ -136,7 +135,7 @@ def build(
         first_loss=first_loss,
         sampler=_sampler(task, corpus.tokenizer),
     )
-    return TrainingSession(new_core, record, log)
+    return TrainingSession(new_core, record)
 
 
 def telling(notebook: Notebook, clock: Clock = time.monotonic) -> Callable[[int, int | None], None]:

@@ -33,11 +33,7 @@ _ALLOCATOR = "DefaultCPUAllocator"
 
 
 def check_memory(manifest: Manifest, device: torch.device, installed_bytes: int | None = None) -> None:
-    """Raise DeviceError if the model cannot fit.
-
-    Args:
-        installed_bytes: memory that this process may use; None: ask the operating system.
-    """
+    """Raise DeviceError if the model cannot fit ``installed_bytes``, or by default what this process may use."""
     parameters = parameter_count(manifest.model)
     shows_fast = RECIPES[manifest.outer.recipe].mix("fast") is not None
     each = HOST_BYTES + (SHOWN_BYTES if shows_fast else 0) + (CPU_BYTES if device.type == "cpu" else 0)

@@ -10,7 +10,6 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from random import Random
 
 from p2ptrain.base.errors import NetworkError, RemoteError
@@ -33,16 +32,12 @@ GOODBYES = 8
 """Maximum number of last claims; the partners asked longest ago come first."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingPosition:
-    """This peer's outer step and tokens."""
-
-    step: int
-    tokens: int
-
-
 class Contributions:
-    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop."""
+    """Counts exchanges, asks partners to sign receipts, and signs theirs. Runs in the network loop.
+
+    Args:
+        position: returns this peer's outer step and its tokens.
+    """
 
     def __init__(
         self,
@@ -50,7 +45,7 @@ class Contributions:
         me: PeerId,
         sign: Sign,
         ledger: Ledger,
-        position: Callable[[], TrainingPosition],
+        position: Callable[[], tuple[int, int]],
         notebook: Notebook,
         wall: Clock = time.time,
         random: Random | None = None,
@@ -106,8 +101,8 @@ class Contributions:
 
     async def claim(self, transport: Transport) -> bool:
         """Ask one partner to sign a receipt; False if there is nothing to sign. Raises NetworkError, RemoteError."""
-        position = self._position()
-        claim = self._book.claim(position.step, position.tokens, self._wall(), self._sign)
+        step, tokens = self._position()
+        claim = self._book.claim(step, tokens, self._wall(), self._sign)
         if claim is None:
             return False
         try:

@@ -79,10 +79,7 @@ class Home:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Create the home if necessary and lock it.
-
-        Raises HomeError if another process holds it, or it is not writable.
-        """
+        """Create the home if necessary and lock it. Raises HomeError if that fails or another process holds it."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = FileLock(self.path / "lock")
@@ -184,11 +181,7 @@ class Addresses:
 
 
 class AddressBook:
-    """Keeps ``addresses.json`` up to date. Runs in the network loop only, so writes never overlap.
-
-    Args:
-        current: returns the addresses to save.
-    """
+    """Keeps ``addresses.json`` up to date. Runs in the network loop only, so writes never overlap."""
 
     def __init__(self, home: Home, current: Callable[[], Addresses]) -> None:
         self._home = home

@@ -85,7 +85,6 @@ class StatusView:
 
     Args:
         state: returns one word for what the peer does, and why; called from any thread, also before there is a run.
-        wall: returns seconds since 1970.
     """
 
     def __init__(

@@ -45,12 +45,10 @@ class MemoryLog:
 class EventLog:
     """JSONL file and listeners that also see every note. Safe to call from any thread.
 
-    Owns the file: ``close`` it. Survives a full or vanished disk: listeners still get each note, and ``write_error``
-    holds the last error.
+    Owns the file: ``close`` it. Survives a full or vanished disk: listeners still get each note.
     """
 
     def __init__(self, path: Path, wall: Callable[[], float] = time.time) -> None:
-        self.write_error: str | None = None
         self._path = path
         self._wall = wall
         self._listeners: list[Listener] = []
@@ -84,8 +82,7 @@ class EventLog:
                 self._file.close()
                 self._file = None
                 self._path.replace(self._path.with_suffix(".1.jsonl"))
-        except OSError as error:
-            self.write_error = str(error)
+        except OSError:
             self._file = None
 
 

@@ -158,8 +158,7 @@ class Payloads:
     def wishes(self, fragments: Sequence[int], snapshot: Snapshot | None = None) -> tuple[bytes, ...]:
         """Return the proposals to send before encoding, one part per fragment; empty if the codec needs no agreement.
 
-        Args:
-            snapshot: will be encoded; None: the one published now.
+        They describe ``snapshot``, by default the one published now.
         """
         if not self.wish_sizes(fragments):
             return ()

@@ -68,9 +68,7 @@ def codecs_of(section: manifest.CodecSection) -> tuple[Codec, Codec]:
 
 
 def matrices_of(layout: FlatLayout, fragments: Sequence[slice]) -> tuple[Matrices, ...]:
-    """Return the matrices in each fragment of a model: a function of the manifest alone, so equal on all peers of a
-    run.
-    """
+    """Return the matrices in each fragment of a model: a function of the manifest alone, so equal on all peers."""
     return tuple(codec.matrices(layout.shapes, layout.offsets, piece.start, piece.stop) for piece in fragments)
 
 

@@ -116,11 +116,7 @@ class Widths:
         return self._guesses[number]
 
     def judge(self, numbers: Sequence[int], fits: Sequence[Fit], own: float) -> WidthFeedback:
-        """Return whether an exchange may be mixed, all its fragments together.
-
-        Args:
-            own: norm of this peer's weights in these fragments.
-        """
+        """Return whether an exchange may be mixed, all fragments together; ``own`` is the norm of our weights there."""
         told, left = math.hypot(*(fit.told for fit in fits)), math.hypot(*(fit.left for fit in fits))
         equal = LEAST_GAP * own
         if not left <= max(GAP * told, equal):  # also true for NaN

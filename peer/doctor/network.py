@@ -54,8 +54,7 @@ class Examination:
 def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examination:
     """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
 
-    Args:
-        port: port to listen on; 0: any free one; None: do not listen.
+    The node listens on ``port`` (0: any free one), or not at all if it is None.
     """
     with (
         tempfile.TemporaryDirectory(prefix="p2pt-") as folder,

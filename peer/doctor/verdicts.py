@@ -35,13 +35,7 @@ class Observation:
 
 
 def admission(policy: str, me: PeerId | None, why: Refusal | None, invite: str) -> Finding:
-    """Report whether the run admits this peer.
-
-    Args:
-        me: peer id of the home; None if it has no identity yet.
-        why: why the run does not admit the peer; None if it does or the home has no identity yet.
-        invite: invite of the join link; empty if it has none.
-    """
+    """Report whether the run admits this peer, or ``why`` not; ``me`` is None if the home has no identity yet."""
     if policy == "open":
         return ok("admission", "the run is open: anyone with its link may join")
     if me is not None and why is None:
@@ -80,11 +74,7 @@ def clock(seen: Sequence[Observation]) -> Finding:
 
 
 def router(seen: Sequence[Observation], own: Sequence[str]) -> Finding:
-    """Report the kind of router that this machine is behind, if any.
-
-    Args:
-        own: IP addresses of this machine.
-    """
+    """Report the kind of router that this machine, with its ``own`` addresses, is behind, if any."""
     direct = [each for each in seen if each.sight.place and address.relay_of(each.sight.place) is None]
     far = [each for each in direct if address.is_public(each.sight.place)] or direct
     if not far:

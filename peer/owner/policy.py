@@ -41,9 +41,7 @@ def may_give(settings: Settings, now: datetime, month: Month) -> bool:
 def decide(settings: Settings, *, paused: bool, now: datetime, month: Month) -> PolicyDecision:
     """Decide the mode: paused by the owner, paused outside the hours, alone without budget, else present.
 
-    Args:
-        now: local time of this machine.
-        month: this month's traffic.
+    ``now`` is the local time of this machine.
     """
     if paused:
         return PolicyDecision(Mode.PAUSED, "requested by its owner")

@@ -28,11 +28,7 @@ EARLY = "looking for the run's manifest, or building the model"
 def state_of(
     record: SessionRecorder | None, participation: Participation | None, mode: str, leaving: bool
 ) -> tuple[str, str]:
-    """Return one word for what the peer does, and why, if known.
-
-    Args:
-        mode: name of a ``Mode``.
-    """
+    """Return one word for what the peer does, and why, if known; ``mode`` is the name of a ``Mode``."""
     if leaving:
         return "finishing", "saving, then leaving"
     if record is None:
@@ -69,7 +65,6 @@ def figures(
     """Return the status as a JSON document.
 
     Args:
-        admission: whether the run admits this peer; empty in an open run.
         state: one word for what the peer does, and why.
         fault: what is wrong with the settings file now; empty if nothing.
         rates: bytes per second recently sent and received.
@@ -98,11 +93,7 @@ def figures(
 
 
 def last_known(home: Home, is_running: bool) -> dict[str, Any]:
-    """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary.
-
-    Args:
-        is_running: whether the peer runs.
-    """
+    """Return the status of a peer that does not answer, from its home: newest checkpoint and last summary."""
     states = sorted(home.checkpoints.glob("step-*/state.json"), key=lambda path: path.parent.name)
     return {
         "state": SILENT if is_running else NOT_RUNNING,

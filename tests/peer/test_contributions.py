@@ -23,7 +23,7 @@ from p2ptrain.receipts import Objection, Receipt, Total, total
 from p2ptrain.statements import packed
 from peer import ledger as ledger_module
 from peer.cli import contributions
-from peer.contributions import PERIOD_S, Contributions, TrainingPosition
+from peer.contributions import PERIOD_S, Contributions
 from peer.home import Home
 from peer.ledger import Ledger, table
 
@@ -44,7 +44,7 @@ class Side:
             who.peer,
             who.state,
             self.ledger,
-            lambda: TrainingPosition(step=3, tokens=300),
+            lambda: (3, 300),
             self.log,
             wall=lambda: NOW + loop.time(),
             random=Random(1),
