@@ -78,9 +78,9 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
             identity = Identity.load_or_create(home.identity)
             signed = home.load_manifest(options.link.run_id if options.link else None)
             state = StatusView(identity.peer_id, options.nickname, owner.state)
-            showing = Sharing(state, owner, options.page, options.share)
-            log.listen(showing.state.on_note)
-            showing.open(stack, log)  # before the network starts: the page's port may be taken
+            sharing = Sharing(state, owner, options.page, options.share)
+            log.listen(sharing.state.on_note)
+            sharing.open(stack, log)  # before the network starts: the page's port may be taken
             is_alone = signed is not None and not RECIPES[signed.manifest.outer.recipe].exchanges
             network = None if is_alone else _connect(stack, options, home, identity, signed, log, rates)
             if signed is None:
@@ -93,13 +93,13 @@ def run_peer(options: PeerOptions, wrap: WrapEnvironment = lambda environment, l
                 admission = AdmissionClient(network.connection, home, signed, identity.peer_id, log)
                 network.thread.call(admission.enter(options.link))
             session = build(options, device, home, identity, signed, log)
-            showing.set_run(signed, home, session.record, options.local)
+            sharing.set_run(signed, home, session.record, options.local)
             stopping.let_finish(session.record.learner.inbox.wake)
             try:
                 if network is None or admission is None:
                     _run_alone(session, signals, owner)
                 else:
-                    _run_in_swarm(session, signals, owner, network, signed, admission, showing, wrap)
+                    _run_in_swarm(session, signals, owner, network, signed, admission, sharing, wrap)
             except Exception:  # save hours of training, whatever failed
                 session.record.rescue()
                 raise
@@ -222,7 +222,7 @@ def _run_in_swarm(
     network: NetworkStack,
     signed: SignedManifest,
     admission: AdmissionClient,
-    showing: Sharing,
+    sharing: Sharing,
     wrap: WrapEnvironment,
 ) -> None:
     record = session.record
@@ -265,31 +265,31 @@ def _run_in_swarm(
             gatherer=Downloader(dial, sizes, work, record.notebook, contributions.taken),
         )
         environment = wrap(environment, learner, float(record.tokens_per_peer))
-        copies = WeightServer(
+        weight_server = WeightServer(
             learner.payloads, environment.work, time.monotonic, contributions.given, network.rates, admission.counts
         )
-        environment = replace(environment, copies=copies)
+        environment = replace(environment, copies=weight_server)
         participation = Participation(learner, session.new_core, environment, control)
         record.live_peers, record.counters = lambda: participation.live_peers, participation.counters
 
         def records() -> list[Presence]:
             return participation.live_records(steady())
 
-        def asking() -> Transport:
+        def receipt_transport() -> Transport:
             return connection.speaking(RECEIPT_PROTOCOL, RECEIPT_LIMITS)
 
         async def live() -> str:
             await connection.serve_manifest(signed)
             await connection.serve(RECEIPT_PROTOCOL, RECEIPT_LIMITS, contributions.notary.answer)
-            await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, admission.guarded(copies.answer))
-            keeping = asyncio.create_task(connection.keep_cache(records))
-            keeping.add_done_callback(reporting("the peer cache"))
+            await connection.serve(COPIES_PROTOCOL, COPIES_LIMITS, admission.guarded(weight_server.answer))
+            cache_task = asyncio.create_task(connection.keep_cache(records))
+            cache_task.add_done_callback(reporting("the peer cache"))
             try:
-                seen = showing.serving(connection, participation, network.paths)
-                async with admission.updating(), contributions.gathering(asking), seen:
+                seen = sharing.serving(connection, participation, network.paths)
+                async with admission.updating(), contributions.gathering(receipt_transport), seen:
                     return await participation.live()
             finally:
-                keeping.cancel()
+                cache_task.cancel()
                 connection.save_cache(records())
 
         record.begin()

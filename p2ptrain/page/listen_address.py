@@ -86,15 +86,9 @@ _OTHERWISE = {"127.0.0.1": "[::1]", "localhost": "[::1]", "0.0.0.0": "[::]"}
 
 
 def _cure(place: ListenAddress, error: OSError | UnicodeError) -> str:
-    if not _is_of_the_address(error):
+    is_unresolved = isinstance(error, (socket.gaierror, UnicodeError))
+    if not is_unresolved and getattr(error, "errno", None) not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):
         return "Choose another port, or 0 for any free one."
     if place.host in _OTHERWISE:
         return f"This computer has no IPv4. Use {_OTHERWISE[place.host]}:{place.port}."
     return "Choose an address of this computer: 127.0.0.1, 0.0.0.0."
-
-
-def _is_of_the_address(error: OSError | UnicodeError) -> bool:
-    """Return whether another port would not help: the address is not local, or the name does not resolve."""
-    if isinstance(error, (socket.gaierror, UnicodeError)):
-        return True
-    return error.errno in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import tempfile
 import time
 from collections.abc import Sequence
@@ -29,7 +30,6 @@ from p2ptrain.net.transport import P2PTransport
 from peer.admission_client import gate_of
 from peer.doctor import verdicts
 from peer.doctor.findings import Finding, bad, note, ok
-from peer.doctor.sockets import sent_from
 from peer.doctor.verdicts import Observation
 from peer.home import Home
 
@@ -189,6 +189,19 @@ async def _seen_once(node: Node, peer: PeerId, places: Sequence[str], port: int)
         return f"{short(peer)}: {why}"
     left = sent_from(address.host_of(ends[0]), address.port_of(ends)) if ends else 0
     return Observation(sight, ahead_s, left)
+
+
+def sent_from(host: str, port: int, table: Path = Path("/proc/net/tcp")) -> int:
+    """Return the local port of the only TCP connection to an IPv4 address; 0 if none, several, or not on Linux."""
+    try:
+        packed = ipaddress.IPv4Address(host).packed
+        rows = [line.split() for line in table.read_text().splitlines()[1:]]
+    except (OSError, ValueError):
+        return 0
+    # The kernel prints the address as one number in the machine's byte order, little-endian wherever p2pd runs.
+    remote, established = f"{int.from_bytes(packed, 'little'):08X}:{port:04X}", "01"  # include/net/tcp_states.h
+    found = [int(row[1].partition(":")[2], 16) for row in rows if row[2:4] == [remote, established]]
+    return found[0] if len(found) == 1 else 0
 
 
 async def _has_relay(node: Node, targets: NodeAddresses) -> bool:
