@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -182,7 +181,7 @@ def _connect(
         await connection.start()
         await book.begin()
 
-    def close(kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def close(kind: type[BaseException] | None, *_: object) -> None:
         thread.call(connection.close(in_haste=kind is KeyboardInterrupt))  # the owner's second Ctrl+C
 
     stack.push(close)

@@ -6,7 +6,6 @@ import asyncio
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import uvloop
@@ -25,9 +24,7 @@ class NetworkThread:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.call(_end_other_tasks())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

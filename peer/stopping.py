@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from p2ptrain.ports import Notebook
@@ -59,9 +59,7 @@ class Stopping:
         self._before = {number: signal.signal(number, self._handle) for number in _handled_signals()}
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         for number, handler in self._before.items():
             signal.signal(number, handler)
         self._queue.put(None)

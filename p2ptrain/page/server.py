@@ -11,8 +11,6 @@ any other address     needs a token: ``?token=…``, which sets a cookie, or ``A
 
 A request without a token gets one answer per connection, and connections are limited, because they take file
 descriptors from training. No request can change anything.
-
-``PageServer`` is a context manager; leaving it ends the thread, the listener and every stream.
 """
 
 from __future__ import annotations
@@ -28,7 +26,6 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from importlib.resources import files
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import quote, unquote
 
@@ -85,7 +82,7 @@ Snapshot = Callable[[], dict[str, Any]]
 
 @dataclass(slots=True)
 class PageServer:
-    """HTTP server in a thread of its own; a context manager."""
+    """HTTP server in a thread of its own; a context manager that ends the thread, the listener and every stream."""
 
     place: ListenAddress
     snapshot: Snapshot
@@ -119,9 +116,7 @@ class PageServer:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has already ended
             self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(2 * STOP_S + 2.0)

@@ -70,9 +70,9 @@ def doctor(link: str | None, home: Path | None, device: str, port: int | None, l
         with _errors_as_findings("network", found):
             from peer.doctor.network import examine
 
-            result = examine(parsed, Home(place), listens_at, local)
-            manifest = result.manifest
-            found += result.findings
+            findings, signed = examine(parsed, Home(place), listens_at, local)
+            found += findings
+            manifest = None if signed is None else signed.manifest
     with _errors_as_findings("memory", found):
         found += machine.memory(manifest, device)
     with _errors_as_findings("disk", found):

@@ -11,14 +11,13 @@ import ipaddress
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import uvloop
 
 from p2ptrain.base.errors import NetworkError, RemoteError, UserError
 from p2ptrain.base.ids import PeerId, short
-from p2ptrain.manifest import JoinLink, Manifest, SignedManifest
+from p2ptrain.manifest import JoinLink, SignedManifest
 from p2ptrain.net import address
 from p2ptrain.net.admission_service import ADMISSION_PROTOCOL, LIMITS, ask_rulings
 from p2ptrain.net.identity import Identity
@@ -41,17 +40,11 @@ MOST_PEERS = 3
 """Maximum number of live peers that are asked besides the link's nodes."""
 
 NodeAddresses = dict[PeerId, list[str]]
+Result = tuple[list[Finding], SignedManifest | None]
+"""Findings, and the run's manifest if one was fetched."""
 
 
-@dataclass(slots=True)
-class Examination:
-    """Findings of the network checks, and the run's manifest if one was fetched."""
-
-    findings: list[Finding] = field(default_factory=list)
-    manifest: Manifest | None = None
-
-
-def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examination:
+def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Result:
     """Run the network checks for the peer of ``home``. Raises UserError if this machine cannot start a node.
 
     The node listens on ``port`` (0: any free one), or not at all if it is None.
@@ -63,7 +56,7 @@ def examine(link: JoinLink, home: Home, port: int | None, local: bool) -> Examin
         return runner.run(_examine(link, home, port, local, Path(folder)))
 
 
-async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Examination:
+async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, folder: Path) -> Result:
     identity = Identity.load_or_create(folder / "identity.key")
     host = "127.0.0.1" if local else "0.0.0.0"
     listen = [] if port is None else [address.multiaddress(host, port)]
@@ -74,8 +67,8 @@ async def _examine(link: JoinLink, home: Home, port: int | None, local: bool, fo
         await node.close()
 
 
-async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Examination:
-    result = Examination()
+async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Result:
+    findings: list[Finding] = []
     targets: NodeAddresses = {}
     for each in link.addresses:
         place, peer = address.split_peer(each)
@@ -89,23 +82,23 @@ async def _look_around(node: Node, link: JoinLink, home: Home, port: int) -> Exa
     for (peer, places), answer in zip(targets.items(), answers, strict=True):
         where = ", ".join(map(address.host_port, places))
         if isinstance(answer, SignedManifest):
-            result.manifest, signed = answer.manifest, answer
-            result.findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
+            signed = answer
+            findings.append(ok("link", f"{short(peer)} at {where} hands out the run {answer.manifest.run.name}"))
         else:
-            result.findings.append(_unanswered(peer, where, answer, others=bool(answered)))
+            findings.append(_unanswered(peer, where, answer, others=bool(answered)))
     if signed is not None:
-        result.findings.append(await _admission(node, answered, link, home, signed))
+        findings.append(await _admission(node, answered, link, home, signed))
     peers = await _peers(node, set(targets)) if answered else {}
     targets = answered | peers
     asked = await asyncio.gather(*(_seen(node, *each, port) for each in targets.items()))
     seen = [each for each in asked if isinstance(each, Observation)]
     silent = [each for each in asked if isinstance(each, str)]
     own = [address.host_of(each) for each in (*node.addresses, *address.way_out())]
-    result.findings += [verdicts.clock(seen), verdicts.router(seen, own)]
+    findings += [verdicts.clock(seen), verdicts.router(seen, own)]
     has_relay = await _has_relay(node, targets) if seen else None
-    result.findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
-    result.findings.append(verdicts.rates(await _measured(node, peers | answered)))
-    return result
+    findings.append(verdicts.reach(seen, port, own[0] if own else "", has_relay, silent))
+    findings.append(verdicts.rates(await _measured(node, peers | answered)))
+    return findings, signed
 
 
 def _unanswered(peer: PeerId, where: str, why: UserError | str, others: bool) -> Finding:

@@ -3,7 +3,4 @@
 The owner of a machine decides at any moment how much of it to lend: send and receive rates, monthly traffic, hours, and
 whether the peer is paused. None of this changes the algorithm or is sent to others. A peer that is paused or has used
 up its monthly traffic has left the swarm properly (``peer.participation``) and rejoins it later.
-
-``OwnerControl`` is a separate thread, the only one that writes its state. It needs no network, so it also serves a peer
-that trains alone, and it runs while the network loop or the trainer is busy.
 """
