@@ -205,13 +205,17 @@ class AdmissionClient:
 
     def _access_list_changed(self) -> None:
         assert self.gate is not None
-        rulings = self.gate.rulings
+        access_list = self.gate.rulings
         try:
-            self._home.write(self._home.path / RULINGS_FILE, rulings.encode())
+            self._home.write(self._home.path / RULINGS_FILE, access_list.encode())
         except HomeError as error:
             self._notebook.note("not saved", what="the access list", why=error.problem)
-        counts = {"admitted": len(rulings.admitted), "banned": len(rulings.banned), "revoked": len(rulings.revoked)}
-        self._notebook.note("rulings", serial=rulings.serial, **counts)
+        counts = {
+            "admitted": len(access_list.admitted),
+            "banned": len(access_list.banned),
+            "revoked": len(access_list.revoked),
+        }
+        self._notebook.note("rulings", serial=access_list.serial, **counts)
         before, why = self._refusal, self._check(self.gate)
         if why is not None and why is not before:
             self._notebook.note("put out", why=why.value, remedy=remedy(why, self._me))
@@ -227,8 +231,8 @@ def gate_of(home: Home, signed: SignedManifest) -> Gate | None:
     policy = signed.manifest.admission.policy
     if policy == "open":
         return None
-    rulings = load_access_list(home.path / RULINGS_FILE, signed)
-    return Gate(policy, signed.run_id, author_of(signed), _read(home.path / CERTIFICATE_FILE), rulings)
+    access_list = load_access_list(home.path / RULINGS_FILE, signed)
+    return Gate(policy, signed.run_id, author_of(signed), _read(home.path / CERTIFICATE_FILE), access_list)
 
 
 def _read(path: Path) -> bytes:

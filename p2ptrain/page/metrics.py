@@ -68,13 +68,13 @@ class MetricFamilies(Collector):
     def collect(self) -> Iterator[Any]:
         document = self._document
         yield GaugeMetricFamily("p2ptrain_peers", "Peers that are present.", value=document["total_peers"])
-        for name, (metric, told, grows) in TOTALS.items():
+        for name, (metric, help_text, grows) in TOTALS.items():
             if (value := document["figures"].get(name)) is None:
                 continue
             if grows and document["kind"] == "peer":
-                yield CounterMetricFamily(f"p2ptrain_{metric}", told, value=value)
+                yield CounterMetricFamily(f"p2ptrain_{metric}", help_text, value=value)
             else:
-                yield GaugeMetricFamily(_gauge(metric, grows), told, value=value)
+                yield GaugeMetricFamily(_gauge(metric, grows), help_text, value=value)
         rows = [row for row in document["peers"] if row["state"] != "gone"]
         if document["kind"] == "peer":  # if all peers are scraped, the others report themselves
             rows = [row for row in rows if row["id"] == document["me"]]
@@ -84,8 +84,8 @@ class MetricFamilies(Collector):
             info.add_metric([label, row["nickname"], row["device"] or ""], 1.0)
         yield info
         for fields, kind in ((OF_PEERS, GaugeMetricFamily), (COUNTS_OF_PEERS, CounterMetricFamily)):
-            for name, (metric, told) in fields.items():
-                family = kind(metric, told, labels=["peer"])
+            for name, (metric, help_text) in fields.items():
+                family = kind(metric, help_text, labels=["peer"])
                 for row, label in zip(rows, labels, strict=True):
                     if row.get(name) is not None:
                         family.add_metric([label], row[name])

@@ -306,7 +306,7 @@ def plain(row: Any) -> dict[str, Any]:
     }
 
 
-def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
+def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
     """Return a peer's row updated from its report (``plain`` of its own row, or anything else), each field checked.
 
     Args:
@@ -314,16 +314,16 @@ def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: flo
     """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
     for name in ("tokens_per_s", "up", "down"):
-        known[name] = number(told.get(name))
+        known[name] = number(report.get(name))
     for name in ("loss", "held_out", "disagreement"):
-        known[name] = number(told.get(name), 0.0, MOST_SHOWN)
-    known["blocked_share"] = number(told.get("blocked_share"), 0.0, 1.0)
+        known[name] = number(report.get(name), 0.0, MOST_SHOWN)
+    known["blocked_share"] = number(report.get("blocked_share"), 0.0, 1.0)
     for name in ("tokens", "exchanges", "failed", "sent_bytes", "received_bytes"):
-        found = number(told.get(name))
+        found = number(report.get(name))
         known[name] = None if found is None else int(found)
-    step, progress = number(told.get("step")), number(told.get("progress"))
+    step, progress = number(report.get("step")), number(report.get("progress"))
     if step is not None and progress is not None and progress > base.progress:  # newer than the record's
         known["step"], known["progress"] = int(step), min(progress, most_progress)
-    device = told.get("device")
+    device = report.get("device")
     known["device"] = words(device, MOST_NAME) if isinstance(device, str) else None
     return PeerRow(**{**known, "id": peer})

@@ -59,31 +59,31 @@ class Placement:
         return "fp32" if self.autocast is None else str(self.autocast).removeprefix("torch.")
 
 
-def choose_device(wish: str) -> torch.device:
+def choose_device(name: str) -> torch.device:
     """Return the device for ``auto``, ``cpu``, ``cuda`` or ``cuda:<i>`` after checking that it computes.
 
     A card becomes the current device of this thread: autocast queries that one, wherever the tensors are. Raises
     DeviceError if the device is missing or unusable. ``auto`` tries the other cards, then the CPU, instead.
     """
-    if wish == "auto":
+    if name == "auto":
         return _first_card() or torch.device("cpu")
-    if wish == "cpu":
+    if name == "cpu":
         return torch.device("cpu")
-    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", wish)
+    named = re.fullmatch(r"cuda(?::(\d{1,3}))?", name)
     if named is None:
-        raise DeviceError(f"there is no device {wish!r}", "Use auto, cpu, cuda or cuda:<number>.")
+        raise DeviceError(f"there is no device {name!r}", "Use auto, cpu, cuda or cuda:<number>.")
     if not torch.cuda.is_available():
-        raise DeviceError(f"device {wish} was asked for, but {_why_no_cuda()}", "Fix that, or use --device cpu.")
+        raise DeviceError(f"device {name} was asked for, but {_why_no_cuda()}", "Fix that, or use --device cpu.")
     index, count = int(named[1] or 0), torch.cuda.device_count()
     if index >= count:
         raise DeviceError(
-            f"device {wish} was asked for, but this machine has {count} CUDA device(s)",
+            f"device {name} was asked for, but this machine has {count} CUDA device(s)",
             f"Use one of {', '.join(f'cuda:{i}' for i in range(count))}.",
         )
     chosen = torch.device("cuda", index)
     if (fault := _fault(chosen)) is not None:
         raise DeviceError(
-            f"device {wish} was asked for, but nothing runs on it: {fault}",
+            f"device {name} was asked for, but nothing runs on it: {fault}",
             "Another program may use it exclusively (nvidia-smi lists them), or this torch does not support the card "
             "(https://pytorch.org/get-started has other builds). Fix that, or use --device cpu.",
         )

@@ -40,13 +40,13 @@ def versions() -> list[Finding]:
     return [ok("versions", ", ".join(found))]
 
 
-def device(wish: str) -> list[Finding]:
+def device(name: str) -> list[Finding]:
     """Report the device that would train, and a GPU that torch cannot use."""
     import torch
 
     from p2ptrain.train import choose_device
 
-    chosen = choose_device(wish)
+    chosen = choose_device(name)
     if chosen.type == "cuda":
         total = torch.cuda.get_device_properties(chosen).total_memory
         driver = f", driver {card[1]}" if (card := _driver()) else ""
@@ -54,7 +54,7 @@ def device(wish: str) -> list[Finding]:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     found = f"CPU, {cores} cores"
     card = _driver()
-    if card is not None and wish == "auto":
+    if card is not None and name == "auto":
         fix = (
             "Install a torch build for that driver (pytorch.org, Get Started). "
             if torch.version.cuda is None
@@ -65,7 +65,7 @@ def device(wish: str) -> list[Finding]:
     return [ok("device", found)]
 
 
-def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
+def memory(manifest: Manifest | None, name: str) -> list[Finding]:
     from p2ptrain.train import choose_device
     from peer.capacity import check_memory, installed_memory
 
@@ -73,7 +73,7 @@ def memory(manifest: Manifest | None, wish: str) -> list[Finding]:
     if manifest is None:
         return [ok("memory", f"{there}; give a join LINK to check what its run needs")]
     try:
-        check_memory(manifest, choose_device(wish))
+        check_memory(manifest, choose_device(name))
     except DeviceError as error:
         return [bad("memory", error.problem, error.remedy)]
     return [ok("memory", f"{there}, enough for the run's {parameter_count(manifest.model):,} parameters")]
