@@ -8,6 +8,7 @@ reads only single numbers and references, whose reads are atomic.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -294,21 +295,30 @@ class OwnerControl:
         return self._rates.up.total_bytes, self._rates.down.total_bytes
 
     def _status(self) -> dict[str, Any]:
-        now, handle = self._now(), self._handle
+        handle, participation = self._handle, None if self._handle is None else self._handle.participation
+        state, why = self.state()
         sent_rate, received_rate = self.measured()
-        month = self._traffic.month(now)
-        return status.figures(
-            home=self._home,
-            record=None if handle is None else handle.record,
-            participation=None if handle is None else handle.participation,
-            admission="" if handle is None else handle.admission(),
-            state=self.state(),
-            settings=self._settings,
-            fault=self._fault,
-            month=month,
-            rates=(sent_rate, received_rate),
-            last_lines=[(self._clock() - at, text) for at, text in list(self._last_lines)],
-        )
+        month, allowed = self._traffic.month(self._now()), self._settings.monthly_bytes
+        return {
+            "state": state,
+            "why": why,
+            "pid": os.getpid(),
+            "home": str(self._home.path),
+            "training": None if handle is None else handle.record.figures(),
+            "admission": "" if handle is None else handle.admission(),
+            "peers": 0 if participation is None else participation.live_peers,
+            "exchanges_under_way": 0 if participation is None else participation.exchanges_under_way,
+            "rates": {"sent_bytes_per_s": round(sent_rate), "received_bytes_per_s": round(received_rate)},
+            "month": {
+                "sent_bytes": month.sent,
+                "received_bytes": month.received,
+                "given_bytes": month.given,
+                "allowed_bytes": allowed if math.isfinite(allowed) else None,
+            },
+            "settings": self._settings.model_dump(),
+            "settings_fault": self._fault,
+            "lines": [{"age_s": round(self._clock() - at), "line": text} for at, text in list(self._last_lines)],
+        }
 
     def measured(self) -> tuple[float, float]:
         """Return bytes per second sent and received over the last ``MEASURED_S``."""

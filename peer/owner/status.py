@@ -1,20 +1,17 @@
-"""Status of a peer: figures for programs, and a screen for people."""
+"""Status of a peer: its state in one word, and a screen for people."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.base.logging_setup import printable
 from peer.home import Home
 from peer.messages import size
-from peer.owner.settings import MBIT, Settings
-from peer.owner.traffic import Month
+from peer.owner.settings import MBIT
 
 if TYPE_CHECKING:
     from peer.participation import Participation
@@ -47,49 +44,6 @@ def state_of(
     if record.learner.is_waiting:
         return "training", "waiting for the partners planned for this outer step"
     return "training", "" if participation.live_peers else "no other peer is here; still searching"
-
-
-def figures(
-    *,
-    home: Home,
-    record: SessionRecorder | None,
-    participation: Participation | None,
-    admission: str,
-    state: tuple[str, str],
-    settings: Settings,
-    fault: str,
-    month: Month,
-    rates: tuple[float, float],
-    last_lines: Sequence[tuple[float, str]],
-) -> dict[str, Any]:
-    """Return the status as a JSON document.
-
-    Args:
-        state: one word for what the peer does, and why.
-        fault: what is wrong with the settings file now; empty if nothing.
-        rates: bytes per second recently sent and received.
-        last_lines: the last lines and their ages in seconds.
-    """
-    return {
-        "state": state[0],
-        "why": state[1],
-        "pid": os.getpid(),
-        "home": str(home.path),
-        "training": None if record is None else record.figures(),
-        "admission": admission,
-        "peers": 0 if participation is None else participation.live_peers,
-        "exchanges_under_way": 0 if participation is None else participation.exchanges_under_way,
-        "rates": {"sent_bytes_per_s": round(rates[0]), "received_bytes_per_s": round(rates[1])},
-        "month": {
-            "sent_bytes": month.sent,
-            "received_bytes": month.received,
-            "given_bytes": month.given,
-            "allowed_bytes": settings.monthly_bytes if math.isfinite(settings.monthly_bytes) else None,
-        },
-        "settings": settings.model_dump(),
-        "settings_fault": fault,
-        "lines": [{"age_s": round(age), "line": text} for age, text in last_lines],
-    }
 
 
 def last_known(home: Home, is_running: bool) -> dict[str, Any]:
