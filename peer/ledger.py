@@ -25,8 +25,6 @@ _MAX_LINE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The receipt files of one home."""
-
     path: Path
 
     @property
@@ -93,7 +91,6 @@ def _count(number: int, what: str) -> str:
 
 
 def table(result: Total) -> list[str]:
-    """Format a total for people."""
     days = [time.strftime("%Y-%m-%d %H:%M", time.localtime(at)) for at in (result.first, result.last)]
     partners = sorted(result.partners.items(), key=lambda each: -each[1])
     signers = _count(len(partners), "partner")

@@ -15,10 +15,8 @@ from p2ptrain.net.p2pd.dial_backoff import BACKOFF
 from p2ptrain.ports import Notebook
 
 PAUSE_S = (2.0, 30.0)
-"""First and longest backoff in seconds between two rounds of requests for the manifest or a certificate.
-
-Guess: how long bootstraps take to restart.
-"""
+"""First and longest backoff in seconds between two rounds of requests for the manifest or a certificate. Guess: how
+long bootstraps take to restart."""
 
 SILENCE = "Check that the bootstrap is running and that its port is open in the firewall and forwarded by its router."
 """Remedy if no address answers."""

@@ -20,7 +20,6 @@ SCHEMA = 1
 MOST_PEERS = 256
 """Maximum rows of the table; with more peers it shows a sample and the total."""
 MOST_GONE = 16
-"""Maximum rows of departed peers."""
 MOST_CURVES = 32
 MOST_POINTS = 256
 """Maximum points of a curve: more than a screen resolves."""
@@ -35,8 +34,6 @@ Kind = Literal["peer", "bootstrap", "simulation"]
 
 @dataclass(frozen=True, slots=True)
 class RunFacts:
-    """Description of the run."""
-
     name: str = ""
     id: str = ""
     parameters: int = 0
@@ -83,8 +80,6 @@ class PeerRow:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeRow:
-    """Completed exchange."""
-
     n: int
     """Serial number, by which a reader finds new ones."""
     at: float
@@ -111,8 +106,6 @@ class FailureRow:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """Saved checkpoint."""
-
     n: int
     at: float
     peer: str
@@ -121,8 +114,6 @@ class CheckpointRow:
 
 @dataclass(frozen=True, slots=True)
 class SampleText:
-    """Text that a model has generated."""
-
     at: float
     peer: str
     step: int
@@ -257,7 +248,6 @@ class View:
         return self.curves[peer]
 
     def document(self, at: float) -> dict[str, Any]:
-        """Return the whole state in JSON values."""
         return {
             "schema": SCHEMA,
             "at": at,
@@ -312,7 +302,7 @@ def plain(row: Any) -> dict[str, Any]:
     }
 
 
-def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
+def row_of(peer: str, report: Mapping[str, Any], base: PeerRow, most_progress: float = math.inf) -> PeerRow:
     """Return a peer's row updated from its report (``plain`` of its own row, or anything else), each field checked.
 
     Args:
@@ -320,16 +310,16 @@ def row_of(peer: str, told: Mapping[str, Any], base: PeerRow, most_progress: flo
     """
     known: dict[str, Any] = {each.name: getattr(base, each.name) for each in fields(PeerRow)}
     for name in ("tokens_per_s", "up", "down"):
-        known[name] = number(told.get(name))
+        known[name] = number(report.get(name))
     for name in ("loss", "held_out", "disagreement"):
-        known[name] = number(told.get(name), 0.0, MOST_SHOWN)
-    known["blocked_share"] = number(told.get("blocked_share"), 0.0, 1.0)
+        known[name] = number(report.get(name), 0.0, MOST_SHOWN)
+    known["blocked_share"] = number(report.get("blocked_share"), 0.0, 1.0)
     for name in ("tokens", "exchanges", "failed", "sent_bytes", "received_bytes"):
-        found = number(told.get(name))
+        found = number(report.get(name))
         known[name] = None if found is None else int(found)
-    step, progress = number(told.get("step")), number(told.get("progress"))
+    step, progress = number(report.get("step")), number(report.get("progress"))
     if step is not None and progress is not None and progress > base.progress:  # newer than the record's
         known["step"], known["progress"] = int(step), min(progress, most_progress)
-    device = told.get("device")
+    device = report.get("device")
     known["device"] = words(device, MOST_NAME) if isinstance(device, str) else None
     return PeerRow(**{**known, "id": peer})

@@ -22,7 +22,6 @@ class PhaseGuard:
         self._added = 0.0
 
     def begin(self) -> None:
-        """Start an inner phase."""
         self._added = 0.0
 
     def added(self, norm: float) -> None:
@@ -51,7 +50,6 @@ class PhaseGuard:
         self._added = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return JSON values."""
         return {"norms": list(self._norms), "added": self._added}
 
     def load_state_dict(self, numbers: Mapping[str, Any]) -> None:

@@ -81,7 +81,7 @@ def test_whoever_is_reached_through_a_relay_says_so_in_its_links(
     monkeypatch.setattr(app, "Connection", StillConnection)
     with contextlib.ExitStack() as stack, contextlib.closing(EventLog(home.events)) as log:
         line = app._connect(stack, PeerOptions(link), home, identity, signed, log, Throttles())
-        showing.know(signed, home, cast(Any, record), local=False)
+        showing.set_run(signed, home, cast(Any, record), local=False)
         state._sources = None  # there are no figures
         at_first, warned = invited()
         assert f"@{NEAR}/" in at_first
