@@ -75,14 +75,14 @@ def simulate(
 
         from p2ptrain.page import words
         from p2ptrain.page.listen_address import ListenAddress
-        from p2ptrain.sim import drawing, testbed_fields
+        from p2ptrain.sim import drawing, scenario_file
         from p2ptrain.sim.serving import simulate_and_show
         from p2ptrain.sim.simulate import StoppedError
         from p2ptrain.sim.simulate import simulate as run
         from p2ptrain.train.autofit import choose_device
 
-    read = testbed_fields.load(scenario, changes)
-    told = read.simulated()
+    data = scenario_file.read(scenario, changes)
+    told = scenario_file.parse(scenario_file.simulated(data))
     other = _report(against) if against is not None else None
     form = drawing.form(plot) if plot is not None else ""
     report = _target("--report", report, {"the scenario": scenario})
@@ -141,9 +141,9 @@ def simulate(
             written.append(f"plot: {printable(plot)}")
     except BaseException:
         with suppress(OutputError):  # report the first error
-            _tell(console, done, other, written, limited=bool(read.limits))
+            _tell(console, done, other, written, limited="limits" in data)
         raise
-    _tell(console, done, other, written, limited=bool(read.limits))
+    _tell(console, done, other, written, limited="limits" in data)
 
 
 def _report(path: Path) -> SimulationReport:

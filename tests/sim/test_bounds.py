@@ -10,10 +10,9 @@ import pytest
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim import report as reports
 from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.scenario_file import changed, read
+from p2ptrain.sim.scenario_file import changed, parse, read
 from p2ptrain.sim.simulate import simulate
 from p2ptrain.sim.tables import changed_settings
-from p2ptrain.sim.testbed_fields import parse
 
 TIMES = ("arrives_at_s", "arrives_over_s", "leaves_at_s", "stays_s", "latency_s", "step_s")
 RATES = ("up_mbit_s", "down_mbit_s")
@@ -32,9 +31,6 @@ GOES_TOO_FAR = (
     "peers.home.stays_s=0.5",
     "peers.home.returns_after_s=1e308",
     "peers.home.freezes=[{at_s = 1e308, for_s = 1.0}]",
-    "peers.home.troubles=[{what = 'disk_full', at_s = 1e308}]",
-    "partitions=[{at_s = 1.0, for_s = 1e308, sides = [['home'], ['bootstrap']]}]",
-    "bootstrap.dies_at_s=1e308",
     f"peers.home.name={100_000 * 'x'}",
     f"outer.recipe={100_000 * 'x'}",
     *(f"learner={{kind = 'quadratic', {field} = 1e30}}" for field in ("noise", "spread", "learning_rate")),

@@ -104,10 +104,9 @@ def test_the_bar_shows_such_a_name_too(
         (["--set", "outer"], "'outer' is not of the form KEY=VALUE"),
         (["--plot", "x.doc"], "Unsupported image format: x.doc"),
         (["--device", "gpu"], "there is no device 'gpu'"),
-        (["--set", "run.seed=1", "--set", ".=3"], "--set '.=3' cannot be read: a key has no name"),
-        (["--set", "peers[²].count=1"], r"--set 'peers[\xb2].count=1' cannot be read"),
-        (["--set", "run.seed=" + 5000 * "9"], "--set 'run.seed=9999"),
-        (["--set", "run.seed=" + 3000 * "["], "--set 'run.seed=[[[["),
+        (["--set", "run.seed=1", "--set", ".=3"], "'.=3' is not of the form KEY=VALUE"),
+        (["--set", "peers[²].count=1"], "there is no [²]; there are home, [0] to [0]"),
+        (["--set", "run.seed=" + 5000 * "9"], "run.seed: input should be a valid integer"),
         (["--report", ""], "--report has no file name."),
     ],
 )
@@ -203,7 +202,7 @@ def test_drawing_without_matplotlib_is_told_before_anything_runs(
 def test_what_python_cannot_read_is_one_clear_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path.write_text(SCENARIO.replace("outer_steps = 6", f"outer_steps = {5000 * '6'}"), encoding="utf-8")
     assert run(path, "--set", "run.seed=1") == cli.EXIT_USER_ERROR
-    assert f"error: {path} cannot be read: " in capsys.readouterr().err
+    assert f"error: {path} is not valid TOML: " in capsys.readouterr().err
     path.write_text(SCENARIO, encoding="utf-8-sig")
     assert run(path) == cli.EXIT_USER_ERROR
     assert f"error: {path} begins with a byte order mark." in capsys.readouterr().err

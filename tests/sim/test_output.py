@@ -18,7 +18,7 @@ from p2ptrain import cli
 from p2ptrain.base import files
 from p2ptrain.base.errors import OutputError
 from p2ptrain.page.listen_address import ListenAddress
-from p2ptrain.sim import testbed_fields
+from p2ptrain.sim import scenario_file
 from p2ptrain.sim.command import stopping
 from p2ptrain.sim.serving import simulate_and_show
 
@@ -123,7 +123,7 @@ def test_a_reader_who_goes_after_the_pages_address_costs_no_report(path: Path) -
         if len(said) > 1:
             raise OutputError("The output cannot be written: Broken pipe.", "")
 
-    scenario: Any = testbed_fields.load(path).simulated()
+    scenario: Any = scenario_file.load(path)
     report = simulate_and_show(
         scenario,
         ListenAddress.parse("0"),
