@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from p2ptrain.base import files
 from p2ptrain.base.errors import ScenarioError
+from p2ptrain.base.files import cause, printable
 from p2ptrain.manifest.faults import told
 from p2ptrain.manifest.section import Section
 
 REPORT_VERSION = 1
 """Version of the format, raised with every field that another version would misread."""
-
 
 MAX_BYTES = 1 << 28
 """Largest report that is read; 2,000 points with a thousand groups each take a third of it."""
@@ -124,7 +123,7 @@ class SimulationReport(Section):
     """Events in the simulated world."""
     overall: GroupFigures
     groups: dict[str, GroupFigures]
-    curve: list[CurvePoint]
+    curve: list[CurvePoint] = Field(min_length=1)
     notes: dict[str, int]
     """Number of notes of each kind (docs/ERRORS.md). With pace.policy rank, outer steps by rank and H."""
     left_out: list[str]
@@ -147,34 +146,14 @@ def save(report: SimulationReport, path: Path) -> None:
 
 def load(path: Path) -> SimulationReport:
     """Read a report. Raises ScenarioError if the file is not a report of this version."""
-    remedy = "Give a file that --report wrote."
     try:
         with path.open("rb") as file:
-            text = file.read(MAX_BYTES + 1)
-        if len(text) > MAX_BYTES:
-            raise ScenarioError(f"{path} is larger than {MAX_BYTES:,} bytes, the most that is read.", remedy)
-        data = json.loads(text)
-    except (OSError, ValueError) as error:
-        raise ScenarioError(f"{path} is not a report: {error}.", remedy) from None
-    if not isinstance(data, Mapping) or "version" not in data:
-        raise ScenarioError(
-            f"{path} is not a report: it has no version, and this p2ptrain reads version {REPORT_VERSION}.", remedy
-        )
-    version = data["version"]
-    if type(version) is not int:
-        raise ScenarioError(
-            f"{path} is a report of version {json.dumps(version)}, which is not an integer, and this p2ptrain reads"
-            f" version {REPORT_VERSION}.",
-            remedy,
-        )
-    if version != REPORT_VERSION:
-        raise ScenarioError(
-            f"{path} is a report of version {version}, and this p2ptrain reads version {REPORT_VERSION}.",
-            "Simulate the scenario again.",
-        )
-    try:
+            data = json.loads(file.read(MAX_BYTES))
+        if not isinstance(data, dict) or data.get("version") != REPORT_VERSION:
+            raise ValueError(f"it has not version {REPORT_VERSION}, which this p2ptrain reads")
         return SimulationReport.model_validate(data)
     except ValidationError as error:
-        raise ScenarioError(
-            f"{path} is not a complete report: {told(error, SimulationReport, ())[0]}.", "Simulate the scenario again."
-        ) from None
+        why = told(error, SimulationReport, ())[0]
+    except (OSError, ValueError, RecursionError) as error:
+        why = cause(error) if isinstance(error, OSError) else str(error)
+    raise ScenarioError(f"{printable(path)} is not a report: {why}.", "Give a file that --report wrote.")

@@ -22,8 +22,8 @@ from p2ptrain.ports import Notebook
 from p2ptrain.sim.population import Member
 from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulate import StoppedError, begin
-from p2ptrain.sim.simulation import Progress, Simulation, Stopped
+from p2ptrain.sim.simulate import begin
+from p2ptrain.sim.simulation import Progress, Simulation
 
 LOOK_S = 0.5
 """Seconds of real time between two updates, as often as the page refreshes (``page.server``)."""
@@ -183,14 +183,13 @@ def simulate_and_show(
     device: str,
     say: Callable[[str], None],
     progress: Progress,
-    is_stopped: Stopped,
 ) -> SimulationReport:
-    """Simulate a scenario to its end, shown at ``place``, and keep showing it until it is stopped.
+    """Simulate a scenario to its end, shown at ``place``, and keep showing it until Ctrl+C.
 
     Raises:
-        StoppedError: the simulation was stopped before its end.
         ScenarioError: the recipe has no exchanges to watch.
         UserError: the page cannot be served at ``place``.
+        KeyboardInterrupt: Ctrl+C before the end.
     """
     simulation = begin(scenario, device)
     if not isinstance(simulation, Simulation):
@@ -207,11 +206,16 @@ def simulate_and_show(
     with PageServer(place, view.document) as server:
         say(f"Watch the simulation at {server.url}")
         view.tell = server.tell
-        if not simulation.run(looked, is_stopped):
-            raise StoppedError
+        simulation.run(looked)
         view.look(again=False)
+        report = simulation.report(title)
         with suppress(OutputError):  # the report is worth more than this line
             say("The simulation has ended. Press Ctrl+C to close the page.")
-        while not is_stopped():  # polled, because a signal only sets what is_stopped reads
-            time.sleep(0.1)
-    return simulation.report(title)
+        until_interrupted()
+    return report
+
+
+def until_interrupted() -> None:
+    """Wait for Ctrl+C."""
+    with suppress(KeyboardInterrupt):
+        threading.Event().wait()

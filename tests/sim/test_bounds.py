@@ -9,10 +9,8 @@ import pytest
 
 from p2ptrain.base.errors import ScenarioError
 from p2ptrain.sim import report as reports
-from p2ptrain.sim.report import SimulationReport
 from p2ptrain.sim.scenario_file import changed, parse, read
 from p2ptrain.sim.simulate import simulate
-from p2ptrain.sim.tables import changed_settings
 
 TIMES = ("arrives_at_s", "arrives_over_s", "leaves_at_s", "stays_s", "latency_s", "step_s")
 RATES = ("up_mbit_s", "down_mbit_s")
@@ -82,20 +80,3 @@ def test_everybody_diverging_is_reported(make, tmp_path: Path, codec: str) -> No
 def test_endless_files_are_not_read_to_their_end() -> None:
     with pytest.raises(ScenarioError, match="longer than 1,048,576 characters"):
         read(Path("/dev/zero"), ())
-
-
-def test_a_report_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "r.json").write_text(1000 * " ", encoding="utf-8")
-    monkeypatch.setattr(reports, "MAX_BYTES", 999)
-    with pytest.raises(ScenarioError, match="larger than 999 bytes"):
-        reports.load(tmp_path / "r.json")
-
-
-def test_a_scenario_of_a_strangers_is_not_listed_to_its_end(make) -> None:
-    mine = simulate(make("run.seconds=2"))
-    theirs = SimulationReport.model_validate(
-        mine.model_dump() | {"scenario": {f"f{place}": place for place in range(10_000)}}
-    )
-    lines = changed_settings(mine, theirs)
-    assert len(lines) == 201
-    assert lines[-1].startswith("and ")

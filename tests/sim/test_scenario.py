@@ -157,7 +157,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ScenarioError, match="cannot be read: it is not UTF-8 text"):
         load(file)
     file.write_text("# nothing\n")
-    with pytest.raises(ScenarioError, match="holds no settings"):
+    with pytest.raises(ScenarioError, match="run: missing"):
         load(file)
 
 

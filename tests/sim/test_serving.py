@@ -12,7 +12,7 @@ from p2ptrain.base.errors import ScenarioError
 from p2ptrain.page.listen_address import ListenAddress
 from p2ptrain.sim import scenario_file
 from p2ptrain.sim.serving import MOST_EVENTS, SimulationView, simulate_and_show
-from p2ptrain.sim.simulate import StoppedError, begin, simulate
+from p2ptrain.sim.simulate import begin, simulate
 from p2ptrain.sim.simulation import Simulation
 
 ROUGH = Path(__file__).parent.parent.parent / "bench" / "scenarios" / "rough_weather.toml"
@@ -35,8 +35,7 @@ def test_what_is_watched_ends_as_what_is_not() -> None:
         view._next_look = 0.0
         view.look()
 
-    simulation._slice = 1
-    assert simulation.run(look)
+    simulation.run(look)
     view.look(again=False)
     plain = simulate(scenario_file.load(ROUGH, CHANGES))
     shown = simulation.report("")
@@ -82,21 +81,11 @@ def test_an_average_over_everybody_has_no_gossip_to_watch() -> None:
     changes = ["outer.recipe=ddp", "outer.exchanges_per_step=0", "outer.inner_steps=1", "outer.fragments=1"]
     scenario = scenario_file.load(ROUGH, [*CHANGES, *changes, "peers=[{count = 4, step_s = 1.0}]"])
     with pytest.raises(ScenarioError, match="no exchanges to watch"):
-        shown(scenario, lambda: True)
-
-
-def shown(scenario: Any, is_stopped: Any) -> Any:
-    return simulate_and_show(
-        scenario,
-        ListenAddress(),
-        title="rough",
-        device="cpu",
-        say=lambda text: None,
-        progress=lambda share: None,
-        is_stopped=is_stopped,
-    )
-
-
-def test_it_can_be_stopped() -> None:
-    with pytest.raises(StoppedError):
-        shown(scenario_file.load(ROUGH, CHANGES), lambda: True)
+        simulate_and_show(
+            scenario,
+            ListenAddress(),
+            title="rough",
+            device="cpu",
+            say=lambda text: None,
+            progress=lambda share: None,
+        )

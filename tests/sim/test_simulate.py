@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from p2ptrain.sim.report import SimulationReport
-from p2ptrain.sim.simulate import StoppedError, begin, simulate
+from p2ptrain.sim.simulate import begin, simulate
 
 
 def learnt(make, *changes: str, groups=None) -> SimulationReport:
@@ -23,12 +23,6 @@ def test_the_same_scenario_gives_the_same_report_and_another_seed_another(make):
     other = simulate(make("run.seed=2", groups=groups)).without_cost()
     assert one == same
     assert one["curve"] != other["curve"]
-
-
-def test_how_it_is_sliced_changes_nothing(make, monkeypatch):
-    whole = simulate(make()).without_cost()
-    monkeypatch.setattr("p2ptrain.sim.simulation.SLICE_S", 0.0)
-    assert simulate(make()).without_cost() == whole
 
 
 def test_two_hundred_peers_behind_home_lines_keep_computing(make):
@@ -162,11 +156,6 @@ def test_time_may_run_out(make):
     assert report.simulated_s == 25.0
     assert report.ending == "run.seconds, 25.0, passed"
     assert report.overall.endings == {"still there": 6}
-
-
-def test_a_stopped_simulation_has_no_report(make):
-    with pytest.raises(StoppedError):
-        simulate(make(), is_stopped=lambda: True)
 
 
 def test_it_tells_how_far_it_is(make):

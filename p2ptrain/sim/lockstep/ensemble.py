@@ -30,9 +30,9 @@ from p2ptrain.sim.learning import LanguageModelLearner
 from p2ptrain.sim.lm.language import judged, make_pool
 from p2ptrain.sim.lockstep.averages import Averages
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
-from p2ptrain.sim.report import REPORT_VERSION, Bytes, Cost, CurvePoint, GroupFigures, SimulationReport
+from p2ptrain.sim.report import REPORT_VERSION, Bytes, CurvePoint, GroupFigures, SimulationReport
 from p2ptrain.sim.scenario import Scenario
-from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, Stopped, never, peak_memory_bytes
+from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, cost
 from p2ptrain.sim.step_times import RankStepTimes
 from p2ptrain.train.rules import codecs_of, matrices_of
 
@@ -111,23 +111,16 @@ class EnsembleSimulation:
         self._has_diverged = False
         """Whether losses, averages or messages are no longer finite, which ends the simulation."""
         self._now = self._sent = self._received = 0.0
-        self._wall_s = self._cpu_s = 0.0
+        self._began = 0.0, 0.0
 
-    def run(self, progress: Progress | None = None, is_stopped: Stopped = never) -> bool:
-        """Run to the end, or until ``is_stopped``; return True at the end."""
-        wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            while not self._is_over:
-                if is_stopped():
-                    return False
-                self._step()
-                if progress is not None:
-                    progress(self._made / self._inner_steps)
-            self._look(final=True)
-            return True
-        finally:
-            self._wall_s += time.perf_counter() - wall
-            self._cpu_s += time.process_time() - cpu
+    def run(self, progress: Progress | None = None) -> None:
+        """Run to the end."""
+        self._began = time.perf_counter(), time.process_time()
+        while not self._is_over:
+            self._step()
+            if progress is not None:
+                progress(self._made / self._inner_steps)
+        self._look(final=True)
 
     def report(self, title: str) -> SimulationReport:
         scenario = self.scenario
@@ -148,12 +141,7 @@ class EnsembleSimulation:
                 " of gathering all messages through a store",
                 *LEFT_OUT,
             ],
-            cost=Cost(
-                wall_s=self._wall_s,
-                cpu_s=self._cpu_s,
-                events_per_s=self._lockstep.step / max(self._wall_s, 1e-9),
-                peak_memory_bytes=peak_memory_bytes(),
-            ),
+            cost=cost(self._began, self._lockstep.step),
         )
 
     # --- arithmetic ---------------------------------------------------------------------------------------------------
