@@ -54,7 +54,7 @@ class LinkEnd:
     arrived: Any = None
     """Payload from the partner's learner; ``difference`` is from our own."""
     difference: Any = None
-    pulled: tuple[WeightsReply, list[Sized]] | None = None
+    pulled: tuple[WeightsReply, list[Any]] | None = None
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
@@ -195,7 +195,7 @@ class LinkEnd:
 
     def donate(self) -> None:
         """Send all our weights."""
-        parts = self.owner.learner.payloads.weights()
+        parts: Sequence[Any] = self.owner.learner.payloads.weights()
         if self.owner.liar is not None:
             parts = self.owner.liar.gives(parts)
         self._start_transfer(payload_bytes([len(part) for part in parts]), self._weights_sent, parts)

@@ -15,7 +15,7 @@ from p2ptrain.ports import Notebook
 from p2ptrain.sim.adversaries import Adversary
 from p2ptrain.sim.link import LinkEnd
 from p2ptrain.sim.sizes import SimulatedTraffic
-from p2ptrain.sim.trainer import Counting, SimulatedLearner, SimulatedTrainer
+from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.sim.transfers import Pipe
 from p2ptrain.swarm import Peer, PeerState, Presence
 from p2ptrain.swarm.events import (
@@ -57,7 +57,6 @@ class SimulatedPeer:
     Args:
         step_s: returns the seconds of the next inner step.
         up, down: directions of its access line.
-        counting: see ``SimulatedTrainer``.
         liar: changes what an adversarial peer says, sends and hears.
     """
 
@@ -93,7 +92,6 @@ class SimulatedPeer:
         notebook: Notebook,
         up: Pipe | None = None,
         down: Pipe | None = None,
-        counting: Counting | None = None,
         liar: Adversary | None = None,
     ) -> None:
         self.network = network
@@ -105,7 +103,7 @@ class SimulatedPeer:
         self.up = up or Pipe(inf)
         self.down = down or Pipe(inf)
         self.liar = liar
-        self.trainer = SimulatedTrainer(network.metronome, learner, step_s, self.handle, counting)
+        self.trainer = SimulatedTrainer(network.metronome, learner, step_s, self.handle)
         self.traffic = SimulatedTraffic()
         self.ends: dict[LinkId, LinkEnd] = {}
         self.finished = ""
@@ -250,7 +248,7 @@ class SimulatedPeer:
         end = self.ends[effect.link]
         assert end.pulled is not None
         reply, parts = end.pulled
-        copies = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
+        copies: list[Any] = [bytearray(part) if isinstance(part, bytes) else part for part in parts]
         self.trainer.interrupt()
         self.learner.inbox.adopt(effect.link, reply.step, reply.progress, copies)
         if self.learner.is_waiting:

@@ -9,7 +9,6 @@ from random import Random
 
 from p2ptrain.base.ids import PeerId
 from p2ptrain.sim.adversaries import Adversary
-from p2ptrain.sim.counting import CountingLearner
 from p2ptrain.sim.learner_pool import LearnerPool
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.notes import NoteCounts
@@ -150,7 +149,6 @@ class Population:
             notebook=self.notes,
             up=_pipe(group.up_mbit_s),
             down=_pipe(group.down_mbit_s),
-            counting=learner if isinstance(learner, CountingLearner) else None,
             liar=liar,
         )
 

@@ -8,78 +8,17 @@ that does more than count; these pass in one event, and are counted one by one i
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import inf, isnan, nan
-from typing import Any, Protocol
 
-from p2ptrain.base.ids import LinkId
+from p2ptrain.sim.counting import CountingLearner
 from p2ptrain.sim.world import World
-from p2ptrain.swarm import Terms
 from p2ptrain.swarm.events import Event, OuterStepDone
+from p2ptrain.train.learner import Learner
 
-
-class SimulatedPayloads(Protocol):
-    """Payloads that a learner offers to partners: ``train.payloads.Payloads`` or a substitute."""
-
-    published: Any
-    """Snapshot that partners may have now; the trainer replaces it."""
-
-    def wishes(self, fragments: Sequence[int], snapshot: Any) -> Sequence[Any]: ...
-
-    def wish_sizes(self, fragments: Sequence[int]) -> list[int]: ...
-
-    def encode(self, fragments: Sequence[int], mine: Sequence[Any], theirs: Sequence[Any], snapshot: Any) -> Any: ...
-
-    def difference(self, mine: Any, theirs: Sequence[Any]) -> Any: ...
-
-    def weights(self) -> Sequence[Sized]: ...
-
-
-class SimulatedInbox(Protocol):
-    """The queue of results that the simulator fills and the learner empties (``train.inbox``)."""
-
-    def deliver(self, link: LinkId, difference: Any, mine: Terms, theirs: Terms, progress: float) -> None: ...
-
-    def proceed(self, step: int) -> None: ...
-
-    def adopt(self, link: LinkId, step: int, progress: float, parts: Sequence[Any]) -> None: ...
-
-
-class SimulatedLearner(Protocol):
-    """Interface of a learner: ``train.Learner``, or ``sim.counting.CountingLearner`` in its place.
-
-    Payloads, differences and weights are opaque to the simulator, which hands them from one learner to another.
-    """
-
-    step: int
-    progress: float
-    tokens: int
-    loss: float
-    ended: bool
-
-    @property
-    def is_waiting(self) -> bool: ...
-
-    @property
-    def payloads(self) -> SimulatedPayloads: ...
-
-    @property
-    def inbox(self) -> SimulatedInbox: ...
-
-    def advance(self) -> list[Event]: ...
-
-    def settle(self) -> list[Event]: ...
-
-
-class Counting(Protocol):
-    """Additional interface of a learner whose inner steps mostly only count."""
-
-    def steps_ahead(self) -> int:
-        """Return the number of inner steps up to and including the next one that does more than count."""
-
-    def count(self, steps: int) -> None:
-        """Make ``steps`` inner steps that only count."""
+SimulatedLearner = Learner | CountingLearner
+"""A peer's learner. Its payloads, differences and weights are opaque to the simulator."""
 
 
 class StepBatcher:
@@ -118,15 +57,12 @@ class SimulatedTrainer:
     Args:
         step_s: returns the seconds of the next inner step.
         handle: takes the learner's events.
-        counting: the learner, if it can tell which inner steps only count; if None, each inner step is an event, even
-            after training has ended.
     """
 
     metronome: StepBatcher
     learner: SimulatedLearner
     step_s: Callable[[], float]
     handle: Callable[[Event], None]
-    counting: Counting | None = None
     begun: bool = False
     stopped: bool = False
     frozen: bool = False
@@ -135,6 +71,8 @@ class SimulatedTrainer:
     frozen_s: float = 0.0
     begun_at: float = nan
     ended_at: float = nan
+    counting: CountingLearner | None = field(init=False)
+    """The learner, if it tells which inner steps only count; otherwise each is an event, even after training ended."""
     _ends: list[float] = field(default_factory=list)
     """End times of the inner steps under way."""
     _lasting: list[float] = field(default_factory=list)
@@ -143,6 +81,9 @@ class SimulatedTrainer:
     """Entry of ``_ends`` that is served next."""
     _rests_since: float | None = None
     """Time since which no step is scheduled because training has ended; arrivals wait for the end of a virtual step."""
+
+    def __post_init__(self) -> None:
+        self.counting = self.learner if isinstance(self.learner, CountingLearner) else None
 
     @property
     def is_training(self) -> bool:
