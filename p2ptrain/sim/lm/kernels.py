@@ -29,23 +29,23 @@ class Fixed(NamedTuple):
     back: Tensor  # [J] the inverse order
     turn: Tensor  # [T, 1, D/2] complex rotations, of absolute value 1
     turn_back: Tensor  # [T, 1, D/2] conjugate of ``turn``
-    mask: Tensor  # [G*T, T] minus infinity where a query must not attend
+    mask: Tensor  # [T, T] minus infinity where a query must not attend
 
 
 @lru_cache(maxsize=16)
 def fixed(
-    heads: int, key_heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
+    heads: int, head_size: int, rope_theta: float, tokens: int, device: torch.device, dtype: torch.dtype
 ) -> Fixed:
     """Return the constants, cached."""
     neighbours = torch.arange(head_size, device=device).view(2, -1).T.flatten()  # 0, D/2, 1, D/2 + 1, ...
     plain = torch.arange(head_size, device=device)
-    orders = [*[neighbours] * (heads + key_heads), *[plain] * key_heads]
+    orders = [*[neighbours] * (2 * heads), *[plain] * heads]
     rows = torch.cat([number * head_size + order for number, order in enumerate(orders)])
     exponents = torch.arange(0, head_size, 2, device=device).float() / head_size
     angle = torch.arange(tokens, device=device)[:, None].float() / rope_theta**exponents  # fp32, as in transformers
     turn = torch.polar(torch.ones_like(angle), angle).to(dtype.to_complex())[:, None]
     mask = torch.full((tokens, tokens), float("-inf"), device=device, dtype=dtype).triu_(1)
-    return Fixed(rows, rows.argsort(), turn, turn.conj().resolve_conj(), mask.repeat(heads // key_heads, 1))
+    return Fixed(rows, rows.argsort(), turn, turn.conj().resolve_conj(), mask)
 
 
 def cross_entropy(

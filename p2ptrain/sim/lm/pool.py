@@ -26,7 +26,8 @@ from p2ptrain.train.model import build_module
 from p2ptrain.train.optimizer import hidden_matrices
 
 if TYPE_CHECKING:
-    from p2ptrain.manifest import Decoder, TrainingSection
+    from p2ptrain.manifest import TrainingSection
+    from p2ptrain.manifest.model import Llama
 
 CPU_PASS_TOKENS = 2048
 """Tokens computed at once on the CPU; further sequences are accumulated. Measured at T = 64 with 123 thousand weights:
@@ -56,7 +57,7 @@ class LanguageModelPool:
 
     def __init__(
         self,
-        description: Decoder,
+        description: Llama,
         training: TrainingSection,
         tokens_per_peer: int,
         text: Text,
