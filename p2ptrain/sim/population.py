@@ -8,8 +8,8 @@ from math import inf
 from random import Random
 
 from p2ptrain.base.ids import PeerId
-from p2ptrain.sim.adversaries import Adversary
-from p2ptrain.sim.learner_pool import LearnerPool
+from p2ptrain.sim.adversaries import Adversary, garbled
+from p2ptrain.sim.learner_pool import LearnerPool, swarm_rules_of
 from p2ptrain.sim.network import SimulatedNetwork
 from p2ptrain.sim.notes import NoteCounts
 from p2ptrain.sim.peer import SimulatedPeer
@@ -83,7 +83,7 @@ class Population:
         self._network = network
         self._conditions = conditions
         self._cohort = cohort
-        self._rules = cohort.rules(network.run)
+        self._rules = swarm_rules_of(scenario, cohort, network.run)
         self.seats = _seats(scenario, self._rules)
         self._by_peer: dict[PeerId, Member] = {}
         self._honest_left = 0
@@ -137,7 +137,7 @@ class Population:
         liar = None
         if group.lie is not None:
             claim = float(self._scenario.tokens_per_peer)
-            liar = Adversary(group.lie, claim, self._random(name, "lies"), self._cohort.garble)
+            liar = Adversary(group.lie, claim, self._random(name, "lies"), garbled)
         return SimulatedPeer(
             network=self._network,
             peer=peer,

@@ -18,23 +18,21 @@ from random import Random
 import torch
 from torch import Tensor
 
-from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import Codec, CodecTerms, Feedback, LowRankCodec, Matrices, compress, is_decodable, needs_feedback
 from p2ptrain.codec.base import MagnitudeError
-from p2ptrain.outer import OuterRule, slices
-from p2ptrain.ports import InnerTask
+from p2ptrain.outer import OuterRule
 from p2ptrain.recipes import RECIPES, Stream
-from p2ptrain.sim import learner_pool as cohorts
-from p2ptrain.sim.evaluation import Evaluation, disagreement, finite
+from p2ptrain.sim.evaluation import Evaluation, finite
+from p2ptrain.sim.learner_pool import QuadraticLearnerPool
 from p2ptrain.sim.learning import LanguageModelLearner
-from p2ptrain.sim.lm.language import judged, make_pool
+from p2ptrain.sim.lm.language import LanguageLearnerPool
 from p2ptrain.sim.lockstep.averages import Averages
 from p2ptrain.sim.lockstep.lockstep import Lockstep, LockstepRules
 from p2ptrain.sim.report import REPORT_VERSION, Bytes, CurvePoint, GroupFigures, SimulationReport
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.simulation import LEFT_OUT, RUN, Progress, cost
 from p2ptrain.sim.step_times import RankStepTimes
-from p2ptrain.train.rules import codecs_of, matrices_of
+from p2ptrain.train.rules import codecs_of
 
 
 class Lossy:
@@ -85,26 +83,18 @@ class EnsembleSimulation:
         self.scenario = scenario
         self._recipe = RECIPES[scenario.outer.recipe]
         self._together = self._recipe.gradients
-        self._pool = None
-        self._cohort = None
-        if isinstance(scenario.learner, LanguageModelLearner):
-            self._pool = make_pool(scenario, device, self._together)
-            self._tasks: list[InnerTask] = list(self._pool.tasks)
-        else:
-            cohort = self._cohort = cohorts.make(scenario)
-            assert isinstance(cohort, cohorts.QuadraticLearnerPool), "the scenario rejects others"
-            seats = range(scenario.total_peers)
-            self._tasks = [cohort.learner(seat, scenario.outer.inner_steps, MemoryLog()).task for seat in seats]
-        matrices: tuple[Matrices, ...] = ((),) * scenario.outer.fragments
-        if self._pool is not None:
-            layout = self._pool.layout
-            matrices = matrices_of(layout, slices(layout.total, scenario.outer.fragments))
-        self._send = Lossy(scenario, matrices)
+        self._learners = (
+            LanguageLearnerPool(scenario, device, self._together)
+            if isinstance(scenario.learner, LanguageModelLearner)
+            else QuadraticLearnerPool(scenario)
+        )
+        self._tasks = self._learners.tasks
+        self._send = Lossy(scenario, self._learners.matrices)
         self._averages = Averages(scenario, Random(f"{scenario.run.seed}/conditions"))
         self._lockstep = self._make_lockstep()
         self._rank_pace = None
         if scenario.pace.policy == "rank":
-            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, matrices[0])
+            self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, self._learners.matrices[0])
         self._curve: list[CurvePoint] = []
         self._made = 0
         """Inner steps made by each peer."""
@@ -233,7 +223,7 @@ class EnsembleSimulation:
 
     def _look(self, final: bool) -> None:
         lockstep, peers = self._lockstep, self.scenario.total_peers
-        judgement = self._judge(lockstep.slow, final)
+        judgement = self._learners.evaluate(lockstep.slow, final)
         losses = judgement.losses or ()
         mean = finite(sum(losses) / len(losses))
         if self._has_diverged:  # weights from before the last phase may still look good
@@ -250,14 +240,6 @@ class EnsembleSimulation:
                 groups={name: mean for name, _ in self.scenario.named()},
             )
         )
-
-    def _judge(self, slow: Tensor, final: bool) -> Evaluation:
-        if self._pool is not None:
-            return judged(self.scenario, self._pool, slow, final)
-        mean = slow.mean(0)
-        assert isinstance(self._cohort, cohorts.QuadraticLearnerPool)
-        losses = self._cohort.losses(slow)
-        return Evaluation(tuple(losses.tolist()), float(self._cohort.losses(mean[None])), disagreement(slow, mean))
 
     # --- time and bytes -----------------------------------------------------------------------------------------------
 
