@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.base.ids import RunId
+from p2ptrain.base.telemetry import MemoryLog
 from p2ptrain.codec import CodecTerms, Matrices, wish_size
 from p2ptrain.outer import slices
 from p2ptrain.ports import InnerTask, Notebook
@@ -20,7 +21,6 @@ from p2ptrain.sim.evaluation import Evaluation, disagreement, slow_weights
 from p2ptrain.sim.learners import QuadraticTask
 from p2ptrain.sim.learning import BytesLearner, LanguageModelLearner, QuadraticLearner
 from p2ptrain.sim.lm.language import LanguageLearnerPool
-from p2ptrain.sim.notes import NoteCounts
 from p2ptrain.sim.scenario import Scenario
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.swarm import SwarmRules
@@ -172,6 +172,6 @@ def _slices(scenario: Scenario) -> tuple[slice, ...]:
 
 def swarm_rules_of(scenario: Scenario, pool: LearnerPool, run: RunId) -> SwarmRules:
     """Return the rules of the protocol core."""
-    payloads = pool.learner(0, scenario.outer.inner_steps, NoteCounts()).payloads
+    payloads = pool.learner(0, scenario.outer.inner_steps, MemoryLog()).payloads
     tokens, per_step = float(scenario.tokens_per_peer), float(scenario.tokens_per_outer_step)
     return swarm_rules(run, scenario.outer, scenario.swarm, payloads, tokens, per_step)

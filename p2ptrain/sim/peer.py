@@ -17,7 +17,7 @@ from p2ptrain.sim.link import LinkEnd
 from p2ptrain.sim.sizes import SimulatedTraffic
 from p2ptrain.sim.trainer import SimulatedLearner, SimulatedTrainer
 from p2ptrain.sim.transfers import Pipe
-from p2ptrain.swarm import Peer, PeerState, Presence
+from p2ptrain.swarm import PRESENCE_LIFETIME_S, Peer, PeerState, Presence
 from p2ptrain.swarm.events import (
     Adopt,
     Announce,
@@ -46,6 +46,11 @@ from p2ptrain.swarm.events import (
 if TYPE_CHECKING:
     from p2ptrain.sim.network import SimulatedNetwork
 
+ADDRESSES = ("/ip4/203.0.113.77/tcp/40404",)
+"""Addresses of every peer; only the length matters."""
+
+SIGNATURE = bytes(64)
+"""Signature of every presence record; only the length matters."""
 
 KILLED = "killed"
 """Ending of a peer whose process vanished."""
@@ -211,7 +216,7 @@ class SimulatedPeer:
     def _end(self, why: str) -> None:
         self.finished = why
         self.trainer.stop()
-        self.network.ended(self)
+        self.network.on_end(self)
 
     # --- links --------------------------------------------------------------------------------------------------------
 
@@ -220,7 +225,7 @@ class SimulatedPeer:
         mine = LinkEnd(self, effect.link, self.network.conditions.latency_s(self.peer, peer))
         self.ends[effect.link] = mine
         partner = self.network.peers.get(peer)
-        if partner is None or not partner.is_up or not self.network.conditions.reaches(self.peer, peer):
+        if partner is None or not partner.is_up:
             self.later(0.0, mine.fail, "unreachable")
             return
         mine.other = partner._accept_link(mine)
@@ -262,15 +267,15 @@ class SimulatedPeer:
         presence = Presence(
             peer=self.peer,
             run=self.network.run,
-            addresses=self.network.addresses,
+            addresses=ADDRESSES,
             state=PeerState(effect.state),
             step=effect.step,
             progress=effect.progress,
             settled=effect.settled,
             nickname="",
             issued_at=self.world.now,
-            lifetime_s=self.network.lifetime_s,
-            signature=self.network.signature,
+            lifetime_s=PRESENCE_LIFETIME_S,
+            signature=SIGNATURE,
         )
         sent, received = self.network.directory.announce(presence, self.world.now)
         self.traffic.directory_up += sent

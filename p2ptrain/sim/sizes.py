@@ -114,11 +114,3 @@ class SimulatedTraffic:
     directory_up: float = 0.0
     """Presence records: storing its own and looking up others'."""
     directory_down: float = 0.0
-
-    @property
-    def up(self) -> float:
-        return self.payload_up + self.weights_up + self.control_up + self.directory_up
-
-    @property
-    def down(self) -> float:
-        return self.payload_down + self.weights_down + self.control_down + self.directory_down
