@@ -34,7 +34,6 @@ class Blank:
 class BlankPayload:
     """``train.payloads.Encoded`` without content."""
 
-    fragments: tuple[int, ...]
     parts: tuple[Blank, ...]
     size_bytes: int
 
@@ -46,7 +45,6 @@ class BlankDifference:
     distance: float
     norm: float = 0.0
     fingerprint: bytes = b""
-    """Always empty."""
     sketched: float = 0.0
 
 
@@ -210,7 +208,7 @@ class CountingLearner:
         self, fragments: Sequence[int], mine: Sequence[Blank], theirs: Sequence[Blank], snapshot: None
     ) -> BlankPayload:
         parts = [self._rules.fragments[fragment] for fragment in fragments]
-        return BlankPayload(tuple(fragments), tuple(parts), sum([part.size for part in parts]))
+        return BlankPayload(tuple(parts), sum([part.size for part in parts]))
 
     def difference(self, mine: BlankPayload, theirs: Sequence[Blank]) -> BlankDifference:
         if any(part.garbage for part in theirs):

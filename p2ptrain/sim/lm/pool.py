@@ -65,10 +65,6 @@ class LanguageModelPool:
         seed: int,
         device: torch.device | str = "cpu",
     ) -> None:
-        if text.corpus.sequence_length != training.sequence_length:
-            raise ValueError(
-                f"the text has sequences of {text.corpus.sequence_length} tokens, not {training.sequence_length}"
-            )
         _keep_freed_memory()
         module = build_module(description, seed)
         self.layout = FlatLayout.of(module)
@@ -187,8 +183,7 @@ class PooledTask:
             self._pool.prepare([(self.row, progress)])
         assert self._prepared is not None
         prepared, result = self._prepared
-        if prepared != progress:
-            raise RuntimeError(f"peer {self.row} was prepared at progress {prepared}, not {progress}")
+        assert prepared == progress
         self._prepared = None
         return result
 
@@ -201,7 +196,6 @@ class PooledTask:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the state under the names of ``LanguageModelTask.state_dict``, as views of live memory."""
-        self._refuse_prepared()
         counters = (self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed)
         return {
             "first_moment": self._moments[0],
@@ -210,23 +204,16 @@ class PooledTask:
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore a ``state_dict``. Raises KeyError or ValueError, without any change, if it does not fit."""
-        self._refuse_prepared()
-        first, second, counters = state["first_moment"], state["second_moment"], state["counters"]
-        if not first.shape == second.shape == self.theta.shape or counters.shape != (4,):
-            raise ValueError(
-                f"moments {list(first.shape)} and {list(second.shape)} with {list(counters.shape)} counters,"
-                f" expected {list(self.theta.shape)} and [4]"
-            )
-        self._moments[0].copy_(first)
-        self._moments[1].copy_(second)
-        self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = counters.tolist()
+        """Restore a ``state_dict``."""
+        self._moments[0].copy_(state["first_moment"])
+        self._moments[1].copy_(state["second_moment"])
+        self.step, self._optimizer.steps, self._rewarm_steps, self._rewarmed = state["counters"].tolist()
 
     # --- used by the pool ---------------------------------------------------------------------------------------------
 
     def next_starts(self) -> list[int]:
         """Return the first tokens of the sequences of the next step."""
-        self._refuse_prepared()
+        assert self._prepared is None, "the prepared inner step was not taken"
         pool = self._pool
         return self._share.starts(pool.text.corpus.split, self.step, pool.training.sequences_per_step)
 
@@ -247,10 +234,6 @@ class PooledTask:
             self._rewarmed = min(self._rewarmed + 1, self._rewarm_steps)
         self.step += 1
         self._prepared = progress, InnerStepResult(loss, training.tokens_per_step)
-
-    def _refuse_prepared(self) -> None:
-        if self._prepared is not None:
-            raise RuntimeError(f"peer {self.row} has a prepared inner step that was not taken")
 
 
 def _keep_freed_memory() -> None:

@@ -41,16 +41,6 @@ Reach = Callable[[int, int, int], bool]
 """Whether the exchange between two peers (by index) at this outer step succeeds; symmetric in the peers."""
 
 
-def exactly(stream: Stream, fragment: int, values: Tensor) -> Tensor:
-    """Return the values unchanged."""
-    return values
-
-
-def always(step: int, one: int, other: int) -> bool:
-    """Report every exchange as successful."""
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class LockstepRules:
     """Rules of all peers."""
@@ -88,8 +78,8 @@ class Lockstep:
         rules: LockstepRules,
         advance: Callable[[float], Sequence[float]],
         tokens_per_step: float,
-        send: Send = exactly,
-        reach: Reach = always,
+        send: Send = lambda stream, fragment, values: values,
+        reach: Reach = lambda step, one, other: True,
     ) -> None:
         assert all(mix.stream != "fast" and mix.share == 1 for mix in rules.recipe.mixes), (
             "the recipe has no common steps"
