@@ -89,19 +89,6 @@ class CountingRules:
 class CountingLearner:
     """A learner without weights (see the module), with the methods of ``train.Learner``."""
 
-    __slots__ = (
-        "_inbox",
-        "_inner",
-        "_phase_tokens",
-        "_rules",
-        "ended",
-        "is_waiting",
-        "loss",
-        "progress",
-        "step",
-        "tokens",
-    )
-
     def __init__(self, rules: CountingRules) -> None:
         self.step = 0
         self.progress = 0.0

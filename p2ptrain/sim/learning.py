@@ -1,8 +1,7 @@
 """The section ``[learner]`` of a scenario: one of three kinds.
 
-bytes learns nothing and counts; quadratic has weights and a loss, and no data; lm is a small language model.
-``sim.learner_pool`` makes the learners of each kind. Numbers without a source have not been
-measured; recorded runs of each learner would settle them.
+``sim.learner_pool`` makes the learners of each kind. Numbers without a source have not been measured; recorded runs of
+each learner would settle them.
 """
 
 from __future__ import annotations
@@ -152,6 +151,3 @@ class LanguageModelLearner(Section):
                 f" {MAX_STEP_TOKENS:,} are allowed"
             )
         return faults
-
-
-__all__ = ["BytesLearner", "LanguageModelLearner", "QuadraticLearner"]

@@ -236,6 +236,3 @@ class LinkEnd:
         else:
             ours.weights_up += size
             theirs.weights_down += size
-
-
-__all__ = ["LinkEnd"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from math import isfinite
 
@@ -22,7 +23,8 @@ class Observer:
         self.points: list[CurvePoint] = []
         self.outer_steps = 0
         """Outer steps of all peers so far."""
-        self.expected = _expected_steps(scenario, population)
+        per_step, tokens = scenario.learner.tokens_per_step, scenario.tokens_per_peer
+        self.expected = sum(-(-tokens // (seat.steps * per_step)) for seat in population.seats)
         """Outer steps by the end, if all peers arrive and stay."""
         self._world = world
         self._population = population
@@ -75,17 +77,15 @@ def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigu
     steps = _sum(counters, "outer_steps")
     exchanges = _sum(counters, "exchanges_ok")
     up, down = _mean_bytes(traffic, "up"), _mean_bytes(traffic, "down")
-    endings: dict[str, int] = {}
-    for member in members:
-        why = member.peer.finished or "still there"
-        endings[why] = endings.get(why, 0) + 1
+    endings = Counter(member.peer.finished or "still there" for member in members)
+    shares = [share for member in members if (share := member.peer.trainer.utilization(now)) is not None]
     per_step = 8 * len(members) / (parameters * steps) if steps else None
     return GroupFigures(
         peers=len(members),
         outer_steps=steps,
         tokens=sum(member.peer.learner.tokens for member in members),
         loss=_mean(member.peer.learner.loss for member in members),
-        utilization=_mean_utilization(members, now),
+        utilization=_mean(shares),
         up=up,
         down=down,
         bits_per_parameter=up.total * per_step if per_step else None,
@@ -101,11 +101,6 @@ def figures(members: Sequence[Member], parameters: int, now: float) -> GroupFigu
         offences=_sum(counters, "offences"),
         endings=dict(sorted(endings.items())),
     )
-
-
-def _expected_steps(scenario: Scenario, population: Population) -> int:
-    tokens = scenario.tokens_per_peer
-    return sum(-(-tokens // (seat.steps * scenario.learner.tokens_per_step)) for seat in population.seats)
 
 
 def _sum(counters: Iterable[Counters], name: str) -> int:
@@ -124,8 +119,3 @@ def _mean_bytes(traffic: Sequence[SimulatedTraffic], way: str) -> Bytes:
 
     parts = {kind: mean(kind) for kind in ("payload", "weights", "control", "directory")}
     return Bytes(**parts, total=sum(parts.values()))
-
-
-def _mean_utilization(members: Sequence[Member], now: float) -> float | None:
-    shares = (member.peer.trainer.utilization(now) for member in members)
-    return _mean(share for share in shares if share is not None)

@@ -65,28 +65,6 @@ class SimulatedPeer:
         liar: changes what an adversarial peer says, sends and hears.
     """
 
-    __slots__ = (
-        "_backlog",
-        "_capacities",
-        "_frozen_at",
-        "_inbound_serial",
-        "_wake_at",
-        "_wake_due",
-        "core",
-        "down",
-        "ends",
-        "finished",
-        "learner",
-        "liar",
-        "network",
-        "notebook",
-        "peer",
-        "traffic",
-        "trainer",
-        "up",
-        "world",
-    )
-
     def __init__(
         self,
         network: SimulatedNetwork,

@@ -110,11 +110,6 @@ class Population:
         """Return the honest peers that are present or completed the run."""
         return [each for each in self.members if each.seat.settings.lie is None and not each.has_left]
 
-    @property
-    def is_over(self) -> bool:
-        """Whether more peers have completed the run than are still training: a newcomer would be too late."""
-        return self._finished > self._at_it
-
     def _random(self, *what: object) -> Random:
         return Random("/".join(map(str, (self._scenario.run.seed, *what))))
 
@@ -123,7 +118,7 @@ class Population:
         self._network.world.at(time, self._arrive, seat)
 
     def _arrive(self, seat: Slot) -> None:
-        if self.is_over:
+        if self._finished > self._at_it:  # a newcomer would be too late
             self._done(seat)
             return
         seat.occupants += 1

@@ -26,11 +26,11 @@ class Bytes(Section):
 
     payload: float
     """Fragments in exchanges."""
-    weights: float
+    weights: float = 0.0
     """Whole models, from donors to newcomers."""
-    control: float
+    control: float = 0.0
     """Messages of the protocol."""
-    directory: float
+    directory: float = 0.0
     """Presence records: storing its own and reading others'."""
     total: float
 
@@ -54,22 +54,22 @@ class GroupFigures(Section):
     """Bits sent per parameter and outer step, everything counted."""
     payload_bits_per_parameter: float | None
     """Bits sent per parameter and outer step as fragments in exchanges."""
-    exchanges: int
+    exchanges: int = 0
     """Exchanges made; each is counted on both sides."""
-    exchanges_failed: int
+    exchanges_failed: int = 0
     """Exchanges agreed on that broke."""
-    half_commits: int
+    half_commits: int = 0
     """Failed exchanges that the partner may have committed."""
-    offers_declined: int
+    offers_declined: int = 0
     """Offers declined by partners."""
-    offers_refused: int
+    offers_refused: int = 0
     """Offers declined by these peers."""
-    offers_unanswered: int
+    offers_unanswered: int = 0
     solo_share: float | None
     """Share of outer steps without a committed exchange before the next one."""
-    pulls: int
+    pulls: int = 0
     """Pulls of a donor's weights by newcomers."""
-    offences: int
+    offences: int = 0
     """Protocol violations by partners."""
     endings: dict[str, int]
     """Number of peers by reason why they were done."""

@@ -101,16 +101,15 @@ def parsed(schema: type[S], data: Mapping[str, Any]) -> S:
 
 def by_name(lines: Iterable[str], names: Sequence[object]) -> list[str]:
     """Rename ``peers[0].…`` to ``peers.home.…`` in lines about a group whose name is unique."""
-    return [_by_name(line, names) for line in lines]
-
-
-def _by_name(line: str, names: Sequence[object]) -> str:
-    found = _NUMBERED.match(line)
-    name = names[int(found[1])] if found is not None else None
-    if found is None or not isinstance(name, str) or not _NAME.fullmatch(name) or names.count(name) > 1:
-        return line
-    called = f"peers.{name}"
-    return called + line[found.end() :].replace("; did you mean peers.", f"; did you mean {called}.")
+    renamed = []
+    for line in lines:
+        found = _NUMBERED.match(line)
+        name = names[int(found[1])] if found is not None else None
+        if found is not None and isinstance(name, str) and _NAME.fullmatch(name) and names.count(name) == 1:
+            called = f"peers.{name}"
+            line = called + line[found.end() :].replace("; did you mean peers.", f"; did you mean {called}.")
+        renamed.append(line)
+    return renamed
 
 
 def changed(data: Mapping[str, Any], changes: Sequence[str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import isfinite
 from typing import Any
@@ -84,22 +84,19 @@ class SimulationView:
         with self._lock:
             return self._view.document(self._simulation.world.now)
 
-    def heard(self, who: PeerId, kind: str, peer: str, why: str, seconds: float = 0.0, size: int = 0) -> None:
-        """Record a peer's note, in the simulation's thread. An exchange is noted by both sides and recorded once.
-
-        Args:
-            seconds, size: simulated seconds and bytes both ways of an exchange.
-        """
-        now = self._simulation.world.now
-        if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and peer < who):
+    def add_note(self, who: PeerId, kind: str, fields: Mapping[str, Any]) -> None:
+        """Record a peer's note, in the simulation's thread. An exchange is noted by both sides and recorded once."""
+        if kind not in ("exchanged", "failed", "broke protocol") or (kind == "exchanged" and fields["peer"] < who):
             return
+        now = self._simulation.world.now
         with self._lock:
             row: Any
             if kind == "exchanged":
+                peer, seconds, size = fields["peer"], fields["seconds"], fields["size_bytes"]
                 row = ExchangeRow(self._view.next_serial(), now, who, peer, seconds=seconds, bytes=size)
                 self._view.add_exchange(row)
             else:
-                row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {why}"))
+                row = FailureRow(self._view.next_serial(), now, who, words(f"{kind}: {fields['why']}"))
                 self._view.add_failure(row)
         if self._events_left:
             self._events_left -= 1
@@ -150,10 +147,7 @@ class _NoteListener:
 
     def note(self, kind: str, **fields: Any) -> None:
         self._notebook.note(kind, **fields)
-        peer, why = str(fields.get("peer") or ""), str(fields.get("why") or "")
-        self._view.heard(
-            self._who, kind, peer, why, float(fields.get("seconds", 0.0)), int(fields.get("size_bytes", 0))
-        )
+        self._view.add_note(self._who, kind, fields)
 
 
 def _row(member: Member) -> PeerRow:

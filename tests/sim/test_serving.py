@@ -25,6 +25,10 @@ def begun() -> Simulation:
     return simulation
 
 
+def note_of(peer: str) -> dict[str, Any]:
+    return {"peer": peer, "why": "", "seconds": 0.0, "size_bytes": 0}
+
+
 def test_what_is_watched_ends_as_what_is_not() -> None:
     simulation = begun()
     view = SimulationView(simulation, "rough")
@@ -58,9 +62,9 @@ def test_an_exchange_is_shown_once() -> None:
     simulation = begun()
     view = SimulationView(simulation, "rough")
     first, second = sorted(each.name for each in simulation.population.seats[:2])
-    view.heard(first, "exchanged", second, "")  # type: ignore[arg-type]  # any id
-    view.heard(second, "exchanged", first, "")  # type: ignore[arg-type]
-    view.heard(second, "failed", first, "")  # type: ignore[arg-type]
+    view.add_note(first, "exchanged", note_of(second))  # type: ignore[arg-type]  # any id
+    view.add_note(second, "exchanged", note_of(first))  # type: ignore[arg-type]
+    view.add_note(second, "failed", note_of(first))  # type: ignore[arg-type]
     document = view.document()
     assert [(each["a"], each["b"]) for each in document["exchanges"]] == [(first, second)]
     assert [each["peer"] for each in document["failures"]] == [second]
@@ -73,7 +77,7 @@ def test_of_many_events_some_are_told() -> None:
     view.tell = events.append
     view.look()
     for _ in range(10 * MOST_EVENTS):
-        view.heard("a", "exchanged", "b", "")  # type: ignore[arg-type]  # any ids
+        view.add_note("a", "exchanged", note_of("b"))  # type: ignore[arg-type]  # any ids
     assert len(events) == MOST_EVENTS
 
 

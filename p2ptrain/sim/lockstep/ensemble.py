@@ -95,6 +95,11 @@ class EnsembleSimulation:
         self._rank_pace = None
         if scenario.pace.policy == "rank":
             self._rank_pace = RankStepTimes(scenario.codec.rank, scenario.outer.inner_steps, self._learners.matrices[0])
+        outer_steps = -(-scenario.tokens_per_peer // scenario.tokens_per_outer_step)
+        self._inner_steps = outer_steps * scenario.outer.inner_steps
+        """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
+        self._look_every = max(1, outer_steps // scenario.run.points) * scenario.outer.inner_steps
+        """Inner steps between two points of the curve."""
         self._curve: list[CurvePoint] = []
         self._made = 0
         """Inner steps made by each peer."""
@@ -106,7 +111,7 @@ class EnsembleSimulation:
     def run(self, progress: Progress | None = None) -> None:
         """Run to the end."""
         self._began = time.perf_counter(), time.process_time()
-        while not self._is_over:
+        while not (self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)):
             self._step()
             if progress is not None:
                 progress(self._made / self._inner_steps)
@@ -159,10 +164,6 @@ class EnsembleSimulation:
             self._look(final=False)
 
     @property
-    def _is_over(self) -> bool:
-        return self._has_diverged or self._is_done or self._now >= (self.scenario.run.seconds or inf)
-
-    @property
     def _ending(self) -> str:
         return "all of them diverged" if self._has_diverged else "all peers are done"
 
@@ -173,21 +174,6 @@ class EnsembleSimulation:
     @property
     def _loss(self) -> float | None:
         return None if self._has_diverged else finite(self._lockstep.loss)
-
-    @property
-    def _inner_steps(self) -> int:
-        """Inner steps of each peer in the whole run: whole phases of the scenario's H."""
-        return self._outer_steps * self.scenario.outer.inner_steps
-
-    @property
-    def _look_every(self) -> int:
-        """Inner steps between two points of the curve."""
-        return max(1, self._outer_steps // self.scenario.run.points) * self.scenario.outer.inner_steps
-
-    @property
-    def _outer_steps(self) -> int:
-        """Outer steps of the run, at the scenario's H."""
-        return -(-self.scenario.tokens_per_peer // self.scenario.tokens_per_outer_step)
 
     def _make_lockstep(self) -> Lockstep:
         scenario, outer = self.scenario, self.scenario.outer
@@ -204,14 +190,11 @@ class EnsembleSimulation:
         return Lockstep(
             self._tasks,
             rules,
-            advance=self._advance,
+            advance=lambda progress: [task.inner_step(progress).loss for task in self._tasks],
             tokens_per_step=scenario.learner.tokens_per_step * fold,
             send=self._send,
             reach=self._reaches,
         )
-
-    def _advance(self, progress: float) -> list[float]:
-        return [task.inner_step(progress).loss for task in self._tasks]
 
     def _reaches(self, step: int, one: int, other: int) -> bool:
         """Draw from the pair and the step, so that every call and both sides get one result."""
@@ -263,10 +246,7 @@ class EnsembleSimulation:
     def _figures(self, peers: int, step_s: float) -> GroupFigures:
         steps = self._lockstep.step
         bits = 8 * self._sent / (self.scenario.learner.parameters * steps) if steps else None
-        up, down = (
-            Bytes(payload=passed, weights=0.0, control=0.0, directory=0.0, total=passed)
-            for passed in (self._sent, self._received)
-        )
+        up, down = (Bytes(payload=passed, total=passed) for passed in (self._sent, self._received))
         tokens = self._lockstep.progress / (self.scenario.total_peers if self._together else 1)
         return GroupFigures(
             peers=peers,
@@ -278,14 +258,6 @@ class EnsembleSimulation:
             down=down,
             bits_per_parameter=bits,
             payload_bits_per_parameter=bits,
-            exchanges=0,
-            exchanges_failed=0,
-            half_commits=0,
-            offers_declined=0,
-            offers_refused=0,
-            offers_unanswered=0,
             solo_share=0.0,
-            pulls=0,
-            offences=0,
             endings={self._ending: peers},
         )
